@@ -33,7 +33,7 @@ from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
-from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, shipped
+from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, load_error_table
 from simpar.validation.predict import ParameterOverrides
 
 Floats = NDArray[np.float64]
@@ -306,7 +306,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
     table = ErrorTable(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
         time=TimeErrors(base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout),
-        learned=shipped().learned,
+        learned=load_error_table().learned,
         memory=memory_errors(runs),
         evidence=evidence,
         memory_runs=memory_runs(runs),

@@ -33,22 +33,22 @@ from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.validation.cells import Row, Unmodelled, text
-from simpar.validation.devices import named_profile
+from simpar.validation.devices import load_named_profile
 from simpar.validation.predict import (
     NO_TUNING,
     ParameterOverrides,
     Prediction,
-    changed_stack,
+    change_stack,
     cluster_of,
     predict_time_s,
-    timed,
+    time_ops,
 )
 from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import Case, Measurements, case, measured
+from simpar.validation.rows import Case, Measurements, case, read_measurements
 from simpar.validation.summary import CELL
 from simpar.validation.table import suspect
-from simpar.validation.tight import as_it_ran
-from simpar.validation.tuned import settled
+from simpar.validation.tight import recompute_to_fit
+from simpar.validation.tuned import choose_open_settings
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs
@@ -103,14 +103,14 @@ class Run:
 def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -> Run | None:
     """One row as a run, its parameters moved if asked for, or as an older one knows them; None if not modelled."""
     try:
-        found = measured(row)
+        found = read_measurements(row)
         asked = case(row)
-        entry, predicted = settled(asked)
+        entry, predicted = choose_open_settings(asked)
         if not found.step_time_s and has_rate(row):
             found = with_rates(found, row, entry)
-        ran, as_run = as_it_ran(entry, predicted, found)
+        ran, as_run = recompute_to_fit(entry, predicted, found)
         cluster = cluster_of(entry)
-        lowered, timing = timed(entry, cluster)
+        lowered, timing = time_ops(entry, cluster)
     except Unmodelled:
         return None
     shown = summarise(SummaryInputs(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
@@ -156,7 +156,7 @@ def names(entry: Case) -> Iterator[Name]:
         fitted = kind == "stack" and key in FITTED
         if kind == "device" or (fitted and value_of((kind, part, key), entry, NO_TUNING) > 0):
             yield kind, part, key
-    if rates := changed_stack(entry.stack, {}).fusion.attention_rate:
+    if rates := change_stack(entry.stack, {}).fusion.attention_rate:
         device = cluster_of(entry).device.name
         yield "stack", entry.stack, f"{ATTENTION}.{device if device in rates else 'others'}"
     for key in JOBS.get(entry.hardware, {}):
@@ -184,7 +184,7 @@ def value(entry: Case, name: Name) -> float:
     """A parameter as the profiles have it."""
     if name[0] != "cluster":
         return value_of(name, entry, NO_TUNING)
-    part: Any = named_profile(entry.hardware)
+    part: Any = load_named_profile(entry.hardware)
     for step in name[2].split("."):
         part = part.get(step) if isinstance(part, Mapping) else getattr(part, step)
     return float(part)
@@ -227,7 +227,7 @@ def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[ParameterOverri
 
 def _errors_under(row: Row, run: Run, tunings: Sequence[ParameterOverrides]) -> list[float]:
     """What a row leaves open is what it is under the profiles."""
-    entry, _ = settled(case(row))
+    entry, _ = choose_open_settings(case(row))
     return [float(np.log((run.measured_s or np.nan) / predict_time_s(entry, tuning))) for tuning in tunings]
 
 

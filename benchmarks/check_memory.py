@@ -17,7 +17,7 @@ from normalise.tables import read_published
 from simpar.errors import UserError
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.predict import predict
-from simpar.validation.rows import case, measured
+from simpar.validation.rows import case, read_measurements
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Check:
 
 def check(row: Row) -> Check:
     """Predict one row. Raises Unmodelled or UserError."""
-    found, actual = predict(case(row)), measured(row)
+    found, actual = predict(case(row)), read_measurements(row)
 
     def ratio(value: float, known: float | None) -> float | None:
         return value / known if known else None

@@ -26,7 +26,7 @@ from tables import DATA
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
 from simpar.plan.choices.experts import Experts
-from simpar.plan.routing import Routing, fullest_load
+from simpar.plan.routing import Routing, max_rank_load
 from simpar.units import MS
 
 LEAST_TOKENS = 8192
@@ -72,7 +72,7 @@ def main() -> None:
             choice = Experts(expert_distribution="power_law", expert_imbalance=exponent)
             for ranks in (2, 4, 8):
                 if ranks <= routing.topk and (time := found.get((skewed, ranks))):
-                    load = fullest_load(routing, choice, ranks)
+                    load = max_rank_load(routing, choice, ranks)
                     ratio = time / found["balanced", ranks] if ("balanced", ranks) in found else np.nan
                     loads[named["moe_dtype"], exponent, ranks].append(((time - tokens) / (rows / ranks), load, ratio))
     for (dtype, exponent, ranks), each in sorted(loads.items()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.units import KIB, MIB
-from simpar.validation.collectives import LARGE_BYTES, OPS, measured_s
+from simpar.validation.collectives import LARGE_BYTES, OPS, read_measured_s
 
 # source, device, fabric (parts of the text) -> profile; the first that fits
 PROFILES = (
@@ -132,7 +132,7 @@ def _case(row: Mapping[str, str]) -> Case | None:
     op, profile, ranks = OPS[row["op"]], _profile(row), int(float(row["n_gpus"] or 8))
     assert profile is not None, "rows without a profile have a reason"
     size = float(row["message_bytes"] or LARGE_BYTES)
-    seconds = measured_s(row, ranks, size)
+    seconds = read_measured_s(row, ranks, size)
     if seconds is None:
         return None
     domains = _domains(row, profile, ranks)

@@ -32,7 +32,7 @@ from simpar.hardware.device import Device, load_device
 from simpar.profiles import load_profile
 from simpar.units import MS
 from simpar.validation.cells import Unmodelled
-from simpar.validation.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel, times_s
+from simpar.validation.kernels import LAUNCH_BOUND_S, Kernel, exceeds_peak, kernel, times_s
 
 Intervals = dict[str, tuple[float, float]]
 CHARTS = Path(__file__).resolve().parent / "published_attention.csv"
@@ -227,7 +227,7 @@ def second_best(device: Device, kernel: Kernel) -> bool:
 
 def possible(device: Device, kernels: Sequence[Kernel]) -> list[Kernel]:
     """Without tables that exceed the device's peak in a dtype: they counted or measured something else."""
-    wrong = {(each.source, each.dtype) for each in kernels if beyond_peak(each, device)}
+    wrong = {(each.source, each.dtype) for each in kernels if exceeds_peak(each, device)}
     for source, dtype in sorted(wrong):
         print(f"{device.name}: {source} in {dtype} left out, with rates beyond the peak")
     return [each for each in kernels if (each.source, each.dtype) not in wrong]

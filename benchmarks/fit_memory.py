@@ -33,8 +33,8 @@ from simpar.program.structure import stages
 from simpar.stacks.stack import AllocatorHabits, load_stack
 from simpar.units import Floats
 from simpar.validation.cells import Row, Unmodelled
-from simpar.validation.predict import cluster_of, timed
-from simpar.validation.rows import case, measured
+from simpar.validation.predict import cluster_of, time_ops
+from simpar.validation.rows import case, read_measurements
 
 HELD_UPS = (0.5, 0.75, 1.0)
 FULL_QUEUES = (2.0, 3.0, 4.0)
@@ -80,9 +80,9 @@ class Run:
 
 def gathered(row: Row) -> Run:
     """One row, simulated. Raises Unmodelled or UserError."""
-    one, actual = case(row), measured(row)
+    one, actual = case(row), read_measurements(row)
     cluster = cluster_of(one)
-    lowered, timing = timed(one, cluster)
+    lowered, timing = time_ops(one, cluster)
     habits = lowered.job.stack.memory.allocator
     held = footprints(lowered, timing, cluster)
     outputs = {pair: np.zeros(len(held)) for pair in product(HELD_UPS, FULL_QUEUES)}

@@ -28,8 +28,8 @@ from simpar.hardware.profile import Host
 from simpar.report.accounting import account
 from simpar.units import NS_PER_S
 from simpar.validation.cells import Row
-from simpar.validation.devices import named_profile
-from simpar.validation.predict import cluster_of, timed
+from simpar.validation.devices import load_named_profile
+from simpar.validation.predict import cluster_of, time_ops
 from simpar.validation.rows import case
 
 ERROR = 0.03  # of a measured node
@@ -147,7 +147,7 @@ def read_nodes(power: Path, runs: Path) -> list[Node]:
         nodes = int(row["node_logs"]) // int(row["runs"])
         step_s = measured_step_s(timed_runs, row, device, nodes)
         at_measured, own = (shares(device, nodes, row["benchmark"], each) for each in (step_s, None))
-        profile = named_profile("hgx-b200" if device == "B200" else "dgx-h100")
+        profile = load_named_profile("hgx-b200" if device == "B200" else "dgx-h100")
         system = row["org"].split("-")[0]
         host = profile.host
         cooled = host.model_copy(update={"power": host.power.model_copy(update={"fans": FANS[system]})})
@@ -185,7 +185,7 @@ def measured_step_s(runs: Sequence[Row], row: Row, device: str, nodes: int) -> f
 def shares(device: str, nodes: int, benchmark: str, step_s: float | None) -> tuple[float, float]:
     """Shares of a step in products and in kernels bound by memory: simulated kernels over the measured step."""
     one = case(run_row(device, nodes, benchmark))
-    lowered, timing = timed(one, cluster_of(one))
+    lowered, timing = time_ops(one, cluster_of(one))
     accounts = account(lowered, timing)
     between_s = RUNS[device, nodes, benchmark][1]
     between_s = lowered.job.stack.launch.step_overhead_s if between_s is None else between_s

@@ -26,7 +26,7 @@ from simpar.planner.problem import make_problem
 from simpar.planner.progress import SearchProgress
 from simpar.program.ir.program import Program, Timing
 from simpar.program.lower import Lowered
-from simpar.report.figures import clean, new_figure, rendered
+from simpar.report.figures import clean, new_figure, render_figure
 from simpar.report.palette import BACKWARD, BUBBLE, COMM, FORWARD, INK, KIND_COLOUR, MEMORY_COLOUR, UPDATE
 from simpar.simulation import lower_job, make_job
 from simpar.units import GIB, MS, Floats
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args()
     for name in asked.names or PICTURES:
-        write_atomic(asked.folder / f"idea_{name}.png", rendered(PICTURES[name](), "png"))
+        write_atomic(asked.folder / f"idea_{name}.png", render_figure(PICTURES[name](), "png"))
 
 
 if __name__ == "__main__":

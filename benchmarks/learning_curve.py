@@ -30,14 +30,14 @@ from tables import DATA
 from simpar.learning.fit import Observed, Prior, Slopes, most_probable, slopes_of
 from simpar.learning.parameters import Name, parameter, spread_of
 from simpar.report.certainty import traits_of
-from simpar.uncertainty.own_runs import OwnRuns, after, like
+from simpar.uncertainty.own_runs import OwnRuns, after, match_runs
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import Traits, support_of
-from simpar.uncertainty.table import LearnedErrors, shipped
+from simpar.uncertainty.table import LearnedErrors, load_error_table
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.predict import cluster_of, job_of
 from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import case, measured
+from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import suspect
 
 GIVEN = (0, 1, 3, 5, 10)
@@ -75,7 +75,7 @@ def run_of(row: Row) -> Run | None:
     if suspect(row) or text(row, "notes").startswith("tier C") or NEVER.match(text(row, "source")):
         return None
     try:
-        found = measured(row)
+        found = read_measurements(row)
         entry = case(row)
         if entry.open:
             return None  # what it leaves open is chosen by the numbers that are to be learnt
@@ -178,8 +178,10 @@ class Everything:
         if not found:
             return {}
         most = max(found)
-        others = [one for one in shipped().evidence if one.source != source]
-        before = [StepTimeError.of(support_of(self.traits[at], others), shipped().time) for at in mine.tolist()]
+        others = [one for one in load_error_table().evidence if one.source != source]
+        before = [
+            StepTimeError.of(support_of(self.traits[at], others), load_error_table().time) for at in mine.tolist()
+        ]
         for _ in range(DRAWS):
             order = generator.permutation(len(mine))
             for count in found:
@@ -187,7 +189,7 @@ class Everything:
                 left = _left(prior, known, given)[scored]
                 own = self._own_runs(mine, prior, known, given)
                 self.scored += [
-                    Scored(source, count, float(error), before[at], tuple(like(self.traits[mine[at]], own)))
+                    Scored(source, count, float(error), before[at], tuple(match_runs(self.traits[mine[at]], own)))
                     for at, error in zip(scored.tolist(), left, strict=True)
                 ]
                 found[count].append(float(np.median(np.abs(np.expm1(-left)))))
@@ -247,7 +249,7 @@ def learned_errors(scored: Sequence[Scored]) -> LearnedErrors:
 
 def print_intervals(scored: Sequence[Scored]) -> None:
     """How often intervals hold, before and after, and how wide they are; the values that the table should have."""
-    learned = shipped().learned
+    learned = load_error_table().learned
     usual = [one for one in scored if one.own and one.given == USUALLY]
     print(f"best values with {USUALLY} given: ", learned_errors(usual))
     for count in GIVEN[1:]:

@@ -23,8 +23,8 @@ from tables import ROOT
 
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import support_of
-from simpar.uncertainty.table import shipped
-from simpar.uncertainty.ties import standing
+from simpar.uncertainty.table import load_error_table
+from simpar.uncertainty.ties import rank_layouts
 
 SOURCE_RUNS = 30
 DIFFERENCES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -63,7 +63,7 @@ def pairs_of(runs: Sequence[Run]) -> Iterator[Pair]:
             shares /= shares.sum(axis=1, keepdims=True)
             if np.isclose(predicted_s[0], predicted_s[1], rtol=1e-9):
                 continue
-            odds = standing(predicted_s, shares * predicted_s[:, None], max(spread, other)).best_probability
+            odds = rank_layouts(predicted_s, shares * predicted_s[:, None], max(spread, other)).best_probability
             first = int(predicted_s.argmin())
             yield Pair(
                 difference=float(predicted_s.max() / predicted_s.min() - 1),
@@ -75,7 +75,7 @@ def pairs_of(runs: Sequence[Run]) -> Iterator[Pair]:
 
 def _spreads(moved: Sequence[Run], fold: Fold) -> list[float]:
     """By how much layouts differ, of every run that is left out, by what evidence is left."""
-    errors = shipped().time
+    errors = load_error_table().time
     found = {
         moved[at].traits: StepTimeError.of(support_of(moved[at].traits, fold.evidence), errors).layout
         for at in fold.left_out

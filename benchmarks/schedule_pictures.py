@@ -19,8 +19,8 @@ import numpy as np
 from simpar.files import write_atomic
 from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.plan.schedules.actions import B, F, I, Schedule, W, waits_for
-from simpar.plan.schedules.terapipe import sliced
-from simpar.report.figures import new_figure, rendered
+from simpar.plan.schedules.terapipe import slice_schedule
+from simpar.report.figures import new_figure, render_figure
 from simpar.report.palette import BACKWARD, FORWARD, INK, WEIGHT
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(name: str, ranks: int, microbatches: int) -> Timed:
     """Start every action when its rank is free and what it waits for has ended; pairs run together."""
     slices = SLICES.get(name, 1)
     schedule = (
-        sliced(make_schedule(name, ranks, microbatches), slices)
+        slice_schedule(make_schedule(name, ranks, microbatches), slices)
         if slices > 1
         else make_schedule(name, ranks, microbatches)
     )
@@ -194,7 +194,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     figures: dict[str, Any] = {"schedules": timelines, "schedules_tradeoff": tradeoff}
     for name, make in figures.items():
-        write_atomic(FOLDER / f"{name}.png", rendered(make(), "png"))
+        write_atomic(FOLDER / f"{name}.png", render_figure(make(), "png"))
         print(f"docs/images/{name}.png")
 
 

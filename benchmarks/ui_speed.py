@@ -12,7 +12,7 @@ from statistics import median
 
 from simpar.scenario import load_scenario
 from simpar.ui.answers import AnswerEngine, legal, numbers
-from simpar.ui.state import Allowed, as_state, ask, changed, read_state
+from simpar.ui.state import Allowed, apply_change, as_state, ask, read_state
 
 SCENARIO = "llama-3.1-405b-16384-h100"
 CHANGES: tuple[dict[str, object], ...] = (
@@ -34,7 +34,7 @@ def main() -> None:
     for change in CHANGES:
         for _ in range(2):
             begun = time.process_time()
-            asked = ask(changed(read_state(state, Allowed()), change))
+            asked = ask(apply_change(read_state(state, Allowed()), change))
             numbers(asked, engine.name)
             done = time.process_time()
             legal(asked)

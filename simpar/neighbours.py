@@ -20,7 +20,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.frameworks.framework import StackFramework, framework_of
 from simpar.inputs import as_cluster, as_model, as_plan, as_training
-from simpar.layout.moves import following, single_changes
+from simpar.layout.moves import reset_dependents, single_changes
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.target import Workload
@@ -31,10 +31,10 @@ from simpar.report.parts import Trial
 from simpar.report.result import Result
 from simpar.report.waits import WORTH_A_HINT
 from simpar.report.words import probably
-from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
+from simpar.scenario import ClusterChoice, Scenario, to_cluster_section
 from simpar.settings import parse_setting
 from simpar.simulation import simulate, stack_for
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_seconds
 
 MAX_PAIRS = 6  # simulated in the second round
@@ -101,15 +101,15 @@ def _hints(result: Result) -> Iterator[str]:
     are named only where it can run none that is as good, with the reason.
     """
     sure = _sureness(result.certainty)
-    wanted = min(sure, WANTED) if result.fits else WANTED
+    wanted = min(sure, DEFAULT_FIT_PROBABILITY) if result.fits else DEFAULT_FIT_PROBABILITY
     goal_s = (1 - WORTH_A_HINT) * result.step_time_s if result.fits else inf
     fitting = [trial for trial in result.why.trials if trial.fits]
-    surely = _quickest(trial for trial in fitting if _sureness(trial) >= WANTED)
+    surely = _quickest(trial for trial in fitting if _sureness(trial) >= DEFAULT_FIT_PROBABILITY)
     as_surely = _quickest(trial for trial in fitting if _sureness(trial) >= wanted)
     found = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
     if not result.fits:
         found = found or _runnable(_quickest(fitting))[:1]
-    elif sure < WANTED and not any(_sureness(trial) >= WANTED for trial in found):
+    elif sure < DEFAULT_FIT_PROBABILITY and not any(_sureness(trial) >= DEFAULT_FIT_PROBABILITY for trial in found):
         found += _runnable(surely)[:1]
     for trial in found:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
@@ -154,7 +154,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
     setup = result.setup
     scenario = Scenario(
         model=str(setup.model.get("name")),
-        cluster=ClusterChoice.model_validate(chosen_cluster(setup.cluster)),
+        cluster=ClusterChoice.model_validate(to_cluster_section(setup.cluster)),
         training=Training.model_validate(setup.training),
         plan=result.asked_plan,
     )
@@ -185,7 +185,7 @@ class _Runner:
 
     def __call__(self, change: Change) -> _Tried:
         """Simulate one change; an impossible layout gives a trial with the reason."""
-        whole = change | following(change, self.plan)
+        whole = change | reset_dependents(change, self.plan)
         flags = as_flags(whole)
         self.progress(flags)
         try:

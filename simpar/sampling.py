@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.layout.layout import unfolded
+from simpar.layout.layout import unfold_two_ended
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.jitter import JitteredStep, num_ops, units_of
@@ -91,7 +91,7 @@ def _jitter(lowered: Lowered) -> JitteredStep:
     mirrored = job.layout.mirrored
     if mirrored and network.cluster.world_size > MOST_MIRRORED:
         raise UserError(
-            f"perturbation.jitter: plan.schedule = {unfolded(job.layout).schedule} is lowered rank by rank, "
+            f"perturbation.jitter: plan.schedule = {unfold_two_ended(job.layout).schedule} is lowered rank by rank, "
             f"{network.cluster.world_size:,} devices: allowed {MOST_MIRRORED:,}, or another schedule, such as "
             f"{job.layout.schedule}"
         )

@@ -16,13 +16,13 @@ from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
-from simpar.layout.moves import followers
+from simpar.layout.moves import dependent_choices
 from simpar.plan.choices import SYNONYMS
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
 from simpar.settings import INSTEAD, PARTS, REMEDY, _has, check_key, parse_setting, require, with_value
-from simpar.tracing.code import consented, is_code
+from simpar.tracing.code import is_code, require_consent
 from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def load_scenario(
     """
     settings = list(settings)
     result = read_as(Scenario, name, flags, settings)
-    consented(result.model, str(name or "--set"), flags or {})
+    require_consent(result.model, str(name or "--set"), flags or {})
     if result.published and (flags or settings) and _differs(result, read_as(Scenario, name)):
         return result.model_copy(update={"published": None})
     return result
@@ -257,7 +257,7 @@ def _left_open(data: dict[str, Any], laid_over: Mapping[str, Any]) -> dict[str, 
         section, _, name = key.rpartition(".")
         if section.split(".")[0] in ("plan", "cluster"):
             change[SYNONYMS.get(name, name)] = value
-    for name in followers(change, before=plan["mesh"] if isinstance(plan.get("mesh"), dict) else {}):
+    for name in dependent_choices(change, before=plan["mesh"] if isinstance(plan.get("mesh"), dict) else {}):
         data = with_value(data, f"plan.{name}", None)
     return data
 
@@ -338,11 +338,11 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
         part if isinstance(part, dict) else {} for part in (best.get("asked") or best.get("plan"), data.get("cluster"))
     )
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
-    found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}
-    return found | {"perturbation": chosen_perturbation(data)}
+    found = _wrapped(plan) | {"cluster": to_cluster_section(cluster) | nodes}
+    return found | {"perturbation": to_perturbation_section(data)}
 
 
-def chosen_perturbation(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def to_perturbation_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The perturbation of a recorded ``cluster``, ``perturbation`` and ``engine``, as a scenario writes it."""
     cluster, ran, engine = (
         part if isinstance(part := recorded.get(name), dict) else {} for name in ("cluster", "perturbation", "engine")
@@ -355,7 +355,7 @@ def chosen_perturbation(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def to_cluster_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster that a result records, as a scenario writes it: a profile, its name, or groups of several kinds."""
     result = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
     if "profile" in recorded:

@@ -19,16 +19,16 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
-from simpar.layout.action_table import schedule_of
+from simpar.layout.check import schedule_of
 from simpar.layout.decide import decide
-from simpar.layout.deciders import executed
-from simpar.layout.layout import Layout, folded, under
+from simpar.layout.deciders import apply_execution_choices
+from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
-from simpar.plan.sync import apart
+from simpar.plan.sync import replicas_are_independent
 from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import check_countable
@@ -133,7 +133,9 @@ def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
 
     It is the given one, else the plan's, else the default.
     """
-    return executed(stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan)
+    return apply_execution_choices(
+        stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan
+    )
 
 
 def make_job(
@@ -150,14 +152,14 @@ def make_job(
     """
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack_for(plan, stack)
-    if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
+    if cluster.is_mixed and (replicas_are_independent(plan) or plan.data_parallel.kind == "single_process"):
         raise UserError(
             f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "
             "plan.sync = bsp without servers, plan.kind ddp or fsdp"
         )
     if any(stage.sharding for stage in plan.pipeline.stages or ()):
         refuse_whole_vocabulary(habits)
-    graph = tuned_graph(plan, graph)
+    graph = apply_tuning(plan, graph)
     target = Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     layout = decide(plan, target, habits)
     return job_of_layout(graph, cluster, layout, training, habits, fit_probability)
@@ -175,8 +177,8 @@ def job_of_layout(
 
     DualPipe becomes DualPipeV on half as many pipeline ranks (:mod:`simpar.layout.mirrored`).
     """
-    layout = folded(layout)
-    habits = under(stack, layout)
+    layout = fold_two_ended(layout)
+    habits = stack_for_layout(stack, layout)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     first, *others = (
         KernelModel(
@@ -211,10 +213,10 @@ def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[in
 
 def may_be_tuned(plan: Plan) -> bool:
     """Whether the rest of a plan allows adapters and frozen layers."""
-    return not (plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan))
+    return not (plan.pipeline.stages or plan.offload.offload_parameters != "none" or replicas_are_independent(plan))
 
 
-def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
+def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
     """The model with the adapters and frozen layers of the plan; one that has them already stays. Raises UserError."""
     tuning = plan.tuning
     if not tuning.is_used:

@@ -27,10 +27,10 @@ from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory
 from simpar.simulation import make_job, simulate
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_seconds
 
-NO_CLUSTER = "the plan names no cluster"
+MISSING_CLUSTER = "the plan names no cluster"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def export(
         unfit = {"nearest": nearest, "fit_probability": fit_probability, "force": force}
         return _traces(source, lossy=lossy, unfit=unfit)
     searched = source.plan.search
-    usual = searched.fit_probability if searched else WANTED
+    usual = searched.fit_probability if searched else DEFAULT_FIT_PROBABILITY
     foretell = ExportPredictor(source, target, usual if fit_probability is None else fit_probability)
 
     def draft_of(chosen: Plan) -> ExportDraft:
@@ -186,7 +186,7 @@ class ExportPredictor:
         stack, cluster = self.source.stack, self.source.cluster
         is_same = stack is None or stack == load_stack(str(runs.stack))
         if cluster is None:
-            words = f"Not predicted for stack {runs.stack}: {NO_CLUSTER} for its ranks (--hardware NAME does)."
+            words = f"Not predicted for stack {runs.stack}: {MISSING_CLUSTER} for its ranks (--hardware NAME does)."
             return ExportPrediction(True, "" if is_same else words, "")
         there = self._run(runs)
         is_sure, predicted = self._is_sure(there), step_and_memory(there)
@@ -211,7 +211,7 @@ class ExportPredictor:
         if not found:
             return None
         if self.source.cluster is None:
-            said = f"{'; '.join(found[0].changes)}, not predicted: {NO_CLUSTER} (--hardware NAME does)"
+            said = f"{'; '.join(found[0].changes)}, not predicted: {MISSING_CLUSTER} (--hardware NAME does)"
             return self._near(found[0].plan, said, "", is_sure=True)
         first = timed = self._timed(found)
         sure = self._surely(timed)
@@ -271,7 +271,7 @@ class ExportPredictor:
     def _run(self, plan: Plan, stack: Stack | None = None) -> Result:
         source = self.source
         if source.cluster is None:
-            raise UserError(NO_CLUSTER)
+            raise UserError(MISSING_CLUSTER)
         return simulate(
             source.graph,
             source.cluster,

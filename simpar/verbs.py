@@ -24,7 +24,7 @@ from simpar.report.summarise import with_whole_run
 from simpar.report.sweep import Sweep, Swept
 from simpar.scenario import find_scenario, load_scenario
 from simpar.simulation import simulate
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
 SECTIONS = {
     "training": ("seq_len", "global_batch"),
@@ -156,7 +156,7 @@ def check(
     tokens: str | None = None,
     price_per_gpu_hour: float | None = None,
     reliability: str | None = None,
-    fits_with: float = WANTED,
+    fits_with: float = DEFAULT_FIT_PROBABILITY,
 ) -> Checked:
     """What a launch command or a config of another framework would do, and the best layouts near it.
 

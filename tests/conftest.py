@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from typer import main
 
-from simpar.cli import SELDOM
+from simpar.cli import GC_THRESHOLDS
 from simpar.cli.flags import complete_commands
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown
@@ -34,7 +34,7 @@ from tests import touched
 
 pytest_addoption, pytest_configure = touched.pytest_addoption, touched.pytest_configure
 ROOT = Path(__file__).parents[1]
-gc.set_threshold(*SELDOM)  # as commands do
+gc.set_threshold(*GC_THRESHOLDS)  # as commands do
 FORKS = Path(__file__).with_name("forks.py")
 # Machines that run tests are shared: slow generation says nothing about the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

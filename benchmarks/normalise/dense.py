@@ -7,7 +7,7 @@ import re
 
 from simpar.architectures.reading import GPT_STYLE, LLAMA_STYLE
 from simpar.architectures.transformer import Style
-from simpar.validation.cells import Row, Unmodelled, number, text, whole
+from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.models import GPT_VOCABULARY, STYLE
 
 from .labels import paper_release
@@ -34,7 +34,7 @@ MAXTEXT_HEAD_DIM = 128
 def decoder_columns(row: Row) -> dict[str, str]:
     """The columns that make the dense decoder of a row, beside its sizes. Raises Unmodelled."""
     name = text(row, "model_name") or "model"
-    hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
+    hidden, heads = read_count(row, "hidden"), read_count(row, "n_heads")
     gated = bool(_GATED.search(name))
     ffn = number(row, "ffn_hidden")
     if ffn is None:
@@ -46,7 +46,7 @@ def decoder_columns(row: Row) -> dict[str, str]:
     head_dim, style = _head_dim(row, name, hidden, heads), _style(row, name, gated=gated)
     usual = LLAMA_STYLE if gated else GPT_STYLE
     columns = {
-        "vocab": str(whole(row, "vocab", _vocabulary(name))), "ffn_hidden": str(int(ffn)),
+        "vocab": str(read_count(row, "vocab", _vocabulary(name))), "ffn_hidden": str(int(ffn)),
         "tied_embeddings": json.dumps(style.tied), "model.gated": json.dumps(gated),
         "model.head_dim": str(head_dim) if head_dim * heads != hidden else "",
         "model.positions": "0" if not gated and "mpt" in name.lower() else str(sequence(row)) * (not gated),
@@ -110,7 +110,7 @@ def unfused(row: Row) -> bool:
 
 def sequence(row: Row) -> int:
     """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 if a table does not say."""
-    return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
+    return read_count(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
 
 
 def is_mixture(row: Row) -> bool:

@@ -6,7 +6,7 @@ import re
 from math import gcd
 
 from simpar.architectures.graph import ModelGraph
-from simpar.validation.cells import Row, Unmodelled, number, text, whole
+from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 
 from .labels import is_primus
 from .released import config, entry, recipe_words
@@ -28,7 +28,7 @@ def mixture_columns(row: Row) -> dict[str, str]:
     released, columns = config(known), {"model": known}
     if dense := released.get("first_k_dense_replace"):
         of = int(released["num_hidden_layers"])
-        count = dense_layers(row, dense, layers=whole(row, "n_layers", of), of=of)
+        count = dense_layers(row, dense, layers=read_count(row, "n_layers", of), of=of)
         columns |= {"model.first_k_dense_replace": str(count)} if count != dense else {}
     if not _predicts_further(row) and "num_nextn_predict_layers" in released:
         columns["model.num_nextn_predict_layers"] = "null"
@@ -101,13 +101,13 @@ def most_ep(printed: int, ranks: int) -> int:
 
 def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
     """The plan's fields for a mixture: expert parallelism (``default`` if blank), capacity, overlap."""
-    plan: dict[str, object] = {"ep": whole(row, "ep", default)}
+    plan: dict[str, object] = {"ep": read_count(row, "ep", default)}
     words = f"{text(row, 'notes')} {text(row, 'model_name')} {overlap_words(row)}".lower()
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:
         plan["etp"] = int(sliced.group(1))
     elif re.search(r"tags v(?:24\.|25\.0[124])", words):  # experts were sliced by tp in these releases
-        plan["etp"] = whole(row, "tp", 1)
+        plan["etp"] = read_count(row, "tp", 1)
     capped = re.search(r"capacity factor (\d+(?:\.\d+)?)", words)
     if capped or "tokendrop" in words:
         plan["capacity_factor"] = float(capped.group(1)) if capped else 1.0

@@ -8,8 +8,8 @@ from typing import Any
 from simpar.architectures.catalogue import catalogue
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
-from simpar.validation.cells import Row, text, whole
-from simpar.validation.models import sized
+from simpar.validation.cells import Row, read_count, text
+from simpar.validation.models import override_sizes
 
 _NAMES = (  # pattern of a table's name, name in the catalogue
     (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
@@ -63,8 +63,8 @@ def unsized(row: Row) -> ModelGraph | None:
     known = None if sizes else named(row)
     if known is None:
         return None
-    graph = read(sized(row, config(known)), text(row, "model_name"))
-    return graph if whole(row, "n_layers", len(graph.layers)) == len(graph.layers) else None
+    graph = read(override_sizes(row, config(known)), text(row, "model_name"))
+    return graph if read_count(row, "n_layers", len(graph.layers)) == len(graph.layers) else None
 
 
 _SCRIPTS = {"simumax": "no tp/dp overlap; capacity factor 1"}

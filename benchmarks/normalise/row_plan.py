@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
-from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
+from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
 from simpar.stacks.stack import load_stack
-from simpar.validation.cells import Row, Unmodelled, number, text, whole
+from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.row_plan import MEGATRONS
 
 from .dense import is_mixture, unfused
@@ -32,19 +32,19 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     """The plan's fields for a row's run on ``devices`` devices. Raises Unmodelled with the reason."""
     if not text(row, "tp") and not text(row, "pp") and stack_of(row)[0] in MEGATRONS and devices > 1:
         raise Unmodelled("tp and pp not published")
-    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    tp, pp, cp = (read_count(row, "tp", 1), read_count(row, "pp", 1), read_count(row, "cp", 1))
     if devices % (tp * cp * pp):
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
     replicas = devices // (tp * cp * pp)
-    if whole(row, "dp", replicas) != replicas:
+    if read_count(row, "dp", replicas) != replicas:
         raise Unmodelled("tp x cp x pp x dp is not n_gpus")
-    vpp = whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
+    vpp = read_count(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
     plan: dict[str, object] = {
         "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
         "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
     }  # fmt: skip
     plan |= _sharding(
-        row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
+        row, devices // (tp * pp), per_node=read_count(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
     if graph.is_mixture:
         sliced = expert_plan(row)  # experts are sliced by tp, or have ranks of their own
@@ -59,7 +59,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         eight_bits = plan["precision"] == "fp8" and stack.name in MEGATRONS
         plan |= adapters(row, recipe=stack.name, eight_bits=eight_bits)
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
-        plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
+        plan["offload_activations"] = int(offloaded.group(1)) / read_count(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):
         plan["cp_method"] = "ulysses"
     sequence = text(row, "seq_parallel").lower()
@@ -91,20 +91,20 @@ def _usual_vpp(row: Row, pp: int) -> int:
         return int(said[1])
     if named := _named_schedule(text(row, "schedule").lower()):
         return natural_vpp(named)
-    if text(row, "stack") == "torchtitan" and usual_schedule(chunks=2) in text(row, "schedule").lower():
+    if text(row, "stack") == "torchtitan" and default_schedule(chunks=2) in text(row, "schedule").lower():
         return 2
-    layers = whole(row, "n_layers", 0)
+    layers = read_count(row, "n_layers", 0)
     return layers // pp if is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
 
 
 def _micro_batch(row: Row, dp: int) -> int | None:
     if number(row, "micro_batch") is not None:
-        return whole(row, "micro_batch")
+        return read_count(row, "micro_batch")
     largest = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
     if largest:  # a chart of the largest batch
         return int(largest.group(1))
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
-    stages = whole(row, "pp", 1)
+    stages = read_count(row, "pp", 1)
     if text(row, "stack") == "torchtitan" and stages > 1 and not accumulation:
         accumulation = stages  # as many microbatches as stages unless a config says otherwise
     if batch and accumulation and batch % (dp * accumulation) == 0:
@@ -118,9 +118,9 @@ def open_settings(row: Row) -> tuple[str, ...]:
     Submissions to MLPerf tune everything that the benchmark's rules leave free, such as the method of context
     parallelism.
     """
-    stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
+    stages, cp = read_count(row, "pp", 1), read_count(row, "cp", 1)
     free = ["cp_method"] if is_of_contest(row) and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
-    if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
+    if _micro_batch(row, read_count(row, "n_gpus") // (read_count(row, "tp", 1) * stages * cp)):
         return tuple(free)
     if is_mixture(row):
         raise Unmodelled("micro_batch not published")  # dispatch depends on the micro-batch
@@ -138,22 +138,22 @@ def global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
     """Sequences of a step: as printed, or from the plan's microbatches."""
     known = number(row, "global_batch_seqs")
     if known is not None:
-        return whole(row, "global_batch_seqs") * copies_of_batch(row)
+        return read_count(row, "global_batch_seqs") * copies_of_batch(row)
     dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
     once = 1 if plan["pp"] == 1 else None  # without a pipeline, assume one microbatch
-    return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
+    return dp * int(str(plan["micro_batch"])) * read_count(row, "grad_accum", once)
 
 
 def _stages(row: Row) -> int:
     """Model chunks over all pipeline ranks."""
-    pp = whole(row, "pp", 1)
-    return pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+    pp = read_count(row, "pp", 1)
+    return pp * (read_count(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
 
 
 def _first_layers(row: Row, count: int) -> str:
     """The first ``count`` layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
     stages = _stages(row)
-    kept = whole(row, "n_layers") // stages - count
+    kept = read_count(row, "n_layers") // stages - count
     if kept <= 0:
         return "full"
     return by_layer([(FULL, count), (NONE, kept)] * stages)
@@ -165,7 +165,7 @@ def _recompute(row: Row) -> str:
         return "selective"  # its default
     if not words and stack_of(row)[0] == "maxtext":
         return "full"  # its remat_policy
-    if not words and stack_of(row)[0] == "automodel" and whole(row, "n_gpus") > 1:
+    if not words and stack_of(row)[0] == "automodel" and read_count(row, "n_gpus") > 1:
         return "full"  # activation_checkpointing of its recipes but those for one device
     if not words and is_primus(row) and "fsdp" in text(row, "zero_stage_or_fsdp").lower():
         return "full"  # use_torch_fsdp2 and recompute_granularity of its configs (llama3.1_70B-BF16-pretrain.yaml)
@@ -183,7 +183,7 @@ def _recompute(row: Row) -> str:
     if _OFFLOADED.fullmatch(words):
         return "none"
     if "partial" in words and (share_again := forward_again(row)):
-        return _first_layers(row, max(1, round(share_again * whole(row, "n_layers") / _stages(row))))
+        return _first_layers(row, max(1, round(share_again * read_count(row, "n_layers") / _stages(row))))
     if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
     named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {"modules", "op", "attention", "core"}
@@ -222,7 +222,7 @@ def _schedule(row: Row, vpp: int) -> str:
     usual = "|".join(each.names.pattern for each in SCHEDULES.values() if each.usual)
     if words and words not in OFF and not re.search(usual, words):
         raise Unmodelled(f"schedule {words!r} is not a known word")
-    return usual_schedule(vpp)
+    return default_schedule(vpp)
 
 
 def _named_schedule(words: str) -> str | None:
@@ -232,7 +232,7 @@ def _named_schedule(words: str) -> str | None:
     """
     others = [each for each in reversed(SCHEDULES.values()) if each.names.pattern and not each.usual]
     known = next((each.name for each in others if re.search(each.names.pattern, words)), None)
-    known = known or known_name(words.partition("(")[0])
+    known = known or schedule_named(words.partition("(")[0])
     return None if known is None or SCHEDULES[known].usual else known
 
 
@@ -259,7 +259,7 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
         shards = int(width[1] or width[2]) if width else dp
-        if shards * whole(row, "ep", 1) == dp:
+        if shards * read_count(row, "ep", 1) == dp:
             shards = dp  # beside experts: what is not spread over their ranks is sharded over both
         if "hsdp" in words:
             raise Unmodelled("HSDP degree not published")

@@ -14,8 +14,8 @@ from typing import Any
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
 from simpar.units import GIB, MS
-from simpar.validation.cells import Row, Unmodelled, measurement, number, text, whole
-from simpar.validation.devices import named_profile
+from simpar.validation.cells import Row, Unmodelled, measurement, number, read_count, text
+from simpar.validation.devices import load_named_profile
 from simpar.validation.models import graph_of
 
 from .clusters import devices_of_node, profile_of
@@ -54,7 +54,7 @@ def _run(row: Row, sources: tuple[str, ...]) -> dict[str, str]:
     """The columns of what ran. Raises Unmodelled, UserError."""
     model = _model(row)
     graph = graph_of({**row, **model})
-    devices = whole(row, "n_gpus")
+    devices = read_count(row, "n_gpus")
     hardware, per_node = _hardware(row, devices)
     plan = plan_of(row, devices, graph)
     layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if is_nemo(row) else None
@@ -73,7 +73,7 @@ def _run(row: Row, sources: tuple[str, ...]) -> dict[str, str]:
         **{f"stack.{key}": _cell(value) for key, value in changes.items()},
     }
     if devices > per_node:
-        usual = named_profile(hardware).scale_out
+        usual = load_named_profile(hardware).scale_out
         network = network_of(text(row, "interconnect"), per_node, usual)
         if network is not None:
             cells["hardware.scale_out.nics_per_node"] = str(network.nics)
@@ -92,7 +92,7 @@ def _hardware(row: Row, devices: int) -> tuple[str, int]:
     """Profile and devices per node; a job smaller than a node counts as one node of its size."""
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     name = "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
-    per_node = min(whole(row, "gpus_per_node", devices_of_node(device)), devices)
+    per_node = min(read_count(row, "gpus_per_node", devices_of_node(device)), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is not a multiple of gpus_per_node")
     return name, per_node

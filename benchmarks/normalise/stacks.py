@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.stacks.stack import load_stack
-from simpar.validation.cells import Row, text, whole
+from simpar.validation.cells import Row, read_count, text
 
 from .dense import is_mixture, unfused
 from .labels import paper_release
@@ -45,7 +45,7 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     changes: dict[str, object] = {}
     if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
         changes |= load_stack(name).variants["before_compiled_loss"]
-    if text(row, "slow_pipeline_bug").lower() == "true" and whole(row, "pp", 1) > 1:
+    if text(row, "slow_pipeline_bug").lower() == "true" and read_count(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if name == "automodel":
         changes |= _automodel(row)
@@ -86,7 +86,7 @@ def copies_of_batch(row: Row) -> int:
 
     Source: KempnerInstitute/KempnerForge, kempnerforge/training/data_pipeline.py (samplers only know dp_size).
     """
-    return whole(row, "ep", 1) if stack_of(row)[0] == "kempnerforge" else 1
+    return read_count(row, "ep", 1) if stack_of(row)[0] == "kempnerforge" else 1
 
 
 def _turbo(notes: str) -> dict[str, object]:
@@ -140,7 +140,7 @@ def _nearest(row: Row, words: str) -> str:
 
     For a stack without a name, it is the release of the time when its paper appeared.
     """
-    splits = whole(row, "tp", 1) * whole(row, "pp", 1) > 1
+    splits = read_count(row, "tp", 1) * read_count(row, "pp", 1) > 1
     named = (profile for pattern, profile in _NEAREST if re.search(pattern, words))
     kind = next(named, "megatron" if splits else "fsdp")
     release = None if words else paper_release(row)

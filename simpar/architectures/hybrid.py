@@ -28,7 +28,7 @@ from simpar.precisions import narrower
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 PREDICTION = "*E"
-KEPT = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
+KEPT_PRECISIONS = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
 """Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside the last layers and the
 prediction layers as a whole [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pre-training; Megatron-Bridge 0.6.2,
 training/mixed_precision.py and recipes/nemotronh]."""
@@ -56,8 +56,8 @@ def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *,
 def _kept(block: Block, *, everything: bool) -> Block:
     """The block with the products that a 4-bit recipe keeps in more bits: those of KEPT, or all."""
     operators = tuple(
-        replace(op, kept_in=dict.fromkeys(narrower(8), "bf16" if everything else KEPT[op.name]))
-        if op.kind in PRODUCTS and (everything or op.name in KEPT)
+        replace(op, kept_in=dict.fromkeys(narrower(8), "bf16" if everything else KEPT_PRECISIONS[op.name]))
+        if op.kind in PRODUCTS and (everything or op.name in KEPT_PRECISIONS)
         else op
         for op in block.operators
     )

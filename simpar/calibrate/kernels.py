@@ -16,7 +16,7 @@ from torch.nn import functional
 from simpar.architectures.graph import INPUT
 from simpar.calibrate.request import CalibrationRequest, Sample, Walk
 from simpar.calibrate.stopwatch import Stopwatch, Times
-from simpar.plan.optimizers import USUAL
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
 from simpar.runtime.loss import mean_loss
@@ -71,7 +71,7 @@ def updates(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
         for matrix in matrices:
             matrix.grad = torch.randn_like(matrix)
         total = sum(matrix.numel() for matrix in matrices)
-        yield _sample(watch.time(optimizer.step), kind="optimizer", name=USUAL, shape=(total,))
+        yield _sample(watch.time(optimizer.step), kind="optimizer", name=DEFAULT_OPTIMIZER, shape=(total,))
 
 
 def gradients(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:

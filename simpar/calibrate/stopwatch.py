@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from simpar.units import MIB, MS, NS
 
-LEAST, MOST = 3, 200
+MIN_REPETITIONS, MAX_REPETITIONS = 3, 200
 AHEAD = 1.5  # the device is kept busy for this many times the host's issue time
 CYCLES_PER_S = 2e9  # of the fastest devices; slower ones wait longer
 LONGEST_S = 0.02
@@ -79,7 +79,7 @@ class Stopwatch:
         return Times.of(
             self._laps(
                 work,
-                lambda done: done < LEAST or (self.now() - begin < self.window_s and done < MOST),
+                lambda done: done < MIN_REPETITIONS or (self.now() - begin < self.window_s and done < MAX_REPETITIONS),
                 room=room,
                 busy_s=busy_s,
             )
@@ -125,9 +125,9 @@ class Stopwatch:
             work()
         self.now()
         start = time.perf_counter()
-        for _ in range(LEAST):
+        for _ in range(MIN_REPETITIONS):
             work()
-        taken = (time.perf_counter() - start) / LEAST
+        taken = (time.perf_counter() - start) / MIN_REPETITIONS
         self.now()
         return taken
 
@@ -150,7 +150,7 @@ class Stopwatch:
     def _count(self, work: Callable[[], Any]) -> int:
         start = self.now()
         work()
-        return int(min(max(self.window_s / max(self.now() - start, NS), LEAST), MOST))
+        return int(min(max(self.window_s / max(self.now() - start, NS), MIN_REPETITIONS), MAX_REPETITIONS))
 
     def rate_beside(self, work: Callable[[], Any], members: Members) -> Times:
         """Seconds per repetition while all processes of a group repeat work, for a window and at least LEAST times.
@@ -160,7 +160,7 @@ class Stopwatch:
         work()
         members.meet()
         begin, count = self.now(), 0
-        while self.now() - begin < 4 * self.window_s or count < LEAST:
+        while self.now() - begin < 4 * self.window_s or count < MIN_REPETITIONS:
             work()
             count += 1
         return Times((self.now() - begin) / count, 0.0, count)

@@ -62,7 +62,7 @@ COMMANDS = (
     listing,
     about,
 )  # imported for their registration
-SELDOM = (200_000, 20, 50)
+GC_THRESHOLDS = (200_000, 20, 50)
 """Thresholds of the garbage collector: at Python's default of 700, it takes a tenth of a command of one second."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output
 ORDER = (
@@ -119,7 +119,7 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> int:
     """Run the command of this process and return its exit code."""
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*GC_THRESHOLDS)
     code = run(sys.argv[1:])
     gc.freeze()  # skips garbage collection at exit, which takes a tenth of a second
     return code

@@ -41,9 +41,9 @@ def check(scenario: list[str], **values: Any) -> int:
     Nothing is started. The exit code is 3 if it fits with less than the wanted probability.
     """
     from simpar import verbs
-    from simpar.uncertainty.memory import WANTED
+    from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
-    wanted = WANTED if values["fits_with"] is None else values["fits_with"]
+    wanted = DEFAULT_FIT_PROBABILITY if values["fits_with"] is None else values["fits_with"]
     given = (
         "hardware", "nodes", "model", "seq_len", "global_batch", "stack", "tokens", "price_per_gpu_hour", "reliability",
     )  # fmt: skip

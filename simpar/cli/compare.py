@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from simpar.report.compare import Comparison
 
-WHAT = "A result of simpar simulate --json, a search, a plan or a scenario"
+FILE_HELP = "A result of simpar simulate --json, a search, a plan or a scenario"
 
 
 @app.command(epilog="Example: simpar compare before.json after.json")
 def compare(
-    a: Annotated[str, typer.Argument(help=WHAT, metavar="A")],
-    b: Annotated[str, typer.Argument(help=WHAT, metavar="B")],
+    a: Annotated[str, typer.Argument(help=FILE_HELP, metavar="A")],
+    b: Annotated[str, typer.Argument(help=FILE_HELP, metavar="B")],
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Tokens of the whole run, for both, such as 15T")
     ] = None,
@@ -41,13 +41,13 @@ def compare(
 
 
 def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:
-    from simpar.report.compare import asked_text, rows
+    from simpar.report.compare import format_input, rows
     from simpar.report.table import ReportTable, text
 
     for letter, name in zip(found.names, names, strict=True):
         out.print(f"{letter}: {name}", style="bold", soft_wrap=True, markup=False)
     if found.asked:
-        asked = [(key, asked_text(key, pair.a), asked_text(key, pair.b)) for key, pair in found.asked.items()]
+        asked = [(key, format_input(key, pair.a), format_input(key, pair.b)) for key, pair in found.asked.items()]
         out.print(ReportTable([text("asked"), *(text(name, least=12) for name in found.names)], asked))
     else:
         out.print("asked: the same", soft_wrap=True)

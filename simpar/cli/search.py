@@ -356,7 +356,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     from simpar.frameworks import TARGETS
     from simpar.plan.schedules import SCHEDULES
     from simpar.planner.problem import ANY, Constraints
-    from simpar.uncertainty.memory import WANTED
+    from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
     from simpar.units import parse_quantity
 
     deadline, names = values["deadline"], values["schedules"]
@@ -371,7 +371,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
         choose(values["portable"], (*TARGETS, ANY), "target")
     return Constraints(
         headroom=values["headroom"] or 0.0,
-        fit_probability=WANTED if values["fit_probability"] is None else values["fit_probability"],
+        fit_probability=DEFAULT_FIT_PROBABILITY if values["fit_probability"] is None else values["fit_probability"],
         fixed=fixed,
         portable=values["portable"],
         schedules=schedules,

@@ -13,7 +13,7 @@ from simpar.errors import UserError
 if TYPE_CHECKING:
     from simpar.report.sweep import Sweep
 
-ALONE = ("trace", "timeline", "memory_plot", "advise", "days")
+SINGLE_RUN_OPTIONS = ("trace", "timeline", "memory_plot", "advise", "days")
 """Flags for the output of a single run."""
 
 
@@ -24,7 +24,7 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
     from simpar.report.sweep import choice_text
 
     check_writable(*(values[name] for name in ("html", "csv", "json_")))
-    for name in ALONE:
+    for name in SINGLE_RUN_OPTIONS:
         if values.get(name):
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: shows one run, --over makes several: allowed: one of the two")

@@ -14,7 +14,7 @@ from simpar.architectures.graph import Block, Dims, Operator, Size, Weight, eval
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.layout.sharding import VOCAB_MULTIPLE, RankDims
-from simpar.plan.slices import sized_names
+from simpar.plan.slices import names_divided_by_slices
 from simpar.stacks.stack import Stack
 from simpar.units import Numbers
 
@@ -27,7 +27,7 @@ def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
 
 
 def _local(size: Size, dims: Dims, number: Numbers) -> Numbers:
-    names = sized_names(size)
+    names = names_divided_by_slices(size)
     own = {name: sliced(name, dims[name], number) for name in names if name}
     return evaluate(size, {**dims, **own})
 

@@ -20,7 +20,7 @@ from simpar.diagnosis.measured import MeasuredStep, TracedJob
 from simpar.diagnosis.memory import MemoryBeside, memory_beside
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.report.words import three
+from simpar.report.words import format_significant
 from simpar.units import GIB, NS_PER_S, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Against:
         return sorted(result, key=lambda each: -abs(each.more_s))
 
 
-def set_against(measured: MeasuredStep, result: Result, graph: ModelGraph) -> Against:
+def compare_with_prediction(measured: MeasuredStep, result: Result, graph: ModelGraph) -> Against:
     """The predicted step of the measured ranks. ``result`` must have its timeline."""
     assert result.overview is not None, "made with it"
     assert result.timeline is not None, "made with it"
@@ -176,7 +176,7 @@ def check_is_logged(
         if not found and TFLOPS in log.figures:
             work = [log.figures[TFLOPS] * step_time_s, result.speed.tflops_per_device * result.step_time_s]
             if not 1 / WORK_APART < work[0] / work[1] < WORK_APART:
-                logged, predicted = (f"{three(each)} TFLOP" for each in work)
+                logged, predicted = (f"{format_significant(each)} TFLOP" for each in work)
                 found.append(f"work of a device in a step: {logged} logged, {predicted} planned")
         if not 1 / ABSURD < step_time_s / result.step_time_s < ABSURD:
             found.append(

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calls import refuses_unknown_keywords
-from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, log_rows, set_against
+from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, compare_with_prediction, log_rows
 from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
 from simpar.diagnosis.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
 from simpar.diagnosis.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
-from simpar.diagnosis.lost_overlap import as_it_ran, with_overlap_named
+from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
 from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measure
 from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
@@ -202,7 +202,7 @@ def _beside(
     if found.measured is not None:
         check_is_traced(found.measured, result, inputs["cluster"], source)
         seen = ObservedStep.of_traces(found.measured, result)
-        found = replace(found, against=set_against(found.measured, result, inputs["model"]))
+        found = replace(found, against=compare_with_prediction(found.measured, result, inputs["model"]))
     if found.log is not None:
         training, devices = scenario.training, inputs["cluster"].world_size
         step_s = found.log.step_time_s(training.tokens_per_step, training.global_batch, devices)
@@ -216,8 +216,8 @@ def _beside(
     ran = None
     if found.measured is not None and found.against is not None:
         dp = mean_axes(found.measured.ranks).get("dp")
-        ran = as_it_ran(found.measured, found.against, scenario, dp)
+        ran = find_lost_overlap(found.measured, found.against, scenario, dp)
     if ran is None:
         return replace(found, changes=find_changes(seen, scenario, result, progress))
     late, late_result = ran
-    return replace(found, changes=with_overlap_named(find_changes(seen, late, late_result, progress)))
+    return replace(found, changes=name_lost_overlap(find_changes(seen, late, late_result, progress)))

@@ -18,7 +18,7 @@ import numpy as np
 from simpar.diagnosis.measured import MeasuredStep
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
-from simpar.layout.moves import following, single_changes
+from simpar.layout.moves import reset_dependents, single_changes
 from simpar.learning.fit import Learned, Observed, Quantity, learn
 from simpar.learning.parameters import names_of
 from simpar.neighbours import as_flags, target_of
@@ -26,8 +26,8 @@ from simpar.plan.plan import Plan
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.stacks.stack import DEFAULT_STACK
-from simpar.uncertainty.ties import drawn_together
-from simpar.validation.predict import NO_TUNING, ParameterOverrides, changed, changed_stack, result_of
+from simpar.uncertainty.ties import draw_related_errors
+from simpar.validation.predict import NO_TUNING, ParameterOverrides, change_stack, replace_field, result_of
 from simpar.validation.rows import Case
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
         why = "is a mixture of nodes" if mixed else "is written out in the plan: name its file with --hardware"
         remarks.append(f"the predictions are not fitted to the run: its hardware {why}")
     else:
-        inputs = fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
+        inputs = make_fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
     even = inputs
     if slow:
         perturbation = inputs["perturbation"]
@@ -128,7 +128,7 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
     found = [trial(NO_STRAGGLER, even)] if slow else []
     plan = base.plan
     for change in single_changes(plan, target_of(inputs), is_measured=True):
-        whole = change | following(change, scenario.plan)
+        whole = change | reset_dependents(change, scenario.plan)
         found.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
     if graphs := _graphs(inputs):
         found.append(trial(*graphs))
@@ -216,7 +216,7 @@ class _Trial:
             own = np.ones((2, 1))
             shares[:, COMPUTE] += shares[:, WAITING]
             shares[:, WAITING] = 0.0
-        one, other = drawn_together(shares - shares[0], spread, own)
+        one, other = draw_related_errors(shares - shares[0], spread, own)
         return other - one
 
 
@@ -233,18 +233,18 @@ def _stack_of(scenario: Scenario, result: Result) -> str:
     return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
 
 
-def fitted_inputs(inputs: Mapping[str, Any], tuning: ParameterOverrides, name: str) -> dict[str, Any]:
+def make_fitted_inputs(inputs: Mapping[str, Any], tuning: ParameterOverrides, name: str) -> dict[str, Any]:
     """The inputs of simulate with fitted profiles; ``name`` is the stack's."""
     cluster: Cluster = inputs["cluster"]
     profile = cluster.profile
     for values in tuning.clusters.values():
         for key, value in values.items():
-            profile = changed(profile, key.split("."), value)
+            profile = replace_field(profile, key.split("."), value)
     cluster = replace(cluster, profile=profile)
     for values in tuning.devices.values():
         device = cluster.device
         cluster = cluster.with_device(device.model_copy(update={"kernels": {**device.kernels, **values}}))
-    stack = changed_stack(name, tuning.stacks.get(name, {}))
+    stack = change_stack(name, tuning.stacks.get(name, {}))
     return {**inputs, "cluster": cluster, "stack": stack}
 
 

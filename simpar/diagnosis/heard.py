@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.diagnosis.flight import FlightRun, Stuck
 from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
 from simpar.report.table import ReportTable, text
-from simpar.report.words import three
+from simpar.report.words import format_significant
 from simpar.units import GIB, format_bytes, format_seconds, number_of
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
     screen.print(f"{log.framework} log: {log.count} logged, {steps}; medians", style="bold", soft_wrap=True)
     table = ReportTable([text(), "measured", *["predicted", "error"] * bool(logged)])
     for name, measured, predicted in logged:
-        table.add(name, three(measured), three(predicted), f"{predicted / measured - 1:+.1%}")
+        table.add(name, format_significant(measured), format_significant(predicted), f"{predicted / measured - 1:+.1%}")
     named = {row[0] for row in logged}
     for key, (name, unit) in WORDS.items():
         if key in log.figures and name not in named:
-            table.add(name, three(log.figures[key] / unit))
+            table.add(name, format_significant(log.figures[key] / unit))
     screen.print(table)
     if log.count > 1:
         screen.print(f"steps scatter by {log.spread:.1%}")

@@ -110,7 +110,7 @@ def launches_ns(trace: KinetoTrace) -> Ints:
     return np.where(result, calls.finish_ns[known[at]], -1)
 
 
-def within_spans(trace: KinetoTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
+def match_spans(trace: KinetoTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
     """Which moments lie in a host span whose name matches ``start``."""
     named = [number for number, name in enumerate(trace.names) if start.match(name)]
     rows = np.flatnonzero(np.isin(trace.spans.name, named))
@@ -188,7 +188,7 @@ def lane_of(trace: KinetoTrace, window: Window, classes: Classes, exposed: Seque
         begin, end, name = trace.device.start_ns, trace.device.finish_ns, trace.device.name
         at = np.maximum(launches_ns(trace), 0)
     codes = np.array([own.get(entry.name, -1) for entry in kinds], dtype=np.int64)[name]
-    codes[(codes >= 0) & within_spans(trace, _OPTIMIZER_STEP, at)] = own[OPTIMIZER]
+    codes[(codes >= 0) & match_spans(trace, _OPTIMIZER_STEP, at)] = own[OPTIMIZER]
     moved = [OFFLOAD if _crosses_the_bus(each) else "" for each in trace.names]
     offload = len(names) + len(exposed)
     codes[np.array([bool(each) for each in moved])[name]] = offload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simpar.diagnosis.against import set_against
+from simpar.diagnosis.against import compare_with_prediction
 from simpar.errors import UserError
 from simpar.neighbours import as_flags
 from simpar.simulation import simulate
@@ -26,7 +26,7 @@ ALL, MUCH, LEAST = 0.95, 0.8, 0.01
 """Shares: the least exposed share of transfers without overlap, the most with it, and the least share of the step."""
 
 
-def as_it_ran(
+def find_lost_overlap(
     measured: MeasuredStep, against: Against, scenario: Scenario, dp: AxisUse | None
 ) -> tuple[Scenario, Result] | None:
     """The scenario without its plan's overlap, and its simulated step, if that is what was measured.
@@ -51,11 +51,11 @@ def as_it_ran(
         result = simulate(**inputs)
     except UserError:
         return None  # stacks that cannot overlap
-    off_s = dp.exposed_s - set_against(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
+    off_s = dp.exposed_s - compare_with_prediction(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
     return (late, result) if abs(off_s) < more_s / 2 else None
 
 
-def with_overlap_named(changes: Changes) -> Changes:
+def name_lost_overlap(changes: Changes) -> Changes:
     """The changes of a run as it ran, with the overlap named as the plan's, and the reason for it."""
     setting = as_flags({"overlap_grad_reduce": True})
     gains = tuple(replace(each, change=OVERLAPPED) if each.change == setting else each for each in changes.gains)

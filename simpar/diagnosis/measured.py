@@ -17,7 +17,7 @@ import numpy as np
 from simpar.diagnosis.classes import OPTIMIZER, Classes
 from simpar.diagnosis.kineto import KinetoTrace, TracedMemory, read_kineto
 from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
-from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, waited_for
+from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, sum_waits_by_rank
 from simpar.diagnosis.traffic import MESSAGE, RankTraffic, split_ns, traffic_of, union
 from simpar.errors import UserError
 from simpar.units import NS_PER_S, format_seconds, number_of
@@ -274,7 +274,7 @@ def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int)
     """Ranks that others wait for because they compute longer, most waited for first."""
     usual = float(np.median([each.compute_s for each in accounts]))
     by_rank = {each.rank: each for each in accounts}
-    for rank, ns in waited_for(compared, [each.rank for each in accounts]).items():
+    for rank, ns in sum_waits_by_rank(compared, [each.rank for each in accounts]).items():
         each = by_rank[rank]
         if each.compute_s - usual > LATE * each.step_time_s and usual > 0:
             yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)

@@ -27,7 +27,7 @@ class MemoryBeside:
     parts_bytes: Mapping[str, float]
 
 
-def fullest(measured: MeasuredStep) -> tuple[int, TracedMemory] | None:
+def find_fullest_rank(measured: MeasuredStep) -> tuple[int, TracedMemory] | None:
     """The rank whose tensors held most, and its memory; None if no trace recorded memory."""
     known = [(each.rank, each.memory) for each in measured.ranks if each.memory is not None]
     return max(known, key=lambda one: one[1].allocated_bytes, default=None)
@@ -35,7 +35,7 @@ def fullest(measured: MeasuredStep) -> tuple[int, TracedMemory] | None:
 
 def memory_beside(measured: MeasuredStep, result: Result, stages: list[int]) -> MemoryBeside | None:
     """The fullest rank beside its stage; ``stages`` gives the stage of every measured rank. None without memory."""
-    found = fullest(measured)
+    found = find_fullest_rank(measured)
     if found is None:
         return None
     rank, memory = found

@@ -12,9 +12,9 @@ from simpar.diagnosis.answer import Explanation, mean_axes
 from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.terminal import axis_cells, collective_rows, headline, longer, sentences, words_of
-from simpar.diagnosis.timeline import MOST_ROWS, measured_series, shown_ranks
+from simpar.diagnosis.timeline import MOST_ROWS, choose_shown_ranks, make_measured_series
 from simpar.files import write_atomic
-from simpar.report.html import environment, filled
+from simpar.report.html import environment, fill_template
 from simpar.report.html.data import series as predicted_series
 from simpar.report.palette import PART_COLOUR
 from simpar.units import format_seconds
@@ -40,20 +40,20 @@ def save_page(found: Explanation, path: str | Path) -> None:
 
 def render(found: Explanation) -> str:
     """The page as text."""
-    return filled(environment(FOLDER).get_template("explained.html.j2"), page_data(found))
+    return fill_template(environment(FOLDER).get_template("explained.html.j2"), page_data(found))
 
 
 def page_data(found: Explanation) -> dict[str, Any]:
     """The content of the template: numbers in words, series for the scripts."""
     measured, against, changes = found.traced, found.against, found.changes
     rows = list(_parts(found))
-    data = measured_series(measured, colour_of)
+    data = make_measured_series(measured, colour_of)
     legend = [(kind["name"], kind["colour"]) for kind in data["kinds"]]
     if against is not None:
         predicted = predicted_series(against.result)
         data = _stacked(data, predicted)
         legend += [(f"{name}, predicted", colour) for colour, name in _passes(predicted).items()]
-    drawn = len(shown_ranks(measured))
+    drawn = len(choose_shown_ranks(measured))
     return {
         "title": headline(measured),
         "figures": list(_figures(found)),

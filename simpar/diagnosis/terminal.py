@@ -11,7 +11,7 @@ from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.heard import print_flight, print_log
 from simpar.diagnosis.measured import AxisUse, MeasuredStep
-from simpar.diagnosis.memory import MemoryBeside, fullest
+from simpar.diagnosis.memory import MemoryBeside, find_fullest_rank
 from simpar.diagnosis.traffic import collective_uses
 from simpar.report.table import Column, ReportTable, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of
@@ -212,7 +212,7 @@ def _stragglers(found: MeasuredStep) -> Iterator[str]:
 
 
 def _memory(found: MeasuredStep) -> Iterator[str]:
-    known = fullest(found)
+    known = find_fullest_rank(found)
     if known is not None:
         rank, memory = known
         reserved = f", {format_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""

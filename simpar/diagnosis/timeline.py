@@ -20,7 +20,7 @@ MOST_PIECES = 6000
 """The most pieces of a row; if there are more, the pieces at evenly spaced moments are drawn."""
 
 
-def shown_ranks(measured: MeasuredStep) -> list[int]:
+def choose_shown_ranks(measured: MeasuredStep) -> list[int]:
     """Indices of the ranks to draw: those that others wait for, and others evenly chosen, in order."""
     count = len(measured.ranks)
     late = [at for at, each in enumerate(measured.ranks) if any(s.rank == each.rank for s in measured.stragglers)]
@@ -28,9 +28,9 @@ def shown_ranks(measured: MeasuredStep) -> list[int]:
     return sorted([*dict.fromkeys([*late, *even])][:MOST_ROWS])
 
 
-def measured_series(measured: MeasuredStep, colour_of: Callable[[str], str]) -> dict[str, Any]:
+def make_measured_series(measured: MeasuredStep, colour_of: Callable[[str], str]) -> dict[str, Any]:
     """Rows of the first of the measured steps; times in whole ns, starts as differences."""
-    at = shown_ranks(measured)
+    at = choose_shown_ranks(measured)
     offsets = measured.offset_ns or (0,) * len(measured.ranks)
     begins = [measured.lanes[rank].window.begin_ns - offsets[rank] for rank in at]
     lengths = [measured.lanes[rank].window.length_ns // measured.lanes[rank].window.steps for rank in at]

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import GLOO, KinetoTrace, TracedCollective, collective_kind
-from simpar.diagnosis.lanes import Window, within_spans
+from simpar.diagnosis.lanes import Window, match_spans
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 from simpar.validation.collectives import bus_factor
@@ -151,7 +151,7 @@ def _on_cpu(trace: KinetoTrace, classes: Classes) -> Iterator[_Found]:
     votes: dict[int, Counter[str]] = defaultdict(Counter)
     kinds = [collective_kind(trace.names[spans.name[row]].removeprefix(GLOO)) for row in rows.tolist()]
     members, rest, along = _members_by_axis(trace, classes, MESSAGE in kinds)
-    between_stages = within_spans(trace, _ACTION, spans.start_ns[rows])
+    between_stages = match_spans(trace, _ACTION, spans.start_ns[rows])
     before = np.searchsorted(ops.start_ns[calls], spans.start_ns[rows], side="right") - 1
     for row, at, kind in zip(rows.tolist(), before.tolist(), kinds, strict=True):
         axis = callers[at] if at >= 0 and kind != MESSAGE else ""
@@ -169,7 +169,7 @@ def _on_cpu(trace: KinetoTrace, classes: Classes) -> Iterator[_Found]:
 def _callers(trace: KinetoTrace, calls: Ints, classes: Classes) -> list[str]:
     """Axes of calls by their callers: functional collectives, FSDP's spans, DDP's reducer."""
     ops = trace.ops
-    in_fsdp = within_spans(trace, _FSDP, ops.start_ns[calls])
+    in_fsdp = match_spans(trace, _FSDP, ops.start_ns[calls])
     reducer = any(name.startswith("torch.distributed.ddp.reducer") for name in trace.names)
     functional, result = -1, list[str]()
     for number, row in enumerate(calls.tolist()):

@@ -70,7 +70,7 @@ class Runner:
         lists[kernel.SIZES, kernel.VISITS] = -self.most_visits
         heap = np.empty((2 * (len(flows) + len(scheduled)) + kernel.WAYS, 2), dtype=np.int64)
         pointer = np.append(routes.pointer, routes.pointer[-1])  # the last serves route -1
-        run = kernel.Run(self.ops, demands, flows, nodes, heap, lists, self.hops, pointer, self.follower)
+        run = kernel.RunTables(self.ops, demands, flows, nodes, heap, lists, self.hops, pointer, self.follower)
         kernel.simulate(run, links, scheduled)
         if lists[kernel.SIZES, kernel.VISITS] > 0:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")

@@ -24,7 +24,7 @@ from simpar.frameworks.launch import readme, recorded
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
 from simpar.plain import dotted
-from simpar.plan.optimizers import USUAL
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
@@ -193,8 +193,8 @@ def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     lost: list[Loss] = []
     if optimizer not in has.optimizers:
         known = ", ".join(has.optimizers)
-        lost.append(Loss("optimizer", optimizer, f"the target has {known}: {USUAL} in its place"))
-        plan = plan.with_values(optimizer=USUAL)
+        lost.append(Loss("optimizer", optimizer, f"the target has {known}: {DEFAULT_OPTIMIZER} in its place"))
+        plan = plan.with_values(optimizer=DEFAULT_OPTIMIZER)
     if policy == OPTIMAL or chosen_layers(policy) is not None:
         lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
         plan = plan.with_values(recompute="full")

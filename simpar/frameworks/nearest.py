@@ -10,8 +10,8 @@ from simpar import frameworks
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.decide import completed
-from simpar.layout.moves import choice_of, given_up, reopened, replacements, savings
+from simpar.layout.check import check
+from simpar.layout.moves import choice_of, choices_following, forgone_savings, replacements, savings
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
@@ -48,7 +48,7 @@ def nearest(plan: Plan, job: ExportJob) -> list[Near]:
     for _ in range(MOST_CHANGES):
         lost = [(near, _losses(near.plan, job)) for near in level]
         if whole := [near for near, losses in lost if losses == ()]:
-            told = [replace(near, given_up=given_up(plan, near.plan)) for near in whole]
+            told = [replace(near, given_up=forgone_savings(plan, near.plan)) for near in whole]
             return sorted(told, key=lambda near: len(near.given_up))[:MOST_PLANS]
         level = []
         for near, losses in lost:
@@ -96,7 +96,7 @@ def _losses(plan: Plan, job: ExportJob) -> tuple[frameworks.Loss, ...] | None:
 def _changed(near: Near, losses: tuple[frameworks.Loss, ...], job: ExportJob) -> Iterator[Near]:
     """The plan with another value for the first choice that cannot be expressed and can be changed."""
     names = [choice_of(loss.field) for loss in losses]
-    for name in sorted(names, key=lambda name: "dp" not in reopened(name)):  # axes decide others
+    for name in sorted(names, key=lambda name: "dp" not in choices_following(name)):  # axes decide others
         tried = (_with(near, change, job) for change in replacements(near.plan, name))
         if made := [other for other in tried if other is not None]:
             yield from made
@@ -107,7 +107,7 @@ def _with(near: Near, values: dict[str, Any], job: ExportJob) -> Near | None:
     """The plan with other values; None if that is not a valid plan."""
     target = Workload(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
     try:
-        plan = completed(near.plan.with_values(**values), target)
+        plan = check(near.plan.with_values(**values), target)
     except (UserError, ValueError):
         return None
     now = near.plan.flat_values()

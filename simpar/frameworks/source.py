@@ -17,12 +17,12 @@ from simpar.frameworks.subject import cluster_of, node_of
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_plan
-from simpar.layout.decide import decide
-from simpar.layout.deciders import stating
+from simpar.layout.check import check
+from simpar.layout.deciders import resolve
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
-from simpar.scenario import Perturbations, chosen_cluster, load_scenario
+from simpar.scenario import Perturbations, load_scenario, to_cluster_section
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.tracing.code import is_code
 
@@ -98,7 +98,7 @@ def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Source
     """A plan of a result; ``where`` is the cluster that the result names."""
     plan = files.parse(Plan, data, source=source)
     if plan.cluster is None and isinstance(where, dict):
-        plan = plan.model_copy(update={"cluster": chosen_cluster(where)})
+        plan = plan.model_copy(update={"cluster": to_cluster_section(where)})
     return _complete(plan, source, folder, facts)
 
 
@@ -158,10 +158,13 @@ def _checked(plan: Plan, target: Workload, cluster: Cluster | None, differing: P
     except UserError as error:
         raise UserError(f"{error}; or give the stack that the plan was made for: --stack FILE") from None
     found_for = stack if plan.stack else None
-    layout = decide(plan, target, stack)
-    whole = stating(plan, {"dp": layout.dp, "schedule": layout.schedule})
-    whole = whole.model_copy(update={"training": target.training.model_dump()})
+    checked = check(resolve(plan, stack), target)
+    mesh = plan.mesh.model_copy(update={"dp": checked.mesh.dp})
+    pipeline = plan.pipeline.model_copy(
+        update={"schedule": checked.pipeline.schedule, "stages": checked.pipeline.stages}
+    )
+    whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()})
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster
-        whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})
+        whole = whole.model_copy(update={"cluster": to_cluster_section(recorded(there))})
     return ExportSource(whole, target.graph, target.training, target.devices_per_node, differing, found_for, there)

@@ -70,7 +70,7 @@ class Imported:
         return self.plan.model_copy(update={"micro_batch": micro})
 
 
-NEARLY = 0.94
+TYPO_SIMILARITY = 0.94
 """Similarity of two names above which one counts as a typing error; options of one tool are less similar."""
 
 
@@ -83,7 +83,7 @@ def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     result = []
     for name in left:
         like = [each for each in known if name.startswith("--") and each.startswith(f"{name}-")]
-        like += get_close_matches(name, known, n=1, cutoff=NEARLY)
+        like += get_close_matches(name, known, n=1, cutoff=TYPO_SIMILARITY)
         if like:
             result.append(f"{name} is not read: {like[0]} may be meant.")
     return tuple(result)

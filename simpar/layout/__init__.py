@@ -1,6 +1,4 @@
 """Layouts: plans with everything decided."""
 
-OPEN = (
-    "action_table", "check", "decide", "deciders", "layout", "mirrored", "moves", "rules", "sharding", "staged",
-)  # fmt: skip
+OPEN = ("check", "decide", "deciders", "layout", "mirrored", "moves", "sharding")
 """The modules that other rooms may import; all others are inner."""

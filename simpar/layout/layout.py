@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simpar.layout.mirrored import MirroredMesh, whole_schedule
+from simpar.layout.mirrored import MirroredMesh, whole_schedule_of
 from simpar.plan.choices import path_of
 from simpar.plan.choices.context_parallel import DecidedContext
 from simpar.plan.choices.data_parallel import DecidedData
@@ -22,9 +22,10 @@ from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.choices.tensor_parallel import DecidedTensor
 from simpar.plan.choices.tuning import DecidedTuning
 from simpar.plan.mesh import AXES, Mesh, MeshSizes
+from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan, Record
 from simpar.plan.routing import has_sampled_loads
-from simpar.plan.schedules import FOLDED, natural_vpp
+from simpar.plan.schedules import HALF_SCHEDULES, natural_vpp
 from simpar.plan.stage_layers import spread_layers
 from simpar.stacks.stack import Stack
 from simpar.units import Counts, number
@@ -47,18 +48,19 @@ class Layout(
     record: Record = field(default_factory=Record)
 
     @staticmethod
-    def of(plan: Plan, choices: Mapping[str, Any] | None = None) -> Layout:
-        """The layout of a plan and of the values of its choices, by name; by default those that it states.
-
-        What is left open has the default of its field.
-        """
-        values = stated(plan) if choices is None else choices
+    def of(plan: Plan) -> Layout:
+        """The layout of a resolved plan; what a plan leaves open has the default of its field."""
+        stated = {
+            name: getattr(getattr(plan, section) if section else plan, key) for name, (section, key) in _PATHS.items()
+        }
+        values = {name: value for name, value in stated.items() if value is not None}
+        values |= {"schedule": plan.schedule, "stages": plan.pipeline.stages}
         record = Record.model_construct(**{name: getattr(plan, name) for name in Record.model_fields})
-        return Layout(**{name: value for name, value in values.items() if value is not None}, record=record)
+        return Layout(**values, record=record)
 
     def to_plan(self) -> Plan:
         """The plan that states all of it: of the whole pipeline where microbatches enter at both ends."""
-        whole = unfolded(self)
+        whole = unfold_two_ended(self)
         sections: dict[str, Any] = {"pipeline": {"stages": whole.stages}}
         for name, (section, key) in _PATHS.items():
             (sections.setdefault(section, {}) if section else sections)[key] = getattr(whole, name)
@@ -118,31 +120,41 @@ class Layout(
         return replace(self, **sizes, order=mesh.order)
 
 
-def folded(layout: Layout) -> Layout:
+def fold_two_ended(layout: Layout) -> Layout:
     """The layout as it is costed and lowered: of half the pipeline for schedules with two ends, else unchanged."""
-    half_is = FOLDED.get(layout.schedule)
+    half_is = HALF_SCHEDULES.get(layout.schedule)
     if half_is is None:
         return layout
     vpp = natural_vpp(half_is)
     return replace(layout, schedule=half_is, vpp=vpp, dp=2 * layout.dp, pp=layout.pp // 2, mirrored=True)
 
 
-def unfolded(layout: Layout) -> Layout:
-    """The inverse of :func:`folded`."""
+def unfold_two_ended(layout: Layout) -> Layout:
+    """The inverse of :func:`fold_two_ended`."""
     if not layout.mirrored:
         return layout
-    name = whole_schedule(layout.schedule)
+    name = whole_schedule_of(layout.schedule)
     return replace(layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False)
 
 
-def stated(plan: Plan) -> dict[str, Any]:
-    """What a plan states, by the name of the choice: None for what it leaves open, but the schedule that follows."""
-    parts = {section: getattr(plan, section) if section else plan for section, _ in _PATHS.values()}
-    values = {name: getattr(parts[section], key) for name, (section, key) in _PATHS.items()}
-    return values | {"schedule": plan.schedule, "stages": plan.pipeline.stages}
+def stage_layout(layout: Layout, index: int) -> Layout:
+    """The layout whose stages all have the mesh of one stage in Megatron's roles; layers stay those of each."""
+    stages = layout.stages or ()
+    dp, tp = stages[index].mesh[0], stages[index].num_devices // stages[index].mesh[0]
+    changed = replace(
+        layout,
+        stages=None,
+        layers=tuple(stage.layers for stage in stages),
+        micro_batch=layout.micro_batch // dp,
+        tp=tp,
+        dp=dp,
+        sequence_parallel=tp > 1 and bool(layout.sequence_parallel),
+        recompute=stages[index].recompute,
+    )
+    return replace(changed, offload_gradients=offloads_gradients(changed, changed.zero, changed.width))
 
 
-def under(stack: Stack, layout: Layout) -> Stack:
+def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
     """The stack under a layout: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
 
     GEMMs still accumulate where the stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import FOLDED
+from simpar.plan.schedules import HALF_SCHEDULES
 from simpar.units import Ints
 
 
@@ -53,6 +53,6 @@ class MirroredMesh(Mesh):
         return whole.at({**found, "pp": whole.pp - 1 - found["pp"]})
 
 
-def whole_schedule(half: str) -> str:
+def whole_schedule_of(half: str) -> str:
     """The schedule with two ends that runs as a given one on half of its ranks."""
-    return next(name for name, half_is in FOLDED.items() if half_is == half)
+    return next(name for name, half_is in HALF_SCHEDULES.items() if half_is == half)

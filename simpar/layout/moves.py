@@ -116,7 +116,7 @@ def savings(plan: Plan) -> Iterator[Change]:
         yield from ({name: value} for value in moves.around if saves(value) > rank)
 
 
-def given_up(plan: Plan, other: Plan) -> tuple[str, ...]:
+def forgone_savings(plan: Plan, other: Plan) -> tuple[str, ...]:
     """Choices with which a plan saves more memory than another, in the order of a plan file."""
     return tuple(name for name, _, saves in _RANKED if saves(other.get(name)) < saves(plan.get(name)))
 
@@ -127,23 +127,23 @@ def leaders(name: str) -> frozenset[str]:
     return frozenset({moves.led_by, *leaders(moves.led_by)}) if moves is not None and moves.led_by else frozenset()
 
 
-def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
+def dependent_choices(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the choices to leave open under a ``change`` of others; ``before`` are the degrees before it."""
-    names = dict.fromkeys(name for key in change for name in reopened(key))
+    names = dict.fromkeys(name for key in change for name in choices_following(key))
     for choice in CHOICES:
         if choice.idle_at_one and 1 in (change.get(choice.name), before.get(choice.name)) and choice.name in change:
             names[choice.idle_at_one] = None
     return tuple(name for name in names if name not in change)
 
 
-def reopened(key: str) -> tuple[str, ...]:
+def choices_following(key: str) -> tuple[str, ...]:
     """Names of the choices that follow from a key of a plan or of its cluster."""
     return BY_NAME[key].reopens if key in BY_NAME else FOLLOW_CLUSTER.get(key, ())
 
 
-def following(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def reset_dependents(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The plan's stated values that a ``change`` leaves open again, each with None ("follows from the rest")."""
-    stated = {name: plan.get(name) for name in followers(change, before={})}
+    stated = {name: plan.get(name) for name in dependent_choices(change, before={})}
     if stated.get("sequence_parallel") is False:  # it follows as well: no sequence is sharded over one rank
         del stated["sequence_parallel"]
     return {name: None for name, value in stated.items() if value is not None}

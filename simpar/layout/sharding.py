@@ -18,7 +18,7 @@ from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
-from simpar.plan.routing import Routing, fullest_load
+from simpar.plan.routing import Routing, max_rank_load
 from simpar.units import Numbers
 
 VOCAB_MULTIPLE = 128
@@ -82,7 +82,7 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
     if not graph.is_mixture:
         return RankDims(tensor, sequence)
-    share = fullest_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
+    share = max_rank_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
     rows = np.minimum(sequence["seq"] * etp, tensor["seq"])  # whole where they are on every tensor-parallel rank
     return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
 

@@ -26,10 +26,10 @@ from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import Floats
 from simpar.validation.chosen import ProfileOverrides
-from simpar.validation.predict import changed, changed_stack, cluster_of, job_of, result_of
+from simpar.validation.predict import change_stack, cluster_of, job_of, replace_field, result_of
 
 UNEXPLAINED = 0.05
 """Remaining errors above this are reported: no learnt parameter explains them."""
@@ -78,7 +78,7 @@ class Answer:
             "median_error_percent": {name: _median_percent(each) for name, each in _named(self.memory.learned)},
             "stack_spread_percent": {
                 stack.known_as: {
-                    when: round(100 * MemoryRisk.of(stack.known_as, shipped(), runs).habits, 1)
+                    when: round(100 * MemoryRisk.of(stack.known_as, load_error_table(), runs).habits, 1)
                     for when, runs in zip(("before", "after"), own[name], strict=True)
                 }
                 for name, stack in stacks.items()
@@ -93,7 +93,7 @@ class Answer:
         before, after = [], []
         for run in self.runs.layouts:
             cluster = cluster_of(run.case)
-            known = runs_on(changed_stack(run.case.stack, {}), cluster.profile.name)
+            known = runs_on(change_stack(run.case.stack, {}), cluster.profile.name)
             traits = _traits(run)
             before.append(step_time_error(traits, known).half_width)
             after.append(step_time_error(traits, self.own_runs(run.case.stack, run.case.hardware)).half_width)
@@ -202,7 +202,7 @@ class Answer:
             said = {"name": f"{name}#{part}" if len(stacks) > 1 else name, "learned_from": part,
                     "provenance": self._provenance(base), "own_runs": tuple(own_runs),
                     "measured": self._measured(base, names)}  # fmt: skip
-            document["stacks"][part] = as_written(changed_stack(base, {**values["stack"].get(base, {}), **said}))
+            document["stacks"][part] = as_written(change_stack(base, {**values["stack"].get(base, {}), **said}))
         for base in clusters:
             part = base_or_file(base, "clusters", "hardware")
             said = {"name": names[base], "provenance": self._provenance(base)}
@@ -232,7 +232,7 @@ def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]])
     device, profile = cluster.device, cluster.profile
     kernels = {**device.kernels, **values["device"].get(device.name, {})}
     for key, value in values["cluster"].get(name, {}).items():
-        profile = changed(profile, key.split("."), value)
+        profile = replace_field(profile, key.split("."), value)
     return profile.model_copy(update={"device": device.model_copy(update={"kernels": kernels})})
 
 

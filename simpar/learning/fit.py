@@ -20,11 +20,11 @@ from simpar.validation.rows import Case, PeakCounts
 
 MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of a step that no parameter explains: the spread between layouts of one job."""
-FAR = 0.15  # a run with a larger error counts less
+ROBUST_LIMIT = 0.15  # a run with a larger error counts less
 REWEIGHTED, LINEARISED = 12, 4
 SETTLED = 0.02  # share of the spread: the fit ends when all parameters move less
 MOST_FOLDS = 10
-BARELY = 2.0**-20  # widens bounds that coincide
+MIN_BOUND_WIDTH = 2.0**-20  # widens bounds that coincide
 LEAST_MOVE = 0.02  # share of the spread: a parameter that moves less keeps its old value
 
 
@@ -142,7 +142,10 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
     keep = np.ones(len(known.errors), dtype=np.bool_) if used is None else used
     slopes, start = known.slopes[keep] * prior.spread, (known.at - prior.values) / prior.spread
     errors, noise = known.errors[keep] + slopes @ start, np.hypot(MODEL_ERROR, scatter[keep])
-    bounds = ((prior.low - prior.values) / prior.spread - BARELY, (prior.high - prior.values) / prior.spread + BARELY)
+    bounds = (
+        (prior.low - prior.values) / prior.spread - MIN_BOUND_WIDTH,
+        (prior.high - prior.values) / prior.spread + MIN_BOUND_WIDTH,
+    )
     # with x in spreads around the prior: minimise sum of w ((errors - slopes x) / noise)^2 + |x|^2
     weight, found = np.ones(len(errors)), start
     for _ in range(REWEIGHTED):
@@ -151,7 +154,7 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
         aims = np.concatenate([errors * scale, np.zeros(len(start))])
         found = lsq_linear(table, aims, bounds=bounds).x
         left = np.abs(errors - slopes @ found)
-        weight = 1.0 / (1.0 + (left / max(FAR, 2.0 * float(np.median(left)))) ** 2)
+        weight = 1.0 / (1.0 + (left / max(ROBUST_LIMIT, 2.0 * float(np.median(left)))) ** 2)
     return np.clip(prior.values + found * prior.spread, prior.low, prior.high)
 
 

@@ -25,7 +25,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack, load_stack
 from simpar.units import GIB, MIB, MS, NS, US
-from simpar.validation.predict import ParameterOverrides, changed_stack, cluster_of
+from simpar.validation.predict import ParameterOverrides, change_stack, cluster_of
 from simpar.validation.rows import Case
 
 Name = tuple[str, str, str]
@@ -141,7 +141,7 @@ def value_of(name: Name, case: Case, tuning: ParameterOverrides) -> float:
     if kind == "device":
         return clock_of(cluster_of(case, tuning).device, key)
     if kind == "stack":
-        return _of_stack(changed_stack(case.stack, {}), key)
+        return _of_stack(change_stack(case.stack, {}), key)
     return _of_cluster(cluster_of(case, tuning).profile, key)
 
 

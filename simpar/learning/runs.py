@@ -21,9 +21,9 @@ from simpar.validation.cells import Row, Unmodelled
 from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import predict_time_s
 from simpar.validation.rates import has_rate, peak_flop_per_s, with_rates
-from simpar.validation.rows import Case, measured
+from simpar.validation.rows import Case, read_measurements
 from simpar.validation.table import label, read_table, suspect
-from simpar.validation.tuned import settled
+from simpar.validation.tuned import choose_open_settings
 
 MOST_LAYOUTS = 60
 """The most layouts to learn from: more add little about a few parameters, and take minutes."""
@@ -111,10 +111,10 @@ def _observed(line: int, row: Row, chosen: ProfileOverrides) -> Observed:
     """A row as a layout with its time. Raises Unmodelled, UserError."""
     if odd := suspect(row):
         raise Unmodelled(odd)
-    times = measured(row)
+    times = read_measurements(row)
     if times.step_time_s is None and not has_rate(row):
         raise Unmodelled("no step time")
-    entry, _ = settled(chosen.case(row))
+    entry, _ = choose_open_settings(chosen.case(row))
     time_s = times.step_time_s or with_rates(times, row, entry).step_time_s
     if time_s is None:
         raise Unmodelled("no step time")

@@ -25,8 +25,8 @@ from simpar.planner.certify.exact import exact, is_allowed
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.result import Candidate, SearchResult
 from simpar.profiles import about_learned, base_name
-from simpar.report.certainty import measured_on
-from simpar.report.layouts import known_of, layout_of
+from simpar.report.certainty import layouts_measured_on
+from simpar.report.layouts import known_layout, layout_of
 from simpar.report.result import Result
 from simpar.uncertainty.experiments import Decision
 from simpar.uncertainty.joint import common_spread, joint_errors
@@ -103,10 +103,10 @@ def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Sugges
     whole = [_Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates]
     options = {layout_of(one.result): one for one in (*whole, *_smaller(found.candidates, problem))}
     names = list(options)
-    known = measured_on(problem.stack, problem.cluster.profile.name)
+    known = layouts_measured_on(problem.stack, problem.cluster.profile.name)
     spread = max(float(one.figures["layout_spread"]) for one in found.candidates)
     common = common_spread(found.best.figures["step_time_interval_s"], spread)
-    errors = joint_errors({name: known_of(one.result) for name, one in options.items()}, known, spread, common)
+    errors = joint_errors({name: known_layout(one.result) for name, one in options.items()}, known, spread, common)
     new = [name for name in names if name not in {one.layout for one in known}]
     decision = Decision(
         step_s=np.array([one.result.step_time_s for one in whole]),

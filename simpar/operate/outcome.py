@@ -19,7 +19,7 @@ from simpar.layout.layout import Layout
 from simpar.operate.campaign import Campaign, CampaignParameters, run_campaign
 from simpar.operate.checkpoint import CheckpointCost, checkpoint_bytes, daly, efficiency, saving, young
 from simpar.report.result import Result
-from simpar.simulation import stack_for, tuned_graph
+from simpar.simulation import apply_tuning, stack_for
 from simpar.stacks.stack import Stack
 from simpar.units import DAY_S
 
@@ -108,7 +108,7 @@ class OperatedJob:
     def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> OperatedJob:
         """A job from a simulated step of a model on a software stack; the result has its resolved plan."""
         plan = result.plan
-        size_bytes = checkpoint_bytes(tuned_graph(plan, model), Layout.of(plan), stack_for(plan, stack))
+        size_bytes = checkpoint_bytes(apply_tuning(plan, model), Layout.of(plan), stack_for(plan, stack))
         return OperatedJob(cluster, result, size_bytes)
 
     @staticmethod

@@ -20,9 +20,9 @@ from simpar.units import DAY_S
 
 ROUNDS = 3
 """The most rounds of operation, each as long as the previous one says the run takes; shares hardly depend on it."""
-SMALL = 0.001
+STEP_TOLERANCE = 0.001
 """The rounds end when days change by less than this share."""
-AT_WORK = ("training", "lost work", "slow nodes")
+WORKING_PHASES = ("training", "lost work", "slow nodes")
 """Time in which devices draw the power of a step; otherwise they draw that of waiting."""
 
 
@@ -51,7 +51,7 @@ def with_failures(job: OperatedJob, operation: Operation, *, seed: int = 0) -> R
         outcome = operate(job, operation.model_copy(update={"days": length}), seed=seed)
         share = outcome.effective_time.mean
         days, before = work_days / share, days
-        if abs(days - before) <= SMALL * days:
+        if abs(days - before) <= STEP_TOLERANCE * days:
             break
     run = _with(ideal, job.cluster, outcome, days / work_days)
     return replace(result, bill=result.bill.model_copy(update={"whole_run": run}))
@@ -62,8 +62,8 @@ def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) ->
     shares, days = outcome.time_share, ideal.days.value * longer
     energy, waiting_w = ideal.energy_mwh, _waiting_w(cluster)
     if energy is not None and waiting_w is not None:
-        idle_s = days * DAY_S * sum(share for name, share in shares.items() if name not in AT_WORK)
-        again = sum(shares[name] for name in AT_WORK) / shares["training"]
+        idle_s = days * DAY_S * sum(share for name, share in shares.items() if name not in WORKING_PHASES)
+        again = sum(shares[name] for name in WORKING_PHASES) / shares["training"]
         energy = energy.times(again + waiting_w * idle_s / MWH_J / energy.value)
     return ideal.model_copy(
         update={

@@ -22,7 +22,7 @@ TENSOR = "tensor_parallel"
 TENSOR = "tensor_parallel"
 
 
-def under(plan: Mapping[str, Any], key: str) -> Any:
+def get_flat(plan: Mapping[str, Any], key: str) -> Any:
     """What a plan as plain data says under a flat key; None where it says nothing."""
     return plan.get(SECTION_OF.get(key, ""), plan).get(key)
 
@@ -60,7 +60,7 @@ def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in REMOVED}
 
 
-def relocated(error: ValidationError, data: Mapping[str, Any]) -> ValidationError:
+def relocate_error(error: ValidationError, data: Mapping[str, Any]) -> ValidationError:
     """The error with every location as the user wrote it, and a suggestion for an unknown key."""
     written = {SYNONYMS.get(key, key): key for key in data}
     if "rank_order" in data:

@@ -108,7 +108,7 @@ class Transfer:
     share: Numbers
 
 
-def sharding(states: Sequence[str], mesh: Sequence[Numbers], *, but: int = -1) -> Numbers:
+def count_slices(states: Sequence[str], mesh: Sequence[Numbers], *, but: int = -1) -> Numbers:
     """The number of slices into which all axes (except ``but``) cut a tensor."""
     factor: Numbers = 1
     for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
@@ -132,7 +132,7 @@ def transfers(
         pair = CONVERSIONS.get((before[axis], after[axis]))
         if pair is None:
             return None
-        share = 1.0 / sharding(now, mesh, but=axis)
+        share = 1.0 / count_slices(now, mesh, but=axis)
         for op, found in zip(pair, (forward, backward), strict=True):
             if op and scalar_truth(mesh[axis] > 1):
                 whole = share / mesh[axis] if op == _EXCHANGE else share

@@ -22,12 +22,12 @@ from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.memory import MemoryPolicy
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.offload import Offload
-from simpar.plan.choices.pipeline import CUSTOM, Pipeline, runs_slices
+from simpar.plan.choices.pipeline import CUSTOM, Pipeline
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.tensor_parallel import TensorParallel
 from simpar.plan.choices.tuning import Tuning
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import usual_schedule
+from simpar.plan.schedules import SCHEDULES, default_schedule
 from simpar.units import Count
 
 VERSION = str(PLAN.version)
@@ -125,7 +125,7 @@ class Plan(Record):
         try:
             return handler(flat.nest(data))
         except ValidationError as error:
-            raise flat.relocated(error, data) from None
+            raise flat.relocate_error(error, data) from None
 
     if not TYPE_CHECKING:  # a type checker that saw it would know of no misspelt attribute any more
 
@@ -158,12 +158,13 @@ class Plan(Record):
         """The schedule's name: as given, "custom" with an action table, else the usual one for vpp chunks."""
         if self.pipeline.actions:
             return CUSTOM
-        return self.pipeline.schedule or usual_schedule(self.pipeline.vpp)
+        return self.pipeline.schedule or default_schedule(self.pipeline.vpp)
 
     @property
     def runs_slices(self) -> bool:
         """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-        return runs_slices(self.schedule, self.pipeline.slices)
+        named = SCHEDULES.get(self.schedule)
+        return bool(self.pipeline.slices) or (named is not None and named.sliced)
 
     @property
     def ulysses(self) -> int:

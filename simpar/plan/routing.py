@@ -82,7 +82,7 @@ class Routing:
         return prod(max(pool - held - i, 0.0) / (pool - i) for i in range(self.topk)) if pool > held else 0.0
 
 
-def fullest_load(routing: Routing, choice: DecidedExperts, ep: Any) -> Any:
+def max_rank_load(routing: Routing, choice: DecidedExperts, ep: Any) -> Any:
     """Tokens that the fullest of ``ep`` ranks (an int or an array) works on, over the mean; at least 1.
 
     With a capacity factor every rank works on its whole capacity, padding included.
@@ -98,7 +98,7 @@ def fullest_load(routing: Routing, choice: DecidedExperts, ep: Any) -> Any:
     return load if np.ndim(ep) else float(load)
 
 
-def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
+def max_rank_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
     """Tokens that reach the fullest of ``ranks`` ranks over the mean, where a token is sent to a rank at most once.
 
     Each of a token's k experts is on the rank with ``load`` times the mean rows with probability load / ranks, so the
@@ -110,8 +110,8 @@ def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
     return arrived / usual
 
 
-def fullest_deviation(routing: Routing, choice: DecidedExperts, ranks: int) -> float:
-    """Standard deviation over layers and steps of the load whose mean is :func:`fullest_load`; 0 if it is fixed."""
+def max_rank_load_deviation(routing: Routing, choice: DecidedExperts, ranks: int) -> float:
+    """Standard deviation over layers and steps of the load whose mean is :func:`max_rank_load`; 0 if it is fixed."""
     if choice.capacity_factor is not None or not choice.expert_imbalance or ranks == 1:
         return 0.0
     if choice.expert_distribution == "power_law":
@@ -120,7 +120,7 @@ def fullest_deviation(routing: Routing, choice: DecidedExperts, ranks: int) -> f
     return choice.expert_imbalance * sqrt(ranks / routing.experts * max(variance, 0.0))
 
 
-def spread(routing: Routing, choice: DecidedExperts) -> float:
+def expert_load_spread(routing: Routing, choice: DecidedExperts) -> float:
     """Standard deviation of the loads of experts over their mean."""
     if choice.expert_distribution == "power_law" and choice.expert_imbalance:
         return float(np.std(_power_law(routing, choice.expert_imbalance, _DRAWS, 0), axis=1).mean())
@@ -170,7 +170,7 @@ def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float
     return np.where(ranks > 1, mean, 0.0), np.where(ranks > 1, deviation, 0.0)
 
 
-def sampled_loads(graph: ModelGraph, choice: DecidedExperts, ep: int, seed: int) -> NDArray[np.float64]:
+def sample_loads(graph: ModelGraph, choice: DecidedExperts, ep: int, seed: int) -> NDArray[np.float64]:
     """Load of every expert rank over the mean, float64[ep]: the same for equal seeds.
 
     Loads of experts are lognormal, or those of a power law.

@@ -26,19 +26,19 @@ def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str
     return table
 
 
-def sized_names(size: Size) -> tuple[str, ...]:
+def names_divided_by_slices(size: Size) -> tuple[str, ...]:
     """For each term of a size, the name that slices divide: the first that is neither a head's width nor the batch."""
     return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
 
 
 def divides(op: Operator, dims: Dims, by: Mapping[str, Ints]) -> Flags:
     """Whether the slices of an operator come out whole: bool[num_choices]."""
-    rows = [dims[name] for name in sized_names(op.rows) if name]
+    rows = [dims[name] for name in names_divided_by_slices(op.rows) if name]
     good: Flags = dims["batch"] % by["batch"] == 0
     for size in rows:
         good &= size % by["seq"] == 0
     for sizes, what in ((op.columns, "columns"), (op.contraction or _table(op), "contraction")):
-        for name in sized_names(sizes):
+        for name in names_divided_by_slices(sizes):
             good &= _splits(name, int(dims[name]) if name else 1, by[what])
     return good
 

@@ -26,7 +26,7 @@ def refuse_roles(stages: tuple[StagePlan, ...], graph: ModelGraph) -> None:
                     raise UserError(f"{where} as {words} on mesh {stage.mesh}: {reason}")
 
 
-def why_no_copies(graph: ModelGraph, parts: int) -> str | None:
+def explain_no_copies(graph: ModelGraph, parts: int) -> str | None:
     """Why the heads of attention cannot be divided into ``parts``; None where they can."""
     kv_heads = graph.dims["kv_heads"]
     if kv_heads % parts == 0:
@@ -40,7 +40,7 @@ def _reason(op: Operator, roles: tuple[Role, ...], mesh: tuple[int, ...], graph:
         return f"a real run places no operators of kind {op.kind}, nor latent attention, one by one{allowed(KINDS)}"
     parts = prod(size for role, size in zip(roles, mesh, strict=True) if role.divides == "columns")
     of_keys = op.attention is not None or any("kv_heads" in names for _, names in op.columns)
-    if of_keys and (reason := why_no_copies(graph, parts)):
+    if of_keys and (reason := explain_no_copies(graph, parts)):
         return reason
     whole = any("heads" in names for weight in op.weights for _, names in weight.size)
     if op.kind == "norm" and parts > 1 and whole:

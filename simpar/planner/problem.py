@@ -18,15 +18,15 @@ from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
-from simpar.layout.deciders import executed
+from simpar.layout.deciders import apply_execution_choices
 from simpar.plan.choices import BY_NAME, name_of
 from simpar.plan.choices.pipeline import SLICING
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
-from simpar.scenario import chosen_cluster
-from simpar.simulation import tuned_graph
+from simpar.scenario import to_cluster_section
+from simpar.simulation import apply_tuning
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
-from simpar.uncertainty.memory import AS_PREDICTED, WANTED
+from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
 ANY = "any"
 """Value of ``portable`` if no framework has to be able to run the plan."""
@@ -62,7 +62,7 @@ class Constraints:
     portable: str | None = None
     schedules: tuple[str, ...] | None = None
     deadline_s: float | None = None
-    fit_probability: float = WANTED
+    fit_probability: float = DEFAULT_FIT_PROBABILITY
 
     @staticmethod
     def of(given: Any) -> Constraints:
@@ -156,7 +156,7 @@ class Problem:
     @cached_property
     def place(self) -> dict[str, Any]:
         """The cluster, as plans that are found for it record it."""
-        return chosen_cluster(recorded(self.cluster))
+        return to_cluster_section(recorded(self.cluster))
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -192,10 +192,10 @@ def make_problem(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
-    graph = tuned_graph(base, as_model(model, training.seq_len))
+    graph = apply_tuning(base, as_model(model, training.seq_len))
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
-    habits = executed(habits, base)
+    habits = apply_execution_choices(habits, base)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 

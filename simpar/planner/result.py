@@ -90,9 +90,9 @@ class SearchResult:
         return tuple(one for one in (*self.candidates, *self.not_shown) if one.figures.get("tied"))
 
     def __repr__(self) -> str:
-        from simpar.planner.tables import short
+        from simpar.planner.tables import describe_briefly
 
-        return short(self)
+        return describe_briefly(self)
 
     def _repr_html_(self) -> str:
         from simpar.planner.tables import to_html

@@ -32,10 +32,10 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     interval = one.get("step_time_interval_s")
     if interval:
         figures |= {"step_time_low_s": interval[0], "step_time_high_s": interval[1]}
-    return {**figures, **{name: flat.under(plan, name) for name in COLUMNS}}
+    return {**figures, **{name: flat.get_flat(plan, name) for name in COLUMNS}}
 
 
-def short(found: SearchResult) -> str:
+def describe_briefly(found: SearchResult) -> str:
     """A search result in one line."""
     if not found.candidates:
         return "<SearchResult: no plan>"
@@ -50,7 +50,7 @@ def short(found: SearchResult) -> str:
 def to_html(found: SearchResult) -> str:
     """The question, the candidates, and how sure the answer is, for a notebook."""
     if not found.candidates:
-        return f"<p>{escape(short(found))}</p>"
+        return f"<p>{escape(describe_briefly(found))}</p>"
     rows = [
         (
             str(one.rank), format_seconds(one.step_time_s), f"{one.mfu:.1%}",

@@ -8,12 +8,12 @@ beat that step.
 from __future__ import annotations
 
 from simpar.errors import Infeasible
-from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices, runners_up
+from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices, simulate_runners_up
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import objective_rates, reports
-from simpar.planner.certify.infeasible import no_answer
+from simpar.planner.certify.infeasible import explain_no_answer
 from simpar.planner.certify.scope import scope
 from simpar.planner.certify.seeds import first_plan
 from simpar.planner.problem import Problem
@@ -36,12 +36,12 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     objective_rates(problem)
     search = _searched(problem, progress)
     if not search.ranked():
-        raise no_answer(search, problem)
+        raise explain_no_answer(search, problem)
     gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
     results, more = [search.ranked()[0].report()], dict[str, object]()
     if whole:
         with progress.stoppable():
-            _stand_beside(search, results, more)
+            _add_alternatives(search, results, more)
     if search.fields:
         more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
@@ -52,7 +52,7 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     return answer.saying({"tie": tie | {"not_simulated": search.unseen(tie["limit_s"])}})
 
 
-def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
+def _add_alternatives(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
     """Append runners-up to the results, and other alternatives to ``more``, as far as the time allows."""
     winner, progress = search.ranked()[0], search.progress
     progress.report("comparing the best with others", search.counts(), search.best)
@@ -61,7 +61,7 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
     row, near = taken[0], field.frontier.rows.some(taken[:1])
     if (count := num_compared(winner.problem, progress.top)) > 1:
-        results += reports(runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)
+        results += reports(simulate_runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)
     if not progress.brief:
         more["naive"] = naive_choices(AlternativesSearch(field, near), results[0])
         more["pareto"] = front(AlternativesSearch(field, near), row)

@@ -21,7 +21,7 @@ from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.nearby import Nearby, nearby
 from simpar.report.result import Result
 from simpar.simulation import simulate
-from simpar.uncertainty.memory import AS_PREDICTED, WANTED
+from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CheckFlags:
     seq_len: int | None = None
     global_batch: int | None = None
     stack: str | None = None
-    fits_with: float = WANTED
+    fits_with: float = DEFAULT_FIT_PROBABILITY
     run: WholeRunFlags = WholeRunFlags()
 
 

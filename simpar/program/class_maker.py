@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
-from simpar.plan.routing import sampled_loads
+from simpar.plan.routing import sample_loads
 from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY
@@ -159,7 +159,7 @@ class RankClassBuilder:
             if isinstance(own, StageBuilder) and (context, expert) != (ANY, ANY):
                 view = replace(own.view, context_rank=context)
                 if expert != ANY:
-                    loads = sampled_loads(self.job.graph, layout, layout.mesh.ep, self.perturbation.seed)
+                    loads = sample_loads(self.job.graph, layout, layout.mesh.ep, self.perturbation.seed)
                     view = view.with_load(float(loads[expert]), float(loads.max()))
                 own = replace(own, view=view)
             self._builders[key] = own

@@ -22,7 +22,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.program.structure.stages import StageBuilder
 from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk, Parts
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import Numbers
 
 
@@ -197,7 +197,7 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
     layers = {(pp, vpp): layout.stage_layers(len(graph.layers))}
     first = np.zeros(1, dtype=np.int64)
     flight = flights(graph, ((layout.schedule,), first, own), layout.recompute, tuple(pipe), layers, (stage,))
-    imbalance = shipped().memory.imbalance
+    imbalance = load_error_table().memory.imbalance
     found = experts_risk_bytes(graph, flight, builder.view.dims, (layout, job.stack), first, imbalance)
     mean, deviation = (float(np.max(each)) for each in found)
     return mean, deviation

@@ -20,10 +20,9 @@ import numpy as np
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import Block
 from simpar.hardware.cluster import Cluster
-from simpar.layout.layout import Layout, under
-from simpar.layout.staged import stage_layout
-from simpar.plan.placement import SHARDED, States, sharding
-from simpar.plan.schedules import make_schedule, usual_schedule
+from simpar.layout.layout import Layout, stack_for_layout, stage_layout
+from simpar.plan.placement import SHARDED, States, count_slices
+from simpar.plan.schedules import default_schedule, make_schedule
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
@@ -46,7 +45,7 @@ def stage_builders(job: TrainingJob, cluster: Cluster, schedule: Schedule) -> tu
             result.append(RolesBuilder.of(job, index, schedule.rank_of_stage, late_s))
             continue
         layout = stage_layout(job.layout, index)
-        own = replace(job, layout=layout, stack=under(job.stack, layout))
+        own = replace(job, layout=layout, stack=stack_for_layout(job.stack, layout))
         view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(layout).mesh))
         result.append(StageBuilder(view, schedule.rank_of_stage))
     return tuple(result)
@@ -93,7 +92,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
             kinds += [GroupKind(name, axis_groups(stage, axes), ops) for name, (axes, ops) in builder.groups.items()]
             continue
         view = RankView.of(replace(builder.job, layout=_alone(builder.job.layout)))
-        own = group_kinds(view, Synchronisation.of(view.job), make_schedule(usual_schedule(), 1, 1))
+        own = group_kinds(view, Synchronisation.of(view.job), make_schedule(default_schedule(), 1, 1))
         kinds += [replace(kind, groups=kind.groups + stage.first_device) for kind in own]
     hops: dict[str, list[Ints]] = {}
     for index in range(len(stages) - 1):
@@ -167,7 +166,7 @@ class Boundaries:
         pieces = lcm(devices, self.stages[target].num_devices)
         count = pieces // devices
         if self._is_even(stage, target) and not self.job.stack.overlap.scatter_gather_p2p:
-            pieces = int(sharding(self._states(stage, target)[0], self.stages[stage].mesh))
+            pieces = int(count_slices(self._states(stage, target)[0], self.stages[stage].mesh))
         return self._whole_bytes(min(stage, target)) / pieces, count
 
     def gathers(self, source: int, stage: int) -> tuple[CollectiveUse, ...]:
@@ -179,7 +178,7 @@ class Boundaries:
             if state in SHARDED or size == 1:
                 continue
             missing = prod(mesh[a] for a in range(axis + 1, len(mesh)) if states[a] not in SHARDED)
-            piece = self._whole_bytes(min(source, stage)) / sharding(states, mesh, but=axis) / missing
+            piece = self._whole_bytes(min(source, stage)) / count_slices(states, mesh, but=axis) / missing
             group = axes_group((axis,)) if self.stages[stage].sharding else TENSOR
             result.append(CollectiveUse(group, "all_gather", piece))
         return tuple(result)

@@ -13,7 +13,7 @@ from simpar.program.emission.traffic import hop_kind, send_bytes
 from simpar.program.fold.quotient import Quotient
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, message_kind
-from simpar.program.structure.stages import ActionBuilder, StageBuilder, rests
+from simpar.program.structure.stages import ActionBuilder, StageBuilder, has_no_backward
 from simpar.program.structure.templates import TemplateNode
 from simpar.units import Ints
 
@@ -41,7 +41,7 @@ class Messages:
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
             return ()
-        if letter != "F" and rests(self.builders[0].pieces[target]):
+        if letter != "F" and has_no_backward(self.builders[0].pieces[target]):
             return ()
         ranks = self.schedule.rank_of_stage
         delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks

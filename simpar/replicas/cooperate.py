@@ -12,7 +12,7 @@ from simpar.replicas.setting import ReplicaSetting, setting_of
 from simpar.replicas.staleness import MeanStep
 from simpar.report.bill import Bill
 from simpar.report.context import SummaryInputs
-from simpar.report.explain import explained
+from simpar.report.explain import add_explanation
 from simpar.report.parts import Communication, Cooperation, Efficiency, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
 from simpar.report.summarise import bill_of, summarise, with_whole_run
@@ -41,7 +41,7 @@ def cooperate(context: SummaryInputs, noise_tokens: float | None = None, *, with
         bill=_bill(context, setting, mean),
         cooperation=_report(setting, mean, _statistics(setting, mean, speed, noise_tokens)),
     )
-    return explained(with_whole_run(changed), critical=result.why.critical_path_s)
+    return add_explanation(with_whole_run(changed), critical=result.why.critical_path_s)
 
 
 def _speed(speed: Speed, step_s: float, stretch: float) -> Speed:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
-from simpar.report.idle import OWN, WHY, IdleTime, Participation, Waiting
+from simpar.report.idle import IDLE_REASONS, OWN_CAUSES, IdleTime, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S, Floats, Indices, Ints
 
@@ -35,7 +35,7 @@ _CAUSE_OF_KIND = {
     **{kind: f"exposed_{kind}" for kind in COMMUNICATION if kind != "offload"},
 }  # fmt: skip
 _CAUSE_OF_WHY = np.array(
-    [CAUSES.index(_CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting")) for why in WHY]
+    [CAUSES.index(_CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting")) for why in IDLE_REASONS]
 )
 _IN_WINDOW = (*PASSES, "host", *INSIDE, "join")
 _INSIDE = [COMMUNICATION.index(kind) for kind in INSIDE]
@@ -124,13 +124,13 @@ class Accounts:
         """When a class computes nothing, in order: begin and end in ns, and the index of the cause in CAUSES."""
         parts = [*self.idle.pieces_of(class_id), self._blocking(class_id)]
         begin, end, why = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        order = np.lexsort((np.argsort(np.argsort(WHY))[why], end, begin))
+        order = np.lexsort((np.argsort(np.argsort(IDLE_REASONS))[why], end, begin))
         return begin[order], end[order], _CAUSE_OF_WHY[why[order]]
 
     def _blocking(self, class_id: int) -> tuple[Ints, Ints, Ints]:
         """Communication that occupies the compute stream of a class: begin and end in ns, index in WHY."""
         mine, facts = self.facts.rows[class_id], self.facts
-        number = np.array([OWN.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()])
+        number = np.array([OWN_CAUSES.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()])
         blocks = (facts.on_compute & (number >= 0))[facts.node[mine]] & (facts.duration_ns[mine] > 0)
         op = self.op_of_slot[mine][blocks]
         return self.timing.start_ns[op], self.timing.finish_ns[op], number[facts.node[mine][blocks]]
@@ -164,7 +164,7 @@ def account(
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
     idle = IdleTime.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
     causes, waits, exposed = _of_ops(lowered, facts), idle.waits_ns(num), idle.exposed_ns(num)
-    for number, kind in enumerate(OWN):
+    for number, kind in enumerate(OWN_CAUSES):
         causes[:, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[:, number]
     causes[:, CAUSES.index("bubble")] += waits[:, BUBBLE]
     causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)

@@ -105,7 +105,7 @@ class GapPieces:
         return self.end - self.begin
 
 
-def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
+def follow_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
     """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
     found: list[GapPieces] = []
     active, until = np.arange(len(gaps)), gaps.end
@@ -121,7 +121,7 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
     return GapPieces.joined(found or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
 
 
-def summed_along(binding: Indices, values: Floats) -> Floats:
+def sum_along(binding: Indices, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops] over every op and the chain of its binding predecessors.
 
     It uses pointer doubling: the number of rounds is the logarithm of the longest chain.
@@ -137,7 +137,7 @@ def summed_along(binding: Indices, values: Floats) -> Floats:
     return total[:-1]
 
 
-def nearest(binding: Indices, flagged: Flags) -> Ints:
+def nearest_flagged(binding: Indices, flagged: Flags) -> Ints:
     """The first flagged op on the chain that starts with each op, int64[num_ops]; -1 without one."""
     result, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
     live = np.flatnonzero((result < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
@@ -165,17 +165,17 @@ class Excess:
         """The excess summed over ops and the chains that lead to them: float64[len(ops), 3]."""
         result = np.zeros((len(ops), BUBBLE))
         for cause, own in self.own.items():
-            result[:, cause] = summed_along(self.binding, own)[ops]
+            result[:, cause] = sum_along(self.binding, own)[ops]
         return result
 
     def blamed(self, ops: Ints, cause: int) -> Ints:
         """The nearest op with an excess of a cause, on the chains that lead to some ops: int64[len(ops)], -1: none."""
         if cause not in self.own or not len(ops):
             return np.full(len(ops), -1)
-        return nearest(self.binding, self.own[cause] >= 1.0)[ops]
+        return nearest_flagged(self.binding, self.own[cause] >= 1.0)[ops]
 
 
-def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
+def split_waiting(wait_ns: Ints, surplus: Floats) -> Ints:
     """The waiting in one rank's gaps by SLOW, UNEQUAL and GROUPS: int64[gaps, 3], in time order.
 
     ``surplus`` float64[gaps, 3] is by how much the chain behind a gap exceeds the rank itself in each cause, since the
@@ -195,7 +195,7 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
     return result
 
 
-def placed(pieces: GapPieces, shares_ns: Ints) -> Iterator[tuple[int, GapPieces]]:
+def place_shares(pieces: GapPieces, shares_ns: Ints) -> Iterator[tuple[int, GapPieces]]:
     """The time ranges of shares of waiting: for each cause the pieces of waiting, filled from the end of a gap.
 
     ``shares_ns`` int64[gaps, causes] sum to the pieces of every gap.

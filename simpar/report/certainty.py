@@ -11,10 +11,10 @@ from simpar.hardware.cluster import Cluster
 from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.program.job import TrainingJob
 from simpar.stacks.stack import Stack
-from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
+from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, match_runs
 from simpar.uncertainty.step_time import StepTimeError
-from simpar.uncertainty.support import LONG, Traits, support_of
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.support import LONG_SEQUENCE, Traits, support_of
+from simpar.uncertainty.table import load_error_table
 
 
 class Certainty(Strict):
@@ -47,7 +47,7 @@ def traits_of(job: TrainingJob, cluster: Cluster, device: str) -> Traits:
         mixture=mixture,
         bits=min(layout.products.bits, 16),
         spread=mixture and int(layout.ep) * int(layout.etp or 1) > cluster.domain_size,
-        long=job.training.seq_len > LONG,
+        long=job.training.seq_len > LONG_SEQUENCE,
     )
 
 
@@ -56,16 +56,16 @@ def runs_on(stack: Stack, cluster: str) -> list[OwnRuns]:
     return [own for own in stack.own_runs if own.cluster == cluster]
 
 
-def measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
+def layouts_measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
     """Layouts from which a stack was learnt together with a cluster of this name."""
     return [one for one in stack.measured if one.cluster == cluster]
 
 
 def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
     """The error distribution of a step, from published runs and from those its profiles were learnt from."""
-    table = shipped()
+    table = load_error_table()
     known = StepTimeError.of(support_of(traits, table.evidence), table.time)
-    return after(known, like(traits, own_runs), table.learned)
+    return after(known, match_runs(traits, own_runs), table.learned)
 
 
 def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
@@ -77,7 +77,7 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
     errors = [step_time_error(traits, own_runs) for traits in everything]
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
-    shown = [*shipped().evidence, *(own.evidence for own in own_runs)]
+    shown = [*load_error_table().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
     fullest = max(on_fullest_device(held), key=lambda one: one.held_bytes)
     riskiest = min(held, key=lambda one: one.fit_probability)
@@ -89,5 +89,5 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
         support=support.all,
         unsupported=tuple(support.missing()),
         layout_spread=error.layout,
-        own_runs=sum(own.layouts for own in like(traits, own_runs)),
+        own_runs=sum(own.layouts for own in match_runs(traits, own_runs)),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.calls import Strict
 from simpar.plan.plan import Record
 from simpar.report.bill import AMOUNTS
-from simpar.report.explain import WORDS, fullest_stage
+from simpar.report.explain import WORDS, find_fullest_stage
 from simpar.report.result import Result
 from simpar.report.run_rows import figure
 from simpar.units import (
@@ -34,8 +34,8 @@ FIGURES = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device", "bubble_fraction",
     "peak_memory_bytes", "peak_reserved_bytes", "headroom_bytes", "cost_usd_per_step", "energy_j_per_step",
 )  # fmt: skip
-UNASKED = Record.model_fields.keys() - {"stack"}
-SMALL = 0.005  # smaller shares of the larger step or peak get no sentence
+RECORD_KEYS = Record.model_fields.keys() - {"stack"}
+MIN_SHARE = 0.005  # smaller shares of the larger step or peak get no sentence
 
 
 class Pair(Strict):
@@ -74,7 +74,7 @@ def differences(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Co
     scale = [1.0, 1.0] if tokens[0] == tokens[1] else [MEGA / count for count in tokens]
     parts = [result.time_breakdown_s.model_dump() for result in (a, b)]
     time = {name: parts[1][name] * scale[1] - parts[0][name] * scale[0] for name in PARTS}
-    stages = [fullest_stage(result) for result in (a, b)]
+    stages = [find_fullest_stage(result) for result in (a, b)]
     before, after = (stage.parts_bytes for stage in stages)
     memory = {name: after[name] - size for name, size in before.items()}
     whole = [a.step_time_s * scale[0], b.step_time_s * scale[1]]
@@ -122,7 +122,7 @@ def _asked(a: Result, b: Result) -> Iterator[tuple[str, Pair]]:
 def _leaves(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in data.items():
-        if prefix == "plan" and key in UNASKED:
+        if prefix == "plan" and key in RECORD_KEYS:
             continue
         if isinstance(value, Mapping):
             result |= _leaves(value, f"{prefix}.{key}")
@@ -133,7 +133,7 @@ def _leaves(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _speed_sentences(names: tuple[str, str], whole: list[float], time: Mapping[str, float], per: str) -> Iterator[str]:
     change = whole[1] - whole[0]
-    if abs(change) <= SMALL * max(whole):
+    if abs(change) <= MIN_SHARE * max(whole):
         yield f"{names[1]} takes as long as {names[0]} for a {per}: {format_seconds(whole[1])}"
     else:
         ratio = max(whole) / min(whole)
@@ -143,7 +143,9 @@ def _speed_sentences(names: tuple[str, str], whole: list[float], time: Mapping[s
             f"{format_seconds(whole[0])}"
         )
     for sign, word in ((-1, "less"), (1, "more")):
-        parts = sorted((part for part in time.items() if part[1] * sign > SMALL * max(whole)), key=lambda p: -abs(p[1]))
+        parts = sorted(
+            (part for part in time.items() if part[1] * sign > MIN_SHARE * max(whole)), key=lambda p: -abs(p[1])
+        )
         if parts:
             listed = ", ".join(f"{format_seconds(abs(seconds))} {word} {PARTS[name]}" for name, seconds in parts)
             yield listed
@@ -151,7 +153,7 @@ def _speed_sentences(names: tuple[str, str], whole: list[float], time: Mapping[s
 
 def _memory_sentences(names: tuple[str, str], peaks: tuple[float, float], memory: Mapping[str, float]) -> Iterator[str]:
     change = peaks[1] - peaks[0]
-    if abs(change) <= SMALL * max(peaks):
+    if abs(change) <= MIN_SHARE * max(peaks):
         yield f"memory peaks as high: {format_bytes(peaks[1])}"
         return
     word = "lower" if change < 0 else "higher"
@@ -159,7 +161,7 @@ def _memory_sentences(names: tuple[str, str], peaks: tuple[float, float], memory
     listed = [
         f"{format_bytes(abs(size))} {'less' if size < 0 else 'more'} {name.replace('_', ' ')}"
         for name, size in parts
-        if abs(size) > SMALL * max(peaks)
+        if abs(size) > MIN_SHARE * max(peaks)
     ]
     yield (
         f"memory of {names[1]} peaks {format_bytes(abs(change))} {word}, at {format_bytes(peaks[1])}: "
@@ -215,7 +217,7 @@ def _text(name: str, value: Any) -> str:
     return format_figure(value) + (" USD" if name == "cost_usd_per_step" else "")
 
 
-def asked_text(name: str, value: Any) -> str:
+def format_input(name: str, value: Any) -> str:
     """An input as text: counts with thousands separators, bytes in a readable unit."""
     if value is None:
         return "-"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from simpar.program.ir.program import Program, Timing
 from simpar.report.parts import Cooperation, HostReport, StageMemory
 from simpar.report.result import Result
-from simpar.report.waits import slow_hints, waited_for
+from simpar.report.waits import describe_waits, slow_hints
 from simpar.units import NS_PER_S, Indices, format_bytes, format_seconds
 
 WORDS = {
@@ -63,7 +63,7 @@ def critical_path_s(program: Program, timing: Timing, binding: Indices) -> dict[
     return {kind: time / NS_PER_S for kind, time in order if time}
 
 
-def explained(result: Result, *, critical: Mapping[str, float] | None = None) -> Result:
+def add_explanation(result: Result, *, critical: Mapping[str, float] | None = None) -> Result:
     """The same result with its explanation; ``critical`` is what :func:`critical_path_s` found."""
     said = {
         "binds": tuple(_binds(result)),
@@ -103,7 +103,7 @@ def _waiting_sentences(result: Result) -> Iterator[str]:
     """The ranks that the critical rank waits for."""
     listed = [part for part in result.waiting if part.seconds >= WORTH_NAMING * result.step_time_s]
     if listed:
-        yield "waits " + ", ".join(f"{format_seconds(part.seconds)} for {waited_for(part)}" for part in listed[:3])
+        yield "waits " + ", ".join(f"{format_seconds(part.seconds)} for {describe_waits(part)}" for part in listed[:3])
 
 
 def _cooperation_sentence(met: Cooperation) -> str:
@@ -127,13 +127,13 @@ def _host_sentence(host: HostReport) -> str:
     return words if host.fits else f"{words}: it does not fit"
 
 
-def fullest_stage(result: Result) -> StageMemory:
+def find_fullest_stage(result: Result) -> StageMemory:
     """The stage with the highest peak relative to the capacity of its devices."""
     return max(result.memory.stages, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
 
 
 def _memory_sentence(result: Result) -> str:
-    memory, stage = result.memory, fullest_stage(result)
+    memory, stage = result.memory, find_fullest_stage(result)
     parts = stage.parts_bytes
     largest = max(parts, key=lambda name: parts[name])
     room = abs(memory.headroom_bytes)

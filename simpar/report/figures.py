@@ -36,7 +36,7 @@ def clean(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=8)
 
 
-def rendered(figure: Figure, suffix: str) -> bytes:
+def render_figure(figure: Figure, suffix: str) -> bytes:
     """The bytes of a figure as "png" or "svg"; equal figures give equal bytes."""
     import matplotlib as mpl
 

@@ -12,7 +12,7 @@ from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.plan.choices.mesh import LABELLED
-from simpar.report.figures import SUFFIXES, new_figure, rendered
+from simpar.report.figures import SUFFIXES, new_figure, render_figure
 from simpar.report.palette import INK
 from simpar.report.result import read_object
 from simpar.report.words import probably
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CELL_WIDTH, CELL_HEIGHT = 1.6, 1.02
-WHAT = "MFU and memory; predicted step and its 90 % interval; layout"
-DARK = 0.6  # share of the colour scale above which letters are white
+GRID_CAPTION = "MFU and memory; predicted step and its 90 % interval; layout"
+DARK_SHARE = 0.6  # share of the colour scale above which letters are white
 
 
 def load_grid(path: str | Path) -> dict[str, Any] | None:
@@ -43,11 +43,11 @@ def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:
         raise UserError(f"{path}: allowed: a name that ends in {', '.join(SUFFIXES)}")
     figure = plot_grid(grid)
     if suffix == ".html":
-        svg = rendered(figure, "svg").decode()
+        svg = render_figure(figure, "svg").decode()
         text = f"<!doctype html><meta charset='utf-8'><title>simpar: best layouts</title>{svg[svg.index('<svg') :]}"
         write_atomic(Path(path), text)
     else:
-        write_atomic(Path(path), rendered(figure, suffix.removeprefix(".")))
+        write_atomic(Path(path), render_figure(figure, suffix.removeprefix(".")))
 
 
 def plot_grid(grid: Mapping[str, Any]) -> Figure:
@@ -78,7 +78,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
     axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", lw=2)
     axes.tick_params(which="minor", length=0)
-    axes.set_title(WHAT, loc="left", fontsize=8, color=INK)
+    axes.set_title(GRID_CAPTION, loc="left", fontsize=8, color=INK)
     figure.suptitle(f"Best layout: {grid['title']}", x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
     return figure
 
@@ -94,7 +94,7 @@ def _write_cell(axes: Axes, at: tuple[int, int], cell: Mapping[str, Any], top: f
     if not best:
         axes.text(*at, "nothing fits", ha="center", va="center", fontsize=7, color="#999999")
         return
-    colour = "white" if best["mfu"] > DARK * top else INK
+    colour = "white" if best["mfu"] > DARK_SHARE * top else INK
     head = f"{best['mfu']:.0%}  {best['peak_reserved_bytes'] / GIB:.0f} GiB"
     text = "\n".join([head, *_sure_words(best), layout_words(best["plan"])])
     axes.text(*at, text, ha="center", va="center", fontsize=7, color=colour, linespacing=1.35)

@@ -18,9 +18,9 @@ from simpar.report.attribution import (
     Excess,
     GapPieces,
     Gaps,
-    followed_back,
-    placed,
-    shared_out,
+    follow_back,
+    place_shares,
+    split_waiting,
 )
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.units import Flags, Floats, Indices, Ints
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
     from simpar.program.lower import Lowered
 
-OWN = (*COMMUNICATION, HOST)
+OWN_CAUSES = (*COMMUNICATION, HOST)
 """Kinds of ops that a rank itself may have under way while its compute stream is idle."""
-WHY = (*OWN, *WAITS)
+IDLE_REASONS = (*OWN_CAUSES, *WAITS)
 """Why a compute stream is idle."""
 _Number = TypeVar("_Number", np.int64, np.float64)
 
@@ -55,11 +55,11 @@ class Participation:
     def of(lowered: Lowered) -> Participation:
         """Participation from the slots of all classes and the dependencies on messages."""
         program, slots = lowered.program, lowered.slots
-        kinds = tuple(dict.fromkeys((*OWN, *(label.kind for label in program.labels))))
+        kinds = tuple(dict.fromkeys((*OWN_CAUSES, *(label.kind for label in program.labels))))
         of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int16)
         kind_of_op, class_of_op = of_label[program.ops.label], program.ops.class_id
-        joined = np.flatnonzero((kind_of_op < len(OWN))[lowered.op_of_slot])
-        message = np.flatnonzero((kind_of_op == OWN.index("pp"))[program.dependencies.item])
+        joined = np.flatnonzero((kind_of_op < len(OWN_CAUSES))[lowered.op_of_slot])
+        message = np.flatnonzero((kind_of_op == OWN_CAUSES.index("pp"))[program.dependencies.item])
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
         op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
         class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
@@ -73,7 +73,7 @@ class Participation:
 
     def has(self, op: Indices, class_id: Ints) -> Flags:
         """Whether each class takes part in each op and the op is of a kind in OWN."""
-        result = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
+        result = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN_CAUSES))
         if len(self._of_others):
             key = op.astype(np.int64) * self.num_classes + class_id
             at = np.minimum(np.searchsorted(self._of_others, key), len(self._of_others) - 1)
@@ -82,7 +82,7 @@ class Participation:
 
     def under_way(self, kind: str, timing: Timing) -> UnderWay:
         """The time during which every class takes part in an op of a kind in OWN."""
-        rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN.index(kind)), timing.makespan_ns + 1
+        rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN_CAUSES.index(kind)), timing.makespan_ns + 1
         op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
         return UnderWay.of(timing.start_ns[op] + offset, timing.finish_ns[op] + offset, span)
 
@@ -162,7 +162,7 @@ class IdleTime:
 
         No class loses more than ``most_slow_ns`` of the schedule's bubbles to slow ranks.
         """
-        pieces = followed_back(gaps, timing, excess.binding)
+        pieces = follow_back(gaps, timing, excess.binding)
         takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
         own, waits = _with_own_in_parallel(gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing)
         stage = lowered.stage_of_class
@@ -184,7 +184,7 @@ class IdleTime:
 
     def exposed_ns(self, num_classes: int) -> Ints:
         """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
-        result = np.zeros((num_classes, len(OWN)), dtype=np.int64)
+        result = np.zeros((num_classes, len(OWN_CAUSES)), dtype=np.int64)
         at = self.gaps.class_id[self.own.gap], self.part.kind_of_op[self.own.op]
         np.add.at(result, at, self.own.length_ns)
         return result
@@ -220,8 +220,8 @@ class IdleTime:
         return [
             (own.begin, own.end, self.part.kind_of_op[own.op]),
             *(
-                (pieces.begin, pieces.end, np.full(len(pieces.gap), len(OWN) + cause))
-                for cause, pieces in placed(waits, self.shares_ns[low:high])
+                (pieces.begin, pieces.end, np.full(len(pieces.gap), len(OWN_CAUSES) + cause))
+                for cause, pieces in place_shares(waits, self.shares_ns[low:high])
             ),
         ]
 
@@ -243,7 +243,7 @@ def _with_own_in_parallel(
         need = _per_gap(theirs, theirs.length_ns, gaps)
         spare = part.under_way(kind, timing).between_ns(gaps.class_id, gaps.begin, gaps.end)
         extra = np.minimum(need, spare - _per_gap(counted, counted.length_ns, gaps))
-        parts = dict(placed(theirs, np.stack([extra, need - extra], axis=1)))
+        parts = dict(place_shares(theirs, np.stack([extra, need - extra], axis=1)))
         own = GapPieces.joined([own, parts[0]])
         kept.append(parts[1])
         waits, kind_of = waits.take(kind_of != number), kind_of[kind_of != number]
@@ -273,5 +273,5 @@ def _shared_by_class(gaps: Gaps, wait_ns: Ints, surplus: Floats, paid: Floats) -
     for low, high in pairwise(bounds):
         mine = surplus[low:high].copy()
         mine[:, GROUPS] -= np.cumsum(paid[low:high])
-        shares[low:high] = shared_out(wait_ns[low:high], mine)
+        shares[low:high] = split_waiting(wait_ns[low:high], mine)
     return shares

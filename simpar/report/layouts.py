@@ -32,7 +32,7 @@ def _name(*said: object) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 
-def known_of(result: Result) -> Known:
+def known_layout(result: Result) -> Known:
     """What is known of a layout before it is measured."""
     return Known(kin_of(result), shares_of(result))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import choose, write_atomic
-from simpar.report.figures import SUFFIXES, canvas, clean, new_figure, rendered
+from simpar.report.figures import SUFFIXES, canvas, clean, new_figure, render_figure
 from simpar.report.palette import (
     BAND_EDGE,
     BAND_HATCH,
@@ -61,9 +61,9 @@ def save_plot(result: Result, kind: str, path: str | Path) -> None:
         )
     figure = plot(result, kind)
     if suffix == ".html":
-        write_atomic(path, _html(result, kind, rendered(figure, "svg").decode()))
+        write_atomic(path, _html(result, kind, render_figure(figure, "svg").decode()))
     else:
-        write_atomic(path, rendered(figure, suffix.removeprefix(".")))
+        write_atomic(path, render_figure(figure, suffix.removeprefix(".")))
 
 
 def plot(result: Result, kind: str) -> Figure:

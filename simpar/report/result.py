@@ -205,9 +205,9 @@ class Result:
         save_plot(self, "memory", path)
 
     def __repr__(self) -> str:
-        from simpar.report.words import short
+        from simpar.report.words import describe_briefly
 
-        return short(self)
+        return describe_briefly(self)
 
     def _repr_html_(self) -> str:
         from simpar.report.notebook import to_html

@@ -21,7 +21,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.plan import Plan
-from simpar.plan.routing import Routing, fullest_deviation, fullest_load, sampled_loads
+from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.job import TrainingJob
@@ -31,7 +31,7 @@ from simpar.report.bill import Amount, Bill, Step, whole_run
 from simpar.report.certainty import certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.detail import inner_steps
-from simpar.report.explain import critical_path_s, explained
+from simpar.report.explain import add_explanation, critical_path_s
 from simpar.report.parts import Communication, HostReport, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown, Why
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION, HOST
@@ -41,9 +41,9 @@ from simpar.report.timeline import (
     Overview,
     RankClass,
     Timeline,
+    choose_shown_classes,
     from_program,
     overview,
-    shown_classes,
 )
 from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA, Floats
@@ -93,13 +93,13 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     )
     result = with_whole_run(result)
     if not with_timeline:
-        return explained(result)
+        return add_explanation(result)
     curves = [_memory_curve(one) for one in held]
     timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
     result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding)
     path["host"] = path.get("host", 0.0) + between_s
-    return explained(result, critical=path)
+    return add_explanation(result, critical=path)
 
 
 def with_whole_run(result: Result) -> Result:
@@ -125,7 +125,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
 
     It ends with the step: after the devices finish, the host takes ``between_s`` before the next step.
     """
-    view, shown = overview(timeline), shown_classes(timeline)
+    view, shown = overview(timeline), choose_shown_classes(timeline)
     end_ns = accounts.step_ns + round(between_s * NS_PER_S)
     stages = []
     for stage, class_id in zip(view.stages, shown, strict=True):
@@ -214,10 +214,10 @@ def _expert_load(context: SummaryInputs) -> ExpertLoad | None:
     if not graph.is_mixture or ranks == 1 or is_even:
         return None
     routing, sampled = Routing.of_dims(graph.dims), layout.has_sampled_loads
-    drawn = sampled_loads(graph, layout, ranks, context.perturbation.seed).max() if sampled else 0.0
-    fullest = float(drawn or fullest_load(routing, layout, ranks))
+    drawn = sample_loads(graph, layout, ranks, context.perturbation.seed).max() if sampled else 0.0
+    fullest = float(drawn or max_rank_load(routing, layout, ranks))
     return ExpertLoad(
-        ranks=ranks, fullest=fullest, deviation=fullest_deviation(routing, layout, ranks), sampled=sampled
+        ranks=ranks, fullest=fullest, deviation=max_rank_load_deviation(routing, layout, ranks), sampled=sampled
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-KEPT = (
+KEPT_COLUMNS = (
     "step_time_s", "step_time_interval_s", "tokens_per_s", "mfu", "bubble_fraction", "time_breakdown_s",
     "communication", "peak_reserved_bytes", "fits", "fit_probability",
 )  # fmt: skip
@@ -97,7 +97,7 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
         figures: dict[str, Any] = {"interrupted": True} if row.interrupted else {"refused": row.refused}
         if row.result:
             whole = row.result.to_dict()
-            figures = {key: whole[key] for key in KEPT}
+            figures = {key: whole[key] for key in KEPT_COLUMNS}
         found.append({"choice": dict(row.choice), **figures})
     return {SWEEP.key: SWEEP.version, "sweep": found}
 
@@ -153,10 +153,10 @@ def si_table(rows: Sequence[Swept]) -> ReportTable:
 
 def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
     """Write a page: a grid for two keys, otherwise a list, shaded by the step time of what fits."""
-    from simpar.report.html import environment, filled
+    from simpar.report.html import environment, fill_template
 
     page = {"title": title, "grid": _grid(rows), "table": table(rows), "shades": [_shade(row, rows) for row in rows]}
-    write_atomic(path, filled(environment().get_template("sweep.html.j2"), page))
+    write_atomic(path, fill_template(environment().get_template("sweep.html.j2"), page))
 
 
 def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simpar.report.table import Column, ReportTable, text
 from simpar.report.timeline import MEMORY_PARTS
-from simpar.report.words import figures, headline, how_sure, three, verdict
+from simpar.report.words import describe_certainty, figures, format_significant, headline, verdict
 from simpar.scenario import Published
 from simpar.units import GIB, format_bytes, format_count, format_figure, format_seconds
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from simpar.report.result import Result
 
 BAR_WIDTH = 32
-SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
+SHORT_TITLES = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
-UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
+ADVISE_HINT = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
@@ -47,7 +47,7 @@ def print_report(result: Result, console: Console) -> None:
         console.print(f"\n{title}", style="bold")
         console.print(table)
     for title, lines in (
-        ("How sure", how_sure(result)),
+        ("How sure", describe_certainty(result)),
         ("Limiting factors", result.why.binds),
         ("What to try", result.why.hints),
     ):
@@ -56,7 +56,7 @@ def print_report(result: Result, console: Console) -> None:
         for line in lines:
             console.print(f"- {line}", soft_wrap=True)
     if not result.why.trials:
-        console.print(f"\n{UNTRIED}", soft_wrap=True)
+        console.print(f"\n{ADVISE_HINT}", soft_wrap=True)
     else:
         console.print("\nNeighbouring layouts, simulated", style="bold")
         _print_trials(result, console)
@@ -77,12 +77,12 @@ def _print_trials(result: Result, console: Console) -> None:
             format_bytes(trial.peak_reserved_bytes or 0.0),
             verdict(trial),
         )
-        for trial in worth_showing(result)
+        for trial in choose_shown_trials(result)
     ]
     console.print(ReportTable(columns, rows))
 
 
-def worth_showing(result: Result) -> list[Trial]:
+def choose_shown_trials(result: Result) -> list[Trial]:
     """Of the trials, best first, the fastest that fit, then the few faster ones that do not."""
     ran = [trial for trial in result.why.trials if trial.step_time_s is not None]
     fitting = [trial for trial in ran if trial.fits]
@@ -101,7 +101,7 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
     console.print(ReportTable([text(), text(least=20)], list(names.items()), header=False))
 
 
-def published_rows(result: Result) -> list[tuple[str, float, float]]:
+def compare_published(result: Result) -> list[tuple[str, float, float]]:
     """Published figures with their predictions: (name with unit, published, predicted)."""
     reference = result.published
     if reference is None:
@@ -122,8 +122,9 @@ def _percent(fraction: float | None) -> float | None:
 
 
 def _published_lines(result: Result) -> Iterator[str]:
-    for name, known, ours in published_rows(result):
-        yield f"published {name}: {three(known)}; predicted {three(ours)} ({ours / known - 1:+.1%})"
+    for name, known, ours in compare_published(result):
+        figures = f"{format_significant(known)}; predicted {format_significant(ours)} ({ours / known - 1:+.1%})"
+        yield f"published {name}: {figures}"
     if isinstance(result.published, Published):
         yield f"source: {result.published.source}" + (f". {result.published.note}" if result.published.note else "")
 
@@ -231,10 +232,10 @@ def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
 
 
 def _memory(result: Result) -> ReportTable:
-    columns: list[Column | str] = [text("stage"), *(SHORT.get(part, part) for part in MEMORY_PARTS), "peak"]
+    columns: list[Column | str] = [text("stage"), *(SHORT_TITLES.get(part, part) for part in MEMORY_PARTS), "peak"]
     if len({stage.device for stage in result.memory.stages}) > 1:
         columns += ["of", text("device")]
-    rows = shortened(memory_rows(result.memory.stages))
+    rows = shorten_rows(memory_rows(result.memory.stages))
     return ReportTable(columns, [(stages, *cells) for stages, cells in rows])
 
 
@@ -255,7 +256,7 @@ def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...
     return [(str(first) if first == last else f"{first}-{last}", cells) for first, last, cells in rows]
 
 
-def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
+def shorten_rows(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
     """At most MAX_MEMORY_ROWS rows, with middle ones left out (the JSON has all stages)."""
     if len(rows) <= MAX_MEMORY_ROWS:
         return list(rows)

@@ -290,7 +290,7 @@ def overview(timeline: Timeline) -> Overview:
     """
     codes, inside = timeline.kind_codes(), KINDS.index("tp")
     stages = []
-    for class_id in shown_classes(timeline):
+    for class_id in choose_shown_classes(timeline):
         entry = timeline.classes[class_id]
         rows = np.flatnonzero((timeline.slices.class_id == class_id) & (codes >= 0) & (codes != inside))
         curve = timeline.memory[class_id].thinned() if timeline.memory else None
@@ -299,7 +299,7 @@ def overview(timeline: Timeline) -> Overview:
     return Overview(tuple(stages), timeline.span_ns / NS_PER_S)
 
 
-def shown_classes(timeline: Timeline) -> tuple[int, ...]:
+def choose_shown_classes(timeline: Timeline) -> tuple[int, ...]:
     """For every pipeline rank the class that ends its compute last; of equals, the one with most ranks."""
     best: dict[int, tuple[tuple[int, int], int]] = {}
     slices = timeline.slices

@@ -21,7 +21,7 @@ import numpy as np
 
 from simpar.files import write_atomic
 from simpar.program.ir.program import Label
-from simpar.report.timeline import InnerSteps, MemoryCurve, Slices, Timeline, shown_classes
+from simpar.report.timeline import InnerSteps, MemoryCurve, Slices, Timeline, choose_shown_classes
 from simpar.units import KILO, NS_PER_S
 
 Event = dict[str, Any]
@@ -65,7 +65,7 @@ def _small_enough(timeline: Timeline) -> Timeline:
     """A large timeline reduced to the slowest class of every pipeline rank."""
     if len(timeline.slices) <= MAX_SLICES:
         return timeline
-    kept = np.flatnonzero(np.isin(timeline.slices.class_id, shown_classes(timeline)))
+    kept = np.flatnonzero(np.isin(timeline.slices.class_id, choose_shown_classes(timeline)))
     row_of = np.full(len(timeline.slices) + 1, -1, dtype=np.int64)
     row_of[kept] = np.arange(len(kept))
     arrows = row_of[timeline.arrows]

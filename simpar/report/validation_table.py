@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.table import ReportTable, text
-from simpar.report.words import three
+from simpar.report.words import format_significant
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_ROWS = 40
 """Tables up to this many rows are listed row by row."""
-LEAST = 20
+MIN_NAME_WIDTH = 20
 """Characters down to which names of runs and sources wrap."""
 MOST_READ = 4
 """How many kinds of clusters and software are named per source."""
@@ -51,7 +51,7 @@ _OF_OPERATIONS = {"predicted s": "predicted_time_s", "measured s": "measured_tim
 def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     single = any("predicted_time_s" in row for row in rows)
     columns = _OF_OPERATIONS if single else _OF_RUNS
-    table = ReportTable([text("operation" if single else "run", least=LEAST), *columns])
+    table = ReportTable([text("operation" if single else "run", least=MIN_NAME_WIDTH), *columns])
     for row in rows:
         if "reason" in row:
             table.add(f"{row['label']}: not modelled: {row['reason']}")
@@ -70,7 +70,7 @@ def _validation_sources(found: Mapping[str, Any]) -> ReportTable:
     sources = [*found["by_source"].items(), ("all", found)]
     columns = {name: key for name, key in columns.items() if any(of[key] is not None for _, of in sources)}
     rows = [(name, *(_blank_or_three(of[key]) for key in columns.values())) for name, of in sources]
-    return ReportTable([text("median errors by source", least=LEAST), *columns], rows)
+    return ReportTable([text("median errors by source", least=MIN_NAME_WIDTH), *columns], rows)
 
 
 def _read(counts: Mapping[str, int]) -> str:
@@ -81,4 +81,4 @@ def _read(counts: Mapping[str, int]) -> str:
 
 
 def _blank_or_three(value: float | None) -> str:
-    return "" if value is None else three(value)
+    return "" if value is None else format_significant(value)

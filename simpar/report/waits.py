@@ -65,7 +65,7 @@ def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
     )
 
 
-def waited_for(part: Waited) -> str:
+def describe_waits(part: Waited) -> str:
     """The ranks waited for, in words."""
     many = "s" if part.num_ranks > 1 else ""
     ranks = f"rank{many} {', '.join(map(str, part.ranks[:3]))}" + (" ..." if part.num_ranks > 3 else "")

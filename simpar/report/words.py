@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.architectures.recompute import says_layers
 from simpar.plan.choices.mesh import LABELLED
 from simpar.report.run_rows import run_rows
-from simpar.uncertainty.memory import AS_PREDICTED, WANTED
+from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def headline(result: Result) -> str:
     return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (f", {stack} stack" if stack else "")
 
 
-def short(result: Result) -> str:
+def describe_briefly(result: Result) -> str:
     """A result in one line."""
     step, state = format_seconds(result.step_time_s), memory_state(result)
     return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
@@ -155,7 +155,7 @@ def interval_words(interval_s: Sequence[float]) -> str:
     return f"{format_seconds(low_s)} to {format_seconds(high_s)}"
 
 
-def how_sure(result: Result) -> list[str]:
+def describe_certainty(result: Result) -> list[str]:
     """The basis of the intervals, a sentence each: measured runs, traits that no run shows, the causes of misfits."""
     known = result.certainty
     if known is None:
@@ -176,10 +176,10 @@ def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
     parts = sorted(causes.items(), key=lambda item: -item[1])
     words = ", ".join(f"{100 * part:.0f} % {CAUSES.get(name, name)}" for name, part in parts if part >= 0.01)
     if words:
-        yield f"memory margin for {100 * WANTED:.0f} %: {words}"
+        yield f"memory margin for {100 * DEFAULT_FIT_PROBABILITY:.0f} %: {words}"
 
 
-def three(value: float) -> str:
+def format_significant(value: float) -> str:
     """Three significant digits without an exponent, and without trailing zeros."""
     text = f"{value:.3g}"
     return format_figure(value) if "e" in text else text

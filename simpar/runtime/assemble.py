@@ -29,7 +29,7 @@ from simpar.runtime.model import Blueprint, build_stage, parts, shard
 from simpar.runtime.offload import save_on_host
 from simpar.runtime.one_process import ReplicatedModule
 from simpar.runtime.pipeline import MicrobatchTensors, PipelineRank
-from simpar.runtime.prediction import IGNORED, layers_of
+from simpar.runtime.prediction import IGNORED_TARGET, layers_of
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.stage_pipeline import TiedEmbeddings, make_pipeline
@@ -128,7 +128,7 @@ def rehearse(engine: TrainingEngine, training: Training, blueprint: Blueprint) -
         shape = (training.global_batch // ranks.mesh.replicas, training.seq_len // ranks.mesh.cp)
         zeros = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
         further = layers_of(blueprint.graph)
-        targets = torch.stack([zeros, *[torch.full_like(zeros, IGNORED)] * further], 1) if further else zeros
+        targets = torch.stack([zeros, *[torch.full_like(zeros, IGNORED_TARGET)] * further], 1) if further else zeros
         engine.forward_backward(zeros, targets)
         for owned in engine.owned:
             owned.parameter.grad = None

@@ -24,7 +24,7 @@ Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum
 SCORES_BYTES = 256 * MIB
 HALF = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
-ALIGNED = 8  # the features of a head are padded to a multiple of this
+HEAD_MULTIPLE = 8  # the features of a head are padded to a multiple of this
 AMPERE = (8, 0)
 
 
@@ -162,7 +162,7 @@ def _windows(query: Tensor, seen: Band) -> dict[str, Any]:
 
 def _swapped(*tensors: Tensor) -> list[Tensor]:
     """[batch, heads, seq, head_dim] as [batch, seq, heads, head_dim], features padded to a multiple of ALIGNED."""
-    missing = -tensors[0].shape[-1] % ALIGNED
+    missing = -tensors[0].shape[-1] % HEAD_MULTIPLE
     padded = (functional.pad(x, (0, missing)) if missing else x for x in tensors)
     return [x.transpose(1, 2) for x in padded]
 

@@ -25,7 +25,7 @@ from simpar.units import Ints
 
 ROUNDS = 4
 STRIDES = 7
-ENDLESS = 1 << 40  # length of a source without an end
+UNBOUNDED_LENGTH = 1 << 40  # length of a source without an end
 BYTES = "bytes"
 SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -49,7 +49,7 @@ class Synthetic:
     seed: int
 
     def __len__(self) -> int:
-        return ENDLESS
+        return UNBOUNDED_LENGTH
 
     def sample(self, index: int) -> Ints:
         """One sample: int64[seq_len + 1]."""

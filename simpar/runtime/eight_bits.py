@@ -17,7 +17,7 @@ from simpar.errors import UserError
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.operators import CastingLinear
 
-ALIGNED = 16  # tensor cores take 8-bit matrices with multiples of so many rows and columns
+TILE_MULTIPLE = 16  # tensor cores take 8-bit matrices with multiples of so many rows and columns
 ADA = (8, 9)
 
 
@@ -33,10 +33,12 @@ def convert(model: Decoder, device: Any) -> None:
             f"plan.precision = fp8: {torch.cuda.get_device_name(device)} computes no 8-bit products; allowed: bf16"
         )
     for name, module in model.layers.named_modules():
-        if isinstance(module, CastingLinear) and (module.in_features % ALIGNED or module.out_features % ALIGNED):
+        if isinstance(module, CastingLinear) and (
+            module.in_features % TILE_MULTIPLE or module.out_features % TILE_MULTIPLE
+        ):
             raise UserError(
                 f"plan.precision = fp8: {name} is {module.in_features} x {module.out_features}; "
-                f"allowed: multiples of {ALIGNED}, or bf16"
+                f"allowed: multiples of {TILE_MULTIPLE}, or bf16"
             )
     config = float8.Float8LinearConfig(emulate=on_host)
     for layer in model.layers.values():

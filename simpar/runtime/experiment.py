@@ -17,7 +17,7 @@ from simpar.runtime.saved import newest
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.summary import errors, measured, measured_apart, utilisation
 from simpar.runtime.traces import write_both
-from simpar.simulation import tuned_graph
+from simpar.simulation import apply_tuning
 
 REPORT = "report.json"
 RESTARTS = 3  # restarts of a run that can resume from a checkpoint
@@ -110,7 +110,7 @@ def make_report(
         found["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
-        found["mfu"] = utilisation(tuned_graph(plan, graph), training, found["step_time_s"], peak, ready.world_size)
+        found["mfu"] = utilisation(apply_tuning(plan, graph), training, found["step_time_s"], peak, ready.world_size)
     return {
         "model": graph.name if graph else job.model,
         "plan": plan.model_dump(mode="json"),

@@ -13,7 +13,7 @@ from simpar.units import format_bytes
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "not enough memory")
 KILLED, LOST = "Signal 9 (SIGKILL)", "RendezvousTimeoutError"
-RECORDED = "nccl-"
+RECORDER_PREFIX = "nccl-"
 
 
 class WorkerFailure(RuntimeError):
@@ -94,4 +94,8 @@ def of_torchrun(text: str, log: Path, nodes: int) -> str:
 
 def recorded(folder: Path) -> str:
     """Where the last collectives of every rank were recorded when NCCL timed out; empty otherwise."""
-    return f"; collectives: {folder / RECORDED}*, read by torchfrtrace" if any(folder.glob(f"{RECORDED}*")) else ""
+    return (
+        f"; collectives: {folder / RECORDER_PREFIX}*, read by torchfrtrace"
+        if any(folder.glob(f"{RECORDER_PREFIX}*"))
+        else ""
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.runtime.failures import RECORDED, OutOfMemory, WorkerFailure, of_torchrun, recorded
+from simpar.runtime.failures import RECORDER_PREFIX, OutOfMemory, WorkerFailure, of_torchrun, recorded
 from simpar.runtime.job import Machine, RunJob
 from simpar.runtime.worker import PORT, die_with_parent, listen
 from simpar.units import KIB
@@ -108,7 +108,7 @@ def start(
     require_torch()
     where, folder = nodes or NodeRendezvous(), workers.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in (f"{RECORDED}*", "rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
+    for pattern in (f"{RECORDER_PREFIX}*", "rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
         for old in folder.glob(pattern):
             old.unlink()
     command = torchrun(workers, processes, where, max_restarts)
@@ -150,7 +150,7 @@ def _environment(workers: RankLauncher, nodes: NodeRendezvous) -> dict[str, str]
         for name, value in RECORDER.items():
             result.setdefault(name, value)
         for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-            result.setdefault(name, str(workers.folder / RECORDED))
+            result.setdefault(name, str(workers.folder / RECORDER_PREFIX))
     if nodes.count == 1 and sys.platform == "linux":
         for library in ("GLOO", "NCCL"):
             result.setdefault(f"{library}_SOCKET_IFNAME", "lo")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from simpar.runtime.prediction import IGNORED
+from simpar.runtime.prediction import IGNORED_TARGET
 
 WEIGHT = 0.3  # weight of the mean loss of further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 4.2]
 
@@ -35,7 +35,9 @@ def extra_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     Each is a sum over existing targets divided by the length of the sequences (equation 24 of the same paper).
     """
     found = [
-        functional.cross_entropy(each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED, reduction="sum")
+        functional.cross_entropy(
+            each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
+        )
         / targets[:, depth].numel()
         for depth, each in enumerate(logits)
     ]

@@ -18,7 +18,7 @@ from simpar.architectures.graph import INPUT, Block, ModelGraph
 EMBEDDED, JOIN = "embedded", "join"
 RETURNS = ("mlp_residual", "final_norm")
 SHARED = ("lm_head", "loss", "pass")  # the model's own, applied by the decoder
-IGNORED = -100  # a target beyond the end of the sequence
+IGNORED_TARGET = -100  # a target beyond the end of the sequence
 
 
 def layers_of(graph: ModelGraph | None) -> int:
@@ -43,5 +43,5 @@ def next_tokens(samples: Tensor, here: Tensor, further: int) -> Tensor:
     """
     if not further:
         return samples[:, here + 1]
-    padded = functional.pad(samples, (0, further), value=IGNORED)
+    padded = functional.pad(samples, (0, further), value=IGNORED_TARGET)
     return torch.stack([padded[:, here + 1 + depth] for depth in range(1 + further)], dim=1)

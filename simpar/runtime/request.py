@@ -28,7 +28,7 @@ from simpar.runtime.saved import check_continuation
 from simpar.runtime.strategy import is_split
 from simpar.runtime.this_machine import usable_cores
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
-from simpar.tracing.code import consented
+from simpar.tracing.code import require_consent
 
 DRIVERS = ("nvidia[0-9]*", "kfd", "dxg")
 HARDWARE, WITHOUT = "--hardware", "--set cluster=null"
@@ -69,7 +69,7 @@ def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -
     A model that is code is taken only from the command line, never from a file.
     """
     request = read_as(Request, name, flags, settings, needs=NEEDS)
-    consented(request.model, name, flags)
+    require_consent(request.model, name, flags)
     return request
 
 

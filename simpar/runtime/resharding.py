@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from simpar.plan.placement import SHARDED, States, sharding
+from simpar.plan.placement import SHARDED, States, count_slices
 from simpar.plan.stages import StagePlan
 
 Range = tuple[int, int]
@@ -104,4 +104,4 @@ def _spread(states: States, mesh: Sequence[int], shape: tuple[int, ...]) -> Stat
 
 def slices(states: States, mesh: Sequence[int]) -> int:
     """The number of slices into which the rows of a tensor are cut."""
-    return int(sharding(["R" if state == "F" else state for state in states], mesh))
+    return int(count_slices(["R" if state == "F" else state for state in states], mesh))

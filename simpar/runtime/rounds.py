@@ -10,7 +10,7 @@ import torch
 
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.plan.sync import apart
+from simpar.plan.sync import replicas_are_independent
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.reduction import average
 
@@ -70,7 +70,7 @@ MEETINGS: dict[str, type[Averaging]] = {"local-sgd": Averaging, "diloco": OuterO
 
 def meeting_of(scope: Scope, owned: Sequence[Owned]) -> Averaging | None:
     """How the replicas of a plan synchronise; None if they reduce gradients in every step. Raises UserError."""
-    if not apart(scope.plan):
+    if not replicas_are_independent(scope.plan):
         return None
     if scope.learning.clip_norm is not None:
         raise UserError(

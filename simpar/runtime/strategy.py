@@ -32,12 +32,12 @@ from simpar.errors import UserError
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import FOLDED
+from simpar.plan.schedules import HALF_SCHEDULES
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.stage_layers import stage_layers
-from simpar.plan.sync import apart
-from simpar.plan.torch_roles import refuse_roles, why_no_copies
-from simpar.simulation import tuned_graph
+from simpar.plan.sync import replicas_are_independent
+from simpar.plan.torch_roles import explain_no_copies, refuse_roles
+from simpar.simulation import apply_tuning
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
 
@@ -88,7 +88,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
         return Strategy("none")
     if data.servers is not None:
         return Strategy("servers", replicas=width, alone=True)
-    if apart(plan) and not data.zero:
+    if replicas_are_independent(plan) and not data.zero:
         return Strategy("none", alone=True)
     split = schedule is not None and is_split(schedule)
     if data.zero >= 2 or fetches:
@@ -100,7 +100,9 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
                 "without W"
             )
         reshard = bool(data.reshard_after_forward) or width == 1
-        return Strategy("fsdp", reshard=reshard, replicas=data.hsdp, alone=apart(plan), spread=spread)
+        return Strategy(
+            "fsdp", reshard=reshard, replicas=data.hsdp, alone=replicas_are_independent(plan), spread=spread
+        )
     plain = mesh.tp == 1 and plan.pipeline.vpp == 1 and not split
     return Strategy("ddp" if plain else "explicit", shard_optimizer=data.zero == 1, replicas=data.hsdp)
 
@@ -120,7 +122,7 @@ def refuse_schedule(schedule: Schedule) -> None:
     if schedule.num_mirrored:
         raise UserError(
             f"plan.schedule = {schedule.name}: two copies of every stage; allowed: the others, such as "
-            f"{FOLDED[schedule.name]}"
+            f"{HALF_SCHEDULES[schedule.name]}"
         )
     last = schedule.num_stages - 1
     for rank in range(schedule.num_ranks):
@@ -141,7 +143,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             "plan.recompute_early = true: torch recomputes inside the backward; allowed in a real run: false"
         )
-    if apart(plan):
+    if replicas_are_independent(plan):
         _refuse_alone(plan)
     if numerics.optimizer not in IN_TORCH or numerics.moment_dtype not in (None, "fp32"):
         raise UserError(
@@ -252,12 +254,15 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
             tuning.frozen_dtype != "bf16",
             f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16",
         ),
-        (apart(plan), f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers"),
+        (
+            replicas_are_independent(plan),
+            f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers",
+        ),
     ):
         if wrong:
             raise UserError(said)
     if graph is not None:
-        tuned_graph(plan, graph)
+        apply_tuning(plan, graph)
 
 
 def _refuse_alone(plan: Plan) -> None:
@@ -328,7 +333,7 @@ def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:
-    if reason := why_no_copies(graph, tp):
+    if reason := explain_no_copies(graph, tp):
         raise UserError(f"plan.tp = {tp}: {reason}")
     for block in graph.blocks.values():
         for op in block.operators:

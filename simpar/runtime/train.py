@@ -36,7 +36,7 @@ from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import StepUpdate
 from simpar.runtime.weights import check_used, save
-from simpar.tracing.code import own_module
+from simpar.tracing.code import load_user_module
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
         torch.manual_seed(seed)
-        model = own_module(str(job.model))
+        model = load_user_module(str(job.model))
         engine, vocab = (make_own_engine(model, blueprint, job.training, job.learning, ranks), vocabulary(model))
     else:
         engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)

@@ -28,10 +28,10 @@ from simpar.runtime.job import Machine, RunJob
 PR_SET_PDEATHSIG = 1
 PORT = "port{attempt}"
 POLL_S = 0.02
-FAILED = 1
+FAILURE_EXIT_CODE = 1
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BAD_INPUT = 2
-SAME = {"plan", "model", "training", "steps", "learning", "selective"}
+RESUME_KEYS = {"plan", "model", "training", "steps", "learning", "selective"}
 """Fields of a job that must be equal on all nodes; folders, data files and devices may differ."""
 
 
@@ -48,7 +48,7 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
     write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
     for path in folder.glob("failed*.json"):  # a restart does not fix these
         if (kind := json.loads(path.read_text())["kind"]) != "crash":
-            return BAD_INPUT if kind == "user" else FAILED
+            return BAD_INPUT if kind == "user" else FAILURE_EXIT_CODE
     try:
         measured = work()
     except UserError as error:
@@ -70,8 +70,8 @@ def _crashed(folder: Path, rank: int, error: BaseException) -> int:
     """Record why a rank failed, if it is nothing that the user can fix, or nothing in the input."""
     traceback.print_exception(error)
     if is_memory(error):
-        return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILED)
-    return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
+        return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILURE_EXIT_CODE)
+    return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILURE_EXIT_CODE)
 
 
 def run(job: RunJob) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _agree(job: RunJob) -> None:
     """Refuse jobs of nodes that were given different commands, on every rank. Raises UserError."""
     import torch.distributed as dist
 
-    here = job.model_dump(mode="json", include=SAME)
+    here = job.model_dump(mode="json", include=RESUME_KEYS)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, here)
     for rank, there in enumerate(every):

@@ -9,7 +9,7 @@ from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator,
 from simpar.errors import UserError
 from simpar.tracing.expert_roles import expert_weights
 from simpar.tracing.latent_roles import latent_mask
-from simpar.tracing.nodes import divided, times
+from simpar.tracing.nodes import times
 from simpar.tracing.raw_operators import INPUT_VALUE, DraftWeight, OperatorDraft, makers
 from simpar.tracing.roles import find_roles
 from simpar.tracing.segments import DraftSegment
@@ -311,4 +311,4 @@ def as_block(name: str, traced: Traced, scope: str) -> Block:
     return Block(name, traced.operators, scope, traced.passes)
 
 
-__all__ = ["EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided"]
+__all__ = ["EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block"]

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.tracing.code import ALLOWED, own_model
+from simpar.tracing.code import ALLOWED, call_user_function
 from simpar.tracing.masks import Constants
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, TraceShape, length
 
-LONGEST = 6144
+MAX_TRACED_LENGTH = 6144
 """Most tokens of a traced sequence: masks are evaluated, and their memory grows with its square."""
 _RANK = {CONSTANT: 0, INDEX: 1, WEIGHTS: 2, DATA: 3}
 _TABLE_OPS = ("embedding", "index", "index_select", "gather")
@@ -87,7 +87,7 @@ def _captured(name: str, seq_len: int) -> Capture:
 def _made(name: str) -> Any:
     """The user's module; an error in their code becomes a UserError of one line."""
     try:
-        return own_model(name)
+        return call_user_function(name)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
@@ -123,7 +123,7 @@ class _Examples:
         import torch
 
         if inputs is None:
-            inputs = torch.zeros(1, min(seq_len, LONGEST), dtype=torch.int64, device="meta")
+            inputs = torch.zeros(1, min(seq_len, MAX_TRACED_LENGTH), dtype=torch.int64, device="meta")
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
         positional = () if named else tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
         tensors = [*positional, *named.values()]
@@ -138,7 +138,7 @@ class _Examples:
                 f"model = {name}: example inputs have first dims {sizes}; allowed: one batch for all of them"
             )
         tokens = next((t.shape[1] for t in tensors if t.dim() == 2 and not t.is_floating_point()), 0)
-        long = min(seq_len, LONGEST) if tokens else 1
+        long = min(seq_len, MAX_TRACED_LENGTH) if tokens else 1
         short = 1 if not tokens else long // 2 if long % 2 == 0 else max(long - 1, 1)
         return _Examples(positional, named, (TraceShape(2, long), TraceShape(3, short)), bool(tokens), int(tokens))
 

@@ -18,7 +18,7 @@ def is_code(model: str) -> bool:
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def own_model(name: str) -> Any:
+def call_user_function(name: str) -> Any:
     """What the user's ``module:function`` returns; modules are also looked for in the working directory.
 
     Raises UserError where it cannot be found.
@@ -35,13 +35,13 @@ def own_model(name: str) -> Any:
         raise UserError(f"model = {name}: cannot be imported ({error}); {ALLOWED}") from None
 
 
-def own_module(name: str) -> Any:
+def load_user_module(name: str) -> Any:
     """The module that ``module:function`` returns, without example inputs. Raises UserError where it is not found."""
-    made = own_model(name)
+    made = call_user_function(name)
     return made[0] if isinstance(made, tuple) else made
 
 
-def consented(model: Any, source: str, given: Mapping[str, Any]) -> None:
+def require_consent(model: Any, source: str, given: Mapping[str, Any]) -> None:
     """Raise UserError if a file names code as its model and the command line does not name the same function."""
     if isinstance(model, str) and is_code(model) and given.get("model") != model:
         raise UserError(

@@ -12,7 +12,7 @@ from math import prod
 
 from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divided
+from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divide_size
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
 GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
@@ -123,7 +123,7 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
     """The operators of a mixture, the router first, which reads the value ``source``."""
     router, up, end = mixture.router, mixture.up, mixture.end
     experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
-    tokens, rows = divided(router.numel, experts), divided(up.numel, wide)
+    tokens, rows = divide_size(router.numel, experts), divide_size(up.numel, wide)
     own = pieces(router)
     held = dict.fromkeys(piece for node in mixture.between for piece in pieces(node) if piece not in own)
     up_pieces, down_pieces, rest = _shared_out(list(held), mixture)

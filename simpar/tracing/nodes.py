@@ -95,12 +95,12 @@ def _product(left: Size, right: Size) -> Size:
     return tuple((value, key) for key, value in found.items())
 
 
-def whole(size: Size) -> int | None:
+def constant_value(size: Size) -> int | None:
     """The value of a polynomial without names; None where it has some."""
     return size[0][0] if len(size) == 1 and not size[0][1] else None
 
 
-def divided(size: Size, by: int) -> Size:
+def divide_size(size: Size, by: int) -> Size:
     """A polynomial divided by a whole number, which must divide every coefficient."""
     return tuple((coefficient // by, names) for coefficient, names in size)
 

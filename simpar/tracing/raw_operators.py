@@ -63,7 +63,7 @@ class OperatorDraft:
         return self.kind in ("matmul", "attention", "embedding")
 
 
-def merged(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
+def merge_drafts(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
     """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}
     heads: dict[str, OperatorDraft] = {}

@@ -14,7 +14,7 @@ from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import PointwiseGroup, classify
 from simpar.tracing.experts import drafts_of, mixtures
-from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, divided, times, whole
+from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, constant_value, divide_size, times
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
@@ -246,7 +246,7 @@ class _CallReader:
             columns, contraction = weight.sizes[0], prod(weight.sizes[1:])
         else:
             contraction, columns = weight.sizes if op != "linear" else (weight.sizes[1], weight.sizes[0])
-        rows = divided(node.numel, columns)
+        rows = divide_size(node.numel, columns)
         saves = (source,) if source != INPUT_VALUE else ()
         return OperatorDraft(
             node.name, "matmul", rows, columns, (source,), (node.name,), node.owners, contraction, pieces, saves
@@ -284,7 +284,7 @@ class _CallReader:
             heads, min(self._heads(key, query), heads), width, value_width, queries, keys, mask.causal,
             mask.window, dropout,
         )  # fmt: skip
-        rows = divided(times(node.numel), heads * value_width)
+        rows = divide_size(times(node.numel), heads * value_width)
         sources = tuple(dict.fromkeys(self.value(each.name) for each in qkv))
         return OperatorDraft(
             node.name, "attention", rows, heads * value_width, sources, (node.name,), node.owners,
@@ -433,5 +433,5 @@ def _rows(node: CallNode) -> tuple[Size, int]:
     """Rows and columns of a tensor: columns are its last dim where that is a number, else 1."""
     if not node.shape:
         return ((1, ()),), 1
-    last = whole(node.shape[-1])
-    return (divided(node.numel, last), last) if last else (node.numel, 1)
+    last = constant_value(node.shape[-1])
+    return (divide_size(node.numel, last), last) if last else (node.numel, 1)

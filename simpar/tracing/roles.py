@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from simpar.architectures.graph import Size, term
 from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
-from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merged
+from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merge_drafts
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
 HEAD_DIM = ("head_dim",)
@@ -127,7 +127,7 @@ def _joined(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
                     group.append(each.name)
     order = {draft.name: at for at, draft in enumerate(drafts)}
     several = [sorted(group, key=order.__getitem__) for group in groups.values() if len(group) > 1]
-    return merged(drafts, several)
+    return merge_drafts(drafts, several)
 
 
 def _path(value: str, made: dict[str, OperatorDraft]) -> Iterator[OperatorDraft]:
@@ -170,7 +170,7 @@ def _widths(core: Core) -> tuple[Size, Size, Size]:
     return (((key[0], ("heads", *key[1])),), ((key[0], ("kv_heads", *key[1])),), ((value[0], ("kv_heads", *value[1])),))
 
 
-def added(*sizes: Size) -> Size:
+def add_sizes(*sizes: Size) -> Size:
     """The sum of polynomials."""
     found: dict[tuple[str, ...], int] = {}
     for size in sizes:
@@ -245,9 +245,9 @@ def _shares(paths: list[list[OperatorDraft]], widths: tuple[Size, Size, Size]) -
     distinct = list(dict.fromkeys(products))
     query, key, value = widths
     if len(distinct) == 1:
-        return {distinct[0]: added(query, key, value)}
+        return {distinct[0]: add_sizes(query, key, value)}
     if len(distinct) == 2:
-        return {distinct[0]: query, distinct[1]: added(key, value)}
+        return {distinct[0]: query, distinct[1]: add_sizes(key, value)}
     return dict(zip(distinct, (query, key, value), strict=False)) if len(distinct) == 3 else {}
 
 

@@ -16,9 +16,9 @@ from simpar.simulation import simulate
 from simpar.ui.choices import choices
 from simpar.ui.state import ResolvedRequest, as_state
 
-AT_ONCE = ("figures", "how_sure", "why", "memory_key", "memory_table", "breakdown", "communication")
+NUMBER_SECTIONS = ("figures", "how_sure", "why", "memory_key", "memory_table", "breakdown", "communication")
 """Sections of the result page that need no timeline."""
-DRAWN = ("timeline", "memory_chart", "why", "breakdown")
+DRAWN_SECTIONS = ("timeline", "memory_chart", "why", "breakdown")
 
 
 class AnswerEngine:
@@ -47,14 +47,14 @@ class AnswerEngine:
             self.name = "event"
 
 
-def simulated(asked: ResolvedRequest, engine: str, *, with_timeline: bool) -> Result:
+def simulate_request(asked: ResolvedRequest, engine: str, *, with_timeline: bool) -> Result:
     """The step of a state. Raises UserError if it cannot be simulated."""
     return simulate(**asked.inputs(), engine=engine, with_timeline=with_timeline)
 
 
 def numbers(asked: ResolvedRequest, engine: str = "auto") -> dict[str, Any]:
     """Figures in words, figures for pins in SI units, and sections that need no timeline. Raises UserError."""
-    result = simulated(asked, engine, with_timeline=False)
+    result = simulate_request(asked, engine, with_timeline=False)
     known, bill, page = result.certainty, result.bill, page_data(result)
     words = (
         ("being counted", "the whole run is without them so far")
@@ -78,7 +78,7 @@ def numbers(asked: ResolvedRequest, engine: str = "auto") -> dict[str, Any]:
             "fit_probability": known and known.fit_probability,
             **bill.model_dump(),
         },
-        "html": sections(page, *AT_ONCE),
+        "html": sections(page, *NUMBER_SECTIONS),
     }
 
 
@@ -87,7 +87,7 @@ def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[s
     return {**figure, "value": value, "detail": detail} if figure["name"] == "failures" else figure
 
 
-def operated(result: Result, asked: ResolvedRequest) -> dict[str, Any] | None:
+def add_failures(result: Result, asked: ResolvedRequest) -> dict[str, Any] | None:
     """The figures with failures in the whole run, if it has one and a reliability is known."""
     counted = operated_run(result, asked.inputs(), None)
     if counted is result or counted.whole_run is None:
@@ -100,12 +100,14 @@ def legal(asked: ResolvedRequest) -> list[dict[str, Any]]:
     return [choice.to_dict() for choice in choices(asked)]
 
 
-def drawn(result: Result) -> dict[str, Any]:
+def draw_sections(result: Result) -> dict[str, Any]:
     """The timeline sections of a result, and its series."""
-    return {"html": sections(page_data(result), *DRAWN), "series": series(result)}
+    return {"html": sections(page_data(result), *DRAWN_SECTIONS), "series": series(result)}
 
 
-def tried(result: Result, asked: ResolvedRequest, engine: str, progress: Callable[[str], None]) -> dict[str, Any]:
+def try_neighbours(
+    result: Result, asked: ResolvedRequest, engine: str, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """The neighbours of a simulated state, best first, as the result page lists them, each with its change."""
     advised = advise(result, {**asked.inputs(), "engine": engine}, progress)
     return {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 Part = dict[str, Any]
-DIED = "the background process ended unexpectedly (out of memory?); the next request starts another"
+PROCESS_DIED_ERROR = "the background process ended unexpectedly (out of memory?); the next request starts another"
 
 
 class WorkerProcess:
@@ -68,7 +68,7 @@ class WorkerProcess:
             context = get_context("spawn")
             self._connection, other = context.Pipe()
             self._wanted = context.Value("q", 0)
-            self._process = context.Process(target=work, args=(other, self._wanted, self.warms))
+            self._process = context.Process(target=serve_jobs, args=(other, self._wanted, self.warms))
             self._process.start()
             other.close()
             self._loop = asyncio.get_running_loop()
@@ -106,11 +106,11 @@ class WorkerProcess:
         """The process has ended: tell listeners, and let the next job start another one."""
         if connection is self._connection:
             self._connection = None
-            self._parts.put_nowait({"error": DIED})
+            self._parts.put_nowait({"error": PROCESS_DIED_ERROR})
             self._parts.put_nowait(None)
 
 
-def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
+def serve_jobs(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
     """Run the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the wanted job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
     engine = AnswerEngine()
@@ -126,11 +126,11 @@ def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
             def is_stopped(number: int = number) -> bool:
                 return bool(wanted.value != number)
 
-            do(JOBS[job], JobSlot(scenario, options, engine, say, is_stopped))
+            run_job(JOBS[job], JobSlot(scenario, options, engine, say, is_stopped))
             say(None)
 
 
-def do(job: Callable[[JobSlot], None], room: JobSlot) -> None:
+def run_job(job: Callable[[JobSlot], None], room: JobSlot) -> None:
     """Run one job; an error that the user can fix is a part of its answer."""
     try:
         job(room)

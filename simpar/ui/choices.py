@@ -23,7 +23,7 @@ from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Workload
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.simulation import check_drives
-from simpar.ui.state import ResolvedRequest, changed
+from simpar.ui.state import ResolvedRequest, apply_change
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Verdicts:
     def __call__(self, change: Change) -> str | None:
         """The rule that a change breaks; None if it is legal."""
         try:
-            plan = changed(self.asked.scenario, change).plan
+            plan = apply_change(self.asked.scenario, change).plan
             stack, cluster = self.asked.stack, self.asked.cluster
             layout = decide(plan, self.target, stack)
             check_drives(layout, cluster)

@@ -65,7 +65,7 @@ def refusal(method: str, headers: Mapping[str, str]) -> tuple[int, str]:
         return 403, "requests of other sites are refused; allowed: the page itself"
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        return 413, too_large()
+        return 413, describe_body_limit()
     if method == "POST" and headers.get("content-type", "").split(";")[0] != "application/json":
         return 415, "content-type is refused; allowed: application/json"
     return 0, ""
@@ -76,7 +76,7 @@ def _name(host: str) -> str:
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
-def too_large() -> str:
+def describe_body_limit() -> str:
     """The message for a body that no page sends."""
     return f"what is sent is larger than {MAX_BODY_BYTES // MIB} MiB; allowed: scenarios, plans and results below that"
 

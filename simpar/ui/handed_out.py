@@ -33,7 +33,7 @@ def as_yaml(scenario: Scenario) -> str:
     return stream.getvalue()
 
 
-def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, Any]:
+def export_archive(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, Any]:
     """The files of another framework as an archive, with losses and notes. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.yaml"
@@ -71,7 +71,7 @@ def _archive(texts: Any) -> bytes:
     return stream.getvalue()
 
 
-def opened(name: object, text: object, allowed: Allowed) -> dict[str, Any]:
+def open_document(name: object, text: object, allowed: Allowed) -> dict[str, Any]:
     """The state of a scenario, plan or result that a user opens. Raises UserError."""
     if not isinstance(name, str) or not isinstance(text, str):
         raise UserError(f"{SOURCE}: a file is a name and a text")

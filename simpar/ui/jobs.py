@@ -25,9 +25,9 @@ from simpar.planner.space.jobs import without_axes
 from simpar.planner.workers import Workers
 from simpar.report.html import render
 from simpar.report.words import layout
-from simpar.ui.answers import AnswerEngine, drawn, operated, simulated, tried
+from simpar.ui.answers import AnswerEngine, add_failures, draw_sections, simulate_request, try_neighbours
 from simpar.ui.state import SOURCE, as_state, ask
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import DAY_S
 
 if TYPE_CHECKING:
@@ -62,28 +62,28 @@ class JobSlot:
         self.say({"trying": change})
 
 
-def look(room: JobSlot) -> None:
+def draw_timeline(room: JobSlot) -> None:
     """The timeline of a state and memory over time; a whole run with its failures; then its neighbours."""
     room.go_on()
     asked = ask(room.scenario)
-    result = simulated(asked, room.engine.name, with_timeline=True)
-    room.say({"drawn": drawn(result)})
+    result = simulate_request(asked, room.engine.name, with_timeline=True)
+    room.say({"drawn": draw_sections(result)})
     room.go_on()
-    if counted := operated(result, asked):
+    if counted := add_failures(result, asked):
         room.say({"operated": counted})
-    room.say({"tried": tried(result, asked, room.engine.name, room.trying)})
+    room.say({"tried": try_neighbours(result, asked, room.engine.name, room.trying)})
 
 
 def write_page(room: JobSlot) -> None:
     """The result page of a state, as ``simpar simulate --html`` writes it."""
     asked = ask(room.scenario)
-    result = simulated(asked, room.engine.name, with_timeline=True)
+    result = simulate_request(asked, room.engine.name, with_timeline=True)
     result = operated_run(result, asked.inputs(), None)
     advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.trying)
     room.say({"file": {"name": "report.html", "text": render(advised)}})
 
 
-def find(room: JobSlot) -> None:
+def search_plans(room: JobSlot) -> None:
     """The best layouts of a job; if stopped, the best so far with its gap."""
     asked = ask(room.scenario)
     problem = make_problem(
@@ -181,7 +181,7 @@ def _objective(options: dict[str, Any]) -> str:
 
 
 def _probability(options: dict[str, Any]) -> float:
-    wanted = options.get("fit_probability", WANTED)
+    wanted = options.get("fit_probability", DEFAULT_FIT_PROBABILITY)
     if isinstance(wanted, bool) or not isinstance(wanted, int | float):
         raise UserError(f"{SOURCE}: fit_probability = {wanted!r}: allowed: a number from 0.5 to below 1")
     return float(wanted)
@@ -196,4 +196,4 @@ def _fixed(plan: Plan, held: Any) -> dict[str, Any]:
 
 HOLDABLE = tuple(axis.name for axis in AXES if axis.name in IN_MENUS)
 """Axes that a search may be told to leave unchanged: those with a menu."""
-JOBS: dict[str, Callable[[JobSlot], None]] = {"look": look, "page": write_page, "search": find}
+JOBS: dict[str, Callable[[JobSlot], None]] = {"look": draw_timeline, "page": write_page, "search": search_plans}

@@ -24,10 +24,10 @@ from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
 from simpar.ui.answers import AnswerEngine, legal, numbers
 from simpar.ui.beside import WorkerProcess
-from simpar.ui.guard import Guard, TooLarge, too_large
-from simpar.ui.handed_out import as_yaml, exported, opened
+from simpar.ui.guard import Guard, TooLarge, describe_body_limit
+from simpar.ui.handed_out import as_yaml, export_archive, open_document
 from simpar.ui.jobs import HOLDABLE
-from simpar.ui.state import SOURCE, Allowed, ResolvedRequest, as_state, ask, changed, read_state, with_job
+from simpar.ui.state import SOURCE, Allowed, ResolvedRequest, apply_change, as_state, ask, read_state, with_job
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -84,7 +84,7 @@ class AppState:
                 raise UserError(f"{SOURCE}: {name} = {type(part).__name__}: allowed: values by name")
         scenario = read_state(with_job(state, job), self.allowed)
         whole = {**from_flags(str(body.get("flags", ""))), **change}
-        return changed(scenario, whole) if whole else scenario
+        return apply_change(scenario, whole) if whole else scenario
 
     def state(self) -> dict[str, Any]:
         """The initial state of pages."""
@@ -146,11 +146,11 @@ def make_app(desk: AppState) -> Guard:
     async def hand_out(request: Request) -> Response:
         body = await _body(request)
         scenario, lossy = desk.scenario(body), body.get("lossy") is True
-        return JSONResponse({"file": await _apart(lambda: exported(scenario, body.get("target"), lossy=lossy))})
+        return JSONResponse({"file": await _apart(lambda: export_archive(scenario, body.get("target"), lossy=lossy))})
 
     async def take_in(request: Request) -> Response:
         body = await _body(request)
-        return JSONResponse({"state": opened(body.get("name"), body.get("text"), desk.allowed)})
+        return JSONResponse({"state": open_document(body.get("name"), body.get("text"), desk.allowed)})
 
     posts = {
         "answer": answer, "search": search, "stop": stop, "page": page, "yaml": yaml, "export": hand_out,
@@ -172,7 +172,7 @@ def _handlers() -> dict[Any, Any]:
         return JSONResponse({"error": str(error)}, status_code=400)
 
     async def cut_off(_request: Request, _error: Exception) -> Response:
-        return JSONResponse({"error": too_large()}, status_code=413, headers={"connection": "close"})
+        return JSONResponse({"error": describe_body_limit()}, status_code=413, headers={"connection": "close"})
 
     return {UserError: refused, Infeasible: refused, TooLarge: cut_off}
 

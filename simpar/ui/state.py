@@ -20,17 +20,17 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
-from simpar.layout.moves import following
+from simpar.layout.moves import reset_dependents
 from simpar.plain import printable
 from simpar.plan.choices import choice, made_for
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
-from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster
+from simpar.scenario import ClusterChoice, Perturbations, Scenario, to_cluster_section
 from simpar.settings import with_value
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 SOURCE = "the page"
-SHOWN = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")
+STATE_SECTIONS = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")
 """Parts of a scenario that the page supports; campaigns and published figures belong to other commands."""
 
 
@@ -98,7 +98,7 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
         groups = [{"hardware": _plain(group.hardware), "nodes": group.nodes} for group in hardware.groups]
         between = hardware.between.model_dump(mode="json")
         recorded = {"hardware": hardware.name, "groups": groups, "between": between, "nodes": nodes}
-        cluster = cluster | chosen_cluster(recorded)
+        cluster = cluster | to_cluster_section(recorded)
     else:
         cluster["hardware"] = _plain(hardware)
     found: dict[str, Any] = {
@@ -151,8 +151,10 @@ def read_state(data: Any, allowed: Allowed) -> Scenario:
     if not isinstance(data, Mapping):
         raise UserError(f"{SOURCE}: a {type(data).__name__}: a state is a mapping with model, cluster, training, plan")
     for key in data:
-        if key not in SHOWN:
-            raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(str(key), SHOWN) or files.allowed(SHOWN)}")
+        if key not in STATE_SECTIONS:
+            raise UserError(
+                f"{SOURCE}: unknown key {key}{files.suggest(str(key), STATE_SECTIONS) or files.allowed(STATE_SECTIONS)}"
+            )
     scenario = files.parse(Scenario, data, source=SOURCE)
     _known("model", scenario.model, (*catalogue(), *allowed.models))
     hardware = scenario.cluster.hardware
@@ -195,8 +197,8 @@ def _cluster(choice: str, degraded: str) -> Cluster:
     return Scenario(model="", cluster=cluster, training=training, perturbation=links).build_cluster()
 
 
-def changed(scenario: Scenario, change: Mapping[str, Any]) -> Scenario:
+def apply_change(scenario: Scenario, change: Mapping[str, Any]) -> Scenario:
     """A scenario with flat values of its plan replaced, and values that depend on them left open. Raises UserError."""
-    whole = {**change, **following(change, scenario.plan)}
+    whole = {**change, **reset_dependents(change, scenario.plan)}
     data = {**scenario.plan.model_dump(), **whole}
     return scenario.model_copy(update={"plan": files.parse(Plan, data, source=SOURCE)})

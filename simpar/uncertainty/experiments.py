@@ -16,9 +16,9 @@ import numpy as np
 from simpar.uncertainty.joint import JointErrors
 from simpar.units import Floats
 
-AS_MUCH = 0.5
+COMPARABLE_GAIN = 0.5
 """Share of the largest gain: a cheaper layout that gains at least this share is measured instead."""
-NOTHING = 1e-4
+MIN_GAIN = 1e-4
 """A gain, as a share of a step, that is not worth a run."""
 
 
@@ -47,9 +47,9 @@ class Decision:
             chosen = [at for at, _ in result]
             gains = {at: self._gain([*chosen, at]) - gained for at in range(len(self.options)) if at not in chosen}
             most_gained = max(gains.values())
-            if most_gained < NOTHING:
+            if most_gained < MIN_GAIN:
                 break
-            tells = [at for at, gain in gains.items() if gain >= AS_MUCH * most_gained]
+            tells = [at for at, gain in gains.items() if gain >= COMPARABLE_GAIN * most_gained]
             best = min(tells, key=lambda at: (self.costs[at], -gains[at]))
             gained += gains[best]
             result.append((best, gained))

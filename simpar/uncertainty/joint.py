@@ -15,19 +15,19 @@ from math import log, sqrt
 import numpy as np
 
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import DRAWS, SEED, covariance, drawn_together
+from simpar.uncertainty.ties import DRAWS, SEED, covariance, draw_related_errors
 from simpar.units import Floats
 
-NOISE = 0.01
+MEASUREMENT_SPREAD = 0.01
 """Standard deviation of the logarithm of a measured step when it is measured again."""
-KIN = 0.6
+SHARED_VARIANCE = 0.6
 """Share of the variance of a layout's own error that the same layout on more or fewer nodes has too.
 
 Errors of one layout on different numbers of devices correlate by 0.60 over the development tables and by 0.91 in a grid
 of A100 runs (those of other layouts of the same model by 0.01 to 0.16), by 0.17 in the Ultra-Scale Playbook, whose
 network changed from job to job (benchmarks/kin_errors.py).
 """
-NINE_OF_TEN = 1.645
+QUANTILE_95 = 1.645
 """Standard deviations between the middle of a normal distribution and the ends of its central nine tenths."""
 
 
@@ -52,21 +52,21 @@ class JointErrors:
         """
         names = sorted(set(kin))
         family = np.array([[each == name for name in names] for each in kin], dtype=np.float64)
-        together = np.hstack([np.sqrt(1 - KIN) * np.eye(len(kin)), np.sqrt(KIN) * family])
+        together = np.hstack([np.sqrt(1 - SHARED_VARIANCE) * np.eye(len(kin)), np.sqrt(SHARED_VARIANCE) * family])
         random = np.random.Generator(np.random.Philox(key=SEED + 1))
         drawn = common * random.standard_normal(DRAWS // 2)
-        draws = drawn_together(shares, layout_spread, together) + np.hstack([drawn, -drawn])
+        draws = draw_related_errors(shares, layout_spread, together) + np.hstack([drawn, -drawn])
         return cls(np.zeros(len(shares)), draws, covariance(shares, layout_spread, together) + common**2)
 
     def told_by(self, seen: Sequence[int]) -> Floats:
         """Regression coefficients of all errors on the measured errors of layouts ``seen``: float64[layouts, seen]."""
-        among = self.spread[np.ix_(seen, seen)] + NOISE**2 * np.eye(len(seen))
+        among = self.spread[np.ix_(seen, seen)] + MEASUREMENT_SPREAD**2 * np.eye(len(seen))
         return np.asarray(np.linalg.solve(among, self.spread[:, seen].T).T)
 
     def measured(self, seen: Sequence[int]) -> Floats:
         """The unexpected part of measured errors of the layouts ``seen`` in every draw: float64[seen, DRAWS]."""
         random = np.random.Generator(np.random.Philox(key=SEED + 2))
-        noise = NOISE * random.standard_normal((len(seen), DRAWS // 2))
+        noise = MEASUREMENT_SPREAD * random.standard_normal((len(seen), DRAWS // 2))
         return np.asarray(self.draws[seen] + np.hstack([noise, -noise]))
 
     def after(self, seen: Sequence[int], errors: Floats) -> JointErrors:
@@ -107,6 +107,6 @@ def joint_errors(
 def common_spread(interval_s: tuple[float, float], layout_spread: float) -> float:
     """Standard deviation of the error that all layouts share: a step interval's spread less their own errors."""
     low_s, high_s = interval_s
-    whole = log(high_s / low_s) / (2 * NINE_OF_TEN)
+    whole = log(high_s / low_s) / (2 * QUANTILE_95)
     own = float(covariance(np.zeros((1, 1)), layout_spread, np.ones((1, 1)))[0, 0])
     return sqrt(max(whole**2 - own, 0.0))

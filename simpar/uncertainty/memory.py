@@ -21,13 +21,13 @@ from simpar.uncertainty.table import ErrorTable, MemoryErrors
 from simpar.units import Numbers
 
 NORMAL = NormalDist()
-SOME, MANY = 3, 30
+SOME_RUNS, MANY_RUNS = 3, 30
 """Numbers of runs with known memory from which on a stack's habits are known a little, and well."""
 AS_PREDICTED = 0.5
 """Probability to fit of a layout whose predicted need is all of its device; it means taking predictions as exact."""
 ROUNDS = 24
 """Rounds after which the risk and the most that may move agree: to a byte with WANTED, to a hundred bytes with 99 %."""
-WANTED = 0.95
+DEFAULT_FIT_PROBABILITY = 0.95
 """The default probability with which a layout should fit."""
 
 
@@ -84,7 +84,7 @@ class MemoryRisk:
         These are known from runs that ran out of memory; logged peaks do not show them.
         """
         known, hardly, unknown = errors.habits
-        habits = known if count >= MANY else hardly if count >= SOME else unknown
+        habits = known if count >= MANY_RUNS else hardly if count >= SOME_RUNS else unknown
         return MemoryRisk(errors, habits, errors.communicators[0 if knows_outside else 1])
 
     def causes(self, parts: Parts) -> dict[str, tuple[Numbers, Numbers]]:
@@ -135,7 +135,7 @@ class MemoryRisk:
         A deviation counts with its square over that of all causes together, so that the shares add up to 1.
         """
         _, whole = self.excess_bytes(parts)
-        scale = NORMAL.inv_cdf(WANTED) / max(float(whole), 1.0)
+        scale = NORMAL.inv_cdf(DEFAULT_FIT_PROBABILITY) / max(float(whole), 1.0)
         found = {
             name: max(float(mean) + scale * float(deviation) ** 2, 0.0)
             for name, (mean, deviation) in self.causes(parts).items()

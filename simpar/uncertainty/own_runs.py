@@ -54,7 +54,7 @@ class MeasuredLayout(Strict):
     error: float = Field(allow_inf_nan=False)
 
 
-def like(traits: Traits, runs: Sequence[OwnRuns]) -> list[OwnRuns]:
+def match_runs(traits: Traits, runs: Sequence[OwnRuns]) -> list[OwnRuns]:
     """The runs that share all aspects with a prediction."""
     return [own for own in runs if all(shares(traits, own.traits) for shares, _ in ASPECTS.values())]
 

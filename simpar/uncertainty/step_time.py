@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-from simpar.uncertainty.support import ASPECTS, FEW, SEVERAL, Support
+from simpar.uncertainty.support import ASPECTS, ENOUGH_SOURCES, FEW_RUNS, Support
 from simpar.uncertainty.table import TimeErrors
 
-THRESHOLDS = (1, 2, SEVERAL)
+THRESHOLDS = (1, 2, ENOUGH_SOURCES)
 """Numbers of pairs of source and family; errors are larger below each of them."""
 CONDITIONS = ("mixture", "spread", "long", "bits8", "bits4")
 """Traits that make errors larger by themselves."""
@@ -18,7 +18,7 @@ def lacks(support: Support) -> dict[str, bool]:
     """Whether each condition that makes a prediction less sure holds, by the names of ``TimeErrors.lacking``."""
     traits = support.traits
     found = {f"{aspect}<{least}": support.shared[aspect] < least for aspect in ASPECTS for least in THRESHOLDS}
-    found["runs"] = support.runs < FEW
+    found["runs"] = support.runs < FEW_RUNS
     conditions = (traits.mixture, traits.spread, traits.long, traits.bits == 8, traits.bits == 4)
     return found | dict(zip(CONDITIONS, conditions, strict=True))
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from simpar.units import number_of
 
-LONG = 16384
+LONG_SEQUENCE = 16384
 """Number of tokens beyond which a sequence counts as long."""
-FEW = 10
+FEW_RUNS = 10
 """Runs of a stack below which its parameters are hardly known."""
-SEVERAL = 4
+ENOUGH_SOURCES = 4
 """Number of sources and families beyond which more of them do not make errors smaller."""
 
 
@@ -87,7 +87,7 @@ class Support:
                 yield f"no measured run of {said}"
             elif self.shared[aspect] == 1 and aspect in ("stack", "device"):
                 yield f"one source and model family alone with {said}"
-        if 0 < self.runs < FEW:
+        if 0 < self.runs < FEW_RUNS:
             yield f"only {number_of(self.runs, 'measured run')} of stack {traits.stack}"
 
 

@@ -78,6 +78,6 @@ class ErrorTable(Strict):
 
 
 @lru_cache(maxsize=1)
-def shipped() -> ErrorTable:
+def load_error_table() -> ErrorTable:
     """The table of this version. Raises UserError where it is damaged."""
     return files.parse(ErrorTable, json.loads(PATH.read_text()), source=str(PATH))

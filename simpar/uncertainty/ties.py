@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from simpar.units import Floats
 
-PART = 8.0
+PART_SPREAD = 8.0
 """Standard deviation of a part's error in units of ``layout_spread``, for a step that consists of that part alone."""
-OWN = 0.8
+OWN_SPREAD = 0.8
 """Standard deviation of a layout's own error in the same unit."""
-FAR, FURTHER = 5, 4.0
+WIDE_PERIOD, WIDE_FACTOR = 5, 4.0
 DRAWS = 1 << 14
 """Number of drawn errors, half of them the opposites of the others; probabilities are accurate to 0.4 %."""
 SEED = 7
-TIED = 1 / 3
+TIE_SHARE = 1 / 3
 """A layout is tied with the likeliest best one if its probability to be the best is at least this share of that."""
-MOST_BEHIND, CLOSE = 2.0, 1e-4
+MAX_SLOWDOWN, SLOWDOWN_TOLERANCE = 2.0, 1e-4
 """A layout that takes this many times as long is never tied; and the relative accuracy of the longest tied step."""
-ALIKE, ALIKE_SHARE = 0.001, 0.05
+REGRET_TOLERANCE, REGRET_SHARE = 0.001, 0.05
 """Differences of expected regrets that do not count: as a share of a step, and of the least regret."""
 
 
@@ -49,17 +49,21 @@ class Standing:
     @property
     def tied(self) -> NDArray[np.bool_]:
         """Which layouts are tied with the likeliest best one: bool[layouts]."""
-        return np.asarray(self.best_probability >= TIED * self.best_probability.max())
+        return np.asarray(self.best_probability >= TIE_SHARE * self.best_probability.max())
 
     def choice(self, complexity: Sequence[tuple[int, ...]]) -> int:
         """Index of the tied layout of least expected regret; among equally good ones, the least ``complexity``."""
         tied = np.flatnonzero(self.tied)
         least = self.expected_regret[tied].min()
-        as_good = [at for at in tied.tolist() if self.expected_regret[at] <= least + max(ALIKE, ALIKE_SHARE * least)]
+        as_good = [
+            at
+            for at in tied.tolist()
+            if self.expected_regret[at] <= least + max(REGRET_TOLERANCE, REGRET_SHARE * least)
+        ]
         return min(as_good, key=lambda at: (complexity[at], self.expected_regret[at]))
 
 
-def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
+def rank_layouts(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
     """The standing of layouts with predicted steps ``step_s`` float64[layouts] and parts ``parts_s`` [layouts, parts].
 
     ``layout_spread`` is that of their certainty. Layouts with equal steps and parts err together, and share the
@@ -69,54 +73,54 @@ def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
     distinct, which, count = np.unique(seconds, axis=0, return_inverse=True, return_counts=True)
     which = which.reshape(-1)
     shares = distinct[:, 1:] / distinct[:, :1]
-    found = standing_of(np.log(distinct[:, :1]) + drawn_errors(shares - shares[0], layout_spread), count)
+    found = standing_from_draws(np.log(distinct[:, :1]) + draw_errors(shares - shares[0], layout_spread), count)
     return Standing(found.best_probability[which], found.expected_regret[which])
 
 
-def standing_of(logs: Floats, count: NDArray[np.int_] | int = 1) -> Standing:
+def standing_from_draws(logs: Floats, count: NDArray[np.int_] | int = 1) -> Standing:
     """Standing of layouts from drawn logarithms of their steps float64[layouts, draws]; ``count`` per layout."""
     behind = logs - logs.min(axis=0)
     best = (behind == 0.0).mean(axis=1)
     return Standing(best / best.sum() / count, np.expm1(behind).mean(axis=1))
 
 
-def drawn_errors(shares: Floats, layout_spread: float) -> Floats:
+def draw_errors(shares: Floats, layout_spread: float) -> Floats:
     """Drawn errors of layouts, float64[layouts, DRAWS]; the second half are the opposites of the first.
 
     ``shares`` float64[layouts, parts] are the parts' shares of a step, less those of a common reference.
     """
-    return drawn_together(shares, layout_spread, np.eye(len(shares)))
+    return draw_related_errors(shares, layout_spread, np.eye(len(shares)))
 
 
-def drawn_together(shares: Floats, layout_spread: float, together: Floats) -> Floats:
-    """As :func:`drawn_errors`, where layouts share parts of their own errors: ``together`` float64[layouts, causes].
+def draw_related_errors(shares: Floats, layout_spread: float, together: Floats) -> Floats:
+    """As :func:`draw_errors`, where layouts share parts of their own errors: ``together`` float64[layouts, causes].
 
     A row has the weights of a layout's causes, whose squares add up to 1.
     """
     random = np.random.Generator(np.random.Philox(key=SEED))
     common = random.standard_normal((shares.shape[1], DRAWS // 2))
-    size = np.where(random.integers(FAR, size=DRAWS // 2) == 0, FURTHER, 1.0)
+    size = np.where(random.integers(WIDE_PERIOD, size=DRAWS // 2) == 0, WIDE_FACTOR, 1.0)
     own = together @ random.standard_normal((together.shape[1], DRAWS // 2))
-    errors = layout_spread * size * (PART * shares @ common + OWN * own)
+    errors = layout_spread * size * (PART_SPREAD * shares @ common + OWN_SPREAD * own)
     return np.hstack([errors, -errors])
 
 
 def covariance(shares: Floats, layout_spread: float, together: Floats) -> Floats:
-    """Covariance of the errors that :func:`drawn_together` draws, float64[layouts, layouts]."""
-    squared_size = (FAR - 1 + FURTHER**2) / FAR
-    alike = PART**2 * shares @ shares.T + OWN**2 * together @ together.T
+    """Covariance of the errors that :func:`draw_related_errors` draws, float64[layouts, layouts]."""
+    squared_size = (WIDE_PERIOD - 1 + WIDE_FACTOR**2) / WIDE_PERIOD
+    alike = PART_SPREAD**2 * shares @ shares.T + OWN_SPREAD**2 * together @ together.T
     return np.asarray(squared_size * layout_spread**2 * alike)
 
 
 def limit_s(step_s: Floats, parts_s: Floats, layout_spread: float) -> float:
     """Seconds up to which one more layout, with the likeliest best one's shares of parts, would be tied with it.
 
-    Arguments as for :func:`standing`. A layout with other shares may take longer and still be tied.
+    Arguments as for :func:`rank_layouts`. A layout with other shares may take longer and still be tied.
     """
-    likeliest = int(np.argmax(standing(step_s, parts_s, layout_spread).best_probability))
-    low, high = 1.0, MOST_BEHIND
-    while high - low > CLOSE:
+    likeliest = int(np.argmax(rank_layouts(step_s, parts_s, layout_spread).best_probability))
+    low, high = 1.0, MAX_SLOWDOWN
+    while high - low > SLOWDOWN_TOLERANCE:
         factor = (low + high) / 2
         more = (np.append(step_s, factor * step_s[likeliest]), np.vstack([parts_s, factor * parts_s[likeliest]]))
-        low, high = (factor, high) if standing(*more, layout_spread).tied[-1] else (low, factor)
+        low, high = (factor, high) if rank_layouts(*more, layout_spread).tied[-1] else (low, factor)
     return low * float(step_s[likeliest])

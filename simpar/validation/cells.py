@@ -23,7 +23,7 @@ def text(row: Row, name: str) -> str:
     return (row.get(name) or "").strip()
 
 
-def shown(row: Row, name: str) -> str:
+def format_cell(row: Row, name: str) -> str:
     """A column as printed: without the ".0" that spreadsheets add to whole numbers."""
     return text(row, name).removesuffix(".0")
 
@@ -50,7 +50,7 @@ def measurement(row: Row, name: str) -> float | None:
     return value or None
 
 
-def whole(row: Row, name: str, default: int | None = None) -> int:
+def read_count(row: Row, name: str, default: int | None = None) -> int:
     """A column as a positive integer. Raises Unmodelled if it is missing and has no default."""
     value = number(row, name)
     if value is None:
@@ -62,7 +62,7 @@ def whole(row: Row, name: str, default: int | None = None) -> int:
     return int(value)
 
 
-def one_of(row: Row, name: str, values: Mapping[str, Any], default: Any) -> Any:
+def read_word(row: Row, name: str, values: Mapping[str, Any], default: Any) -> Any:
     """What a column's word stands for, in any case; the default if blank. Raises Unmodelled for other words."""
     word = text(row, name).lower()
     if word and word not in values:
@@ -82,14 +82,14 @@ def plain(row: Row, name: str) -> Any:
     return int(read) if isinstance(read, float) and read.is_integer() else read
 
 
-def beneath(row: Row, prefix: str) -> dict[str, Any]:
+def values_with_prefix(row: Row, prefix: str) -> dict[str, Any]:
     """Values of the columns ``prefix.KEY`` that are not blank, by key."""
     start = f"{prefix}."
     names = [name for name in row if name and name.startswith(start) and text(row, name)]
     return {name.removeprefix(start): plain(row, name) for name in names}
 
 
-def checked(part: BaseModel, key: str, value: Any, column: str) -> Any:
+def check_value(part: BaseModel, key: str, value: Any, column: str) -> Any:
     """A value as the field at a dotted key of a profile takes it. Raises Unmodelled naming the column."""
     name, _, rest = key.partition(".")
     fields = type(part).model_fields
@@ -97,7 +97,7 @@ def checked(part: BaseModel, key: str, value: Any, column: str) -> Any:
         raise Unmodelled(f"column {column}: unknown field {name!r}{suggest(name, fields)}")
     kept = getattr(part, name)
     if isinstance(kept, BaseModel) and rest:
-        return checked(kept, rest, value, column)
+        return check_value(kept, rest, value, column)
     if rest and not isinstance(kept, Mapping):
         raise Unmodelled(f"column {column}: {name} has no fields")
     try:

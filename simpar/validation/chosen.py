@@ -11,7 +11,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.profiles import base_name, is_learned, parts_of
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.devices import hardware_of
-from simpar.validation.planned import has_plan, planned
+from simpar.validation.planned import has_plan, read_planned_case
 from simpar.validation.rows import Case, case
 
 
@@ -50,7 +50,7 @@ class ProfileOverrides:
 
     def _planned(self, row: Row) -> Case:
         """The simulation input of a row with a plan file."""
-        result = planned(row)
+        result = read_planned_case(row)
         base = base_name(result.stack, "stacks", "stack"), base_name(result.hardware, "clusters", "hardware")
         stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else result.stack)
         hardware = self.hardware or (self._part(self.clusters, base[1], "hardware") if self.file else result.hardware)

@@ -16,7 +16,7 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.units import GB, US
-from simpar.validation.cells import Row, Unmodelled, measurement, one_of, text, whole
+from simpar.validation.cells import Row, Unmodelled, measurement, read_count, read_word, text
 from simpar.validation.devices import hardware_of
 
 COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
@@ -48,18 +48,18 @@ def call(row: Row) -> MeasuredCall:
     if text(row, "op") not in OPS:
         raise Unmodelled(f"{text(row, 'op')}: no collective of this library")
     profile = hardware_of({**row, "interconnect": text(row, "fabric")})
-    ranks, size = whole(row, "n_gpus", 8), measurement(row, "message_bytes") or LARGE_BYTES
-    time = measured_s(row, ranks, size)
+    ranks, size = read_count(row, "n_gpus", 8), measurement(row, "message_bytes") or LARGE_BYTES
+    time = read_measured_s(row, ranks, size)
     if time is None:
         raise Unmodelled("nothing measured (no time, no bandwidth)")
     domain = load_cluster(profile, 1).domain_size
-    domains = -(-ranks // domain) if domain > 8 else whole(row, "n_nodes", -(-ranks // domain))
+    domains = -(-ranks // domain) if domain > 8 else read_count(row, "n_nodes", -(-ranks // domain))
     if ranks % domains:
         raise Unmodelled("domains of different sizes")
     op, per_domain = OPS[text(row, "op")], ranks // domains
     if op == "send":
         domains, per_domain = (2, 1) if domains > 1 else (1, 2)
-    return MeasuredCall(profile, op, one_of(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
+    return MeasuredCall(profile, op, read_word(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -68,7 +68,7 @@ def bus_factor(op: str, ranks: int) -> float:
     return factors.get(op, (ranks - 1) / ranks)
 
 
-def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
+def read_measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
     """The measured time in seconds, or the time that the bus (or algorithm) bandwidth implies."""
     time_us, bus = measurement(row, "time_us"), measurement(row, "busbw_GBps")
     if time_us:

@@ -84,7 +84,7 @@ SUPERSEDED: Mapping[str, tuple[str, ...]] = {
 """Columns that are not read in rows with another one."""
 
 
-def unread(rows: Sequence[Row]) -> dict[str, str]:
+def find_unread_columns(rows: Sequence[Row]) -> dict[str, str]:
     """Columns of a table of runs that are not read, or not in all rows, each with a remark.
 
     The remark is the column that may have been meant ("" if none is close), or in how many rows another replaces it.

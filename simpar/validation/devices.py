@@ -103,7 +103,7 @@ _NETWORKS = frozenset(
 
 
 @lru_cache(maxsize=64)
-def named_profile(name: str) -> ClusterProfile:
+def load_named_profile(name: str) -> ClusterProfile:
     """A cluster profile by name or file, read once. Raises UserError."""
     return files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
 
@@ -121,7 +121,7 @@ def hardware_of(row: Row) -> str:
     """
     if named := text(row, "hardware"):
         try:
-            named_profile(named)
+            load_named_profile(named)
         except UserError as error:
             raise Unmodelled(str(error).partition("\n")[0]) from None
         return named

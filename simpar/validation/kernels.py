@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import Device, load_device
 from simpar.units import TERA, US
-from simpar.validation.cells import Row, Unmodelled, measurement, one_of, text
+from simpar.validation.cells import Row, Unmodelled, measurement, read_word, text
 from simpar.validation.devices import device_of, hardware_of
 
 COLUMNS = ("op", "gpu_type", "m", "n", "k")
@@ -84,12 +84,12 @@ def predict(kernels: Sequence[Kernel]) -> list[float | str]:
     for name, mine in groups.items():
         result[mine] = times_s(load_device(name), [kernels[i] for i in mine])
     return [
-        "a rate beyond the device's peak" if beyond_peak(each, load_device(each.device)) else float(value)
+        "a rate beyond the device's peak" if exceeds_peak(each, load_device(each.device)) else float(value)
         for each, value in zip(kernels, result, strict=True)
     ]
 
 
-def beyond_peak(each: Kernel, device: Device) -> bool:
+def exceeds_peak(each: Kernel, device: Device) -> bool:
     """Whether a product was measured faster than the device's dense peak, so that something else was counted."""
     flop = 2.0 * float(np.prod(each.shape)) if each.op in ("gemm", "wgrad") else 0.0
     return flop > each.time_s * device.peak_flop_per_s.get(each.dtype, np.inf)
@@ -110,8 +110,8 @@ def _product(row: Row, device: str) -> Kernel:
         raise Unmodelled("shape not published")
     m, n, k = (float(size or 0) for size in sizes)
     batch = measurement(row, "batch") or 1.0
-    dtype = one_of(row, "dtype", _DTYPES, "bf16")
-    accumulate = one_of(row, "accumulate", _BOOLEANS, text(row, "direction") == "bwd_grad_w")
+    dtype = read_word(row, "dtype", _DTYPES, "bf16")
+    accumulate = read_word(row, "accumulate", _BOOLEANS, text(row, "direction") == "bwd_grad_w")
     time = _measured_s(row, 2 * batch * m * n * k)
     return Kernel(text(row, "source"), device, "wgrad" if accumulate else "gemm", dtype, time, (m, n, k, batch))
 
@@ -121,12 +121,12 @@ def _attention(row: Row, device: str) -> Kernel:
     if not (seq and heads and head_dim):
         raise Unmodelled("shape not published")
     batch = measurement(row, "batch") or max(1.0, 16384 / seq)
-    whole = one_of(row, "flop_count", {"full": True, "seen": False}, False)
-    causal = one_of(row, "causal", _BOOLEANS, False)
+    whole = read_word(row, "flop_count", {"full": True, "seen": False}, False)
+    causal = read_word(row, "causal", _BOOLEANS, False)
     head_dims = (head_dim, measurement(row, "v_head_dim") or head_dim)
     width = sum(head_dims) / 2
     flop = 4 * batch * seq**2 * heads * width * (0.5 if causal and not whole else 1.0)
-    direction = one_of(row, "direction", _DIRECTIONS, "fwd")
+    direction = read_word(row, "direction", _DIRECTIONS, "fwd")
     time = _measured_s(row, flop * {"fwd": 1.0, "bwd": 2.5, "both": 3.5}[direction])
     if time < LAUNCH_BOUND_S:
         raise Unmodelled("bound by its launch")
@@ -134,7 +134,7 @@ def _attention(row: Row, device: str) -> Kernel:
         raise Unmodelled("long enough to run at a throttled clock")
     op = f"{text(row, 'op')}:{direction}"
     shape = (batch, seq, heads, width)
-    in_step = one_of(row, "in_step", _BOOLEANS, False)
+    in_step = read_word(row, "in_step", _BOOLEANS, False)
     return Kernel(text(row, "source"), device, op, "bf16", time, shape, causal, head_dims, in_step)
 
 

@@ -15,7 +15,7 @@ def layer_time_s(row: Row) -> float | None:
     return forward_s + backward_s if forward_s and backward_s else None
 
 
-def of_a_layer(entry: Case) -> Prediction:
+def predict_layer(entry: Case) -> Prediction:
     """A case whose step time is what one more layer adds to its passes. Raises Unmodelled.
 
     The certainty of such a difference is not known.

@@ -13,7 +13,7 @@ from simpar.architectures.reading import GPT_STYLE, LLAMA_STYLE
 from simpar.architectures.transformer import Shape, Style, build
 from simpar.errors import UserError
 from simpar.files import suggest
-from simpar.validation.cells import Row, Unmodelled, beneath, number, one_of, plain, text, whole
+from simpar.validation.cells import Row, Unmodelled, number, plain, read_count, read_word, text, values_with_prefix
 
 GPT_VOCABULARY, LLAMA_VOCABULARY = 51200, 32000
 """Sizes of vocabularies where a row has none: GPT-2's, padded as Megatron-LM does, and Llama's and Mixtral's."""
@@ -41,12 +41,12 @@ def graph_of(row: Row) -> ModelGraph:
     ``model_name`` is the exact name of a released model. Columns of sizes and ``model.FIELD`` replace fields of its
     config. Any other model is a decoder of the row's sizes. Raises Unmodelled.
     """
-    name, changes = text(row, "model_name") or "model", beneath(row, "model")
+    name, changes = text(row, "model_name") or "model", values_with_prefix(row, "model")
     try:
         config = _config(row) or _mixture(row)
         if config is None:
             return _decoder(row, name, changes)
-        graph = read({**sized(row, config), **changes}, name)
+        graph = read({**override_sizes(row, config), **changes}, name)
     except UserError as error:
         raise Unmodelled(str(error).partition("\n")[0]) from None
     if odd := sorted(changes.keys() & set(graph.details.unread)):
@@ -70,11 +70,12 @@ def _mixture(row: Row) -> dict[str, Any] | None:
     if (number(row, "n_experts") or 0) <= 1:
         return None
     return {
-        "model_type": "mixtral", "num_hidden_layers": whole(row, "n_layers"), "hidden_size": whole(row, "hidden"),
-        "num_attention_heads": whole(row, "n_heads"),
-        "num_key_value_heads": whole(row, "n_kv_heads", whole(row, "n_heads")),
-        "intermediate_size": whole(row, "ffn_hidden"), "vocab_size": whole(row, "vocab", LLAMA_VOCABULARY),
-        "num_local_experts": whole(row, "n_experts"), "num_experts_per_tok": whole(row, "topk"),
+        "model_type": "mixtral", "num_hidden_layers": read_count(row, "n_layers"),
+        "hidden_size": read_count(row, "hidden"),
+        "num_attention_heads": read_count(row, "n_heads"),
+        "num_key_value_heads": read_count(row, "n_kv_heads", read_count(row, "n_heads")),
+        "intermediate_size": read_count(row, "ffn_hidden"), "vocab_size": read_count(row, "vocab", LLAMA_VOCABULARY),
+        "num_local_experts": read_count(row, "n_experts"), "num_experts_per_tok": read_count(row, "topk"),
     }  # fmt: skip
 
 
@@ -86,21 +87,21 @@ def _decoder(row: Row, name: str, changes: Mapping[str, Any]) -> ModelGraph:
     """
     if odd := sorted(changes.keys() - STYLE - SHAPE - {"dropout"}):
         raise Unmodelled(f"column model.{odd[0]}: unknown field{suggest(odd[0], STYLE | SHAPE)}")
-    hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
-    kv_heads, ffn = whole(row, "n_kv_heads", heads), whole(row, "ffn_hidden", 4 * hidden)
+    hidden, heads = read_count(row, "hidden"), read_count(row, "n_heads")
+    kv_heads, ffn = (read_count(row, "n_kv_heads", heads), read_count(row, "ffn_hidden", 4 * hidden))
     gated = changes.get("gated", kv_heads != heads or abs(ffn - 4 * hidden) > hidden // 8)
     if hidden % heads and "head_dim" not in changes:
         raise Unmodelled("hidden is not a multiple of n_heads")
-    tied = one_of(row, "tied_embeddings", {"true": True, "false": False}, not gated)
+    tied = read_word(row, "tied_embeddings", {"true": True, "false": False}, not gated)
     shape = Shape(
-        vocab=whole(row, "vocab", LLAMA_VOCABULARY if gated else GPT_VOCABULARY),
+        vocab=read_count(row, "vocab", LLAMA_VOCABULARY if gated else GPT_VOCABULARY),
         hidden=hidden,
         ffn=ffn,
-        layers=whole(row, "n_layers"),
+        layers=read_count(row, "n_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=hidden // heads,
-        positions=0 if gated else whole(row, "seq_len"),
+        positions=0 if gated else read_count(row, "seq_len"),
     )
     style = replace(LLAMA_STYLE if gated else GPT_STYLE, tied=tied)
     sizes = {key: value for key, value in changes.items() if key in SHAPE}
@@ -109,7 +110,7 @@ def _decoder(row: Row, name: str, changes: Mapping[str, Any]) -> ModelGraph:
     return build(name, replace(shape, **sizes), replace(style, **kinds), dropout=dropout)
 
 
-def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
+def override_sizes(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
     """A config with the sizes that a row gives, which override those of the released model.
 
     Latent attention has its own key-value heads. For a mixture the width is that of an expert, unless it equals one of
@@ -120,12 +121,12 @@ def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
         if number(row, column) is None or (column == "n_kv_heads" and "kv_lora_rank" in flat):
             continue
         name = next((each for each in names if each in flat), None)
-        if name is not None and flat[name] != whole(row, column):
-            result = _replaced(result, name, whole(row, column))
+        if name is not None and flat[name] != read_count(row, column):
+            result = _replaced(result, name, read_count(row, column))
     width = number(row, "ffn_hidden")
     if width is not None and width not in (flat.get(name) for name in _WIDTHS):
         name = next((each for each in _EXPERTS if each in flat), None)
-        result = result if name is None else _replaced(result, name, whole(row, "ffn_hidden"))
+        result = result if name is None else _replaced(result, name, read_count(row, "ffn_hidden"))
     return result
 
 

@@ -21,7 +21,7 @@ def has_plan(row: Row) -> bool:
     return bool(text(row, PLAN))
 
 
-def planned(row: Row) -> Case:
+def read_planned_case(row: Row) -> Case:
     """The simulation input of a row that names a plan file.
 
     Raises Unmodelled if the row contradicts the plan, or for a plan that tables of runs do not support.
@@ -60,7 +60,7 @@ def planned(row: Row) -> Case:
     )
 
 
-def beside(row: Row, table: str | Path) -> Row:
+def resolve_paths(row: Row, table: str | Path) -> Row:
     """A row with the paths of its files resolved from the folder of its table."""
     folder = Path(table).parent
     files = {name: text(row, name) for name in ("hardware", "stack", "model") if is_file(text(row, name))}

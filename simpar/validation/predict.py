@@ -34,7 +34,7 @@ from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import Stack, load_stack
 from simpar.validation.cells import Unmodelled
-from simpar.validation.devices import named_profile
+from simpar.validation.devices import load_named_profile
 from simpar.validation.rows import Case, PeakCounts
 
 SHARED = ("pcie", "shared_memory")
@@ -84,7 +84,7 @@ NO_TUNING = ParameterOverrides()
 def predict(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled if the plan is not possible on this model and cluster."""
     cluster = cluster_of(case, tuning)
-    lowered, timing = timed(case, cluster, tuning)
+    lowered, timing = time_ops(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
     step_time_s = _step_time_s(lowered, timing)
     first = int(np.argmin(lowered.quotient.representative_rank))
@@ -104,17 +104,17 @@ def predict(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Prediction:
 
 def predict_time_s(case: Case, tuning: ParameterOverrides = NO_TUNING) -> float:
     """Only the step time of one case, in seconds. Raises Unmodelled."""
-    return _step_time_s(*timed(case, cluster_of(case, tuning), tuning))
+    return _step_time_s(*time_ops(case, cluster_of(case, tuning), tuning))
 
 
 def result_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Result:
     """The full result of a case's step, as :func:`predict` predicts it. Raises Unmodelled."""
     cluster = cluster_of(case, tuning)
-    context = SummaryInputs(*timed(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
+    context = SummaryInputs(*time_ops(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
     return summarise(context, with_timeline=False)
 
 
-def timed(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> tuple[Lowered, Timing]:
+def time_ops(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> tuple[Lowered, Timing]:
     """The Program of a case and the times of its ops. Raises Unmodelled."""
     with _in_words():
         job = job_of(case, cluster, tuning)
@@ -125,7 +125,7 @@ def timed(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) 
 
 def job_of(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> TrainingJob:
     """The job of a case. Raises Unmodelled if it is not possible."""
-    stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
+    stack = change_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     with _in_words():
         plan = files.parse(Plan, dict(case.plan), source="row")
         return _tuned(make_job(case.graph, cluster, plan, case.training, stack), tuning)
@@ -155,13 +155,13 @@ def _tuned(job: TrainingJob, tuning: ParameterOverrides) -> TrainingJob:
 
 def cluster_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Cluster:
     """The cluster of a case, in the state that the case's own fabric measurements show."""
-    profile = named_profile(case.hardware)
+    profile = load_named_profile(case.hardware)
     for key, value in tuning.clusters.get(case.hardware, {}).items():
-        profile = changed(profile, key.split("."), value)
+        profile = replace_field(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:
         profile = _resized(profile, case.devices_per_node)
     for key, own in case.hardware_changes.items():
-        profile = changed(profile, key.split("."), own)
+        profile = replace_field(profile, key.split("."), own)
     nodes = case.num_devices // case.devices_per_node
     try:
         cluster = make_cluster(_in_segments(profile, nodes), nodes)
@@ -192,18 +192,18 @@ def _in_segments(profile: ClusterProfile, nodes: int) -> ClusterProfile:
     return profile.model_copy(update={"scale_up": scale_up, "scale_out": out})
 
 
-def changed_stack(name: str, changes: Mapping[str, Any]) -> Stack:
+def change_stack(name: str, changes: Mapping[str, Any]) -> Stack:
     """A stack with single fields replaced by dotted key."""
     stack = load_stack(name)
     for key, value in changes.items():
-        stack = changed(stack, key.split("."), value)
+        stack = replace_field(stack, key.split("."), value)
     return stack
 
 
-def changed(part: _Part, path: Sequence[str], value: object) -> _Part:
+def replace_field(part: _Part, path: Sequence[str], value: object) -> _Part:
     """A section with the field at the end of a path replaced."""
     name, *rest = path
     kept = getattr(part, name, None)
     if isinstance(kept, Mapping):
         return part.model_copy(update={name: {**kept, rest[0]: value}})
-    return part.model_copy(update={name: changed(kept, rest, value) if rest and kept is not None else value})
+    return part.model_copy(update={name: replace_field(kept, rest, value) if rest and kept is not None else value})

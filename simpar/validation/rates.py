@@ -7,7 +7,7 @@ from dataclasses import replace
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.cost.kernels import KernelModel
 from simpar.units import TERA
-from simpar.validation.cells import Row, measurement, one_of
+from simpar.validation.cells import Row, measurement, read_word
 from simpar.validation.predict import cluster_of
 from simpar.validation.rows import Case, Measurements
 
@@ -39,7 +39,7 @@ def peak_flop_per_s(case: Case) -> float:
 
 
 def _flop_per_token(row: Row, case: Case) -> float:
-    counts = one_of(row, "flop_count", {name: name for name in COUNTS}, "model")
+    counts = read_word(row, "flop_count", {name: name for name in COUNTS}, "model")
     if counts == "hardware":
         return hardware_flop_per_token(case.graph, case.training.seq_len, str(case.plan["recompute"]))
     convention = "causal" if counts == "causal" else "full"

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every, of_modules
-from simpar.plan.choices import written
+from simpar.plan.choices import to_file_value
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
-from simpar.validation.cells import Row, Unmodelled, number, plain, text, whole
+from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
+from simpar.validation.cells import Row, Unmodelled, number, plain, read_count, text
 from simpar.validation.columns import PLAN_COLUMNS
 
 MEGATRONS = frozenset(
@@ -49,11 +49,11 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
     """The plan's fields for a row's run. Raises Unmodelled with the reason."""
     if not text(row, "tp") and not text(row, "pp") and stack in MEGATRONS and devices > 1:
         raise Unmodelled("tp and pp not published")
-    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    tp, pp, cp = (read_count(row, "tp", 1), read_count(row, "pp", 1), read_count(row, "cp", 1))
     replicas, rest = divmod(devices, tp * cp * pp)
     if rest:
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
-    if whole(row, "dp", replicas) != replicas:
+    if read_count(row, "dp", replicas) != replicas:
         raise Unmodelled("tp x cp x pp x dp is not n_gpus")
     schedule, vpp = _schedule(row, pp)
     plan: dict[str, Any] = {
@@ -62,12 +62,12 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
         "schedule": schedule,
     }  # fmt: skip
     plan |= _sharding(row, replicas * cp, per_node, stack)
-    if mixture or whole(row, "ep", 1) > 1:
-        plan["ep"] = whole(row, "ep", 1)
+    if mixture or read_count(row, "ep", 1) > 1:
+        plan["ep"] = read_count(row, "ep", 1)
     for name in OTHERS_OF_PLAN:
         value = plain(row, name)
         if value is not None and name not in plan and not _is_tuned(row, name):
-            plan |= written(name, tuple(value) if isinstance(value, list) else value)
+            plan |= to_file_value(name, tuple(value) if isinstance(value, list) else value)
     if tp == 1 and plan.get("sequence_parallel"):
         plan["sequence_parallel"] = False
     try:
@@ -85,17 +85,17 @@ def _is_tuned(row: Row, name: str) -> bool:
 def _schedule(row: Row, pp: int) -> tuple[str, int]:
     """The schedule of a row and its chunks per rank; the usual one has as many chunks as the row says, by any name."""
     word = text(row, "schedule").lower()
-    name = usual_schedule() if word in ("", NONE, *NO) else known_name(word) or word
+    name = default_schedule() if word in ("", NONE, *NO) else schedule_named(word) or word
     known = SCHEDULES.get(name)
     chunks = natural_vpp(name) if known and not known.usual else 1
-    vpp = 1 if pp == 1 or _is_tuned(row, "vpp") else whole(row, "vpp", chunks)
-    return usual_schedule(vpp) if known and known.usual else name, vpp
+    vpp = 1 if pp == 1 or _is_tuned(row, "vpp") else read_count(row, "vpp", chunks)
+    return default_schedule(vpp) if known and known.usual else name, vpp
 
 
 def _micro_batch(row: Row, replicas: int) -> int | None:
     """Sequences of a microbatch: printed, or the batch over replicas and microbatches; None where it is open."""
     if text(row, "micro_batch") and not _is_tuned(row, "micro_batch"):
-        return whole(row, "micro_batch")
+        return read_count(row, "micro_batch")
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
     if _is_tuned(row, "micro_batch") or not batch or not accumulation or batch % (replicas * accumulation):
         return None
@@ -149,7 +149,7 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
 def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[str, ...]:
     """Settings that a tuner would choose: those that say so, and the micro-batch and what else is blank with it."""
     tuned = [name for name in dict.fromkeys(PLAN_COLUMNS.values()) if _is_tuned(row, name)]
-    replicas = whole(row, "n_gpus") // (plan["tp"] * plan["pp"] * plan["cp"])
+    replicas = read_count(row, "n_gpus") // (plan["tp"] * plan["pp"] * plan["cp"])
     if "micro_batch" not in tuned and _micro_batch(row, replicas) is not None:
         return tuple(tuned)
     if mixture:
@@ -167,7 +167,7 @@ def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[
 def global_batch(row: Row, plan: Mapping[str, Any], devices: int) -> int:
     """Sequences of a step: as printed, or from the plan's microbatches."""
     if text(row, "global_batch_seqs"):
-        return whole(row, "global_batch_seqs")
+        return read_count(row, "global_batch_seqs")
     once = 1 if plan["pp"] == 1 else None  # without a pipeline, assume one microbatch
     replicas = devices // (plan["tp"] * plan["cp"] * plan["pp"])
-    return int(replicas * plan["micro_batch"] * whole(row, "grad_accum", once))
+    return int(replicas * plan["micro_batch"] * read_count(row, "grad_accum", once))

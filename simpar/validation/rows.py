@@ -19,8 +19,19 @@ from simpar.errors import UserError
 from simpar.profiles import is_file
 from simpar.stacks.stack import load_stack
 from simpar.units import GB, GIB
-from simpar.validation.cells import Row, Unmodelled, beneath, checked, measurement, number, one_of, plain, text, whole
-from simpar.validation.devices import hardware_of, named_profile
+from simpar.validation.cells import (
+    Row,
+    Unmodelled,
+    check_value,
+    measurement,
+    number,
+    plain,
+    read_count,
+    read_word,
+    text,
+    values_with_prefix,
+)
+from simpar.validation.devices import hardware_of, load_named_profile
 from simpar.validation.models import graph_of
 from simpar.validation.row_plan import canonical, global_batch, open_settings, plan_of
 
@@ -92,22 +103,22 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     if reason := text(row, "not_modelled"):
         raise Unmodelled(reason)
     row = canonical(row)
-    graph, devices = graph_of(row), whole(row, "n_gpus")
+    graph, devices = graph_of(row), read_count(row, "n_gpus")
     hardware, per_node = on or _hardware(row)
-    per_node = min(whole(row, "gpus_per_node", per_node), devices)
+    per_node = min(read_count(row, "gpus_per_node", per_node), devices)
     if devices % per_node:
         raise Unmodelled("n_gpus is not a multiple of gpus_per_node")
     stack, stack_changes = _stack(row)
     plan = plan_of(row, devices, per_node, stack, mixture=graph.is_mixture)
-    profile = named_profile(hardware)
-    changes = beneath(row, "hardware").items()
+    profile = load_named_profile(hardware)
+    changes = values_with_prefix(row, "hardware").items()
     training = Training(
-        seq_len=whole(row, "seq_len"), global_batch=global_batch(row, plan, devices), documents=_documents(row)
+        seq_len=read_count(row, "seq_len"), global_batch=global_batch(row, plan, devices), documents=_documents(row)
     )
     return Case(
         graph, hardware, devices, per_node, training, plan, stack, stack_changes, _fabric(row),
         open_settings(row, plan, mixture=graph.is_mixture),
-        {key: checked(profile, key, value, f"hardware.{key}") for key, value in changes},
+        {key: check_value(profile, key, value, f"hardware.{key}") for key, value in changes},
         (assumed,) if (assumed := text(row, "assumed")) else (),
     )  # fmt: skip
 
@@ -118,7 +129,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
 def _hardware(row: Row) -> tuple[str, int]:
     """Profile and devices of a node."""
     name = hardware_of(row)
-    return name, named_profile(name).devices_per_node
+    return name, load_named_profile(name).devices_per_node
 
 
 def _stack(row: Row) -> tuple[str, dict[str, Any]]:
@@ -126,7 +137,7 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
 
     A blank one is Megatron's if tensors or stages are split, else FSDP's; no measured run supports it.
     """
-    splits = whole(row, "tp", 1) * whole(row, "pp", 1) > 1
+    splits = read_count(row, "tp", 1) * read_count(row, "pp", 1) > 1
     name = text(row, "stack") or ("megatron" if splits else "fsdp")
     changes: dict[str, Any] = {} if text(row, "stack") else {"name": UNNAMED}
     try:
@@ -135,9 +146,9 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
         raise Unmodelled(str(error).partition("\n")[0]) from None
     kernel = text(row, "attention_kernel").lower()
     if kernel and (kernel != "flash" or stack.fusion.attention == "unfused"):
-        changes["fusion.attention"] = checked(stack, "fusion.attention", kernel, "attention_kernel")
-    for key, value in beneath(row, "stack").items():
-        changes[key] = checked(stack, key, value, f"stack.{key}")
+        changes["fusion.attention"] = check_value(stack, "fusion.attention", kernel, "attention_kernel")
+    for key, value in values_with_prefix(row, "stack").items():
+        changes[key] = check_value(stack, key, value, f"stack.{key}")
     return name if is_file(name) else stack.name, changes
 
 
@@ -171,7 +182,7 @@ def _fabric(row: Row) -> dict[str, float]:
     return {name: value * GB for name, value in known.items() if value is not None and value > 0}
 
 
-def measured(row: Row) -> Measurements:
+def read_measurements(row: Row) -> Measurements:
     """The measurements of a row, in SI units. Raises Unmodelled for values that cannot be."""
 
     def memory(name: str) -> float | None:
@@ -185,8 +196,8 @@ def measured(row: Row) -> Measurements:
         static_memory_bytes=memory("static_mem_gib"),
         peer_step_time_s=measurement(row, "peer_pred_iteration_time_s"),
         peer_memory_bytes=memory("peer_pred_mem_gib"),
-        fits=one_of(row, "status", {"ok": True, "oom": False}, True),
-        peak_counts=one_of(row, "peak_mem_counts", counts, "reserved"),
+        fits=read_word(row, "status", {"ok": True, "oom": False}, True),
+        peak_counts=read_word(row, "peak_mem_counts", counts, "reserved"),
     )
 
 

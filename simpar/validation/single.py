@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simpar.validation import collectives, kernels
-from simpar.validation.cells import Row, Unmodelled, shown, text
+from simpar.validation.cells import Row, Unmodelled, format_cell, text
 from simpar.validation.predict import Prediction
 from simpar.validation.rows import Measurements
 from simpar.validation.summary import RowOutcome
@@ -40,11 +40,11 @@ def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.Measu
 
 def _label(row: Row) -> str:
     """The name of an operation in a report: its kind, its shape, and where it ran."""
-    sizes = [shown(row, name) for name in ("m", "n", "k") if text(row, name)]
+    sizes = [format_cell(row, name) for name in ("m", "n", "k") if text(row, name)]
     named = {"batch": "b", "seq_len": "s", "n_heads": "h", "head_dim": "d", "message_bytes": "bytes "}
-    shape = [f"{mark}{shown(row, name)}" for name, mark in named.items() if text(row, name)]
+    shape = [f"{mark}{format_cell(row, name)}" for name, mark in named.items() if text(row, name)]
     words = [text(row, "op"), text(row, "direction"), " x ".join(sizes), *shape, text(row, "gpu_type")]
-    where = f"on {shown(row, 'n_gpus')}" if text(row, "n_gpus") else ""
+    where = f"on {format_cell(row, 'n_gpus')}" if text(row, "n_gpus") else ""
     return " ".join(word for word in (*words, where) if word)
 
 

@@ -13,17 +13,17 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.plan.choices.mesh import LABELLED
 from simpar.units import GIB
-from simpar.validation.cells import Row, Unmodelled, shown, text
+from simpar.validation.cells import Row, Unmodelled, format_cell, text
 from simpar.validation.chosen import AS_NAMED, ProfileOverrides
-from simpar.validation.columns import unread
-from simpar.validation.layers import layer_time_s, of_a_layer
-from simpar.validation.planned import beside
+from simpar.validation.columns import find_unread_columns
+from simpar.validation.layers import layer_time_s, predict_layer
+from simpar.validation.planned import resolve_paths
 from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import measured
+from simpar.validation.rows import read_measurements
 from simpar.validation.single import is_single, single_outcomes
 from simpar.validation.summary import CELL, RowOutcome, summary
-from simpar.validation.tight import as_it_ran
-from simpar.validation.tuned import settled
+from simpar.validation.tight import recompute_to_fit
+from simpar.validation.tuned import choose_open_settings
 
 NEEDED = ("source", "n_gpus", "seq_len")
 CHUNK = 16
@@ -55,7 +55,7 @@ def validate(path: str | Path, *, using: str | Path | ProfileOverrides | None = 
     outcomes = single_outcomes(rows) if single else outcomes_of(rows, jobs=jobs, chosen=chosen)
     return {
         **summary(outcomes),
-        "columns_not_read": {} if single else unread(rows),
+        "columns_not_read": {} if single else find_unread_columns(rows),
         "rows_detail": [_detail(outcome) for outcome in outcomes],
     }
 
@@ -68,7 +68,7 @@ def read_table(path: str | Path) -> list[Row]:
             stream.seek(0)
             reader = csv.DictReader(stream, delimiter=max(DELIMITERS, key=head.count), skipinitialspace=True)
             reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            rows: list[Row] = [beside(row, path) for row in reader]
+            rows: list[Row] = [resolve_paths(row, path) for row in reader]
             names = reader.fieldnames
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -108,20 +108,20 @@ def outcome(line: int, row: Row, chosen: ProfileOverrides = AS_NAMED) -> RowOutc
     words = {"row": line, "source": text(row, "source"), "label": label(row)}
     cell = tuple(text(row, name) for name in CELL)
     try:
-        actual = measured(row)
+        actual = read_measurements(row)
         if (of_layer_s := layer_time_s(row)) is not None:
             entry = chosen.case(row)
             actual = replace(actual, step_time_s=of_layer_s, fits=None)
             read_as = f"{entry.read_as}, one layer"
-            found = of_a_layer(entry)
+            found = predict_layer(entry)
             return RowOutcome(**words, cell=cell, measured=actual, prediction=found, read_as=read_as)  # type: ignore[arg-type]
         known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
         if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")
-        entry, prediction = settled(chosen.case(row))
+        entry, prediction = choose_open_settings(chosen.case(row))
         if not known:
             actual = with_rates(actual, row, entry)
-        entry, ran = as_it_ran(entry, prediction, actual)
+        entry, ran = recompute_to_fit(entry, prediction, actual)
         prediction = replace(ran, fits=prediction.fits)  # whether the printed settings fit
     except (Unmodelled, UserError) as reason:
         why = str(reason).partition("\n")[0]
@@ -132,8 +132,8 @@ def outcome(line: int, row: Row, chosen: ProfileOverrides = AS_NAMED) -> RowOutc
 
 def label(row: Row) -> str:
     """The name of a row: model, devices and layout."""
-    layout = " ".join(f"{axis}{shown(row, axis)}" for axis in LABELLED if text(row, axis))
-    return f"{text(row, 'model_name')} on {shown(row, 'n_gpus')} {layout}".strip()
+    layout = " ".join(f"{axis}{format_cell(row, axis)}" for axis in LABELLED if text(row, axis))
+    return f"{text(row, 'model_name')} on {format_cell(row, 'n_gpus')} {layout}".strip()
 
 
 def suspect(row: Row) -> str:

@@ -16,12 +16,12 @@ from simpar.validation.predict import Prediction, predict
 from simpar.validation.row_plan import MEGATRONS
 from simpar.validation.rows import Case, Measurements
 
-UNLIKELY = 0.05
+MIN_FIT_PROBABILITY = 0.05
 """Printed settings are doubted if they fit with less than this probability, given the errors of memory."""
 _Tried = tuple[Case, Prediction]
 
 
-def as_it_ran(entry: Case, prediction: Prediction, measured: Measurements) -> _Tried:
+def recompute_to_fit(entry: Case, prediction: Prediction, measured: Measurements) -> _Tried:
     """A case with the savings without which it could not have run, and its prediction; most are unchanged.
 
     This applies only to runs that report no recomputation and no memory peak.
@@ -30,7 +30,7 @@ def as_it_ran(entry: Case, prediction: Prediction, measured: Measurements) -> _T
     ran = measured.fits and measured.step_time_s is not None
     if not ran or measured.peak_memory_bytes or entry.plan["recompute"] != "none" or known is None:
         return entry, prediction
-    if known.fit_probability >= UNLIKELY:
+    if known.fit_probability >= MIN_FIT_PROBABILITY:
         return entry, prediction
     tried = [found for some in _savings(entry) if (found := _least(some)) is not None]
     return min(tried, key=lambda one: one[1].step_time_s) if tried else (entry, prediction)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every
-from simpar.plan.schedules import usual_schedule
+from simpar.plan.schedules import default_schedule
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, predict
 from simpar.validation.row_plan import FREE_BATCH, TUNED
@@ -24,7 +24,7 @@ CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: 
 RECOMPUTE = (NONE, SELECTIVE, every(4), every(2), FULL)
 
 
-def settled(entry: Case) -> tuple[Case, Prediction]:
+def choose_open_settings(entry: Case) -> tuple[Case, Prediction]:
     """A case with all open settings chosen, and its prediction. Raises Unmodelled if no choice is possible."""
     if not entry.open:
         return entry, predict(entry)
@@ -63,7 +63,7 @@ def _choices(entry: Case) -> Iterator[Case]:
     for each in product(*(values[name] for name in names)):
         chosen: dict[str, Any] = dict(zip(names, each, strict=True))
         if "vpp" in chosen:
-            chosen["schedule"] = usual_schedule(chosen["vpp"])
+            chosen["schedule"] = default_schedule(chosen["vpp"])
         batch = entry.training.global_batch * (chosen["micro_batch"] if free_batch else 1)
         training = entry.training.model_copy(update={"global_batch": batch})
         yield replace(entry, plan={**plan, **chosen}, training=training, open=())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.normalise.tables import read_published
-from simpar.validation.columns import unread
-from simpar.validation.rows import case, measured
+from simpar.validation.columns import find_unread_columns
+from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import read_table
 from tests.validation.test_rows import LABELS, WORDS, same
 
@@ -36,8 +36,8 @@ def test_what_is_written_is_what_is_read_in_memory(written):
     assert len(rows) == len(read_published(TABLE)) > 40
     for row, own in zip(rows, read_published(TABLE), strict=True):
         assert case(row) == case(own)
-        assert measured(row) == measured(own)
-    assert set(unread(rows)) == {"gpu_type", "interconnect", "zero_stage_or_fsdp"}
+        assert read_measurements(row) == read_measurements(own)
+    assert set(find_unread_columns(rows)) == {"gpu_type", "interconnect", "zero_stage_or_fsdp"}
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.calibrate.stopwatch import LEAST, Stopwatch  # noqa: E402
+from simpar.calibrate.stopwatch import MIN_REPETITIONS, Stopwatch  # noqa: E402
 
 
 def test_device_times_are_between_events_and_find_a_cold_cache(monkeypatch):
@@ -47,13 +47,13 @@ def test_device_times_are_between_events_and_find_a_cold_cache(monkeypatch):
     watch = Stopwatch(SimpleNamespace(type="cuda"), 0.0)
     times = watch.time(work)
     assert times.seconds == pytest.approx(2e-3)
-    assert times.repeats == LEAST
+    assert times.repeats == MIN_REPETITIONS
     once = ["flush", "busy", "event", "work", "event"]
-    issued = ["work", "work", "wait", *(LEAST * ["work"]), "wait"]
-    assert told == ["work", "work", *issued, "wait", *(LEAST * once), "wait", "wait"]
+    issued = ["work", "work", "wait", *(MIN_REPETITIONS * ["work"]), "wait"]
+    assert told == ["work", "work", *issued, "wait", *(MIN_REPETITIONS * once), "wait", "wait"]
 
 
 def test_whole_steps_go_by_the_hosts_clock():
     """Work that waits for its device itself needs no events."""
     watch = Stopwatch(SimpleNamespace(type="cuda"), 0.001)
-    assert watch.time_whole(lambda: None).repeats >= LEAST
+    assert watch.time_whole(lambda: None).repeats >= MIN_REPETITIONS

@@ -12,7 +12,7 @@ import simpar
 from simpar import cli
 from simpar.plan.plan import Plan
 from simpar.scenario import load_scenario
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from tests.gate import some
 
 SCENARIO = "gpt3-175b-64-a100"
@@ -147,7 +147,7 @@ def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
     crowded = ["--fix", "zero=2", "--fix", "micro_batch=2", "--fit-probability", "0.5"]
     assert cli.run([*SEARCH, *crowded, "-o", str(plan)]) == 0
     sure = simpar.simulate(**load_scenario(str(plan), {}).inputs()).certainty.fit_probability
-    assert 0.5 <= sure < WANTED
+    assert 0.5 <= sure < DEFAULT_FIT_PROBABILITY
     capsys.readouterr()
     command = ["export", str(plan), "--to", "megatron", "-o", str(out)]
     assert cli.run(command) == 0

@@ -12,7 +12,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
-from simpar.validation.predict import changed_stack
+from simpar.validation.predict import change_stack
 
 
 def _block(graph: ModelGraph, kind: str) -> Block:
@@ -55,7 +55,7 @@ def test_a_captured_part_is_one_launch(graphs: tuple[str, ...], launched: int) -
 
 def _host_s(graphs: Sequence[str]) -> float:
     """Seconds that the host holds up a small mixture on eight devices."""
-    stack = changed_stack("nemo", {"launch.graphs": tuple(graphs), "launch.host_time_per_kernel_s": 1e-4})
+    stack = change_stack("nemo", {"launch.graphs": tuple(graphs), "launch.host_time_per_kernel_s": 1e-4})
     plan = Plan.model_validate({"dp": 8, "ep": 8, "micro_batch": 1})
     training = Training(seq_len=256, global_batch=8)
     result = simulate(

@@ -15,7 +15,7 @@ from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack, load_stack
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import GB, MIB
 from tests.cost.account import stage_static_memory, static_memory
 
@@ -196,4 +196,4 @@ def test_what_lies_outside_the_allocator_is_hardly_known_on_fast_links(
 ) -> None:
     """Channels are as many as links are worth; some stacks ran out of memory as published."""
     risk = memory_risk(load_stack(stack), load_cluster(hardware, 2))
-    assert risk.communicators == shipped().memory.communicators[0 if is_known else 1]
+    assert risk.communicators == load_error_table().memory.communicators[0 if is_known else 1]

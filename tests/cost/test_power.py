@@ -17,7 +17,7 @@ from simpar.cost.power import (
 from simpar.errors import UserError
 from simpar.hardware.device import Power, load_device
 from simpar.hardware.profile import Host, NodePower
-from simpar.validation.devices import named_profile
+from simpar.validation.devices import load_named_profile
 from simpar.validation.predict import result_of
 from simpar.validation.rows import case
 
@@ -38,7 +38,7 @@ def host(power):
 
 def without_fans(name):
     """The host of a shipped profile, cooled by liquid."""
-    found = named_profile(name).host
+    found = load_named_profile(name).host
     return found.model_copy(update={"power": found.power.model_copy(update={"fans": 0.0})})
 
 
@@ -95,7 +95,7 @@ def test_one_quantity_is_all_of_it() -> None:
 @pytest.mark.parametrize("name", ["dgx-h100", "hgx-b200"])
 def test_node_never_above_the_sum_of_limits(name: str) -> None:
     """Whatever runs, a node draws less than all its parts at their limits, cooled, behind its supplies."""
-    profile = named_profile(name)
+    profile = load_named_profile(name)
     power, device = profile.host.power, load_device(profile.device).power
     parts = power.processors + power.memory + power.switches + power.network + power.drives + power.other
     most = (8 * device.limit + parts) * (1 + power.fans) / power.supply_efficiency
@@ -104,13 +104,13 @@ def test_node_never_above_the_sum_of_limits(name: str) -> None:
 
 def test_air_cooled_node_at_full_load() -> None:
     """8.4 kW is the most that was measured of a node of 8 H100 [arXiv 2412.08602], of 10.2 kW that are allowed."""
-    assert input_w(named_profile("dgx-h100").host, 8 * 700.0) == pytest.approx(8400, rel=0.01)
+    assert input_w(load_named_profile("dgx-h100").host, 8 * 700.0) == pytest.approx(8400, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "watts", "products", "streaming"), MEASURED)
 def test_measured_nodes(name: str, watts: float, products: float, streaming: float) -> None:
     """Within 5 % of the watts of nodes in benchmark runs."""
-    profile = named_profile(name)
+    profile = load_named_profile(name)
     devices_w = 8 * float(device_w(load_device(profile.device).power, products, streaming))
     assert input_w(without_fans(name), devices_w) == pytest.approx(watts, rel=0.05)
 
@@ -126,7 +126,7 @@ def test_measured_node_simulated() -> None:
         "zero_stage_or_fsdp": "distributed optimizer", "attention_kernel": "flash", "tied_embeddings": "False",
     }  # fmt: skip
     result = result_of(case(row))
-    fans = named_profile("dgx-h100").host.power.fans
+    fans = load_named_profile("dgx-h100").host.power.fans
     assert result.bill.energy_j_per_step / result.step_time_s / (1 + fans) == pytest.approx(7266, rel=0.05)
 
 

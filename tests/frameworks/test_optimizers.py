@@ -7,7 +7,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.frameworks import TARGETS, Inexpressible, export, load_target
-from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_TORCH, OPTIMIZERS
 from simpar.plan.plan import Plan
 
 from .conftest import written_and_lost
@@ -19,14 +19,14 @@ SHAPE = Training(seq_len=512, global_batch=16)
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_optimizer_that_a_target_lacks_is_named_and_the_usual_one_stands_in_its_place(target):
     """Whatever the target, never another one in silence."""
-    usual, nothing_lost = written_and_lost(target, optimizer=USUAL)
+    usual, nothing_lost = written_and_lost(target, optimizer=DEFAULT_OPTIMIZER)
     assert not nothing_lost
     known = load_target(target).numerics.optimizers
-    assert USUAL in known
+    assert DEFAULT_OPTIMIZER in known
     for name in sorted(set(OPTIMIZERS) - set(known)):
         files, lost = written_and_lost(target, optimizer=name)
         assert len(lost) == 1
-        assert re.fullmatch(rf"optimizer = {name}: the target has .*: {USUAL} in its place", lost[0])
+        assert re.fullmatch(rf"optimizer = {name}: the target has .*: {DEFAULT_OPTIMIZER} in its place", lost[0])
         assert files == usual
 
 

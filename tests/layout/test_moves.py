@@ -11,13 +11,13 @@ from simpar.layout.moves import (
     IN_MENUS,
     changes_making_room,
     changes_to,
-    followers,
-    following,
-    given_up,
+    dependent_choices,
+    forgone_savings,
     is_size,
     leaders,
     menus,
     replacements,
+    reset_dependents,
     savings,
     single_changes,
     values_around,
@@ -172,9 +172,9 @@ def test_values_are_ranked_by_the_memory_they_save():
     ):
         plans = [Plan(**{name: value}) for value in values]
         for less, more in pairwise(plans):
-            assert given_up(more, less) == (name,)
-            assert given_up(less, more) == given_up(more, more) == ()
-    assert given_up(Plan(tp=2), Plan()) == ()
+            assert forgone_savings(more, less) == (name,)
+            assert forgone_savings(less, more) == forgone_savings(more, more) == ()
+    assert forgone_savings(Plan(tp=2), Plan()) == ()
     plan = Plan(zero=2, recompute="selective")
     assert list(savings(plan)) == [{"zero": 3}, {"recompute": "full"}]
 
@@ -182,16 +182,16 @@ def test_values_are_ranked_by_the_memory_they_save():
 def test_what_follows_from_a_change_is_left_open():
     """Ranks of data parallelism follow from the other degrees, layers from stages; what was not said is not named."""
     plan = Plan(tp=2, dp=4, pp=2, layers=(20, 12))
-    assert following({"tp": 4}, plan) == {"dp": None}
-    assert following({"pp": 4}, plan) == {"dp": None, "layers": None}
-    assert following({"micro_batch": 2}, plan) == {}
-    assert following({"tp": 4, "dp": 2}, plan) == {}
+    assert reset_dependents({"tp": 4}, plan) == {"dp": None}
+    assert reset_dependents({"pp": 4}, plan) == {"dp": None, "layers": None}
+    assert reset_dependents({"micro_batch": 2}, plan) == {}
+    assert reset_dependents({"tp": 4, "dp": 2}, plan) == {}
 
 
 def test_a_degree_of_one_leaves_open_what_it_idles():
     """A schedule of no pipeline and sequences sharded over one rank say nothing, before a change and after it."""
     plan = Plan(tp=2, pp=2, schedule="1f1b", sequence_parallel=True)
-    assert following({"tp": 1, "pp": 1}, plan) == {"sequence_parallel": None, "schedule": None}
-    assert following({"tp": 4, "pp": 4}, plan) == {}
-    assert "sequence_parallel" in followers({"tp": 2}, before={"tp": 1})
-    assert "sequence_parallel" not in followers({"tp": 4}, before={"tp": 2})
+    assert reset_dependents({"tp": 1, "pp": 1}, plan) == {"sequence_parallel": None, "schedule": None}
+    assert reset_dependents({"tp": 4, "pp": 4}, plan) == {}
+    assert "sequence_parallel" in dependent_choices({"tp": 2}, before={"tp": 1})
+    assert "sequence_parallel" not in dependent_choices({"tp": 4}, before={"tp": 2})

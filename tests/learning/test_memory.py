@@ -15,7 +15,7 @@ from simpar.learning.reports import reported
 from simpar.learning.runs import runs_of
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import GIB, MIB
 from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict
@@ -184,9 +184,9 @@ def test_own_peaks_make_the_risk_smaller(tmp_path):
     path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="fsdp")), tmp_path / "ours.yaml"
     answer = learn(path, stack="fsdp", hardware="dgx-h100")
     ours.write_text(answer.to_yaml("ours.yaml"))
-    stack, (unknown, *_) = load_stack(str(ours)), reversed(shipped().memory.habits)
-    risk = MemoryRisk.of(stack.known_as, shipped(), stack.own_runs)
-    assert MemoryRisk.of("fsdp", shipped()).habits == unknown
+    stack, (unknown, *_) = load_stack(str(ours)), reversed(load_error_table().memory.habits)
+    risk = MemoryRisk.of(stack.known_as, load_error_table(), stack.own_runs)
+    assert MemoryRisk.of("fsdp", load_error_table()).habits == unknown
     assert risk.habits < unknown
     said = answer.to_dict()["memory"]["stack_spread_percent"]["fsdp"]
     assert said["before"] == pytest.approx(100 * unknown, abs=0.1)

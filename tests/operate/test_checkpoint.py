@@ -14,7 +14,7 @@ from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
-from simpar.simulation import tuned_graph
+from simpar.simulation import apply_tuning
 from simpar.stacks.stack import load_stack
 from simpar.units import GB, HOUR_S
 
@@ -65,7 +65,7 @@ def test_bytes_of_a_checkpoint():
         assert checkpoint_bytes(graph, Layout.of(plan), load_stack(stack)) == width * each, (words, stack)
     plan = resolve(Plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), load_stack("megatron"))
     adapters = 12 * 2 * 2 * 8 * 768  # layers, projections, sides
-    assert checkpoint_bytes(tuned_graph(plan, graph), Layout.of(plan), load_stack("megatron")) == 14 * adapters
+    assert checkpoint_bytes(apply_tuning(plan, graph), Layout.of(plan), load_stack("megatron")) == 14 * adapters
 
 
 def test_what_each_kind_of_checkpoint_blocks():

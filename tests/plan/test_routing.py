@@ -15,12 +15,12 @@ from simpar.plan.routing import (
     Routing,
     excess_of_fullest,
     expected_maximum,
-    fullest_arrivals,
-    fullest_deviation,
-    fullest_load,
     has_sampled_loads,
+    max_rank_arrivals,
+    max_rank_load,
+    max_rank_load_deviation,
     maximum_moments,
-    sampled_loads,
+    sample_loads,
 )
 from tests.gate import some
 
@@ -76,22 +76,22 @@ def test_what_the_fullest_rank_has_for_arrays_is_that_for_each() -> None:
 @given(cv=st.floats(0, 2), ep=st.sampled_from([1, 2, 8, 64]))
 def test_more_spread_more_on_the_fullest(cv: float, ep: int) -> None:
     """A forced balance is 1; the fullest rank gets more with the spread, and nothing is fuller than all."""
-    load = fullest_load(Routing(8, 128), DecidedExperts(expert_imbalance=cv), ep)
+    load = max_rank_load(Routing(8, 128), DecidedExperts(expert_imbalance=cv), ep)
     assert load >= 1
-    assert fullest_load(Routing(8, 128), DecidedExperts(expert_imbalance=2 * cv), ep) >= load
-    assert fullest_load(Routing(8, 128), DecidedExperts(), ep) == 1
+    assert max_rank_load(Routing(8, 128), DecidedExperts(expert_imbalance=2 * cv), ep) >= load
+    assert max_rank_load(Routing(8, 128), DecidedExperts(), ep) == 1
 
 
 def test_arrays_of_ranks() -> None:
     """Columns of layouts give what single plans give."""
     choice = DecidedExperts(expert_imbalance=0.5)
-    many = fullest_load(Routing(8, 128), choice, np.array([1, 8, 64]))
-    assert many.tolist() == [fullest_load(Routing(8, 128), choice, ep) for ep in (1, 8, 64)]
+    many = max_rank_load(Routing(8, 128), choice, np.array([1, 8, 64]))
+    assert many.tolist() == [max_rank_load(Routing(8, 128), choice, ep) for ep in (1, 8, 64)]
 
 
 def test_capacity_is_what_every_rank_works_on() -> None:
     """Padding to 1.25 times the mean costs 1.25 times, whatever the balance."""
-    assert fullest_load(Routing(8, 128), DecidedExperts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
+    assert max_rank_load(Routing(8, 128), DecidedExperts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
     padded = DecidedExperts(capacity_factor=1.0, expert_imbalance=1.0, expert_load="sampled")
     assert not has_sampled_loads(padded, 8)
 
@@ -99,17 +99,17 @@ def test_capacity_is_what_every_rank_works_on() -> None:
 def test_the_expectation_is_the_mean_of_the_samples() -> None:
     """Over many seeds the fullest sampled rank is, on average, the expected one; loads always sum to the ranks."""
     choice = DecidedExperts(expert_imbalance=0.4, expert_load="sampled")
-    loads = np.array([sampled_loads(GRAPH, choice, 8, seed) for seed in range(400)])
+    loads = np.array([sample_loads(GRAPH, choice, 8, seed) for seed in range(400)])
     assert loads.sum(axis=1) == pytest.approx(8)
-    expected = fullest_load(Routing(8, 128), choice, 8)
+    expected = max_rank_load(Routing(8, 128), choice, 8)
     assert loads.max(axis=1).mean() - 1 == pytest.approx(expected - 1, rel=0.1)
 
 
 def test_samples_are_seeded() -> None:
     """The same seed gives the same loads."""
     choice = DecidedExperts(expert_imbalance=0.4, expert_load="sampled")
-    assert sampled_loads(GRAPH, choice, 8, 3).tolist() == sampled_loads(GRAPH, choice, 8, 3).tolist()
-    assert sampled_loads(GRAPH, choice, 8, 3).tolist() != sampled_loads(GRAPH, choice, 8, 4).tolist()
+    assert sample_loads(GRAPH, choice, 8, 3).tolist() == sample_loads(GRAPH, choice, 8, 3).tolist()
+    assert sample_loads(GRAPH, choice, 8, 3).tolist() != sample_loads(GRAPH, choice, 8, 4).tolist()
 
 
 @pytest.mark.parametrize("routing", [Routing(8, 256), Routing(8, 256, 4, 8), Routing(6, 160, 3, 8)])
@@ -151,7 +151,7 @@ def test_loads_of_a_power_law_are_as_measured(case: tuple[int, float]) -> None:
     experts, exponent = case
     choice = DecidedExperts(expert_imbalance=exponent, expert_distribution="power_law")
     for ranks, ratio in MEASURED[case].items():
-        load = fullest_load(Routing(8, experts), choice, ranks)
+        load = max_rank_load(Routing(8, experts), choice, ranks)
         assert 0.5 < (ratio - 1) / (load - 1) < 0.85, (ranks, load)
 
 
@@ -166,7 +166,7 @@ def test_loads_on_few_ranks_are_as_measured() -> None:
     """Without what kernels do for every token that arrives, loads of 2 to 8 ranks are those of the law; 256 experts."""
     for (exponent, ranks), measured in FEW_RANKS.items():
         choice = DecidedExperts(expert_imbalance=exponent, expert_distribution="power_law")
-        assert fullest_load(Routing(8, 256), choice, ranks) == pytest.approx(np.mean(measured), rel=0.1)
+        assert max_rank_load(Routing(8, 256), choice, ranks) == pytest.approx(np.mean(measured), rel=0.1)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 32])
@@ -180,17 +180,17 @@ def test_the_fullest_rank_receives_a_token_once(ranks: int) -> None:
     reached = (chosen == fullest).any(axis=1).mean() / np.mean(
         [(chosen == rank).any(axis=1).mean() for rank in range(ranks)]
     )
-    assert fullest_arrivals(routing, rows[fullest], ranks) == pytest.approx(reached, rel=0.03)
-    assert fullest_arrivals(routing, 1.0, ranks) == 1.0
-    assert fullest_arrivals(Routing(1, 256), 1.7, ranks) == pytest.approx(1.7)
-    assert fullest_arrivals(routing, np.array([1.0, 2.0]), ranks)[1] < 2.0
+    assert max_rank_arrivals(routing, rows[fullest], ranks) == pytest.approx(reached, rel=0.03)
+    assert max_rank_arrivals(routing, 1.0, ranks) == 1.0
+    assert max_rank_arrivals(Routing(1, 256), 1.7, ranks) == pytest.approx(1.7)
+    assert max_rank_arrivals(routing, np.array([1.0, 2.0]), ranks)[1] < 2.0
 
 
 def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
     """One rank has all tokens; more ranks and larger exponents are less even; none has more than every token once."""
     routing = Routing(8, 128)
     choices = [DecidedExperts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)]
-    loads = [[fullest_load(routing, choice, ranks) for ranks in (1, 8, 64, 128)] for choice in choices]
+    loads = [[max_rank_load(routing, choice, ranks) for ranks in (1, 8, 64, 128)] for choice in choices]
     assert all(row == sorted(row) and row[0] == pytest.approx(1) for row in loads)
     assert loads[0] == pytest.approx(loads[1], rel=0.002)
     assert all(low < high < 128 / 8 * 1.1 for low, high in zip(loads[1][1:], loads[2][1:], strict=True))
@@ -200,8 +200,8 @@ def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
 def test_drawn_loads_spread_as_said(kind: str, imbalance: float) -> None:
     """The fullest of drawn loads has the mean and the deviation that are reported; all loads average to one."""
     choice = DecidedExperts(expert_imbalance=imbalance, expert_distribution=kind, expert_load="sampled")
-    drawn = np.array([sampled_loads(GRAPH, choice, 16, seed) for seed in range(400)])
+    drawn = np.array([sample_loads(GRAPH, choice, 16, seed) for seed in range(400)])
     routing = Routing.of_dims(GRAPH.dims)
     assert drawn.mean(axis=1) == pytest.approx(1.0)
-    assert drawn.max(axis=1).mean() == pytest.approx(fullest_load(routing, choice, 16), rel=0.07)
-    assert drawn.max(axis=1).std() == pytest.approx(fullest_deviation(routing, choice, 16), rel=0.35)
+    assert drawn.max(axis=1).mean() == pytest.approx(max_rank_load(routing, choice, 16), rel=0.07)
+    assert drawn.max(axis=1).std() == pytest.approx(max_rank_load_deviation(routing, choice, 16), rel=0.35)

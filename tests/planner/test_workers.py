@@ -13,7 +13,7 @@ import simpar
 from simpar.errors import UserError
 from simpar.planner import workers
 from simpar.planner.certify import ahead, branch_and_bound, exact
-from simpar.planner.certify.ahead import SpeculativeWorkers, measured_elsewhere
+from simpar.planner.certify.ahead import SpeculativeWorkers, measure_in_worker
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier
 from simpar.planner.progress import SearchProgress
@@ -101,9 +101,9 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
 
     def counted(problems, before, task):
         asked.append(task[1].model_dump_json())
-        return measured_elsewhere(problems, before, task)
+        return measure_in_worker(problems, before, task)
 
-    monkeypatch.setattr(ahead, "measured_elsewhere", counted)
+    monkeypatch.setattr(ahead, "measure_in_worker", counted)
     monkeypatch.setattr(Workers, "pool", Here)
     assert answer(problem, workers=Workers(8)) == expected
     assert len(set(asked)) == len(asked) > 0
@@ -170,12 +170,12 @@ def test_figures_are_those_of_the_measure(problem_of):
     """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
     problem = problem_of(3, hsdp=1, pp=2)
     plan = plan_of(enumerate_space(problem), 0)
-    mine, sent = measure(problem, plan), measured_elsewhere([problem], 0, (0, plan))
+    mine, sent = measure(problem, plan), measure_in_worker([problem], 0, (0, plan))
     assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
         sent.step_time_s, sent.worth, sent.fits, sent.num_ops
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
-    assert measured_elsewhere([problem], 0, (0, plan.with_values(tp=3))) is None
+    assert measure_in_worker([problem], 0, (0, plan.with_values(tp=3))) is None
 
 
 def test_numbers_and_backends_that_are_not_allowed_are_refused():

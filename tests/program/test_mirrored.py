@@ -11,7 +11,7 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.layout.layout import Layout, folded, unfolded
+from simpar.layout.layout import Layout, fold_two_ended, unfold_two_ended
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.plan import Plan
@@ -35,7 +35,7 @@ def step_ns(plan: Plan, cluster: Cluster, perturbation: Perturbation) -> int:
 def test_replicas_are_those_that_hold_the_same_stages(order: tuple[str, ...]) -> None:
     """Groups of data parallelism are rank r and p - 1 - r of every replica; pipelines go inwards from both ends."""
     whole = Mesh(tp=2, dp=3, pp=4, etp=2, order=order)
-    mesh = folded(Layout.of(Plan(mesh=whole, schedule="dualpipe"))).mesh
+    mesh = fold_two_ended(Layout.of(Plan(mesh=whole, schedule="dualpipe"))).mesh
     assert isinstance(mesh, MirroredMesh)
     assert (mesh.pp, mesh.dp, mesh.world_size, mesh.whole) == (2, 6, 24, whole)
     ranks = np.arange(24)
@@ -103,11 +103,11 @@ def test_two_copies_of_every_stage() -> None:
 def test_the_plan_comes_back() -> None:
     """Folding and unfolding is the identity, and leaves other schedules as they are."""
     layout = Layout.of(Plan(pp=4, dp=2, tp=2, schedule="dualpipe", zero=1))
-    assert unfolded(folded(layout)) == layout
-    assert folded(layout).to_plan() == layout.to_plan()
+    assert unfold_two_ended(fold_two_ended(layout)) == layout
+    assert fold_two_ended(layout).to_plan() == layout.to_plan()
     other = Layout(pp=4, dp=2, schedule="1f1b")
-    assert folded(other) is other
-    assert unfolded(other) is other
+    assert fold_two_ended(other) is other
+    assert unfold_two_ended(other) is other
 
 
 def test_replicas_that_step_alone_do_not_share_stages() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 import simpar
 from simpar.report.result import Result
 from simpar.report.terminal import print_report
-from simpar.report.words import how_sure, memory_state, probably
+from simpar.report.words import describe_certainty, memory_state, probably
 
 
 @cache
@@ -103,7 +103,7 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
         assert sum(causes.values()) == pytest.approx(1.0)
         assert ("experts" in causes) == (result is mixture)
         assert json.loads(result.to_json())["fit_causes"] == causes
-        told = how_sure(result)[-1]
+        told = describe_certainty(result)[-1]
         assert told.startswith("memory margin for 95 %: ")
         assert ("uneven experts" in told) == (result is mixture)
         assert f"{100 * causes['allocator']:.0f} % allocator gaps and workspaces" in told
@@ -116,7 +116,7 @@ def test_files_that_do_not_say_causes_are_read() -> None:
     read = Result.from_dict(data)
     assert read.certainty is not None
     assert read.certainty.fit_causes == {}
-    assert not any("stay free" in line for line in how_sure(read))
+    assert not any("stay free" in line for line in describe_certainty(read))
 
 
 def test_what_is_more_likely_to_fit_than_not_is_at_the_limit() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from simpar.program.ir.program import Timing
 from simpar.report.attribution import binding_predecessors
-from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
+from simpar.report.explain import add_explanation, critical_path, critical_path_s, find_fullest_stage
 from simpar.report.parts import TimeBreakdown
 from simpar.report.result import Result
 from simpar.report.waits import SlowRanks, Waited
@@ -40,9 +40,9 @@ def test_an_empty_program_has_an_empty_path(program_of):
 
 def test_binds_names_the_largest_loss_and_the_memory_peak(result):
     """The first sentence is about time, the second about memory, with stage, moment, op and category."""
-    time, memory = explained(result).why.binds
+    time, memory = add_explanation(result).why.binds
     assert "pipeline bubble" in time
-    assert f"stage {fullest_stage(result).stage}" in memory
+    assert f"stage {find_fullest_stage(result).stage}" in memory
     assert "activations" in memory
     assert "are left" in memory
 
@@ -50,7 +50,7 @@ def test_binds_names_the_largest_loss_and_the_memory_peak(result):
 def test_what_was_not_simulated_is_not_advised(result):
     """Without trials and slow ranks there are no hints, however large a loss is."""
     parts = TimeBreakdown(compute=0.6 * result.step_time_s, exposed_dp=0.4 * result.step_time_s)
-    said = explained(Result(**{**result.__dict__, "time_breakdown_s": parts})).why
+    said = add_explanation(Result(**{**result.__dict__, "time_breakdown_s": parts})).why
     assert said.hints == ()
     assert "exposed data-parallel communication" in said.binds[0]
 
@@ -65,7 +65,7 @@ def test_whom_a_rank_waits_for_is_named(result):
     )
     slow = SlowRanks(factors={5: 2.5}, step_time_without_s=7 * tenth_s)
     why = result.why.model_copy(update={"waiting": waiting, "slow_ranks": slow})
-    said = explained(Result(**{**result.__dict__, "why": why})).why
+    said = add_explanation(Result(**{**result.__dict__, "why": why})).why
     (sentence,) = (line for line in said.binds if line.startswith("waits"))
     assert "rank 5, 2.5 times slower" in sentence
     assert "ranks 8, 9 of stage 2, with more to do" in sentence
@@ -79,5 +79,5 @@ def test_whom_a_rank_waits_for_is_named(result):
 def test_no_loss_is_said(result):
     """A step that only computes is praised."""
     parts = TimeBreakdown(compute=result.step_time_s)
-    whole = explained(Result(**{**result.__dict__, "time_breakdown_s": parts}))
+    whole = add_explanation(Result(**{**result.__dict__, "time_breakdown_s": parts}))
     assert "nothing else" in whole.why.binds[0]

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from simpar.report.figures import canvas, rendered
+from simpar.report.figures import canvas, render_figure
 
 
 def drawn():
@@ -16,9 +16,9 @@ def drawn():
 def test_the_same_figure_is_the_same_bytes():
     """As SVG and as PNG: neither holds the time, or names that are drawn by chance."""
     for suffix, begins in (("svg", b"<?xml"), ("png", b"\x89PNG")):
-        first = rendered(drawn(), suffix)
+        first = render_figure(drawn(), suffix)
         assert first.startswith(begins)
-        assert first == rendered(drawn(), suffix)
+        assert first == render_figure(drawn(), suffix)
 
 
 def test_nothing_global_is_touched():

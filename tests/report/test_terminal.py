@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from simpar.report.explain import explained
+from simpar.report.explain import add_explanation
 from simpar.report.notebook import to_html
 from simpar.report.result import Result
-from simpar.report.terminal import memory_rows, print_report, published_rows, shortened
+from simpar.report.terminal import compare_published, memory_rows, print_report, shorten_rows
 from simpar.report.words import headline
 from simpar.scenario import Published, load_scenario
 from simpar.simulation import simulate
@@ -23,7 +23,7 @@ def printed(result: Result, *, terminal: bool, width: int = 200) -> str:
 
 def test_piped_reports_are_plain_text(result):
     """No box characters, bars or escape codes where nobody looks."""
-    text = printed(explained(result), terminal=False)
+    text = printed(add_explanation(result), terminal=False)
     assert not set(text) & set("│─━┃█\x1b")
 
 
@@ -40,7 +40,7 @@ def test_the_headline_names_model_cluster_and_layout(result):
 
 def test_a_report_fits_eighty_columns(result):
     """Tables are not cut off on a narrow terminal."""
-    text = printed(explained(result), terminal=True, width=80)
+    text = printed(add_explanation(result), terminal=True, width=80)
     assert "…" not in text
     assert "peak" in text
 
@@ -69,7 +69,7 @@ def test_each_bubble_says_of_what_it_is_a_share():
 def test_a_published_figure_stands_beside_the_prediction(result):
     """Each published number with ours, the difference in percent, and the source."""
     beside = result.with_published(Published(source="a paper", step_time_s=result.step_time_s / 1.1, mfu=0.41))
-    assert [name for name, _, _ in published_rows(beside)] == ["step time, s", "MFU, %"]
+    assert [name for name, _, _ in compare_published(beside)] == ["step time, s", "MFU, %"]
     text = printed(beside, terminal=False)
     assert "(+10.0%)" in text
     assert "source: a paper" in text
@@ -81,7 +81,7 @@ def test_stages_that_read_alike_share_a_row(result):
     stages = [first.model_copy(update={"stage": index}) for index in range(5)]
     assert [name for name, _ in memory_rows(stages)] == ["0-4"]
     different = [first.model_copy(update={"stage": i, "activations_bytes": i * 1e10}) for i in range(40)]
-    rows = shortened(memory_rows(different))
+    rows = shorten_rows(memory_rows(different))
     assert len(rows) == 12
     assert rows[0][0] == "0"
     assert rows[-1][0] == "39"

@@ -59,7 +59,7 @@ def test_the_slowest_class_of_a_pipeline_rank_is_shown(timeline):
     finish = np.where(slices.class_id == 3, slices.finish_ns + 1, slices.finish_ns)
     columns = {name: getattr(slices, name) for name in slices.__dataclass_fields__} | {"finish_ns": finish}
     mixed = type(timeline)(type(slices)(**columns), timeline.labels, classes, timeline.streams, timeline.arrows)
-    assert timelines.shown_classes(mixed) == (3, 1, 2)
+    assert timelines.choose_shown_classes(mixed) == (3, 1, 2)
 
 
 def test_thinning_keeps_the_peak():

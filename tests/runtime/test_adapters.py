@@ -15,7 +15,7 @@ from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
 from simpar.runtime.decoder import Part  # noqa: E402
 from simpar.runtime.operators import CastingLinear  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
-from simpar.simulation import tuned_graph  # noqa: E402
+from simpar.simulation import apply_tuning  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
 
 TRAINING = Training(seq_len=64, global_batch=16)
@@ -37,7 +37,7 @@ def test_as_many_parameters_are_trained_as_simulated(tuning, tied):
     graph = read(config, "tiny")
     model = decoder(graph)
     tune(model, Tuning(**tuning), torch.float32)
-    simulated = tuned_graph(Plan(**tuning), graph)
+    simulated = apply_tuning(Plan(**tuning), graph)
     blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
     weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
     expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)

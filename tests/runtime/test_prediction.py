@@ -10,7 +10,7 @@ from torch.nn import functional  # noqa: E402
 
 from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.runtime.loss import WEIGHT, mean_loss  # noqa: E402
-from simpar.runtime.prediction import IGNORED, layers_of, next_tokens  # noqa: E402
+from simpar.runtime.prediction import IGNORED_TARGET, layers_of, next_tokens  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
 
 CONFIG = {
@@ -25,7 +25,7 @@ def test_targets_of_further_tokens_end_with_the_sequence():
     samples = torch.arange(6).unsqueeze(0)
     assert next_tokens(samples, torch.arange(5), 0).tolist() == [[1, 2, 3, 4, 5]]
     found = next_tokens(samples, torch.tensor([0, 3, 4]), 2)
-    assert found.tolist() == [[[1, 4, 5], [2, 5, IGNORED], [3, IGNORED, IGNORED]]]
+    assert found.tolist() == [[[1, 4, 5], [2, 5, IGNORED_TARGET], [3, IGNORED_TARGET, IGNORED_TARGET]]]
 
 
 def test_every_layer_reads_the_state_before_it_beside_the_next_embedding():

@@ -56,7 +56,7 @@ def test_nodes_with_unlike_commands_are_told_the_first_difference(monkeypatch, p
     """Every rank compares what all nodes were told to train; folders of their own do not count."""
 
     def gather(every, here):
-        every[:] = [here, job("there", **plan).model_dump(mode="json", include=worker.SAME)]
+        every[:] = [here, job("there", **plan).model_dump(mode="json", include=worker.RESUME_KEYS)]
 
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)

@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.tracing.code import consented, is_code, own_model, own_module
+from simpar.tracing.code import call_user_function, is_code, load_user_module, require_consent
 
 
 @pytest.mark.parametrize(
@@ -25,19 +25,19 @@ def test_a_module_of_the_folder_is_found(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
-    assert own_model("mine_alone:make") == ("module", (1, 2))
-    assert own_module("mine_alone:make") == own_module("mine_alone:bare") == "module"
+    assert call_user_function("mine_alone:make") == ("module", (1, 2))
+    assert load_user_module("mine_alone:make") == load_user_module("mine_alone:bare") == "module"
     with pytest.raises(UserError, match="model = mine_alone:absent: cannot be imported"):
-        own_model("mine_alone:absent")
+        call_user_function("mine_alone:absent")
     with pytest.raises(UserError, match="model = no_such:make: cannot be imported"):
-        own_model("no_such:make")
+        call_user_function("no_such:make")
 
 
 def test_files_do_not_run_code():
     """A file may name a function only where the command line names the same one."""
     with pytest.raises(UserError, match=r"plan\.yaml: model = own:make: is code.*pass --model own:make"):
-        consented("own:make", "plan.yaml", {})
+        require_consent("own:make", "plan.yaml", {})
     with pytest.raises(UserError, match="is code"):
-        consented("own:make", "plan.yaml", {"model": "own:other"})
-    consented("own:make", "plan.yaml", {"model": "own:make"})
-    consented("llama-3-8b", "plan.yaml", {})
+        require_consent("own:make", "plan.yaml", {"model": "own:other"})
+    require_consent("own:make", "plan.yaml", {"model": "own:make"})
+    require_consent("llama-3-8b", "plan.yaml", {})

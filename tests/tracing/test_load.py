@@ -15,7 +15,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
 from simpar.errors import UserError
 from simpar.planner import Constraints
-from simpar.tracing.code import own_model
+from simpar.tracing.code import call_user_function
 from tests.gate import some
 
 torch = pytest.importorskip("torch")
@@ -51,7 +51,7 @@ def counted(name: str) -> tuple[int, int, int]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    made = own_model(f"traced_models:{name}")
+    made = call_user_function(f"traced_models:{name}")
     module, given = made if isinstance(made, tuple) else (made, torch.zeros(1, SEQ, dtype=torch.int64))
     inputs = list(given.values()) if isinstance(given, dict) else list(given) if isinstance(given, tuple) else [given]
     first = inputs[0].shape[1] if not inputs[0].is_floating_point() else 0
@@ -188,7 +188,7 @@ def test_models_of_transformers(families: dict[str, ModelGraph]) -> None:
     """Parameters are those that the library counts, for five families of it."""
     for name, graph in families.items():
         with torch.device("meta"):
-            made = own_model(f"hub_models:{name}")
+            made = call_user_function(f"hub_models:{name}")
         module = made[0] if isinstance(made, tuple) else made
         assert graph.num_parameters() == sum(prod(each.shape) for each in module.parameters()), name
         assert "no_tensor_parallel" not in graph.facts, name

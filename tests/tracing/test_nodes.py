@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.tracing.nodes import CallNode, Ref, TraceShape, divided, length, times, whole
+from simpar.tracing.nodes import CallNode, Ref, TraceShape, constant_value, divide_size, length, times
 from tests.tracing.drafts import call
 
 SHAPES = (TraceShape(batch=6, seq=40), TraceShape(batch=4, seq=24))
@@ -19,10 +19,10 @@ def test_products_of_polynomials():
 
 def test_numbers_without_names():
     """Only they are whole; division keeps the names."""
-    assert whole(((7, ()),)) == 7
-    assert whole(((7, ("seq",)),)) is None
-    assert whole(((7, ()), (1, ("seq",)))) is None
-    assert divided(((12, ("batch", "seq")), (6, ())), 3) == ((4, ("batch", "seq")), (2, ()))
+    assert constant_value(((7, ()),)) == 7
+    assert constant_value(((7, ("seq",)),)) is None
+    assert constant_value(((7, ()), (1, ("seq",)))) is None
+    assert divide_size(((12, ("batch", "seq")), (6, ())), 3) == ((4, ("batch", "seq")), (2, ()))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Attention and MLPs read off the data flow."""
 
 from simpar.tracing.raw_operators import Core
-from simpar.tracing.roles import added, find_roles
+from simpar.tracing.roles import add_sizes, find_roles
 from tests.tracing.drafts import draft
 
 SEQ = ((1, ("seq",)),)
@@ -69,4 +69,4 @@ def test_keys_of_another_tower_cross():
 def test_sums_of_polynomials():
     """Like terms become one."""
     heads = ((1, ("heads", "head_dim")),)
-    assert added(heads, heads, ((3, ()),)) == ((2, ("heads", "head_dim")), (3, ()))
+    assert add_sizes(heads, heads, ((3, ()),)) == ((2, ("heads", "head_dim")), (3, ()))

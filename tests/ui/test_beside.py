@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from simpar.scenario import Scenario
-from simpar.ui.beside import DIED, WorkerProcess
+from simpar.ui.beside import PROCESS_DIED_ERROR, WorkerProcess
 
 LONG = {
     "model": "llama-3.1-405b",
@@ -60,7 +60,7 @@ def test_jobs_are_done_stopped_and_survived(small):
         waiting = asyncio.ensure_future(parts_of(beside, "search", LONG))
         await asyncio.sleep(0.1)
         beside._process.kill()
-        assert (await waiting)[-1] == {"error": DIED}
+        assert (await waiting)[-1] == {"error": PROCESS_DIED_ERROR}
 
     try:
         run(walk())

@@ -3,7 +3,7 @@
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.ui.choices import choices
-from simpar.ui.state import ask, changed
+from simpar.ui.state import apply_change, ask
 
 
 def found(state, **plan):
@@ -18,7 +18,7 @@ def test_every_offered_value_simulates(state):
     tried = 0
     for name in ("tp", "pp", "vpp", "micro_batch"):
         for value in known[name].values:
-            plan = changed(asked.scenario, value.change).plan
+            plan = apply_change(asked.scenario, value.change).plan
             simulate(**{**asked.inputs(), "plan": plan}, with_timeline=False)
             tried += 1
     assert tried > 10

@@ -7,8 +7,8 @@ from simpar.neighbours import as_flags, from_flags
 from simpar.planner.api import search
 from simpar.scenario import Scenario
 from simpar.simulation import simulate
-from simpar.ui.answers import AnswerEngine, numbers, operated
-from simpar.ui.jobs import JobSlot, Stopped, find, look, write_page
+from simpar.ui.answers import AnswerEngine, add_failures, numbers
+from simpar.ui.jobs import JobSlot, Stopped, draw_timeline, search_plans, write_page
 from simpar.ui.state import Allowed, ask, read_state
 
 
@@ -22,7 +22,7 @@ def said(job, state, options=None, *, is_stopped=False):
 
 def test_a_search_of_the_page_is_that_of_the_library(state):
     """The same best plan and step time, and a state that simulates to it."""
-    *words, last = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp", "recompute"]})
+    *words, last = said(search_plans, state, {"objective": "time", "hold": ["pp", "zero", "tp", "recompute"]})
     assert [each["progress"].split()[0] for each in words][:3] == ["enumerating", "deciding", "bounding"]
     found = last["found"]
     scenario = Scenario.model_validate(state)
@@ -58,7 +58,7 @@ def test_a_search_of_the_page_is_that_of_the_library(state):
 def test_options_that_are_none_are_refused(state, options, words):
     """Before anything is searched."""
     with pytest.raises(UserError, match=words):
-        said(find, state, options)
+        said(search_plans, state, options)
 
 
 def test_a_whole_run_gets_its_failures(state):
@@ -71,12 +71,12 @@ def test_a_whole_run_gets_its_failures(state):
     without = numbers(ask(read_state(unknown, Allowed())))["html"]["figures"]
     assert "the hardware profile has no failure rates" in without
     assert "--reliability" not in without
-    counted = operated(simulate(**ask(read_state(run, Allowed())).inputs()), ask(read_state(run, Allowed())))
+    counted = add_failures(simulate(**ask(read_state(run, Allowed())).inputs()), ask(read_state(run, Allowed())))
     assert counted["whole_run"]["days"]["value"] > first["values"]["whole_run"]["days"]["value"]
     assert "interruptions" in counted["html"]["figures"]
 
 
-@pytest.mark.parametrize("job", [look, write_page])
+@pytest.mark.parametrize("job", [draw_timeline, write_page])
 def test_a_job_that_nobody_wants_ends(state, job):
     """Before it simulates a neighbour."""
     with pytest.raises(Stopped):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.uncertainty.experiments import Decision
-from simpar.uncertainty.joint import NOISE, JointErrors, Known, joint_errors
+from simpar.uncertainty.joint import MEASUREMENT_SPREAD, JointErrors, Known, joint_errors
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import DRAWS, FAR, FURTHER, OWN
+from simpar.uncertainty.ties import DRAWS, OWN_SPREAD, WIDE_FACTOR, WIDE_PERIOD
 
 SPREAD = 0.05
 NORMAL = NormalDist()
@@ -24,7 +24,7 @@ def _alike(count, common=0.0):
 
 def _gain(apart, deviation, told):
     """Mean of what a normal error exceeds a difference by where the measured one, told to a part, exceeds it."""
-    seen = float(np.hypot(deviation, NOISE))
+    seen = float(np.hypot(deviation, MEASUREMENT_SPREAD))
     least = apart / told
     return deviation**2 / seen * NORMAL.pdf(least / seen) - apart * NORMAL.cdf(-least / seen)
 
@@ -33,10 +33,10 @@ def _gain(apart, deviation, told):
 def test_one_of_two_layouts_is_worth_what_its_error_exceeds_their_difference_by(apart):
     """The other is chosen where the measured one turns out longer; a fifth of errors are four times as large."""
     decision = Decision(np.array([1.0, np.exp(apart)]), _alike(2), [0], np.array([1.0]))
-    own = OWN * SPREAD
-    variance = (1 + (FURTHER**2 - 1) / FAR) * own**2
-    told = variance / (variance + NOISE**2)
-    expected = (1 - 1 / FAR) * _gain(apart, own, told) + _gain(apart, FURTHER * own, told) / FAR
+    own = OWN_SPREAD * SPREAD
+    variance = (1 + (WIDE_FACTOR**2 - 1) / WIDE_PERIOD) * own**2
+    told = variance / (variance + MEASUREMENT_SPREAD**2)
+    expected = (1 - 1 / WIDE_PERIOD) * _gain(apart, own, told) + _gain(apart, WIDE_FACTOR * own, told) / WIDE_PERIOD
     [(option, gain)] = decision.worth_measuring(1)
     assert option == 0
     assert gain == pytest.approx(expected, abs=4 * np.sqrt(variance / DRAWS))

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from simpar.uncertainty.joint import KIN, NINE_OF_TEN, NOISE, JointErrors, Known, common_spread, joint_errors
+from simpar.uncertainty.joint import (
+    MEASUREMENT_SPREAD,
+    QUANTILE_95,
+    SHARED_VARIANCE,
+    JointErrors,
+    Known,
+    common_spread,
+    joint_errors,
+)
 from simpar.uncertainty.own_runs import MeasuredLayout
 from simpar.uncertainty.ties import covariance
 
@@ -24,7 +32,7 @@ def test_draws_have_the_covariance_that_is_said_of_them():
     found = JointErrors.of(shares, ["a", "b", "b"], SPREAD, COMMON)
     own = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0])
     of_parts = covariance(shares, SPREAD, np.zeros((3, 1)))
-    shared = own * np.array([[1, 0, 0], [0, 1, KIN], [0, KIN, 1]])
+    shared = own * np.array([[1, 0, 0], [0, 1, SHARED_VARIANCE], [0, SHARED_VARIANCE, 1]])
     assert found.spread == pytest.approx(of_parts + shared + COMMON**2)
     assert np.cov(found.draws) == pytest.approx(found.spread, rel=0.08)
     assert found.draws.mean(axis=1) == pytest.approx(0.0, abs=1e-12)  # each with its opposite
@@ -34,10 +42,10 @@ def test_a_measured_layout_tells_of_the_others_what_they_share_with_it():
     """Layouts that are made up alike share the common factor alone: a regression on one value, by hand."""
     own, common = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]), COMMON**2
     found = joint_errors(ALIKE, [_measured("a", 0.1)], SPREAD, COMMON)
-    seen = own + common + NOISE**2
+    seen = own + common + MEASUREMENT_SPREAD**2
     assert found.mean == pytest.approx([0.1 * (own + common) / seen, 0.1 * common / seen])
     assert found.spread[1, 1] == pytest.approx(own + common - common**2 / seen)
-    assert found.spread[0, 0] == pytest.approx(NOISE**2 * (own + common) / seen)
+    assert found.spread[0, 0] == pytest.approx(MEASUREMENT_SPREAD**2 * (own + common) / seen)
     assert np.cov(found.draws) == pytest.approx(found.spread, rel=0.08, abs=2e-6)
 
 
@@ -66,8 +74,10 @@ def test_a_layout_on_fewer_nodes_tells_some_of_its_own_error():
     own, common = float(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]), COMMON**2
     small = _measured("small a", 0.1, ALIKE["a"].shares, kin="a")
     found = joint_errors(ALIKE, [small], SPREAD, COMMON)
-    assert found.mean[0] == pytest.approx(0.1 * (KIN * own + common) / (own + common + NOISE**2))
-    assert found.mean[1] == pytest.approx(0.1 * common / (own + common + NOISE**2))
+    assert found.mean[0] == pytest.approx(
+        0.1 * (SHARED_VARIANCE * own + common) / (own + common + MEASUREMENT_SPREAD**2)
+    )
+    assert found.mean[1] == pytest.approx(0.1 * common / (own + common + MEASUREMENT_SPREAD**2))
 
 
 def test_nothing_measured_moves_nothing():
@@ -79,6 +89,6 @@ def test_nothing_measured_moves_nothing():
 def test_the_common_part_is_what_own_errors_leave_of_an_interval():
     """And nothing where they alone are as wide."""
     whole = np.hypot(COMMON, np.sqrt(covariance(np.zeros((1, 1)), SPREAD, np.ones((1, 1)))[0, 0]))
-    interval_s = (np.exp(-NINE_OF_TEN * whole), np.exp(NINE_OF_TEN * whole))
+    interval_s = (np.exp(-QUANTILE_95 * whole), np.exp(QUANTILE_95 * whole))
     assert common_spread(interval_s, SPREAD) == pytest.approx(COMMON)
     assert common_spread((0.99, 1.01), SPREAD) == 0.0

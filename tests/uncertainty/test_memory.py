@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simpar.uncertainty.memory import AS_PREDICTED, WANTED, MemoryRisk, Parts
+from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY, MemoryRisk, Parts
 from simpar.uncertainty.own_runs import OwnRuns
 from simpar.uncertainty.support import Traits
-from simpar.uncertainty.table import MemoryErrors, shipped
+from simpar.uncertainty.table import MemoryErrors, load_error_table
 from simpar.units import GIB
 
 EXACT = MemoryErrors(
@@ -31,7 +31,7 @@ def test_what_is_needed_with_a_probability_fits_with_it(
     static: float, moving: float, outside: float, experts: float, probability: float
 ) -> None:
     """The need with a probability, as a capacity, gives that probability."""
-    risk = MemoryRisk.of("megatron", shipped())
+    risk = MemoryRisk.of("megatron", load_error_table())
     parts = Parts(static * GIB, moving * GIB, outside * GIB, experts * GIB, experts * GIB)
     needed = (static + moving + outside) * GIB
     capacity = float(risk.needed_bytes(probability, needed, parts))
@@ -42,7 +42,7 @@ def test_what_is_needed_with_a_probability_fits_with_it(
 @given(st.lists(SIZES, min_size=1, max_size=4))
 def test_arrays_are_many_single_cases(moving: list[float]) -> None:
     """Arrays of sizes give what each of them gives."""
-    risk = MemoryRisk.of("nobody's", shipped())
+    risk = MemoryRisk.of("nobody's", load_error_table())
     sizes = np.array(moving) * GIB
     many = risk.needed_bytes(0.95, sizes + GIB, Parts(GIB, sizes, 0.0, sizes / 8, sizes / 4))
     each = [
@@ -53,11 +53,11 @@ def test_arrays_are_many_single_cases(moving: list[float]) -> None:
 
 def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
     """Fewer than three tell nothing, thirty all but their own errors; none make the risk larger."""
-    known, hardly, unknown = shipped().memory.habits
+    known, hardly, unknown = load_error_table().memory.habits
 
     def habits(stack: str, peaks: int, error: float) -> float:
         runs = (OwnRuns(cluster="", traits=Traits(stack, ""), layouts=40, error=0.1, peaks=peaks, peak_error=error),)
-        return MemoryRisk.of(stack, shipped(), runs).habits
+        return MemoryRisk.of(stack, load_error_table(), runs).habits
 
     assert habits("nobody's", 0, 0.0) == unknown
     assert habits("nobody's", 2, 0.0) == unknown
@@ -72,7 +72,7 @@ def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
 
 def test_communicators_are_known_where_runs_ran_out_of_memory_or_links_are_slow() -> None:
     """Elsewhere nine reports stay within 95 % of cases, but for the farthest, 3.8 times what was predicted."""
-    table = shipped()
+    table = load_error_table()
     known, unknown = table.memory.communicators
     assert table.refused == ("nanotron",)
     assert MemoryRisk.of("nanotron", table).communicators == known
@@ -87,7 +87,7 @@ def test_communicators_are_known_where_runs_ran_out_of_memory_or_links_are_slow(
 
 def test_stacks_whose_memory_nobody_measured_are_riskier() -> None:
     """A stack without measured memory is riskier than one with it."""
-    table = shipped()
+    table = load_error_table()
     known = max(table.memory_runs, key=lambda name: table.memory_runs[name], default="")
     risks = [MemoryRisk.of(name, table).excess_bytes(Parts(10.0, 10.0, 0.0))[1] for name in (known, "nobody's")]
     assert risks[0] < risks[1]
@@ -96,7 +96,7 @@ def test_stacks_whose_memory_nobody_measured_are_riskier() -> None:
 @given(SIZES, st.floats(0.01, 5.0), st.floats(0.1, 5.0))
 def test_more_bytes_at_risk_fit_less_probably(moving: float, experts: float, more: float) -> None:
     """With the same room, more routed tokens beyond the prediction make fitting less probable."""
-    risk, needed = MemoryRisk.of("megatron", shipped()), (moving + 10) * GIB
+    risk, needed = MemoryRisk.of("megatron", load_error_table()), (moving + 10) * GIB
     room = needed + 2 * (moving + experts + more) * GIB
     sure = [
         risk.fit_probability(room, needed, Parts(10 * GIB, moving * GIB, 0.0, each * GIB, each * GIB))
@@ -109,7 +109,7 @@ def test_more_bytes_at_risk_fit_less_probably(moving: float, experts: float, mor
 @given(SIZES, SIZES, st.floats(0.0, 5.0), st.just(0.0) | st.floats(0.01, 5.0))
 def test_causes_add_up_to_what_must_stay_free(static: float, moving: float, outside: float, experts: float) -> None:
     """Parts of causes are positive and add up to one; what a model has none of is not named."""
-    risk = MemoryRisk.of("nobody's", shipped())
+    risk = MemoryRisk.of("nobody's", load_error_table())
     shares = risk.shares(Parts(static * GIB, moving * GIB, outside * GIB, experts * GIB, experts * GIB))
     assert sum(shares.values()) == pytest.approx(1.0)
     assert all(part > 0 for part in shares.values())
@@ -120,24 +120,24 @@ def test_a_cause_alone_is_all_of_what_must_stay_free() -> None:
     """With a single cause the margin is its deviation times the normal distribution's 1.645."""
     risk, parts = MemoryRisk(EXACT, 0.0, 0.0), Parts(GIB, 10 * GIB, 0.0)
     assert risk.shares(parts) == {"allocator": 1.0}
-    assert float(risk.needed_bytes(WANTED, 0.0, parts)) == pytest.approx(1.6449 * GIB, rel=1e-4)
+    assert float(risk.needed_bytes(DEFAULT_FIT_PROBABILITY, 0.0, parts)) == pytest.approx(1.6449 * GIB, rel=1e-4)
     assert risk.shares(Parts(GIB, 0.0, 0.0)) == {}
 
 
 def test_experts_of_the_table_are_as_uneven_as_published() -> None:
     """The largest of 64 normals (2.3437 deviations, Harter 1961) gives back the published fullest experts' mean."""
     published = np.array([0.72, 0.04, 0.52, 0.04])
-    mean, deviation = shipped().memory.imbalance
+    mean, deviation = load_error_table().memory.imbalance
     assert mean * 2.3437 == pytest.approx(published.mean(), rel=1e-3)
     assert deviation * 2.3437 == pytest.approx(published.std(), rel=1e-3)
 
 
-@given(SIZES, SIZES, st.floats(0.0, 5.0), st.floats(0.55, WANTED))
+@given(SIZES, SIZES, st.floats(0.0, 5.0), st.floats(0.55, DEFAULT_FIT_PROBABILITY))
 def test_the_most_that_may_move_fills_the_device_with_a_probability(
     static: float, left: float, outside: float, probability: float
 ) -> None:
     """What it needs with the probability is the device, to a byte, in an even and an odd number of rounds."""
-    risk = MemoryRisk.of("megatron", shipped())
+    risk = MemoryRisk.of("megatron", load_error_table())
     parts = Parts(static * GIB, 0.0, outside * GIB)
     for rounds in (24, 25):
         found = risk.most_moving_bytes(probability, parts, lambda free: left * GIB - free, rounds)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.uncertainty.own_runs import OwnRuns, after, like
+from simpar.uncertainty.own_runs import OwnRuns, after, match_runs
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import Traits
 from simpar.uncertainty.table import LearnedErrors
@@ -46,6 +46,6 @@ def test_the_spread_of_before_counts_as_some_layouts() -> None:
 def test_only_runs_like_a_prediction_count() -> None:
     """Not those of other bits, devices, or of no mixtures; without any nothing changes."""
     runs = [own(3, 0.02), own(2, 0.02, replace(HERE, bits=8)), own(1, 0.02, replace(HERE, mixture=True))]
-    assert like(HERE, runs) == runs[:1]
-    assert like(replace(HERE, device="b200"), runs) == []
+    assert match_runs(HERE, runs) == runs[:1]
+    assert match_runs(replace(HERE, device="b200"), runs) == []
     assert after(BEFORE, [], ERRORS) is BEFORE

@@ -8,7 +8,7 @@ import pytest
 
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import Evidence, Traits, support_of
-from simpar.uncertainty.table import TimeErrors, shipped
+from simpar.uncertainty.table import TimeErrors, load_error_table
 
 KNOWN = Traits("megatron", "h100-sxm-80gb")
 EVIDENCE = tuple(Evidence(source, "gpt", 40, KNOWN) for source in "abcde")
@@ -32,7 +32,7 @@ def test_no_spread_is_below_that_of_its_own_runs() -> None:
 
 def test_the_shipped_table_says_what_spreads_most() -> None:
     """Each spread seen is wider than the base, which needs none; the grid of one source spreads most."""
-    time = shipped().time
+    time = load_error_table().time
     seen = [spread for devices in time.seen.values() for spread in devices.values()]
     assert min(seen) > time.base
     assert time.seen["nanotron"]["h100-sxm-80gb"] == max(seen)

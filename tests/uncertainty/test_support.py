@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simpar.uncertainty.step_time import THRESHOLDS, StepTimeError, lacks
 from simpar.uncertainty.support import ASPECTS, Evidence, Traits, support_of
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 
 TRAITS = st.builds(
     Traits, st.sampled_from("ab"), st.sampled_from("xy"), st.booleans(), st.sampled_from([4, 8, 16]), st.booleans(),
@@ -48,7 +48,7 @@ def test_what_is_missing_is_said_in_words() -> None:
 @given(TRAITS, EVIDENCE, EVIDENCE)
 def test_more_evidence_never_widens(traits: Traits, some: list[Evidence], more: list[Evidence]) -> None:
     """More runs never widen an interval."""
-    errors = shipped().time
+    errors = load_error_table().time
     few, many = support_of(traits, some), support_of(traits, [*some, *more])
     assert all(few.shared[aspect] <= many.shared[aspect] for aspect in ASPECTS)
     assert StepTimeError.of(many, errors).spread <= StepTimeError.of(few, errors).spread
@@ -57,5 +57,5 @@ def test_more_evidence_never_widens(traits: Traits, some: list[Evidence], more: 
 def test_every_lack_of_the_table_is_one_that_predictions_have() -> None:
     """The table multiplies by nothing that predictions do not say."""
     known = lacks(support_of(Traits("a", "x"), []))
-    assert set(shipped().time.lacking) <= set(known)
+    assert set(load_error_table().time.lacking) <= set(known)
     assert len(known) == len(ASPECTS) * len(THRESHOLDS) + 6

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.uncertainty.ties import (
-    ALIKE,
-    ALIKE_SHARE,
     DRAWS,
-    FAR,
-    FURTHER,
-    OWN,
-    PART,
-    TIED,
+    OWN_SPREAD,
+    PART_SPREAD,
+    REGRET_SHARE,
+    REGRET_TOLERANCE,
+    TIE_SHARE,
+    WIDE_FACTOR,
+    WIDE_PERIOD,
     Standing,
     limit_s,
-    standing,
+    rank_layouts,
 )
 
 SURE = 4 * 0.5 / sqrt(DRAWS)
@@ -36,19 +36,19 @@ def _standing(layouts: list[tuple[float, list[float]]], spread: float = SPREAD) 
     """That of layouts given by their steps and shares of three parts, which are made to sum to the step."""
     step_s = np.array([step for step, _ in layouts])
     parts = np.array([parts for _, parts in layouts])
-    return standing(step_s, parts / parts.sum(axis=1)[:, None] * step_s[:, None], spread)
+    return rank_layouts(step_s, parts / parts.sum(axis=1)[:, None] * step_s[:, None], spread)
 
 
 def test_two_equal_layouts_made_up_of_other_parts_are_each_the_best_half_of_the_time() -> None:
     """By symmetry; and each loses as much as the other."""
-    found = standing(np.ones(2), np.eye(2), SPREAD)
+    found = rank_layouts(np.ones(2), np.eye(2), SPREAD)
     assert found.best_probability == pytest.approx([0.5, 0.5], abs=1e-12)
     assert found.expected_regret[0] == pytest.approx(found.expected_regret[1], rel=0.05)
 
 
 def test_the_same_layout_twice_loses_nothing_and_shares_the_probability() -> None:
     """What is alike in the step and all its parts errs together."""
-    found = standing(np.ones(2), np.full((2, 2), 0.5), SPREAD)
+    found = rank_layouts(np.ones(2), np.full((2, 2), 0.5), SPREAD)
     assert found.best_probability.tolist() == [0.5, 0.5]
     assert found.expected_regret.tolist() == [0.0, 0.0]
 
@@ -59,19 +59,19 @@ def test_two_layouts_have_the_probability_of_normal_errors(share: float, slower:
     """The difference of their errors is normal, one time in FAR with FURTHER times the deviation."""
     step_s = np.array([1.0, 1.0 + slower])
     shares = np.array([[0.9, 0.1], [1 - share, share]])
-    found = standing(step_s, shares * step_s[:, None], SPREAD)
-    apart = SPREAD * sqrt(2 * (PART * (share - 0.1)) ** 2 + 2 * OWN**2)
-    usual, far = (NormalDist().cdf(log(1 + slower) / (apart * more)) for more in (1, FURTHER))
-    expected = usual + (far - usual) / FAR
+    found = rank_layouts(step_s, shares * step_s[:, None], SPREAD)
+    apart = SPREAD * sqrt(2 * (PART_SPREAD * (share - 0.1)) ** 2 + 2 * OWN_SPREAD**2)
+    usual, far = (NormalDist().cdf(log(1 + slower) / (apart * more)) for more in (1, WIDE_FACTOR))
+    expected = usual + (far - usual) / WIDE_PERIOD
     assert found.best_probability == pytest.approx([expected, 1 - expected], abs=SURE)
 
 
 def test_the_expected_regret_of_two_equal_layouts_is_that_of_a_folded_lognormal() -> None:
     """E[max(exp(d), 1)] - 1 for a normal d of deviation s is exp(s^2 / 2) cdf(s) - 1 / 2."""
-    found = standing(np.ones(2), np.array([[0.5, 0.5], [0.4, 0.6]]), SPREAD)
-    apart = SPREAD * sqrt(2 * (PART * 0.1) ** 2 + 2 * OWN**2)
-    usual, far = (exp(s * s / 2) * NormalDist().cdf(s) - 0.5 for s in (apart, FURTHER * apart))
-    assert found.expected_regret == pytest.approx([usual + (far - usual) / FAR] * 2, rel=0.05)
+    found = rank_layouts(np.ones(2), np.array([[0.5, 0.5], [0.4, 0.6]]), SPREAD)
+    apart = SPREAD * sqrt(2 * (PART_SPREAD * 0.1) ** 2 + 2 * OWN_SPREAD**2)
+    usual, far = (exp(s * s / 2) * NormalDist().cdf(s) - 0.5 for s in (apart, WIDE_FACTOR * apart))
+    assert found.expected_regret == pytest.approx([usual + (far - usual) / WIDE_PERIOD] * 2, rel=0.05)
 
 
 @given(LAYOUTS)
@@ -107,28 +107,28 @@ def test_without_an_error_the_shortest_is_the_best() -> None:
 
 def test_the_choice_loses_the_least_and_is_the_simplest_of_what_loses_as_little() -> None:
     """Complexity decides within ALIKE or ALIKE_SHARE, and of layouts that are tied alone."""
-    likely, half, unlikely = 0.5, 0.4, TIED * 0.5 - 0.1
+    likely, half, unlikely = 0.5, 0.4, TIE_SHARE * 0.5 - 0.1
     odds = np.array([likely, half, unlikely])
-    assert Standing(odds, np.array([0.01, 0.01 + ALIKE / 2, 0.0])).choice([(2,), (1,), (0,)]) == 1
-    assert Standing(odds, np.array([0.01, 0.01 + 2 * ALIKE, 0.0])).choice([(2,), (1,), (0,)]) == 0
+    assert Standing(odds, np.array([0.01, 0.01 + REGRET_TOLERANCE / 2, 0.0])).choice([(2,), (1,), (0,)]) == 1
+    assert Standing(odds, np.array([0.01, 0.01 + 2 * REGRET_TOLERANCE, 0.0])).choice([(2,), (1,), (0,)]) == 0
     assert Standing(odds, np.array([0.02, 0.01, 0.0])).choice([(1,), (1,), (0,)]) == 1
-    large = 10 * ALIKE / ALIKE_SHARE
-    assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE / 2, 0])).choice([(2,), (1,), (0,)]) == 1
-    assert Standing(odds, large * np.array([1, 1 + ALIKE_SHARE * 2, 0])).choice([(2,), (1,), (0,)]) == 0
+    large = 10 * REGRET_TOLERANCE / REGRET_SHARE
+    assert Standing(odds, large * np.array([1, 1 + REGRET_SHARE / 2, 0])).choice([(2,), (1,), (0,)]) == 1
+    assert Standing(odds, large * np.array([1, 1 + REGRET_SHARE * 2, 0])).choice([(2,), (1,), (0,)]) == 0
 
 
 def test_one_more_layout_is_tied_up_to_the_limit_and_not_beyond() -> None:
     """Made up like the likeliest best; alone, it is tied where it is the best one time in four."""
     parts = np.array([[0.9, 0.1]])
     limit = limit_s(np.ones(1), parts, SPREAD)
-    deviation = OWN * sqrt(2) * SPREAD
+    deviation = OWN_SPREAD * sqrt(2) * SPREAD
     below = sum(
         weight * NormalDist().cdf(-log(limit) / (deviation * size))
-        for weight, size in ((1 - 1 / FAR, 1.0), (1 / FAR, FURTHER))
+        for weight, size in ((1 - 1 / WIDE_PERIOD, 1.0), (1 / WIDE_PERIOD, WIDE_FACTOR))
     )
-    assert below == pytest.approx(TIED / (1 + TIED), abs=SURE)
+    assert below == pytest.approx(TIE_SHARE / (1 + TIE_SHARE), abs=SURE)
     for factor, is_tied in ((0.999, True), (1.001, False)):
         both = np.array([1.0, factor * limit])
-        assert standing(both, np.vstack([parts, both[1] * parts]), SPREAD).tied[-1] == is_tied
+        assert rank_layouts(both, np.vstack([parts, both[1] * parts]), SPREAD).tied[-1] == is_tied
     assert limit_s(np.ones(1), parts, 0.5 * SPREAD) < limit
     assert limit_s(np.array([1.0, 1.1]), np.vstack([parts, 1.1 * parts]), SPREAD) == pytest.approx(limit, rel=0.003)

@@ -11,7 +11,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.validation import columns, rows
 from simpar.validation.cells import Unmodelled
-from simpar.validation.columns import PLAN_COLUMNS, RUN_COLUMNS, UNREAD, unread
+from simpar.validation.columns import PLAN_COLUMNS, RUN_COLUMNS, UNREAD, find_unread_columns
 from simpar.validation.table import outcome, read_table, validate
 from tests.validation.test_validate import ROW
 
@@ -72,7 +72,7 @@ def test_every_column_that_is_read_is_documented():
     page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
     assert [line for name, what in RUN_COLUMNS.items() if (line := f"| `{name}` | {what} |") not in page] == []
     names = [*RUN_COLUMNS, *PLAN_COLUMNS, *UNREAD, "stack.launch.graphs", "hardware.scale_out", "model.norm"]
-    assert unread([dict.fromkeys(names, "")]) == {}
+    assert find_unread_columns([dict.fromkeys(names, "")]) == {}
 
 
 def test_nothing_searches_texts_for_patterns():

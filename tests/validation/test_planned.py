@@ -7,7 +7,7 @@ import pytest
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
 from simpar.validation.chosen import AS_NAMED, ProfileOverrides
-from simpar.validation.planned import planned
+from simpar.validation.planned import read_planned_case
 from simpar.validation.predict import predict_time_s
 from simpar.validation.table import read_table, validate
 
@@ -71,7 +71,7 @@ def test_words_that_say_something_else_are_a_line(tmp_path, cells, why):
     """Neither is taken for the other."""
     [row] = read_table(_table(tmp_path, **cells))
     with pytest.raises(Unmodelled, match=why):
-        planned(row)
+        read_planned_case(row)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_what_no_table_has_is_a_line(tmp_path, changes, why):
     [row] = read_table(_table(tmp_path))
     _plan(tmp_path, **changes)
     with pytest.raises(Unmodelled, match=why):
-        planned(row)
+        read_planned_case(row)

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import case, measured
+from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import outcome
 from tests.validation.test_validate import ROW
 
@@ -25,7 +25,7 @@ def test_a_rate_is_a_time(flop_count: str, counted) -> None:  # type: ignore[no-
     """Step time = counted FLOP a token x tokens / (rate x devices)."""
     row = {**SILENT, "tflops_per_gpu": "400", "flop_count": flop_count}
     entry = case(row)
-    found = with_rates(measured(row), row, entry)
+    found = with_rates(read_measurements(row), row, entry)
     assert found.step_time_s == pytest.approx(counted(entry.graph) * 64 * 4096 / (400e12 * 16))
     assert found.peer_step_time_s is None
 
@@ -46,7 +46,7 @@ def test_mfu_in_fewer_bits(precision: str, beyond: float) -> None:
     times = []
     for words in ("bf16", precision):
         row = {**SILENT, **where, "precision": words}
-        times.append(with_rates(measured(row), row, case(row)).step_time_s)
+        times.append(with_rates(read_measurements(row), row, case(row)).step_time_s)
     assert times[0] / times[1] == pytest.approx(beyond)
 
 

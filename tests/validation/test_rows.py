@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from simpar.architectures.catalogue import catalogue
 from simpar.validation.cells import Unmodelled
-from simpar.validation.predict import changed_stack, cluster_of, predict
-from simpar.validation.rows import case, measured
+from simpar.validation.predict import change_stack, cluster_of, predict
+from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import outcome, validate
 from tests.validation.test_validate import MIXTURE, ROW, write
 
@@ -34,7 +34,9 @@ def same(row: dict[str, str]) -> tuple[object, ...]:
     """What a row is read as, without the texts that only label it."""
     entry = case(row)
     assert entry.graph.name == (row["model_name"].strip() or "model")
-    return dataclasses.replace(entry, graph=dataclasses.replace(entry.graph, name=""), supposed=()), measured(row)
+    return dataclasses.replace(entry, graph=dataclasses.replace(entry.graph, name=""), supposed=()), read_measurements(
+        row
+    )
 
 
 @given(
@@ -91,7 +93,7 @@ def test_fields_of_profiles_are_columns() -> None:
     """One field of the stack, of the cluster or of the model in place of its own."""
     found = case({**ROW, "stack.launch.graphs": '["step"]', "stack.fusion.attention_rate.others": "1.2"})
     assert found.stack_changes == {"launch.graphs": ("step",), "fusion.attention_rate.others": 1.2}
-    assert changed_stack(found.stack, found.stack_changes).launch.graphs == ("step",)
+    assert change_stack(found.stack, found.stack_changes).launch.graphs == ("step",)
     slow = case({**ROW, "hardware.scale_out.nic_bandwidth": "100 Gb/s"})
     network = cluster_of(slow).profile.scale_out
     assert network is not None

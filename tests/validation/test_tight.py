@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.normalise.stacks import EIGHT_BIT_RATE
 from simpar.validation.predict import predict
-from simpar.validation.rows import case, measured
+from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import outcome
-from simpar.validation.tight import as_it_ran
+from simpar.validation.tight import recompute_to_fit
 from tests.benchmarks.normalise import published
 from tests.validation.test_validate import ROW
 
@@ -29,7 +29,7 @@ def test_the_fewest_layers_are_recomputed_with_which_it_fits() -> None:
     entry = case(LARGE)
     printed = predict(entry)
     assert not printed.fits
-    ran, prediction = as_it_ran(entry, printed, measured(LARGE))
+    ran, prediction = recompute_to_fit(entry, printed, read_measurements(LARGE))
     again = str(ran.plan["recompute"])
     count = 32 if again == "full" else int(again.partition("full*")[2].partition(",")[0])
     assert prediction.fits
@@ -51,7 +51,7 @@ def test_what_is_said_or_fits_stays(said: dict[str, str]) -> None:
     row = {**LARGE, **said}
     entry = case(row)
     printed = predict(entry)
-    assert as_it_ran(entry, printed, measured(row)) == (entry, printed)
+    assert recompute_to_fit(entry, printed, read_measurements(row)) == (entry, printed)
 
 
 def test_inputs_of_activations_are_narrowed_where_that_costs_less_than_layers() -> None:
@@ -60,7 +60,7 @@ def test_inputs_of_activations_are_narrowed_where_that_costs_less_than_layers() 
     assert entry.plan["frozen_dtype"] == "fp8"
     assert "frozen weights and attention in 8 bits" in entry.read_as
     printed = predict(entry)
-    ran, _ = as_it_ran(entry, printed, measured(ADAPTERS))
+    ran, _ = recompute_to_fit(entry, printed, read_measurements(ADAPTERS))
     assert ran.stack_changes["memory.gate_inputs"] == "fp8"
     assert str(ran.plan["recompute"]).startswith("layers:full*")
     assert "inputs of activations kept in 8 bits, for it does not fit as printed" in ran.read_as

@@ -9,7 +9,7 @@ import pytest
 from simpar.validation.predict import predict
 from simpar.validation.rows import case
 from simpar.validation.table import outcome
-from simpar.validation.tuned import settled
+from simpar.validation.tuned import choose_open_settings
 from tests.benchmarks.normalise import published
 from tests.validation.test_validate import ROW
 
@@ -18,7 +18,7 @@ OPEN = {**ROW, "micro_batch": "", "recompute": ""}
 
 def test_the_fastest_micro_batch_that_fits() -> None:
     """Of all powers of two that divide a replica's sequences, with and without recomputation."""
-    found, prediction = settled(case(OPEN))
+    found, prediction = choose_open_settings(case(OPEN))
     assert case(OPEN).open == ("micro_batch", "recompute")
     assert found.open == ()
     every = [
@@ -38,7 +38,7 @@ def test_contests_share_keys_by_the_fastest_way() -> None:
     }  # fmt: skip
     assert published.case({**row, "citation": "", "source": "a table"}).open == ()
     assert published.case(row).open == ("cp_method",)
-    found, prediction = settled(published.case(row))
+    found, prediction = choose_open_settings(published.case(row))
     every = {
         method: predict(replace(published.case(row), plan={**case(row).plan, "cp_method": method}, open=()))
         for method in ("ring", "ulysses", "all_gather")
@@ -52,7 +52,7 @@ def test_contests_share_keys_by_the_fastest_way() -> None:
 def test_embedding_and_head_may_count_as_layers() -> None:
     """14 layers on 4 ranks: 16 things in chunks of 4, 2 or 1, of which the fastest that fits is taken."""
     row = {**OPEN, "n_layers": "14", "pp": "4", "dp": "2", "recompute": "none", "schedule": "interleaved 1F1B"}
-    found, prediction = settled(case(row))
+    found, prediction = choose_open_settings(case(row))
     assert "vpp" in case(row).open
     every = [
         predict(replace(found, plan={**found.plan, "micro_batch": size, "vpp": chunks}))
@@ -66,7 +66,7 @@ def test_embedding_and_head_may_count_as_layers() -> None:
 def test_too_large_a_model_takes_what_needs_least() -> None:
     """Where nothing fits, the smallest need is predicted, and that it does not fit."""
     large = {**OPEN, "n_layers": "320", "n_gpus": "2", "dp": "1", "gpus_per_node": "2", "global_batch_seqs": "4"}
-    found, prediction = settled(case(large))
+    found, prediction = choose_open_settings(case(large))
     assert not prediction.fits
     assert (found.plan["micro_batch"], found.plan["recompute"]) == (1, "full")
 
@@ -81,7 +81,7 @@ def test_without_a_batch_one_micro_batch_a_step() -> None:
         "iteration_time_s": "",
         "tokens_per_s_per_gpu": "9000",
     }
-    found, _ = settled(case(row))
+    found, _ = choose_open_settings(case(row))
     assert found.training.global_batch == 8 * int(str(found.plan["micro_batch"]))
     measured = outcome(2, row).measured
     assert measured is not None
@@ -93,7 +93,7 @@ def test_virtual_stages_are_chosen_with_the_micro_batch() -> None:
     """Only where no column tells them."""
     row = {**OPEN, "pp": "4", "tp": "2", "dp": "2", "vpp": ""}
     assert "vpp" in case(row).open
-    found, prediction = settled(case(row))
+    found, prediction = choose_open_settings(case(row))
     fixed = {**case({**row, "micro_batch": str(found.plan["micro_batch"]), "vpp": "1"}).plan, "recompute": "none"}
     assert prediction.step_time_s <= predict(replace(case(row), plan=fixed, open=())).step_time_s
     assert "vpp" not in case({**row, "vpp": "2"}).open

@@ -12,7 +12,7 @@ from simpar.errors import UserError
 from simpar.units import GB, GIB
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, cluster_of, predict, result_of
-from simpar.validation.rows import Measurements, case, measured
+from simpar.validation.rows import Measurements, case, read_measurements
 from simpar.validation.summary import RowOutcome, figures, kendall_tau, regret_by_cell
 from simpar.validation.table import label, read_table, validate
 
@@ -81,7 +81,7 @@ def test_rows_outside_the_model_have_a_reason(change: dict[str, str], reason: st
 def test_step_time_from_tokens() -> None:
     """Where only tokens per second and device are published, the step follows."""
     row = {**ROW, "iteration_time_s": "", "tokens_per_s_per_gpu": "8192"}
-    assert measured(row).step_time_s == pytest.approx(64 * 4096 / (8192 * 16))
+    assert read_measurements(row).step_time_s == pytest.approx(64 * 4096 / (8192 * 16))
 
 
 def test_measured_fabric_is_the_state_of_the_cluster() -> None:

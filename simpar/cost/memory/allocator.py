@@ -17,7 +17,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.uncertainty.memory import MemoryRisk
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import MIB, Flags, Numbers
 
 _SEGMENT = 2 * MIB
@@ -76,7 +76,7 @@ def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
     cluster with several kinds of nodes has few channels if one kind has.
     """
     few = any(part.profile.scale_up.kind not in MANY_CHANNELS for part in cluster.parts)
-    return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs, has_few_channels=few)
+    return MemoryRisk.of(stack.known_as, load_error_table(), stack.own_runs, has_few_channels=few)
 
 
 def held_outputs_bytes(

@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from simpar.architectures.training import Training
-from simpar.layout.action_table import schedule_of
+from simpar.layout.check import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, at_work, declared, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, make_schedule, producer_of, producer_on_ranks
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.producer import NONE, Moment
 from simpar.units import Ints
@@ -28,7 +28,7 @@ SATURATED = 4
 
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
     """The moment of a rank at its first backward; ``microbatches`` int64[layouts]."""
-    producer = at_work(schedule, num_ranks)
+    producer = producer_on_ranks(schedule, num_ranks)
     result = producer.first_backward(rank, num_ranks, vpp, np.asarray(microbatches))
     return replace(result, splits=producer.splits_all)
 
@@ -47,13 +47,13 @@ def fullest_moment(table: Schedule, rank: int) -> Moment:
     assert columns.code[at] == F, "only a forward adds to what is in flight"
     flying = np.bincount(chunk[: at + 1], change[: at + 1], len(stages)).astype(np.int64)
     backward = int(chunk[at + 1]) if back[at] else NONE
-    splits = table.name in SCHEDULES and declared(table.name).splits_all
+    splits = table.name in SCHEDULES and producer_of(table.name).splits_all
     return Moment(flying[None, :], chunk[[at]], backward, splits)
 
 
 def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, ...]:
     """Virtual stages of a rank by chunk: every ``num_ranks``-th one, or the two of a V."""
-    if declared(schedule).v_shaped:
+    if producer_of(schedule).v_shaped:
         return rank, 2 * num_ranks - 1 - rank
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
 

@@ -17,7 +17,7 @@ from simpar.cost.activations import block_activations
 from simpar.cost.memory.bound import Flight
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
-from simpar.plan.routing import Routing, excess_of_fullest, spread
+from simpar.plan.routing import Routing, excess_of_fullest, expert_load_spread
 from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers
 
@@ -41,7 +41,7 @@ def experts_risk_bytes(
     if dims.expert is None or layout.capacity_factor is not None:
         return 0.0, 0.0
     routing = Routing.of_dims(graph.dims)
-    stated = spread(routing, layout)
+    stated = expert_load_spread(routing, layout)
     experts, local = routing.experts, dims.expert
     copies = np.asarray(local["batch"]) * local["seq"] * local["topk"]
     mean, deviation = excess_of_fullest(

@@ -114,7 +114,7 @@ def value_of(plan: Any, name: str) -> Any:
     return choice.read(plan) if choice and choice.read else plan.get(name)
 
 
-def written(name: str, value: Any) -> dict[str, Any]:
+def to_file_value(name: str, value: Any) -> dict[str, Any]:
     """A value of a choice as a plan file has it."""
     section, field = path_of(name)
     if not section or (name == field and BY_NAME[name].key == name):

@@ -124,7 +124,7 @@ class Columns(Protocol):
         """Rows whose value on an axis is one of ``values``."""
 
 
-def everything(rows: Columns) -> Flags:
+def select_all(rows: Columns) -> Flags:
     """All rows."""
     return np.ones(rows.count, dtype=bool)
 
@@ -136,7 +136,7 @@ def has_value(rows: Columns, name: str, *values: Any) -> Flags:
     return np.full(rows.count, rows.problem.base.get(name) in values)
 
 
-def deciding(*what: str) -> frozenset[str]:
+def make_effects(*what: str) -> frozenset[str]:
     """A set of what a choice decides, from the constants of this module."""
     return frozenset(what)
 
@@ -187,8 +187,8 @@ class OptionalAxis:
     """
 
     decides: frozenset[str]
-    matters: Callable[[Columns], Flags] = everything
-    legal: Callable[[Columns], Flags] = everything
+    matters: Callable[[Columns], Flags] = select_all
+    legal: Callable[[Columns], Flags] = select_all
     rules: tuple[Rules, ...] = ()
     companions: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = ""
@@ -252,12 +252,12 @@ class Moves:
     name: str = ""
 
 
-def twice_and_half(size: int) -> tuple[int, ...]:
+def double_and_half(size: int) -> tuple[int, ...]:
     """The sizes next to one."""
     return (2 * size, size // 2) if size > 1 else (2,)
 
 
-def replaced_by(name: str, *values: Any) -> Callable[[Plan], Iterable[Change]]:
+def replace_with(name: str, *values: Any) -> Callable[[Plan], Iterable[Change]]:
     """Replacements of any value of a choice."""
     return lambda _: ({name: value} for value in values)
 

@@ -17,11 +17,11 @@ from simpar.plan.choices.choice import (
     OptionalAxis,
     Question,
     Rules,
-    deciding,
     divisors,
     has_value,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.section import Section
 from simpar.stacks.stack import Stack
@@ -92,7 +92,7 @@ def _has_context_ranks(rows: Columns) -> Flags:
     return np.asarray(rows["cp"] > 1)
 
 
-_DECIDES = deciding(MEMORY, BLOCKS)
+_DECIDES = make_effects(MEMORY, BLOCKS)
 _KEEPS_CONTEXT = Rules(("context",), reads=("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses"))
 CHOICES = in_section(
     "context_parallel",
@@ -103,7 +103,7 @@ CHOICES = in_section(
         axis=OptionalAxis(
             _DECIDES, _has_context_ranks, rules=(_KEEPS_CONTEXT,), label=None, is_decided=True, after="reduce_dtype"
         ),
-        moves=Moves(replacements=replaced_by("cp_method", "ring", "all_gather", "ulysses"), led_by="cp"),
+        moves=Moves(replacements=replace_with("cp_method", "ring", "all_gather", "ulysses"), led_by="cp"),
     ),
     Choice(
         "cp_balance",
@@ -112,7 +112,7 @@ CHOICES = in_section(
         axis=OptionalAxis(
             _DECIDES, _has_context_ranks, rules=(_KEEPS_CONTEXT,), label=None, is_decided=True, after="cp_method"
         ),
-        moves=Moves(replacements=replaced_by("cp_balance", "zigzag", "contiguous"), led_by="cp"),
+        moves=Moves(replacements=replace_with("cp_balance", "zigzag", "contiguous"), led_by="cp"),
     ),
     Choice(  # hybrids: some context ranks exchange heads, the others use the method
         "ulysses",
@@ -123,6 +123,6 @@ CHOICES = in_section(
             rules=(_KEEPS_CONTEXT,),
             after="cp_balance",
         ),
-        moves=Moves(replacements=replaced_by("ulysses", None), led_by="cp"),
+        moves=Moves(replacements=replace_with("ulysses", None), led_by="cp"),
     ),
 )

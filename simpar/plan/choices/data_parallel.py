@@ -24,18 +24,17 @@ from simpar.plan.choices.choice import (
     OptionalAxis,
     Question,
     Rules,
-    deciding,
     divisors,
     has_value,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.experts import KEEPS_EXPERTS
-from simpar.plan.choices.pipeline import both_ends
+from simpar.plan.choices.pipeline import select_two_ended
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Workload
-from simpar.plan.stages import StagePlan
-from simpar.plan.sync import SCHEMES, apart, is_apart, problem
+from simpar.plan.sync import SCHEMES, is_independent, problem, replicas_are_independent
 from simpar.stacks.stack import Stack
 from simpar.units import MIB, Bytes, Count, Counts, Flags
 
@@ -109,23 +108,21 @@ class DecidedData:
     @property
     def steps_apart(self) -> bool:
         """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
-        return is_apart(self.sync, self.servers)
+        return is_independent(self.sync, self.servers)
 
 
-def by_stack(
-    stack: Stack, *, kind: str | None, zero: int, pp: int, stages: tuple[StagePlan, ...] | None
-) -> dict[str, Any]:
-    """What a stack decides of data parallelism."""
-    at_once = zero == 1 and not stack.overlap.grad_reduce_zero1
-    kind = kind or ("fsdp" if stack.shards(zero) else "ddp")
-    once = bool(stack.once_a_step(kind == "fsdp", max(pp, len(stages or ()))))
+def by_stack(data: DataParallel, stack: Stack, stages: int) -> dict[str, Any]:
+    """What a stack decides of data parallelism in a pipeline of so many stages."""
+    at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
+    kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
+    once = bool(stack.once_a_step(kind == "fsdp", stages))
     return {
         "kind": kind,
         "bucket_bytes": ALL_AT_ONCE if at_once else stack.buckets.bucket,
         "first_bucket_bytes": stack.buckets.first or None,
         "overlap_grad_reduce": stack.overlap.grad_reduce and not at_once and not once,
         "overlap_param_gather": stack.overlap.param_gather,
-        "reshard_after_forward": zero == 3 and not once,
+        "reshard_after_forward": data.zero == 3 and not once,
     }
 
 
@@ -174,7 +171,9 @@ def _repeats_stage_two(rows: Columns) -> Flags:
     if base.data_parallel.kind is None and problem.stack.data_parallel != "fsdp":
         return none
     asked = any(name.startswith(MAKES_ZERO_3_DIFFER) for name in problem.constraints.fixed)
-    differs = base.offload.is_used or base.data_parallel.reshard_after_forward is not None or apart(base)
+    differs = (
+        base.offload.is_used or base.data_parallel.reshard_after_forward is not None or replicas_are_independent(base)
+    )
     if asked or differs or problem.held_to is not None or _has_frozen(problem):
         return none
     return np.asarray(fully_sharded(rows) & (rows["zero"] == 3) & (rows["pp"] > 1))
@@ -213,7 +212,7 @@ def _enters_at_one_end(rows: Columns) -> Flags:
     asked = np.zeros(rows.count, dtype=bool)
     for name, together in (("sync", "bsp"), ("servers", None)):
         asked |= ~rows.one_of(name, together) if name in rows.domain else False
-    return np.asarray(~(asked & both_ends(rows)))
+    return np.asarray(~(asked & select_two_ended(rows)))
 
 
 def _other_stages(plan: Plan, _: Workload) -> Iterator[int]:
@@ -251,10 +250,12 @@ KEEPS_STATES = Rules(
     ),
 )  # fmt: skip
 """The rules about states that ranks share, update and offload."""
-STATES, SENT = deciding(MEMORY, REPLICAS), deciding(REPLICAS)
+STATES, SENT = make_effects(MEMORY, REPLICAS), make_effects(REPLICAS)
 CHOICES = in_section(
     "data_parallel",
-    Choice("kind", by_stack=True, is_exported=True, moves=Moves(replacements=replaced_by("kind", None), led_by="zero")),
+    Choice(
+        "kind", by_stack=True, is_exported=True, moves=Moves(replacements=replace_with("kind", None), led_by="zero")
+    ),
     Choice(
         "zero",
         is_exported=True,
@@ -287,7 +288,7 @@ CHOICES = in_section(
             omits="replicas (hsdp) of states under ZeRO-1 and 2",
             untuned=lambda _: (1,),
         ),
-        moves=Moves(replacements=replaced_by("hsdp", 1)),
+        moves=Moves(replacements=replace_with("hsdp", 1)),
     ),
     Choice(
         "bucket_bytes",
@@ -298,7 +299,7 @@ CHOICES = in_section(
         ),
         moves=Moves(
             _other_buckets,
-            replacements=replaced_by("bucket_bytes", None),
+            replacements=replace_with("bucket_bytes", None),
             after="overlap_param_gather",
             for_measured=True,
         ),
@@ -307,7 +308,7 @@ CHOICES = in_section(
         "first_bucket_bytes",
         by_stack=True,
         is_exported=True,
-        moves=Moves(replacements=replaced_by("first_bucket_bytes", None)),
+        moves=Moves(replacements=replace_with("first_bucket_bytes", None)),
     ),
     Choice(
         "overlap_grad_reduce",
@@ -326,7 +327,7 @@ CHOICES = in_section(
                 (True,) if plan.mesh.replicas > 1 and plan.data_parallel.overlap_grad_reduce is False else ()
             ),
             around=(True, False),
-            replacements=replaced_by("overlap_grad_reduce", None),
+            replacements=replace_with("overlap_grad_reduce", None),
             after="sequence_parallel",
             led_by="zero",
             for_measured=True,
@@ -342,7 +343,7 @@ CHOICES = in_section(
         moves=Moves(
             _gather_early,
             around=(True, False),
-            replacements=replaced_by("overlap_param_gather", None),
+            replacements=replace_with("overlap_param_gather", None),
             after="overlap_grad_reduce",
             led_by="zero",
             for_measured=True,
@@ -359,7 +360,7 @@ CHOICES = in_section(
             is_decided=True,
             after="gather_dtype",
         ),
-        moves=Moves(replacements=replaced_by("reshard_after_forward", None), led_by="zero"),
+        moves=Moves(replacements=replace_with("reshard_after_forward", None), led_by="zero"),
     ),
     Choice(
         "sync",

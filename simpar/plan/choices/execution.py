@@ -15,6 +15,7 @@ from simpar.plan.choices.section import Section
 from simpar.units import Count
 
 if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
     from simpar.stacks.stack import Stack
 
 AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
@@ -85,7 +86,10 @@ class Execution(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DecidedExecution:
-    """Execution as a plan says it; None is as the stack, which :func:`simpar.layout.deciders.executed` changes."""
+    """Execution as a plan says it; None is as the stack.
+
+    :func:`simpar.layout.deciders.apply_execution_choices` changes the stack.
+    """
 
     attention_kernel: AttentionKernel | None = None
     loss_chunks: int | None = None
@@ -95,17 +99,21 @@ class DecidedExecution:
     parameter_dtype: Literal["fp32", "bf16"] | None = None
 
 
-def dispatched(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
-    """The copies of tokens that a dispatcher sends. Raises UserError if a plan asks for others."""
+def resolve_dispatch(plan: Plan) -> Experts:
+    """The choices about experts, with the copies that the dispatcher sends.
+
+    Raises UserError if the plan asks for others.
+    """
+    dispatcher, experts = plan.execution.dispatcher, plan.experts
     if dispatcher is None:
-        return {}
+        return experts
     sent = SENT_BY_DISPATCHER[dispatcher]
-    if token_dispatch not in (Experts().token_dispatch, sent):
+    if experts.token_dispatch not in (Experts().token_dispatch, sent):
         raise UserError(
-            f"plan.token_dispatch = {token_dispatch}: dispatcher {dispatcher} sends tokens {sent}; allowed: "
+            f"plan.token_dispatch = {experts.token_dispatch}: dispatcher {dispatcher} sends tokens {sent}; allowed: "
             f"{sent}, or no dispatcher"
         )
-    return {"token_dispatch": sent}
+    return experts.model_copy(update={"token_dispatch": sent})
 
 
 def _with_attention(stack: Stack, kernel: str) -> Stack:

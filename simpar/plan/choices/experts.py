@@ -16,9 +16,9 @@ from simpar.plan.choices.choice import (
     Moves,
     OptionalAxis,
     Rules,
-    deciding,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.section import Section
 from simpar.units import Flags
@@ -69,12 +69,12 @@ CHOICES = in_section(
         "capacity_factor",
         is_exported=True,
         axis=OptionalAxis(
-            deciding(MEMORY, BLOCKS),
+            make_effects(MEMORY, BLOCKS),
             lambda rows: np.full(rows.count, rows.problem.graph.is_mixture),
             label="capacity {}",
             after="etp",
         ),
-        moves=Moves(replacements=replaced_by("capacity_factor", None)),
+        moves=Moves(replacements=replace_with("capacity_factor", None)),
     ),
     Choice("expert_imbalance", is_exported=True),
     Choice("expert_distribution", is_exported=True),
@@ -82,13 +82,13 @@ CHOICES = in_section(
     Choice(
         "ep_overlap",
         is_exported=True,
-        axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="capacity_factor"),
-        moves=Moves(replacements=replaced_by("ep_overlap", False)),
+        axis=OptionalAxis(make_effects(BLOCKS), _exchanges, after="capacity_factor"),
+        moves=Moves(replacements=replace_with("ep_overlap", False)),
     ),
     Choice(
         "token_dispatch",
         is_exported=True,
-        axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="ep_overlap"),
-        moves=Moves(replacements=replaced_by("token_dispatch", "per_expert")),
+        axis=OptionalAxis(make_effects(BLOCKS), _exchanges, after="ep_overlap"),
+        moves=Moves(replacements=replace_with("token_dispatch", "per_expert")),
     ),
 )

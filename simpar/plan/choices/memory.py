@@ -22,13 +22,13 @@ from simpar.plan.choices.choice import (
     OptionalAxis,
     Question,
     Rules,
-    deciding,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
-from simpar.plan.choices.pipeline import sliced_schedules
+from simpar.plan.choices.pipeline import list_sliced_schedules
 from simpar.plan.choices.section import Section
-from simpar.plan.schedules import FOLDED
+from simpar.plan.schedules import HALF_SCHEDULES
 from simpar.units import Flags
 
 MODES = (*recompute.SIMPLE, recompute.OPTIMAL)
@@ -66,7 +66,7 @@ class DecidedMemory:
     recompute_early: bool = False
 
 
-def undecided(rows: Columns, which: Any = ...) -> Flags:
+def select_undecided(rows: Columns, which: Any = ...) -> Flags:
     """Which rows still wait for the choice by layer that ``recompute: optimal`` stands for."""
     names = rows.domain.get("recompute", ())
     if recompute.OPTIMAL not in names:
@@ -83,7 +83,7 @@ def _policies(problem: Question) -> list[str]:
 def _policy_fits(rows: Columns) -> Flags:
     """Rows whose layers are chosen one by one only for whole sequences that enter at the first rank."""
     chosen = rows.one_of("recompute", recompute.OPTIMAL)
-    return np.asarray(~chosen | ~rows.one_of("schedule", *sliced_schedules(rows), *FOLDED))
+    return np.asarray(~chosen | ~rows.one_of("schedule", *list_sliced_schedules(rows), *HALF_SCHEDULES))
 
 
 def _recomputes_in_pipeline(rows: Columns) -> Flags:
@@ -109,7 +109,7 @@ CHOICES = in_section(
         flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
         measured="none, selective, full, every other layer, selective modules: NAMES, tuned, or as in a plan",
         axis=Axis(
-            deciding(MEMORY, SHAPE, KERNELS),
+            make_effects(MEMORY, SHAPE, KERNELS),
             lambda _: RECOMPUTE,
             _policy_fits,
             after="sequence_parallel",
@@ -120,7 +120,7 @@ CHOICES = in_section(
             lambda plan, _: (mode for mode in MODES if mode != plan.memory.recompute),
             around=recompute.SIMPLE,
             menu=lambda *_: MODES,
-            replacements=replaced_by(
+            replacements=replace_with(
                 "recompute",
                 recompute.SELECTIVE,
                 recompute.of_modules(["core_attn", "layernorm"]),
@@ -134,7 +134,7 @@ CHOICES = in_section(
     Choice(
         "recompute_early",
         axis=OptionalAxis(
-            deciding(MEMORY, BLOCKS),
+            make_effects(MEMORY, BLOCKS),
             _recomputes_in_pipeline,
             rules=(_KEEPS_EARLY,),
             label="ahead of its backward",

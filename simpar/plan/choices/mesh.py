@@ -28,11 +28,11 @@ from simpar.plan.choices.choice import (
     OptionalAxis,
     Question,
     Size,
-    deciding,
     divisors,
+    double_and_half,
     in_section,
-    replaced_by,
-    twice_and_half,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.context_parallel import LEAST_PIECE, all_context_degrees, context_degrees, context_fits
 from simpar.plan.choices.experts import KEEPS_EXPERTS
@@ -121,7 +121,7 @@ def _experts(facts: Workload) -> int:
     return int(facts.graph.dims["experts"]) if facts.graph.is_mixture else 1
 
 
-_EVERYTHING = deciding(MEMORY, BLOCKS, REPLICAS, TRAFFIC)
+_EVERYTHING = make_effects(MEMORY, BLOCKS, REPLICAS, TRAFFIC)
 _SIZED = _EVERYTHING | {OPS}
 CHOICES = in_section(
     "mesh",
@@ -136,7 +136,7 @@ CHOICES = in_section(
         measured="tensor-parallel degree",
         axis=Axis(_SIZED | {SIZES}, tensor_degrees, tensor_fits, untuned=_inside_domains),
         moves=Moves(
-            lambda plan, _: twice_and_half(plan.mesh.tp),
+            lambda plan, _: double_and_half(plan.mesh.tp),
             size=Size(lambda *_: MAX_TP, lambda facts: facts.world_size),
             replacements=lambda plan: _with_its_ranks(plan, "tp", sequence_parallel=None),
             after="micro_batch",
@@ -155,7 +155,7 @@ CHOICES = in_section(
             _SIZED, context_degrees, context_fits, after="tp", possible=all_context_degrees, untuned=lambda _: (1,)
         ),
         moves=Moves(
-            lambda plan, _: twice_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
+            lambda plan, _: double_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
             size=Size(
                 lambda _, facts: max(1, 2 * facts.training.seq_len // LEAST_PIECE), lambda facts: facts.world_size
             ),
@@ -185,10 +185,10 @@ CHOICES = in_section(
         measured="pipeline-parallel degree",
         any_degree=True,
         axis=Axis(
-            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE), _pipeline_degrees, _pipeline_fits, after="cp"
+            make_effects(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE), _pipeline_degrees, _pipeline_fits, after="cp"
         ),
         moves=Moves(
-            lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.mesh.pp),
+            lambda plan, _: () if plan.pipeline.actions else double_and_half(plan.mesh.pp),
             size=Size(lambda _, facts: len(facts.graph.layers) + 2, lambda facts: facts.world_size),
             change=_pipelines,
             room=lambda plan: {"pp": plan.mesh.pp // 2} if plan.mesh.pp > 1 else {},
@@ -206,10 +206,10 @@ CHOICES = in_section(
         any_degree=True,
         axis=Axis(_EVERYTHING | {SIZES}, _expert_degrees, _experts_fit, after="pp"),
         moves=Moves(
-            lambda plan, _: twice_and_half(plan.mesh.ep) if plan.mesh.ep > 1 else (),
+            lambda plan, _: double_and_half(plan.mesh.ep) if plan.mesh.ep > 1 else (),
             size=Size(lambda _, facts: _experts(facts), _experts),
             room=lambda plan: {"ep": plan.mesh.ep // 2} if plan.mesh.ep > 1 else {},
-            replacements=replaced_by("ep", 1),
+            replacements=replace_with("ep", 1),
             after="cp",
         ),
     ),
@@ -218,7 +218,7 @@ CHOICES = in_section(
         is_exported=True,
         synonyms=("expert_tensor_parallel_size", "expert_tensor_parallel_degree"),
         axis=OptionalAxis(
-            deciding(MEMORY, BLOCKS, REPLICAS, SIZES),
+            make_effects(MEMORY, BLOCKS, REPLICAS, SIZES),
             lambda rows: np.asarray(rows["tp"] > 1),
             rules=(KEEPS_EXPERTS,),
             after="ulysses",
@@ -230,14 +230,14 @@ CHOICES = in_section(
         key="rank_order",
         read=lambda plan: "-".join(plan.mesh.order),
         axis=Axis(
-            deciding(REPLICAS),
+            make_effects(REPLICAS),
             lambda _: ORDERS,
             _order_matters,
             after="overlap_param_gather",
             possible=lambda _: ["-".join(order) for order in permutations(split_order(DEFAULT_ORDER))],
             untuned=lambda _: (DEFAULT_ORDER,),
         ),
-        moves=Moves(replacements=replaced_by("rank_order", DEFAULT_ORDER)),
+        moves=Moves(replacements=replace_with("rank_order", DEFAULT_ORDER)),
     ),
 )
 DEGREES = tuple(choice.name for choice in CHOICES if choice.is_column)

@@ -16,10 +16,10 @@ from simpar.plan.choices.choice import (
     Moves,
     Question,
     Size,
-    deciding,
     divisors,
+    double_and_half,
     in_section,
-    twice_and_half,
+    make_effects,
 )
 from simpar.units import Flags
 
@@ -44,7 +44,7 @@ CHOICES = in_section(
         flag=Flag(int, "Sequences per microbatch"),
         measured="sequences of a microbatch; blank or tuned: the fastest that fits",
         axis=Axis(
-            deciding(MEMORY, BLOCKS, KERNELS, SIZES),
+            make_effects(MEMORY, BLOCKS, KERNELS, SIZES),
             _sizes,
             _divides_batch,
             after="ep",
@@ -52,7 +52,7 @@ CHOICES = in_section(
             untuned=lambda _: (1,),
         ),
         moves=Moves(  # an action table is for its number of microbatches
-            lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.micro_batch),
+            lambda plan, _: () if plan.pipeline.actions else double_and_half(plan.micro_batch),
             around=(1,),
             size=Size(lambda *_: MAX_MICRO_BATCH, lambda facts: facts.training.global_batch),
             room=lambda plan: {"micro_batch": 1} if plan.micro_batch > 1 else {},

@@ -17,14 +17,14 @@ from simpar.plan.choices.choice import (
     Flag,
     Moves,
     OptionalAxis,
-    deciding,
     has_value,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.data_parallel import SENT, STATES, gathers, shares, step_apart
 from simpar.plan.choices.section import Section
-from simpar.plan.optimizers import OPTIMIZERS, USUAL, known_optimizer
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, known_optimizer
 from simpar.precisions import PRECISIONS, Precision, known_precision
 from simpar.stacks.stack import Stack
 from simpar.units import Flags
@@ -52,7 +52,7 @@ class Numerics(Section):
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
-    optimizer: Optimizer = USUAL
+    optimizer: Optimizer = DEFAULT_OPTIMIZER
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
 
     @property
@@ -78,7 +78,7 @@ class DecidedNumerics:
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool = True
-    optimizer: str = USUAL
+    optimizer: str = DEFAULT_OPTIMIZER
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
 
     @property
@@ -87,9 +87,9 @@ class DecidedNumerics:
         return PRECISIONS[self.precision]
 
 
-def by_stack(stack: Stack, *, precision: str, optimizer: str) -> dict[str, Any]:
+def by_stack(numerics: Numerics, stack: Stack) -> dict[str, Any]:
     """What a stack decides of dtypes: products in fp32 have all else in fp32, too."""
-    low, own_width = PRECISIONS[precision].is_mixed, OPTIMIZERS[optimizer].has_own_width
+    low, own_width = numerics.products.is_mixed, OPTIMIZERS[numerics.optimizer].has_own_width
     return {
         "grad_dtype": stack.numerics.grad_dtype if low else "fp32",
         "master_weights": stack.numerics.master_weights and low,
@@ -111,15 +111,15 @@ CHOICES = in_section(
         is_column=True,
         flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
         measured="bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4",
-        axis=OptionalAxis(deciding(MEMORY, BLOCKS, REPLICAS), label=None),
-        moves=Moves(menu=lambda *_: PRECISIONS, replacements=replaced_by("precision", "fp8", "bf16")),
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label=None),
+        moves=Moves(menu=lambda *_: PRECISIONS, replacements=replace_with("precision", "fp8", "bf16")),
     ),
     Choice(
         "grad_dtype",
         by_stack=True,
         is_exported=True,
         axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype"),
-        moves=Moves(replacements=replaced_by("grad_dtype", None)),
+        moves=Moves(replacements=replace_with("grad_dtype", None)),
     ),
     Choice("reduce_dtype", axis=OptionalAxis(SENT, _reduces, label="gradients sent as {}", after="grad_dtype")),
     Choice(
@@ -132,14 +132,14 @@ CHOICES = in_section(
         "master_weights",
         by_stack=True,
         is_exported=True,
-        moves=Moves(replacements=replaced_by("master_weights", None, False)),
+        moves=Moves(replacements=replace_with("master_weights", None, False)),
     ),
     Choice(
         "optimizer",
         is_exported=True,
         flag=Flag(str, "Optimizer (simpar list optimizers)"),
         axis=OptionalAxis(STATES, label="{}", after="precision"),
-        moves=Moves(menu=lambda *_: OPTIMIZERS, replacements=replaced_by("optimizer", USUAL)),
+        moves=Moves(menu=lambda *_: OPTIMIZERS, replacements=replace_with("optimizer", DEFAULT_OPTIMIZER)),
     ),
     Choice(
         "moment_dtype",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from simpar.plan.choices.choice import Choice, Columns, Moves, OptionalAxis, has_value, in_section, replaced_by
+from simpar.plan.choices.choice import Choice, Columns, Moves, OptionalAxis, has_value, in_section, replace_with
 from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
-from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Workload
 from simpar.units import Flags
@@ -83,7 +83,7 @@ def _states_away(rows: Columns) -> Flags:
 
 def _waits_or_is_chosen(rows: Columns) -> Flags:
     """Rows whose layers are not chosen one by one while activations wait on the host."""
-    return np.asarray(~undecided(rows) | (rows["offload_activations"] == 0))
+    return np.asarray(~select_undecided(rows) | (rows["offload_activations"] == 0))
 
 
 def _other_home(plan: Plan, _: Workload) -> Iterable[Home]:
@@ -116,7 +116,7 @@ CHOICES = in_section(
     Choice(
         "offload_ratio",
         axis=OptionalAxis(STATES, _states_away, after="offload_optimizer"),
-        moves=Moves(replacements=replaced_by("offload_ratio", 1.0)),
+        moves=Moves(replacements=replace_with("offload_ratio", 1.0)),
     ),
     Choice(
         "offload_gradients",
@@ -125,7 +125,7 @@ CHOICES = in_section(
     Choice(
         "offload_delayed",
         axis=OptionalAxis(SENT, _states_away, after="offload_ratio"),
-        moves=Moves(replacements=replaced_by("offload_delayed", False)),
+        moves=Moves(replacements=replace_with("offload_delayed", False)),
     ),
     Choice(
         "offload_parameters",
@@ -137,6 +137,6 @@ CHOICES = in_section(
     Choice(
         "offload_activations",
         axis=OptionalAxis(STATES, legal=_waits_or_is_chosen, rules=(KEEPS_STATES,), after="offload_parameters"),
-        moves=Moves(replacements=replaced_by("offload_activations", 0.0), saves=_saves),
+        moves=Moves(replacements=replace_with("offload_activations", 0.0), saves=_saves),
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from simpar import files
+from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     JOB,
     KERNELS,
@@ -26,15 +27,23 @@ from simpar.plan.choices.choice import (
     Moves,
     Question,
     Size,
-    deciding,
-    everything,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
+    select_all,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Refusals, Workload, kept
+from simpar.plan.choices.target import Workload
 from simpar.plan.routing import has_sampled_loads
-from simpar.plan.schedules import FOLDED, SCHEDULES, declared, known_name, meant_by, natural_vpp, usual_schedule
+from simpar.plan.schedules import (
+    HALF_SCHEDULES,
+    SCHEDULES,
+    default_schedule,
+    natural_vpp,
+    producer_of,
+    schedule_named,
+    suggest_schedules,
+)
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.plan.stages import StagePlan
 from simpar.units import Count, Counts, Flags
@@ -58,7 +67,7 @@ class Pipeline(Section):
     """Pipeline parallelism: which schedule, how many chunks a rank, layers of every virtual stage."""
 
     schedule: str | None = Field(
-        None, description=f"name of a schedule; default {usual_schedule()}, {usual_schedule(chunks=2)} with chunks"
+        None, description=f"name of a schedule; default {default_schedule()}, {default_schedule(chunks=2)} with chunks"
     )
     vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
     layers: tuple[Layers, ...] | None = Field(None, description="transformer layers per virtual stage, in order")
@@ -78,7 +87,7 @@ class Pipeline(Section):
     def _natural_vpp(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or not isinstance(data.get("schedule"), str) or "vpp" in data:
             return data
-        name = known_name(data["schedule"])
+        name = schedule_named(data["schedule"])
         return data if name is None else {**data, "vpp": natural_vpp(name)}
 
     @field_validator("schedule")
@@ -86,9 +95,9 @@ class Pipeline(Section):
     def _known(cls, name: str | None) -> str | None:
         if name is None or name == CUSTOM:
             return name
-        known = known_name(name)
+        known = schedule_named(name)
         if known is None:
-            hint = meant_by(name) or files.suggest(name, SCHEDULES)
+            hint = suggest_schedules(name) or files.suggest(name, SCHEDULES)
             raise ValueError(f"is not a schedule{hint}{files.allowed(SCHEDULES)}")
         return known
 
@@ -108,7 +117,7 @@ class DecidedPipeline:
     ``mirrored``: pipeline ranks are those of one half of a schedule with two ends (:mod:`simpar.layout.mirrored`).
     """
 
-    schedule: str = usual_schedule()
+    schedule: str = default_schedule()
     vpp: Counts = 1
     layers: tuple[int, ...] | None = None
     actions: str | None = None
@@ -120,53 +129,40 @@ class DecidedPipeline:
     @property
     def runs_slices(self) -> bool:
         """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-        return runs_slices(self.schedule, self.slices)
+        named = SCHEDULES.get(self.schedule)
+        return bool(self.slices) or (named is not None and named.sliced)
 
 
-def slices_refusals(
-    target: Workload, *, schedule: str, slices: tuple[int, ...] | None, cp: Counts, rows_over: Counts, is_sampled: Any
-) -> Refusals:
-    """Where token slices do not belong to a causal model, or do not divide over their ranks.
-
-    ``rows_over`` are the ranks that share rows under sequence parallelism, else 1; ``is_sampled``: whether expert ranks
-    have loads of their own.
-    """
-    if not runs_slices(schedule, slices):
+def check_slices(plan: Plan, target: Workload) -> None:
+    """Raises UserError unless slices of tokens belong to a causal model and divide over their ranks."""
+    slices, seq_len = plan.pipeline.slices, target.training.seq_len
+    if not plan.runs_slices:
         return
-    graph, seq_len = target.graph, target.training.seq_len
-    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {schedule}"
-    masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
-    sees_later = not all(mask.causal and mask.context == "context" for mask in masks) or len(graph.scopes) > 1
-    yield sees_later, lambda: f"{what}: {graph.name} has tokens that see later ones; allowed: causal models"
-    yield graph.has_state, lambda: f"{what}: {graph.name} carries states along the sequence; allowed: none"
-    yield cp > 1, lambda: f"{what}: plan.cp = {cp} spreads the tokens of a sequence; allowed: cp 1"
-    yield is_sampled, lambda: f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected"
-    total = sum(slices) if slices else seq_len
-    yield total != seq_len, lambda: f"{what}: {total} tokens in all; allowed: the sequence's {seq_len}"
-    shared = f"{what}: sequence parallelism shares rows over tp = {rows_over}; allowed: multiples of {rows_over}"
-    for size in slices or ():
-        yield size % rows_over != 0, lambda: shared
-
-
-def runs_slices(schedule: str, slices: tuple[int, ...] | None) -> bool:
-    """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-    named = SCHEDULES.get(schedule)
-    return bool(slices) or (named is not None and named.sliced)
+    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {plan.schedule}"
+    masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
+    if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
+        raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
+    if target.graph.has_state:
+        raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
+    if plan.mesh.cp > 1:
+        raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
+    if has_sampled_loads(plan.experts, plan.mesh.ep):
+        raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
+    if slices and sum(slices) != seq_len:
+        raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
+    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
+    if any(size % rows for size in slices or ()):
+        raise UserError(f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}")
 
 
 def may_be_sliced(problem: Question, schedule: str) -> bool:
     """Whether sequences of the problem may pass through a pipeline in token slices."""
-    base = problem.base
-    target = Workload(problem.graph, problem.training, problem.cluster.world_size, 1)
-    refusals = slices_refusals(
-        target,
-        schedule=schedule,
-        slices=base.pipeline.slices,
-        cp=base.mesh.cp,
-        rows_over=base.mesh.tp if base.tensor_parallel.sequence_parallel else 1,
-        is_sampled=has_sampled_loads(base.experts, base.mesh.ep),
-    )
-    return bool(kept(refusals))
+    plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
+    try:
+        check_slices(plan, Workload(problem.graph, problem.training, problem.cluster.world_size, 1))
+    except UserError:
+        return False
+    return True
 
 
 def schedules_to_try(problem: Question) -> list[str]:
@@ -174,17 +170,17 @@ def schedules_to_try(problem: Question) -> list[str]:
     asked = problem.constraints.schedules
     kinds = ("by default", "when named") if asked else ("by default",)
     searched = [each.name for each in SCHEDULES.values() if each.searched in kinds]
-    return sorted((name for name in searched if name in (asked or searched)), key=usual_schedule().__ne__)
+    return sorted((name for name in searched if name in (asked or searched)), key=default_schedule().__ne__)
 
 
-def both_ends(rows: Columns) -> Flags:
+def select_two_ended(rows: Columns) -> Flags:
     """Rows whose microbatches enter at both ends of the pipeline."""
-    return rows.one_of("schedule", *FOLDED)
+    return rows.one_of("schedule", *HALF_SCHEDULES)
 
 
-def sliced_schedules(rows: Columns) -> list[str]:
+def list_sliced_schedules(rows: Columns) -> list[str]:
     """The schedules of the rows' domain that run token slices."""
-    return [name for name in map(str, rows.domain["schedule"]) if declared(name).sliced]
+    return [name for name in map(str, rows.domain["schedule"]) if producer_of(name).sliced]
 
 
 def _schedule_fits(rows: Columns) -> Flags:
@@ -195,15 +191,15 @@ def _schedule_fits(rows: Columns) -> Flags:
     """
     pp, m = rows["pp"], rows["microbatches"]
     names = rows.domain["schedule"]
-    single = [at for at, name in enumerate(names) if declared(name).chunks == 1 and name not in FOLDED]
+    single = [at for at, name in enumerate(names) if producer_of(name).chunks == 1 and name not in HALF_SCHEDULES]
     first = np.isin(rows.code["schedule"], single[:1])
-    alike = [names[at] for at in single if not (declared(names[at]).splits or declared(names[at]).sliced)]
+    alike = [names[at] for at in single if not (producer_of(names[at]).splits or producer_of(names[at]).sliced)]
     plain = (pp == 1) | ((m == 1) & rows.one_of("schedule", *alike))
-    legal = everything(rows)
+    legal = select_all(rows)
     for name in names:
-        legal &= ~rows.one_of("schedule", name) | declared(name).allows(pp, m)
+        legal &= ~rows.one_of("schedule", name) | producer_of(name).allows(pp, m)
     kept = np.where(plain, first, legal)
-    for name in sliced_schedules(rows):
+    for name in list_sliced_schedules(rows):
         may = (rows["cp"] == 1) & may_be_sliced(rows.problem, name)
         kept &= ~rows.one_of("schedule", name) | may
     return np.asarray(kept)
@@ -215,7 +211,7 @@ def _chunks_fit(rows: Columns) -> Flags:
     even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
     right = np.zeros(rows.count, dtype=bool)
     for name in map(str, rows.domain["schedule"]):
-        each = declared(name)
+        each = producer_of(name)
         right |= rows.one_of("schedule", name) & ((vpp > 1) & even if each.any_chunks else vpp == each.chunks)
     short = stages * rows["microbatches"] <= MAX_PASSES
     return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
@@ -237,15 +233,15 @@ def _with_its_chunks(plan: Plan, schedule: str) -> tuple[Change]:
 def _other_chunks(plan: Plan, _: Workload) -> Iterable[int]:
     """Twice and half the chunks, with a schedule of any number of them above 1."""
     vpp = plan.pipeline.vpp
-    if plan.mesh.pp == 1 or plan.schedule == CUSTOM or not declared(plan.schedule).any_chunks:
+    if plan.mesh.pp == 1 or plan.schedule == CUSTOM or not producer_of(plan.schedule).any_chunks:
         return ()
     return (2 * vpp, vpp // 2) if vpp >= 4 else (2 * vpp,)
 
 
 def _with_their_schedule(plan: Plan, vpp: int) -> tuple[Change]:
     """A number of chunks; the usual schedules without and with chunks stand for each other."""
-    usual = usual_schedule(chunks=vpp)
-    if plan.schedule in (usual, CUSTOM) or plan.schedule not in USUAL:
+    usual = default_schedule(chunks=vpp)
+    if plan.schedule in (usual, CUSTOM) or plan.schedule not in DEFAULT_SCHEDULES:
         return ({"vpp": vpp},)
     return ({"vpp": vpp, "schedule": usual},)
 
@@ -260,7 +256,7 @@ def _evened(plan: Plan, facts: Workload) -> Iterator[tuple[int, ...]]:
         yield evened
 
 
-USUAL = (usual_schedule(), usual_schedule(chunks=2))
+DEFAULT_SCHEDULES = (default_schedule(), default_schedule(chunks=2))
 """The usual schedule with one chunk per rank, which takes any number of microbatches, and that with several."""
 PLAIN = tuple(
     each.name
@@ -280,20 +276,22 @@ CHOICES = in_section(
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
         measured="a name of `simpar list schedules`, or 1F1B of as many chunks as vpp says",
         axis=Axis(
-            deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE),
+            make_effects(MEMORY, SHAPE, OPS, KERNELS, TABLE),
             schedules_to_try,
             _schedule_fits,
             after="micro_batch",
             possible=lambda _: list(SCHEDULES),
-            untuned=lambda _: (usual_schedule(),),
+            untuned=lambda _: (default_schedule(),),
         ),
         moves=Moves(
             _other_schedules,
-            around=USUAL,
+            around=DEFAULT_SCHEDULES,
             menu=lambda plan, _: SCHEDULES if plan.mesh.pp > 1 else (),
             change=_with_its_chunks,
             room=lambda plan: (
-                {"schedule": USUAL[0], "vpp": 1} if (plan.schedule, plan.pipeline.vpp) != (USUAL[0], 1) else {}
+                {"schedule": DEFAULT_SCHEDULES[0], "vpp": 1}
+                if (plan.schedule, plan.pipeline.vpp) != (DEFAULT_SCHEDULES[0], 1)
+                else {}
             ),
             replacements=lambda _: (
                 {"schedule": None, "actions": None, "pass_costs": None},
@@ -313,7 +311,7 @@ CHOICES = in_section(
         measured="model chunks of a pipeline rank",
         any_degree=True,
         axis=Axis(
-            deciding(MEMORY, SHAPE, OPS, TABLE),
+            make_effects(MEMORY, SHAPE, OPS, TABLE),
             lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
             _chunks_fit,
             after="schedule",
@@ -333,7 +331,7 @@ CHOICES = in_section(
         is_exported=True,
         made_for=(LAYOUT, JOB),
         moves=Moves(
-            _evened, replacements=replaced_by("layers", None), after="bucket_bytes", led_by="pp", for_measured=True
+            _evened, replacements=replace_with("layers", None), after="bucket_bytes", led_by="pp", for_measured=True
         ),
     ),
     Choice("actions", is_exported=True, is_held=False, made_for=(LAYOUT,)),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import gcd
 from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
 
+from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,
@@ -23,16 +23,15 @@ from simpar.plan.choices.choice import (
     Flag,
     Moves,
     Question,
-    deciding,
     divisors,
     in_section,
-    replaced_by,
+    make_effects,
+    replace_with,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Refusals, Workload, kept, listed_divisors, refuse
-from simpar.plan.stages import StagePlan
+from simpar.plan.choices.target import Workload, format_divisors
 from simpar.stacks.stack import Stack
-from simpar.units import Counts, Flags
+from simpar.units import Flags
 
 REMOVED = {"tp_method": "1d", "tp_depth": 1}
 """Keys that plan files of earlier releases have, with the only value that is left."""
@@ -60,59 +59,62 @@ class DecidedTensor:
     tp_overlap: bool = False
 
 
-def has_tensor_ranks(tp: Counts, stages: tuple[StagePlan, ...] | None) -> bool:
-    """Whether some layers are tensor-parallel in Megatron's roles: in all stages, or in a stage of its own."""
-    own = (stage for stage in stages or () if not stage.sharding)
-    return bool(tp > 1) or any(stage.num_devices > stage.mesh[0] for stage in own)
-
-
-def by_stack(stack: Stack, *, tp: int, stages: tuple[StagePlan, ...] | None) -> dict[str, Any]:
-    """What a stack decides of tensor parallelism."""
+def by_stack(stack: Stack, has_tensor_ranks: bool) -> dict[str, Any]:
+    """What a stack decides of tensor parallelism, where some layers have several tensor-parallel ranks or none have."""
     return {
-        "sequence_parallel": has_tensor_ranks(tp, stages) and stack.sequence_parallel,
+        "sequence_parallel": has_tensor_ranks and stack.sequence_parallel,
         "tp_overlap": stack.overlap.tensor_forward,
     }
 
 
-def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flags = False) -> Refusals:
-    """Where a model cannot be split over ``tp`` ranks; without ``sequence_parallel``, sequences aside."""
-    yield (
-        np.asarray(sequence_parallel) & (np.asarray(tp) == 1),
-        lambda: "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out",
-    )
-    if refusal := target.graph.facts.get("no_tensor_parallel"):
-        yield np.asarray(tp) > 1, lambda: f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1"
+def refuse_tensor_parallel(tp: int, target: Workload, *, sequence_parallel: bool = False) -> None:
+    """Raise UserError where a model cannot be split over ``tp`` ranks.
+
+    Without ``sequence_parallel``, sequences aside.
+    """
+    if sequence_parallel and tp == 1:
+        raise UserError("plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out")
+    if tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
+        raise UserError(f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1")
     for dims in target.graph.scopes:
-        yield from _divided_dims(tp, dims, int(dims.get("seq", target.training.seq_len)), sequence_parallel)
+        seq_len = int(dims.get("seq", target.training.seq_len))
+        _divide_dims(tp, dims, seq_len if sequence_parallel else None)
 
 
-def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_parallel: bool | Flags) -> Refusals:
-    """The rules on one tower's dims, with ``seq_len`` where sequences are sharded, too."""
+def _divide_dims(tp: int, dims: Mapping[str, int], seq_len: int | None) -> None:
+    """The rules on one tower's dims; ``seq_len`` where sequences are sharded, too."""
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
     if dims.get("shared_ffn"):
         sizes["ffn size of the shared expert"] = dims["shared_ffn"]
     if "state" in dims:
         sizes["heads of state-space layers"] = dims["mamba_heads"]
         sizes["groups of state-space layers"] = dims["mamba_groups"]
-    shared = np.where(sequence_parallel, seq_len, 0)  # every number of ranks divides 0
-    for name, size in (*sizes.items(), ("seq_len (sequence parallel)", shared)):
-        yield np.asarray(size % np.asarray(tp) != 0), partial(_undivided, tp, name, size, (*sizes.values(), shared))
+    if seq_len is not None:
+        sizes["seq_len (sequence parallel)"] = seq_len
+    whole = gcd(*sizes.values())
+    for name, size in sizes.items():
+        if size % tp:
+            raise UserError(f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {format_divisors(whole)}")
     kv_heads = dims["kv_heads"]
-    yield (
-        np.asarray((kv_heads % np.asarray(tp) != 0) & (np.asarray(tp) % kv_heads != 0)),
-        lambda: f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it",
-    )
+    if kv_heads % tp and tp % kv_heads:
+        raise UserError(
+            f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
+        )
 
 
-def _undivided(tp: Counts, name: str, size: Any, sizes: tuple[Any, ...]) -> str:
-    return f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {listed_divisors(gcd(*sizes))}"
+def allows_tensor_parallel(tp: int, target: Workload) -> bool:
+    """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
+    try:
+        refuse_tensor_parallel(tp, target)
+    except UserError:
+        return False
+    return True
 
 
 def tensor_degrees(problem: Question) -> list[int]:
     """Tensor-parallel degrees that divide the devices and the sizes of the model."""
-    degrees = np.array(divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])))
-    legal: list[int] = degrees[kept(tensor_refusals(degrees, _target(problem)))].tolist()
-    return legal
+    degrees, target = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])), _target(problem)
+    return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
 
 
 def tensor_fits(rows: Columns) -> Flags:
@@ -120,7 +122,7 @@ def tensor_fits(rows: Columns) -> Flags:
     legal = np.isin(rows["tp"], tensor_degrees(rows.problem))
     if not legal.any():
         for tp in rows.domain["tp"]:
-            refuse(tensor_refusals(tp, _target(rows.problem)))
+            refuse_tensor_parallel(tp, _target(rows.problem))
     return legal
 
 
@@ -150,13 +152,13 @@ CHOICES = in_section(
             "--sequence-parallel/--no-sequence-parallel",
         ),
         axis=Axis(
-            deciding(MEMORY, BLOCKS, REPLICAS, OPS, TRAFFIC), lambda _: (False, True), _sequence_fits, after="hsdp"
+            make_effects(MEMORY, BLOCKS, REPLICAS, OPS, TRAFFIC), lambda _: (False, True), _sequence_fits, after="hsdp"
         ),
         moves=Moves(
             lambda plan, _: (not plan.tensor_parallel.sequence_parallel,) if plan.mesh.tp > 1 else (),
             around=(True, False),
             menu=lambda *_: (False, True),
-            replacements=replaced_by("sequence_parallel", False, True),
+            replacements=replace_with("sequence_parallel", False, True),
             after="offload_optimizer",
             led_by="tp",
         ),
@@ -168,7 +170,7 @@ CHOICES = in_section(
         field="overlap",
         key=None,
         axis=Axis(
-            deciding(BLOCKS, OPS, TRAFFIC),
+            make_effects(BLOCKS, OPS, TRAFFIC),
             lambda _: (False, True),
             lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
             after="recompute",

@@ -17,7 +17,7 @@ def _listed() -> dict[str, Optimizer]:
 
 
 OPTIMIZERS = _listed()
-USUAL = next(each.name for each in OPTIMIZERS.values() if each.usual)
+DEFAULT_OPTIMIZER = next(each.name for each in OPTIMIZERS.values() if each.usual)
 """The optimizer of plans that name none."""
 BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_shape)
 """Names of the optimizers that update value by value, whatever the shapes of matrices, as one text."""

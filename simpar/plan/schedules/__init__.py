@@ -25,35 +25,35 @@ def _listed() -> dict[str, Producer]:
 
 
 SCHEDULES = _listed()
-FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
+HALF_SCHEDULES = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
 """Schedules with two ends, each with the schedule that it runs as on half of the ranks."""
 
 
-def declared(name: str) -> Producer:
+def producer_of(name: str) -> Producer:
     """The producer of a name. Raises UserError for an unknown one."""
     return SCHEDULES[files.choose(name, SCHEDULES, "schedule")]
 
 
-def usual_schedule(chunks: int = 1) -> str:
+def default_schedule(chunks: int = 1) -> str:
     """The schedule of plans that name none, for that number of chunks per rank."""
     return next(each.name for each in SCHEDULES.values() if each.usual and (each.chunks > 1) == (chunks > 1))
 
 
-def same_memory(name: str) -> tuple[str, ...]:
+def schedules_with_same_memory(name: str) -> tuple[str, ...]:
     """Schedules searched by default, with as many chunks as ``name``, that promise no more in flight than it does."""
-    one, many = declared(name), (8, 64)  # ranks and microbatches, enough for a pipeline to fill
+    one, many = producer_of(name), (8, 64)  # ranks and microbatches, enough for a pipeline to fill
     most = one.promise.most_in_flight(*many)
     alike = [each for each in SCHEDULES.values() if each.chunks == one.chunks and each.searched == "by default"]
     return tuple(each.name for each in alike if each.promise.most_in_flight(*many) <= most)
 
 
-def meant_by(name: str) -> str:
+def suggest_schedules(name: str) -> str:
     """``; did you mean 'zb-h1' or 'zb-v'?`` for a word that hints at several schedules; "" for other words."""
     names = " or ".join(repr(each.name) for each in SCHEDULES.values() if _bare(name) in each.names.hints)
     return f"; did you mean {names}?" if names else ""
 
 
-def known_name(name: str) -> str | None:
+def schedule_named(name: str) -> str | None:
     """The table's name for what people write ("1F1B", "ZB_H1", "Interleaved1F1B"), None if unknown."""
     bare = _bare(name)
     result = (each.name for each in SCHEDULES.values() if bare in (_bare(each.name), *each.names.aliases))
@@ -62,12 +62,12 @@ def known_name(name: str) -> str | None:
 
 def natural_vpp(name: str) -> int:
     """The default number of chunks per rank of a schedule. Raises UserError for an unknown name."""
-    return declared(name).chunks
+    return producer_of(name).chunks
 
 
 def looks_at_costs(name: str) -> bool:
     """Whether a schedule depends on the durations of its passes. Raises UserError for an unknown name."""
-    return declared(name).looks_at_costs
+    return producer_of(name).looks_at_costs
 
 
 def describe() -> dict[str, str]:
@@ -75,16 +75,16 @@ def describe() -> dict[str, str]:
     return {name: each.describe() for name, each in SCHEDULES.items()}
 
 
-def at_work(name: str, num_ranks: int) -> Producer:
+def producer_on_ranks(name: str, num_ranks: int) -> Producer:
     """The producer in effect for a schedule on ``num_ranks`` ranks: the usual one on a single rank.
 
     There nothing is pipelined, and every framework runs the backward of a microbatch behind its forward, whatever
     schedule a plan names. Schedules of several chunks, of token slices and with two ends keep their own tables. Raises
     UserError for an unknown name.
     """
-    named = declared(name)
+    named = producer_of(name)
     own = named.chunks > 1 or named.sliced or named.half_is
-    return named if num_ranks > 1 or own else declared(usual_schedule())
+    return named if num_ranks > 1 or own else producer_of(default_schedule())
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ def make_schedule(
     >>> schedule.peak_in_flight(0)  # microbatches whose activations the first rank holds at most
     4
     """
-    producer = at_work(name, num_ranks)
+    producer = producer_on_ranks(name, num_ranks)
     chunks = producer.chunks if vpp is None else vpp
     if not producer.any_chunks and chunks != producer.chunks:
         others = ", ".join(each.name for each in SCHEDULES.values() if each.any_chunks)

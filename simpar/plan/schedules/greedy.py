@@ -123,7 +123,9 @@ def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule) -> Int
 
 
 @lru_cache(maxsize=64)
-def begun(name: str, rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs, forwards: int) -> Schedule:
+def schedule_beginning(
+    name: str, rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs, forwards: int
+) -> Schedule:
     """The table for ``costs`` up to the time at which the first stage has begun ``forwards`` forwards."""
     pipeline = GreedyPipeline.idle(rank_of_stage, m, rule.order)
     RUN(pipeline, m, rule.cap, costs, forwards)

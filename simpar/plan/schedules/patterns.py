@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from simpar.plan.schedules.actions import F, I, Ints, Schedule
-from simpar.plan.schedules.greedy import UNIT, GreedyRule, begun, list_schedule
+from simpar.plan.schedules.greedy import UNIT, GreedyRule, list_schedule, schedule_beginning
 from simpar.plan.schedules.producer import Costs, Moment, Names, Producer, Promise, moment
 from simpar.plan.schedules.zb_v import v_placement
 
@@ -62,7 +62,7 @@ def _beginnings(
 ) -> list[Schedule]:
     """The candidate tables of V-Min or V-Half, up to the time at which the first stage has begun ``forwards``."""
     rule = _rule(pattern(p), p, m)
-    return [begun(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
+    return [schedule_beginning(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
 
 
 def _first_up(pattern: Callable[[int], VSchedulePattern], rank: int, p: int, _vpp: int, m: Ints) -> Moment:

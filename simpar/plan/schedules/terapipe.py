@@ -4,8 +4,8 @@ A causal model needs no token behind a slice to compute it, so a slice may leave
 its sequence is still on its way. Any table of whole microbatches becomes one of slices: forwards in order, gradients in
 reverse. Slice s of microbatch i is pass i x (number of slices) + s.
 
-Later slices see more keys. Where equal slices would take unequal time, :func:`fastest_slices` finds lengths by dynamic
-programming (section 3.3 of the paper).
+Later slices see more keys. Where equal slices would take unequal time, :func:`find_fastest_slices` finds lengths by
+dynamic programming (section 3.3 of the paper).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def terapipe(p: int, m: int) -> Schedule:
     return Schedule("terapipe", m, whole.rank_of_stage, whole.ranks)
 
 
-def sliced(schedule: Schedule, count: int) -> Schedule:
+def slice_schedule(schedule: Schedule, count: int) -> Schedule:
     """The table with every microbatch in ``count`` slices. Raises UserError where passes overlap in pairs."""
     if any(rank.overlap.any() for rank in schedule.ranks) or schedule.num_mirrored:
         raise UserError(
@@ -44,7 +44,7 @@ def _sliced_rank(rank: RankActions, count: int) -> RankActions:
     return columns(np.repeat(rank.code, count), np.repeat(rank.stage, count), passes.ravel())
 
 
-def fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[int, ...]:
+def find_fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[int, ...]:
     """Lengths, in units, of the slices of a sequence that make the pipeline shortest.
 
     ``times[a, b]`` float64[n + 1, n + 1] is the time in seconds of the slice from unit a to unit b on the slowest

@@ -10,9 +10,9 @@ from itertools import islice
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
-from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.tensor_parallel import tensor_degrees
-from simpar.planner.answer.explanations import describe_need, why_it_loses
+from simpar.planner.answer.explanations import describe_need, explain_loser
 from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.certify.frontier import STEP, Frontier
@@ -40,7 +40,7 @@ FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
 """Ops that a list of alternatives may simulate even if the certificate took fewer; and the most in one step."""
 LEAST_OPS = 24
 """Rough number of ops of one microbatch on one stage."""
-TRIES = 12
+MAX_TRIES = 12
 """Tables swept to find the next row to simulate."""
 
 TOO_LARGE = f"more than {MOST_OPS:,} ops a step"
@@ -102,7 +102,7 @@ class AlternativesSearch:
         """
         frontier, misfits, self.why_not = self.frontier, 0, TOO_LARGE
         while misfits < MOST_MISFITS:
-            row = frontier.shortest(frontier.bound_s < limit_s, tries=TRIES)
+            row = frontier.shortest(frontier.bound_s < limit_s, tries=MAX_TRIES)
             if row is None:
                 return
             if frontier.bound_s[row] >= limit_s[row]:  # its bound may have risen since
@@ -148,7 +148,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
                 found = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
                 best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
     need, limit_bytes = field.need, problem.memory_limit_bytes
-    risky = (need.needed_bytes > limit_bytes) | undecided(field.rows)
+    risky = (need.needed_bytes > limit_bytes) | select_undecided(field.rows)
     risky &= need.predicted_bytes <= limit_bytes
     rows, need = field.rows.some(risky), need.some(risky)
     rows.problem = loose
@@ -193,7 +193,7 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
             "peak_memory_bytes": result.peak_memory_bytes,
             "plan": result.setup.plan,
             "loses_s": result.step_time_s - best.step_time_s,
-            "why": why_it_loses(result, best),
+            "why": explain_loser(result, best),
         }
     needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
     problem = beside.field.problem
@@ -253,7 +253,7 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     return f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
 
 
-def runners_up(beside: AlternativesSearch, taken: list[int], count: int) -> list[SimulatedPlan]:
+def simulate_runners_up(beside: AlternativesSearch, taken: list[int], count: int) -> list[SimulatedPlan]:
     """The best layouts other than those in ``taken``, each in its fastest variant, simulated.
 
     Steps that the search has already simulated compete as they are. Others are simulated in the order of their swept

@@ -10,14 +10,14 @@ from simpar.errors import UserError
 from simpar.plan.plan import Plan, Searched
 from simpar.plan.torch_roles import refuse_roles
 from simpar.plan.uniform_stages import as_uniform
-from simpar.planner.answer.explanations import why_it_loses, why_it_wins
-from simpar.planner.answer.ties import chosen
+from simpar.planner.answer.explanations import explain_loser, explain_winner
+from simpar.planner.answer.ties import rank_results
 from simpar.planner.certify.scope import not_portable
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Candidate, Counts, SearchResult
 from simpar.report.result import Result
-from simpar.scenario import chosen_cluster, chosen_perturbation
+from simpar.scenario import to_cluster_section, to_perturbation_section
 from simpar.units import format_seconds
 
 
@@ -29,9 +29,9 @@ def answer_of(
     ``gap`` is the share of the objective by which an unseen plan may be better than the first result. ``whole`` says
     that the search ran to its end.
     """
-    choice = chosen(problem, results)
+    choice = rank_results(problem, results)
     best, *others = choice.results
-    reasons = [choice.why + why_it_wins(best, others), *(why_it_loses(other, best) for other in others)]
+    reasons = [choice.why + explain_winner(best, others), *(explain_loser(other, best) for other in others)]
     candidates = tuple(
         _candidate(problem, rank, result, figures, why)
         for rank, (result, figures, why) in enumerate(
@@ -86,8 +86,8 @@ def plan_of(problem: Problem, result: Result) -> Plan:
     """The resolved plan of a result, with its predicted figures, the cluster, and what was asked for."""
     said = {
         "predicted": _predicted(result),
-        "cluster": chosen_cluster(result.setup.cluster),
-        "perturbation": chosen_perturbation(vars(result.setup)) or None,
+        "cluster": to_cluster_section(result.setup.cluster),
+        "perturbation": to_perturbation_section(vars(result.setup)) or None,
         "search": Searched(fit_probability=problem.constraints.fit_probability),
     }
     return result.plan.model_copy(update=said)

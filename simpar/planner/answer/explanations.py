@@ -13,7 +13,7 @@ WORTH_SAYING = 0.002  # share of the step below which a difference is not worth 
 CAUSES = {"compute": "compute", **WORDS}
 
 
-def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
+def explain_winner(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
     """Sentences about the best plan: where its step goes, its memory, and its lead over the next plan (or lag)."""
     said = list(result.why.binds)
     if others:
@@ -25,7 +25,7 @@ def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
+def explain_loser(result: Result, best: Result) -> tuple[str, ...]:
     """Sentences about another plan: how many seconds slower (or faster) it is than the best, and why."""
     lost = result.step_time_s - best.step_time_s
     if lost == 0:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from simpar.files import write_atomic
-from simpar.planner.answer.terminal import certificate, describe, headline, ties, whole_run_words
+from simpar.planner.answer.terminal import certificate, describe, describe_whole_run, headline, ties
 from simpar.planner.result import SearchResult
-from simpar.report.html import environment, filled
+from simpar.report.html import environment, fill_template
 from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_energy, format_seconds, number_of
 
@@ -24,7 +24,7 @@ def save_summary(found: SearchResult, path: str | Path) -> None:
 def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
     """Write a page of sections, each with a title and sentences."""
     page = {"plan": title, "sections": sections}
-    write_atomic(path, filled(environment(FOLDER).get_template("summary.html.j2"), page))
+    write_atomic(path, fill_template(environment(FOLDER).get_template("summary.html.j2"), page))
 
 
 def plan_words(found: SearchResult) -> str:
@@ -70,7 +70,7 @@ def _chosen(found: SearchResult) -> Iterator[str]:
         yield f"{usd:.3g} USD a step" + (
             f", {format_energy(joule)}" if (joule := figures.get("energy_j_per_step")) is not None else ""
         )
-    yield from whole_run_words(best)
+    yield from describe_whole_run(best)
 
 
 def _by_how_much(found: SearchResult) -> Iterator[str]:

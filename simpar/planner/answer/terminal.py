@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.plan.choices import OPTIONAL_AXES, SECTION_OF
-from simpar.planner.certify.scope import listed, usual_values
+from simpar.planner.certify.scope import default_axis_values, list_values
 from simpar.planner.problem import BY_REGRET
 from simpar.planner.result import Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
@@ -15,7 +15,7 @@ from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
 from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, layout, probably
-from simpar.uncertainty.memory import WANTED
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def print_search(found: SearchResult, console: Console) -> None:
     for line in certificate(found):
         console.print(line, soft_wrap=True)
     sections = (
-        ("The whole run of the first, without failures", whole_run_words(found.best)),
+        ("The whole run of the first, without failures", describe_whole_run(found.best)),
         ("Why the first wins", list(found.best.why)),
         ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
         (
@@ -60,7 +60,7 @@ def print_search(found: SearchResult, console: Console) -> None:
             console.print(f"- {line}", soft_wrap=True)
 
 
-def whole_run_words(best: Candidate) -> list[str]:
+def describe_whole_run(best: Candidate) -> list[str]:
     """Time and cost of the whole run, if the training has a number of tokens."""
     told = best.figures.get("whole_run")
     rows = run_rows(WholeRun.model_validate(told)) if told else []
@@ -95,8 +95,9 @@ def certificate(found: SearchResult) -> Iterator[str]:
         gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
         yield f"with --fit-probability {margin['fit_probability']:g}: {gain}"
     sure = found.best.figures["fit_probability"]
-    if sure < WANTED and not margin:
-        yield f"the first is {probably(sure)} to fit; --fit-probability {WANTED:g} finds the best that is so sure"
+    if sure < DEFAULT_FIT_PROBABILITY and not margin:
+        hint = f"--fit-probability {DEFAULT_FIT_PROBABILITY:g} finds the best that is so sure"
+        yield f"the first is {probably(sure)} to fit; {hint}"
     if lost := found.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
@@ -141,9 +142,9 @@ def ties(found: SearchResult) -> Iterator[str]:
 def _scope(found: SearchResult) -> Iterator[str]:
     """What the certificate covers: axes with their values, axes held, and values left out."""
     told = found.details["scope"]
-    yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
+    yield "searched: " + "; ".join(f"{name} {list_values(values)}" for name, values in told["searched"].items())
     yield from told.get("meanings", ())
-    usual = usual_values()
+    usual = default_axis_values()
     held = [name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()]
     if held:
         yield f"held as the plan has it: {', '.join(held)}"
@@ -158,7 +159,7 @@ def _scope(found: SearchResult) -> Iterator[str]:
 def _decided(told: Mapping[str, Any], stack: str) -> str:
     """Which framework restricts the plans, which values it left out, and how to search without it."""
     by = f"by --portable {told['target']}" if told["asked"] else f"by {told['target']}, the framework of stack {stack}"
-    gone = "; ".join(f"{name} {listed(values)}" for name, values in told["left_out"].items())
+    gone = "; ".join(f"{name} {list_values(values)}" for name, values in told["left_out"].items())
     return f"{by}: without {gone or 'layouts that it does not have'} (--portable any searches them, too)"
 
 
@@ -182,13 +183,13 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
     """Choices that are searched on request only, where they are not the default."""
-    usual, wanted = usual_values(), set(asked)
+    usual, wanted = default_axis_values(), set(asked)
     for axis in OPTIONAL_AXES:
         value = plan.get(SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
         if axis.label is not None and value != usual[axis.name]:
             yield (axis.label or f"{axis.name} {{}}").format(value)
     for name in (axis.name for axis in OPTIONAL_AXES if axis.is_decided and axis.name in wanted):
-        if (value := flat.under(plan, name)) is not None:
+        if (value := flat.get_flat(plan, name)) is not None:
             yield f"{name} {value}"
 
 

@@ -11,12 +11,12 @@ from simpar.plan.choices.mesh import DEGREES
 from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.progress import TOP
-from simpar.report.certainty import measured_on
-from simpar.report.layouts import known_of, layout_of
+from simpar.report.certainty import layouts_measured_on
+from simpar.report.layouts import known_layout, layout_of
 from simpar.report.result import Result
 from simpar.uncertainty.joint import common_spread, joint_errors
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import Standing, limit_s, standing, standing_of
+from simpar.uncertainty.ties import Standing, limit_s, rank_layouts, standing_from_draws
 from simpar.units import Floats
 
 DIGITS = 4
@@ -43,14 +43,14 @@ def num_compared(problem: Problem, top: int) -> int:
     return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
-def chosen(problem: Problem, results: Sequence[Result]) -> RankedResults:
+def rank_results(problem: Problem, results: Sequence[Result]) -> RankedResults:
     """The choice among results given fastest first; their order stays if the objective is not regret.
 
     A single result is not compared with anything.
     """
     if problem.objective != BY_REGRET:
         return RankedResults(tuple(results), ({},) * len(results))
-    known = measured_on(problem.stack, problem.cluster.profile.name)
+    known = layouts_measured_on(problem.stack, problem.cluster.profile.name)
     longest_s = None if known else limit_s(*_predicted(results))
     if len(results) < 2:
         return RankedResults(tuple(results), ({},) * len(results), limit_s=longest_s)
@@ -76,16 +76,16 @@ def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Sta
     """How likely each result is the best, given the measurements of it and of others."""
     first, (step_s, parts_s, spread) = results[0].certainty, _predicted(results)
     if not known or first is None:
-        return standing(step_s, parts_s, spread)
+        return rank_layouts(step_s, parts_s, spread)
     names = [layout_of(one) for one in results]
-    layouts = {name: known_of(one) for name, one in zip(names, results, strict=True)}
+    layouts = {name: known_layout(one) for name, one in zip(names, results, strict=True)}
     errors = joint_errors(layouts, known, spread, common_spread(first.step_time_interval_s, spread))
     at = [list(layouts).index(name) for name in names]
-    return standing_of((np.log(step_s) + errors.mean[at])[:, None] + errors.draws[at])
+    return standing_from_draws((np.log(step_s) + errors.mean[at])[:, None] + errors.draws[at])
 
 
 def _predicted(results: Sequence[Result]) -> tuple[Floats, Floats, float]:
-    """Predicted steps, their parts, and the spread of layouts, as :func:`standing` takes them."""
+    """Predicted steps, their parts, and the spread of layouts, as :func:`rank_layouts` takes them."""
     return (
         np.array([one.step_time_s for one in results]),
         np.array([list(one.time_breakdown_s.model_dump().values()) for one in results]),

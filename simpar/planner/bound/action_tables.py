@@ -17,7 +17,7 @@ import numpy as np
 from simpar.compiled import Loop
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.planner.bound.paths import Hops
-from simpar.planner.space.table import together
+from simpar.planner.space.table import group_indices
 from simpar.units import Flags, Floats, Ints
 
 Blocked = frozenset[tuple[str, bool]]
@@ -119,7 +119,7 @@ class PrecedenceGraph:
         depth = np.zeros(len(self.code), dtype=np.int64)
         ends = np.flatnonzero(np.diff(self.rank, append=-1)) + 1
         DEPTHS(ends, self.source, self.other, depth)
-        return list(together(depth))
+        return list(group_indices(depth))
 
     @cached_property
     def graph(self) -> ActionColumns:
@@ -213,7 +213,7 @@ def finishes_ns(
     ``times`` holds durations [n, stages] by (letter, boundary) and ``pairs`` [n] those of the table's pairs. ``floors``
     [n, stages] are the earliest ends of the first forwards of stages. Messages of one stream queue behind each other.
     """
-    durations, messages = charged(table, times, hops, pairs)
+    durations, messages = charge_messages(table, times, hops, pairs)
     count = durations.shape[1]
     all_sent = hops.blocking or bool(
         messages[:-1].all()
@@ -289,7 +289,9 @@ SWEEP = Loop(_sweep)
 DEPTHS = Loop(_depths)
 
 
-def charged(table: PrecedenceGraph, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
+def charge_messages(
+    table: PrecedenceGraph, times: Times, hops: Hops, pairs: Pairs | None = None
+) -> tuple[Floats, Floats]:
     """Durations by column and messages, float64[..., n]; a blocking message lengthens the pass of its sender."""
     stages, durations = len(table.schedule.rank_of_stage), _columns(table, hops)
     for (letter, boundary), values in times.items():
@@ -315,7 +317,7 @@ def _blocked(table: PrecedenceGraph, durations: Floats, hops: Hops) -> tuple[Flo
     return durations + _sent(table, hops), messages
 
 
-def computed_ns(table: PrecedenceGraph, finish: Floats, hops: Hops) -> Floats:
+def compute_ends_ns(table: PrecedenceGraph, finish: Floats, hops: Hops) -> Floats:
     """When the kernels of every action end, before any blocking message, float64[actions, n]."""
     return np.asarray(finish - _sent(table, hops)[table.column]) if hops.blocking else finish
 

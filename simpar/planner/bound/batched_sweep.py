@@ -12,14 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule, producer_of
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
-from simpar.planner.bound.action_tables import Blocked, Pairs, PrecedenceGraph, computed_ns, finishes_ns
+from simpar.planner.bound.action_tables import Blocked, Pairs, PrecedenceGraph, compute_ends_ns, finishes_ns
 from simpar.planner.bound.batches import RowBatch
 from simpar.planner.bound.data_parallel import BucketCut, Configuration
 from simpar.planner.bound.overlapped_passes import OverlappedPasses
 from simpar.planner.bound.shapes import PipelineShape, weigh
-from simpar.planner.bound.steps import RowCharge, StepBounds, some
+from simpar.planner.bound.steps import RowCharge, StepBounds, any_nonzero
 from simpar.program.resolve.pass_costs import relative_costs
 from simpar.units import Floats, Ints
 
@@ -107,7 +107,7 @@ class Sweeps:
         """
         result, pipelines = np.zeros(len(rows)), self.bounds.pipelines
         for (name, ranks, microbatches, _, costs), same in self._by_table(rows):
-            beginnings = declared(name).beginnings
+            beginnings = producer_of(name).beginnings
             if beginnings is None:
                 continue
             tables = beginnings(ranks, microbatches, costs, microbatches // PART)
@@ -172,7 +172,7 @@ class Sweeps:
         }
         hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, times["F", True]))
         finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
-        ends = _reduced(charge, table, computed_ns(table, finish, hops))
+        ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         linked = np.maximum(charge.linked() + charge.update, charge.crowded())
@@ -221,7 +221,7 @@ def _floors(charge: RowCharge, table: PrecedenceGraph, first: Floats) -> Floats 
                 latest = np.maximum(latest, queued + left)
                 left -= kinds[:, kind]
             floors[:, stage] = np.where(charge.reshard, floors[:, stage], latest)
-    return np.where(some(gather), floors, 0.0)
+    return np.where(any_nonzero(gather), floors, 0.0)
 
 
 def _reduced(charge: RowCharge, table: PrecedenceGraph, finish: Floats) -> Floats:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LETTERS = tuple(PASSES)
 AGAIN = "again"
 _PHASES = {**PASSES, AGAIN: AGAIN}
-UNCHANGED = ("F", "W")
+PASSES_WITHOUT_RECOMPUTE = ("F", "W")
 """Passes whose duration does not depend on recomputation."""
 
 
@@ -166,7 +166,7 @@ class BlockCosts(Keys):
             steps = block_steps(block, recompute=one.recompute)
             for letter in letters:
                 passes = shared.get(letter) or PassTimes.of(getattr(steps, _PHASES[letter]), batch, self)
-                if letter in UNCHANGED:
+                if letter in PASSES_WITHOUT_RECOMPUTE:
                     shared[letter] = passes
                 yield kind, letter, passes
 

@@ -18,9 +18,9 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import REPLICAS
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import make_schedule, usual_schedule
+from simpar.plan.schedules import default_schedule, make_schedule
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.space.table import numbered
+from simpar.planner.space.table import factorize
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain
@@ -225,7 +225,7 @@ class Configurations:
     def of(blocks: BlockCosts, meet: Flags) -> Configurations:
         """Configurations of all rows."""
         code = blocks.jobs.rows.number(CONFIGURATION_AXES, meet, 2)
-        row, index = numbered(code)
+        row, index = factorize(code)
         return Configurations(blocks, index, row, meet)
 
     def __getitem__(self, index: int) -> Configuration:
@@ -271,10 +271,10 @@ class Configurations:
         copies = (int(layout.hsdp) if sync.zero else 1, bool(layout.zero), sync.alone)
         key = (*mesh.shape, mesh.ep, mesh.etp, mesh.order, *copies)
         if key not in self._groups:
-            kinds = group_kinds(RankView.of(sync.job), sync, make_schedule(usual_schedule(), mesh.pp, 1))
+            kinds = group_kinds(RankView.of(sync.job), sync, make_schedule(default_schedule(), mesh.pp, 1))
             first = {kind.name: kind.groups[0].copy() for kind in kinds}
             copied = [each for each in kinds if each.name.startswith((DENSE, EXPERTS))]
-            self._groups[key] = first, crowded_ranks(mesh, copied, self.blocks.prices.cluster, copies[0])
+            self._groups[key] = first, find_most_loaded_ranks(mesh, copied, self.blocks.prices.cluster, copies[0])
         return self._groups[key]
 
 
@@ -299,7 +299,9 @@ def _taken_of(
     return {use: np.stack([one.taken_s(*use, prices) for one in crowded]) for use in uses if crowded}
 
 
-def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[MostLoadedRank]:
+def find_most_loaded_ranks(
+    mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int
+) -> list[MostLoadedRank]:
     """For every pipeline rank, the rank with the fewest members of its group in its domain.
 
     Only groups that span domains count. Such a rank carries traffic to other domains that more ranks share elsewhere:

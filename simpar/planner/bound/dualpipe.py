@@ -22,7 +22,7 @@ def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]
     return result, least
 
 
-def asked_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
+def asked_kernels_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
     """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, in nanoseconds."""
     least = np.zeros(len(which))
     for mine, asked in _of_ranks(pipelines, which, pipelines.blocks.asked_ns) if len(which) else ():

@@ -21,7 +21,7 @@ from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.mesh import DEGREES, split_order
 from simpar.plan.mesh import Mesh
 from simpar.planner.space.jobs import RowJobs, column
-from simpar.planner.space.table import Rows, numbered, stride
+from simpar.planner.space.table import Rows, factorize, stride
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
@@ -68,7 +68,7 @@ class Keys:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
-        row, key = numbered(code, *_strides(rows))
+        row, key = factorize(code, *_strides(rows))
         return cls(jobs, prices, key, row)
 
     def view(self, key: int) -> RankView:

@@ -12,7 +12,7 @@ from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
 from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
 from simpar.planner.space.jobs import RowJobs
-from simpar.planner.space.table import numbered, stride, together
+from simpar.planner.space.table import factorize, group_indices, stride
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.units import Flags, Floats, Ints
 
@@ -50,7 +50,7 @@ class Pipelines:
         shapes = PipelineShapes.of(jobs, blocks)
         code = blocks.key * len(shapes.row) + shapes.index
         code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
-        row, index = numbered(code)
+        row, index = factorize(code)
         return Pipelines(jobs, blocks, shapes, prices, index, row)
 
     def moved(self, rows: Ints) -> int:
@@ -88,7 +88,7 @@ class Pipelines:
     def by_shape(self, which: Ints) -> Iterator[tuple[PipelineShape, Ints]]:
         """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
         shape = self.shape[which]
-        for mine in together(shape):
+        for mine in group_indices(shape):
             yield self.shapes[int(shape[mine[0]])], mine
 
     def kernels_bound_ns(self) -> tuple[Floats, Floats]:

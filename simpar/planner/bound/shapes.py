@@ -14,7 +14,7 @@ from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.space.jobs import RowJobs
-from simpar.planner.space.table import numbered
+from simpar.planner.space.table import factorize
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.units import Floats, Ints
 
@@ -130,7 +130,7 @@ class PipelineShapes:
     @staticmethod
     def of(jobs: RowJobs, blocks: BlockCosts) -> PipelineShapes:
         """Shapes of all rows."""
-        row, index = numbered(jobs.rows.number(SHAPE_AXES))
+        row, index = factorize(jobs.rows.number(SHAPE_AXES))
         return PipelineShapes(jobs, blocks, index, row)
 
     def moved(self, rows: Ints) -> None:

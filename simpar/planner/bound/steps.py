@@ -19,11 +19,11 @@ from simpar.planner.bound.data_parallel import Configuration, Configurations
 from simpar.planner.bound.paths import StagePassTimes, Stages
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.shapes import PipelineShape, weigh
-from simpar.planner.space.table import together
+from simpar.planner.space.table import group_indices
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
-NEARLY = 0.999
+ROUNDING_MARGIN = 0.999
 """Safety factor of bounds by links: the rates of shared links are rounded to whole numbers."""
 GATHERS, REDUCES, BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
 
@@ -83,7 +83,7 @@ class RowCharge:
     def by_configuration(self) -> Iterator[tuple[Configuration, Ints]]:
         """Groups rows by configuration."""
         configuration = self.batch.configuration[self.mine]
-        for rows in together(configuration):
+        for rows in group_indices(configuration):
             yield self.batch.configurations[int(configuration[rows[0]])], rows
 
     def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
@@ -144,10 +144,10 @@ class RowCharge:
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
         linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
         linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
-        used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
+        used = ROUNDING_MARGIN * NS_PER_S * linked.max(axis=2, initial=0.0)
         # t(stage) >= t(first) + t(last) + max(gathers of blocks 3.., work of the busiest link between them)
         window = np.maximum(weigh(gather, later), used)
-        several = later.any(axis=1) & some(gather)
+        several = later.any(axis=1) & any_nonzero(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
 
     def opening(self, kinds: Ints) -> Floats:
@@ -231,7 +231,7 @@ class RowCharge:
             beside = 1
         alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(layout, job.stack)
         at_once = min(beside, cluster.profile.devices_per_node)
-        return float(NEARLY * at_once * layout.host_share * alone_s * NS_PER_S)
+        return float(ROUNDING_MARGIN * at_once * layout.host_share * alone_s * NS_PER_S)
 
     def _behind(self, name: str) -> Floats:
         """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""
@@ -301,7 +301,7 @@ class RowCharge:
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
         found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
         found = found + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
-        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+        return np.asarray(ROUNDING_MARGIN * NS_PER_S * found.max(axis=2))
 
     def crowded(self) -> Floats:
         """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
@@ -311,7 +311,7 @@ class RowCharge:
         if not self.each("crowded", lambda one: bool(one.crowded)).any():
             return np.zeros((len(self.mine), self.shape.num_ranks))
         found = self._over_passes(self._crowded)
-        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+        return np.asarray(ROUNDING_MARGIN * NS_PER_S * found.max(axis=2))
 
     def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
         """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""
@@ -349,7 +349,7 @@ class RowCharge:
         return result
 
 
-def some(values: Floats) -> Flags:
+def any_nonzero(values: Floats) -> Flags:
     """Rows with any value that is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
 

@@ -24,11 +24,11 @@ Place: TypeAlias = tuple[int, int]
 """A frontier (by its index) and one of its rows."""
 Task: TypeAlias = tuple[int, Plan]
 """A frontier (by its index) and the plan of one of its rows."""
-QUEUED = 2
+TASKS_PER_PROCESS = 2
 """Tasks per forked process: the one it runs and the next one."""
 
 
-def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> SimulatedPlan | None:
+def measure_in_worker(problems: Sequence[Problem], before: int, task: Task) -> SimulatedPlan | None:
     """The simulated step of a plan, run in another process; None if it cannot be simulated.
 
     ``problems`` are those of the frontiers. ``before`` is the number of ops simulated so far, by which the engine is
@@ -89,7 +89,7 @@ class SpeculativeWorkers:
     def _ask(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> None:
         """Ask other processes for rows that are likely to be next."""
         queued = sum(not each.done() for each in self._found.values())
-        for each in islice(self._likely(pool, now), max(QUEUED * pool.size - queued, 0)):
+        for each in islice(self._likely(pool, now), max(TASKS_PER_PROCESS * pool.size - queued, 0)):
             self._found[each] = pool.submit(self._task(each))
 
     def _taken(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> SimulatedPlan | None:
@@ -106,7 +106,7 @@ class SpeculativeWorkers:
 
     def _function(self) -> Callable[[Task], SimulatedPlan | None]:
         problems = [each.rows.problem for each in self.frontiers]
-        return partial(measured_elsewhere, problems, max(each.num_ops for each in self.frontiers))
+        return partial(measure_in_worker, problems, max(each.num_ops for each in self.frontiers))
 
     def _started(self) -> Pool[Task, SimulatedPlan | None]:
         if self._pool is None:
@@ -122,7 +122,7 @@ class SpeculativeWorkers:
 
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
-        most = 2 * QUEUED * (pool.size + 1)
+        most = 2 * TASKS_PER_PROCESS * (pool.size + 1)
         found = [
             (float(frontier.worth(row)), at, row)
             for at, frontier in enumerate(self.frontiers)

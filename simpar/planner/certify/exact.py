@@ -14,7 +14,7 @@ from simpar.errors import UserError
 from simpar.hardware.price import price_of
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
-from simpar.plan.sync import apart
+from simpar.plan.sync import replicas_are_independent
 from simpar.planner.problem import Problem
 from simpar.program.footprint import footprints, host_use
 from simpar.program.job import TrainingJob
@@ -48,7 +48,7 @@ def job_of(problem: Problem, plan: Plan) -> TrainingJob:
     return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
 
 
-def swept_ns(problem: Problem, plan: Plan) -> float:
+def sweep_ns(problem: Problem, plan: Plan) -> float:
     """A lower bound of a plan's step in nanoseconds: its Program swept without contention."""
     lowered = lower_job(job_of(problem, plan), problem.cluster, contention=False)
     return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
@@ -111,7 +111,7 @@ def measure(
     written. Raises UserError for a plan that is not allowed and TooManyOps if the Program of its step has more ops than
     are built.
     """
-    if problem.objective == "energy" or apart(plan):
+    if problem.objective == "energy" or replicas_are_independent(plan):
         result = exact(problem, plan)
         joules = result.bill.energy_j_per_step
         worth = joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s

@@ -20,17 +20,17 @@ from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import KERNELS as BY_KERNELS
 from simpar.plan.choices.choice import OPS, TABLE, TRAFFIC
-from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.mesh import LABELLED
-from simpar.plan.choices.pipeline import both_ends
-from simpar.plan.schedules import declared, looks_at_costs
-from simpar.plan.sync import apart
+from simpar.plan.choices.pipeline import select_two_ended
+from simpar.plan.schedules import looks_at_costs, producer_of
+from simpar.plan.sync import replicas_are_independent
 from simpar.planner.bound.batched_sweep import Sweeps
 from simpar.planner.bound.data_parallel import Configurations
-from simpar.planner.bound.dualpipe import asked_bound_ns, kernels_bound_ns
+from simpar.planner.bound.dualpipe import asked_kernels_bound_ns, kernels_bound_ns
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.steps import StepBounds
-from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, swept_ns
+from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, sweep_ns
 from simpar.planner.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.planner.problem import Problem
 from simpar.planner.space.fit import needed_by_table, needs
@@ -42,15 +42,15 @@ from simpar.program.emission.collective_prices import Added, Prices
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
-TRIES = 3
-SOON = 1.02  # rows with bounds up to this factor above the lowest are examined with it
-PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
+MAX_TRIES = 3
+BOUND_BAND = 1.02  # rows with bounds up to this factor above the lowest are examined with it
+PASS_BATCH, STEP_BATCH, SWEEP_BATCH = 16384, 16384, 64
 DEGREES = tuple(axis.name for axis in AXES if axis.name in LABELLED)
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
-PASSED, PROMISING = 512, 48
+MAX_PASS_BOUNDS, MAX_PROMISING = 512, 48
 MANY_MICROBATCHES = 40
 """With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
-KEPT, KEPT_OPS = 6, 200_000
+MAX_KEPT_STEPS, MAX_KEPT_OPS = 6, 200_000
 """How many of the best simulated steps are kept for reports, and how many ops they may have together."""
 
 
@@ -105,7 +105,7 @@ class Frontier:
     @cached_property
     def own(self) -> Flags:
         """Rows that are bounded one by one: those with token slices, and pipelines with two ends."""
-        return sliced(self.rows) | both_ends(self.rows)
+        return sliced(self.rows) | select_two_ended(self.rows)
 
     @cached_property
     def greedy(self) -> NDArray[np.bool_]:
@@ -116,7 +116,7 @@ class Frontier:
     @cached_property
     def begun(self) -> NDArray[np.bool_]:
         """Rows that have been bounded by the beginning of their table, or skip that step."""
-        begins = [name for name in map(str, self.rows.domain["schedule"]) if declared(name).beginnings]
+        begins = [name for name in map(str, self.rows.domain["schedule"]) if producer_of(name).beginnings]
         held = self.rows.one_of("schedule", *begins) & (self.rows.at("pp", ...) > 1)
         return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
 
@@ -129,9 +129,11 @@ class Frontier:
         bound, least = pipelines.kernels_bound_ns()
         if (cut := np.unique(pipelines.index[sliced(rows)])).size:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
-        if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
+        if (ends := np.unique(pipelines.index[select_two_ended(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
-        if "sync" not in rows.domain and not apart(problem.base):  # else nobody waits for a slow rank
+        if "sync" not in rows.domain and not replicas_are_independent(
+            problem.base
+        ):  # else nobody waits for a slow rank
             bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
         bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
@@ -139,7 +141,7 @@ class Frontier:
         if rates.asked_per_s:
             asked = pipelines.asked_bound_ns()
             asked[cut] = least[cut] * min(dynamic_power_share(streaming=each) for each in (True, False))
-            asked[ends] = asked_bound_ns(pipelines, ends)
+            asked[ends] = asked_kernels_bound_ns(pipelines, ends)
             asked_s = (asked / NS_PER_S)[pipelines.index]
         return Frontier(rows, sweeps, bound_s, level, needed_bytes, rates, asked_s, _active=active)
 
@@ -174,10 +176,10 @@ class Frontier:
         """
         active, rows, limit = self._lowest
         worth = self.worth(rows)
-        if active is not self._active or not len(rows) or SOON * worth.min() > limit:
+        if active is not self._active or not len(rows) or BOUND_BAND * worth.min() > limit:
             rows, worth = self._active, self.worth(self._active)
             lowest = worth.min(initial=np.inf)
-            limit = lowest + (SOON**2 - 1) * abs(lowest)
+            limit = lowest + (BOUND_BAND**2 - 1) * abs(lowest)
             rows, worth = rows[worth <= limit], worth[worth <= limit]
             self._lowest = self._active, rows, limit
         return rows, worth
@@ -226,9 +228,9 @@ class Frontier:
 
     def _in_whole(self, rows: Ints, number: Ints) -> Ints:
         """The rows with the shortest passes, one per number, bounded by whole steps."""
-        rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:PASSED]
+        rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:MAX_PASS_BOUNDS]
         self._raise_passes(rows)
-        rows = self._first_of(rows, number)[:PROMISING]
+        rows = self._first_of(rows, number)[:MAX_PROMISING]
         self._raise_steps(rows)
         return rows
 
@@ -282,7 +284,7 @@ class Frontier:
     ) -> SimulatedPlan | None:
         """The first of the few shortest rows, by bounds of whole steps, that is ``allowed`` once simulated."""
         left = np.ones(self.rows.count, dtype=bool)
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             if (row := self.shortest(left, STEP)) is None:
                 return None
             left[row] = False
@@ -305,7 +307,7 @@ class Frontier:
         held.sort(key=lambda one: (not one.fits, one.worth))
         ops = np.cumsum([one.num_ops for one in held])
         for at, one in enumerate(held[1:], start=1):
-            if (at >= KEPT or ops[at] > KEPT_OPS) and one is not last:
+            if (at >= MAX_KEPT_STEPS or ops[at] > MAX_KEPT_OPS) and one is not last:
                 one.let_go()
 
     def unseen(self, limit_s: float) -> int:
@@ -345,7 +347,7 @@ class Frontier:
     def _at(self, level: int, most: int) -> Ints:
         """Active rows of a level close to the lowest bound, at most ``most`` of them."""
         rows, worth = self._near()
-        mine: Ints = rows[(worth <= SOON * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
+        mine: Ints = rows[(worth <= BOUND_BAND * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
         if len(mine) <= most:
             return mine
         kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]
@@ -360,7 +362,7 @@ class Frontier:
         """Sweep the Program of a row; if it has token slices, first choose these for it and its like."""
         if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
             self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
-        self._raise(np.array([row]), np.array([swept_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
+        self._raise(np.array([row]), np.array([sweep_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
         self.swept += 1
 
     def _decide(self, row: int) -> None:
@@ -376,7 +378,7 @@ class Frontier:
         self._raise(mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES)
 
     def _passes(self, row: int) -> None:
-        self._raise_passes(np.append(self._at(KERNELS, PASSED_AT_ONCE), row))
+        self._raise_passes(np.append(self._at(KERNELS, PASS_BATCH), row))
 
     def _raise_passes(self, rows: Ints) -> None:
         """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
@@ -387,7 +389,7 @@ class Frontier:
         mine = np.flatnonzero((self.level == KERNELS) & (found[pipelines.index] > 0))
         assert not self.own[mine].any(), "such rows are bounded by themselves"
         self._raise(mine, found[pipelines.index[mine]], PASSES)
-        waiting = mine[undecided(self.rows, mine)]
+        waiting = mine[select_undecided(self.rows, mine)]
         if len(waiting):
             self._raise(waiting, self._squeezed(waiting), PASSES)
 
@@ -402,15 +404,15 @@ class Frontier:
         return result
 
     def _steps(self, row: int) -> None:
-        if undecided(self.rows, row).any():
+        if select_undecided(self.rows, row).any():
             self._decide(row)
             return
-        self._raise_steps(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+        self._raise_steps(np.append(self._at(PASSES, STEP_BATCH), row))
 
     def _raise_steps(self, rows: Ints) -> None:
         """Bound rows whose passes are known by whole steps."""
         rows = np.unique(rows[self.level[rows] == PASSES])
-        rows = rows[~undecided(self.rows, rows)]
+        rows = rows[~select_undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 
     def _tables(self, row: int) -> None:
@@ -440,6 +442,6 @@ class Frontier:
         for name in names_that_decide(TABLE):
             alike = alike[columns.code[name][alike] == columns.code[name][row]]
         alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]
-        if len(alike) > SWEPT_AT_ONCE:
-            alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
+        if len(alike) > SWEEP_BATCH:
+            alike = alike[np.argpartition(self.worth(alike), SWEEP_BATCH)[:SWEEP_BATCH]]
         return np.unique(np.append(alike, row))

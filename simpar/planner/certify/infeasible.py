@@ -32,7 +32,7 @@ WORDS = {"static_bytes": "model states", "activations_bytes": "activations", "tr
 Smallest = tuple[Rows, SimulatedPlan]
 
 
-def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
+def explain_no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
     """Why a search found no plan that satisfies its constraints."""
     progress, constraints = search.progress, problem.constraints
     if progress.interrupted:
@@ -51,7 +51,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
             f"{limit:.1f}{', not sure enough to fit' * (min(misfits) <= limit * GIB)}{tried}"
         )
     if count := search.unbuilt():
-        return too_large(count)
+        return explain_too_large(count)
     best = _quickest(search)
     if constraints.deadline_s is not None:
         lowest = min(float(np.min(frontier.bound_s)) for frontier in search.frontiers)
@@ -64,7 +64,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
     return Infeasible(f"{problem.target} can express none of the plans that fit{freely}")
 
 
-def too_large(count: int) -> Infeasible:
+def explain_too_large(count: int) -> Infeasible:
     """The error if no plan was simulated because those that may be best have more ops than are built."""
     return Infeasible(
         f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "

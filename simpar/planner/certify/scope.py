@@ -18,7 +18,7 @@ from simpar.planner.space.axes import domain_of, offered
 from simpar.planner.space.portable import losses
 from simpar.planner.space.rows import fixed_values, in_order
 
-MOST = 6
+MAX_LISTED_VALUES = 6
 """The number of values that are listed one by one."""
 
 
@@ -37,7 +37,7 @@ def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyT
         "searched": {name: list(values) for name, values in searched.items() if len(values) > 1},
         "held": held | plan,
         "restricted": [name for name in asked if name in searched],
-        "left_out": list(left_out(problem, offers)),
+        "left_out": list(describe_left_out(problem, offers)),
         "decided_by": _decided_by(problem, refused),
     }
 
@@ -61,20 +61,20 @@ def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
     return result
 
 
-def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+def describe_left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """What no row of the space has although a plan may: values that an axis does not offer, and exclusions by rules."""
     fixed = fixed_values(problem.constraints.fixed)
     for axis in AXES:
         possible = () if axis.possible is None or axis.name in fixed else axis.possible(problem)
         if missing := [value for value in possible if value not in searched[axis.name]]:
-            yield f"{axis.name} {listed(missing)}"
+            yield f"{axis.name} {list_values(missing)}"
     yield from (axis.omits for axis in AXES if axis.omits and len(searched[axis.name]) > 1)
 
 
-def listed(values: Sequence[Any]) -> str:
+def list_values(values: Sequence[Any]) -> str:
     """A few values, and how many more there are."""
-    more = f" and {len(values) - MOST} more" if len(values) > MOST else ""
-    return ", ".join(map(str, values[:MOST])) + more
+    more = f" and {len(values) - MAX_LISTED_VALUES} more" if len(values) > MAX_LISTED_VALUES else ""
+    return ", ".join(map(str, values[:MAX_LISTED_VALUES])) + more
 
 
 def _names_of(problem: Problem) -> list[str]:
@@ -88,7 +88,7 @@ def _elsewhere() -> list[str]:
     return [each.name for each in CHOICES if each.axis is None and each.is_held and each.name in SECTION_OF]
 
 
-def usual_values() -> dict[str, Any]:
+def default_axis_values() -> dict[str, Any]:
     """The default of a Plan for every axis that a search may hold."""
     return {name: _value(Plan(), name) for name in (*(axis.name for axis in OPTIONAL_AXES), *_elsewhere())}
 

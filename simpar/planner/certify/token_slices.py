@@ -15,7 +15,7 @@ import numpy as np
 from simpar.architectures.graph import Block, Dims
 from simpar.cost.operators import operator_times
 from simpar.layout.sharding import RankDims
-from simpar.plan.choices.pipeline import sliced_schedules
+from simpar.plan.choices.pipeline import list_sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.certify.exact import job_of
@@ -30,12 +30,12 @@ SLICES = "slices"
 
 def sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
-    return np.asarray(rows.one_of("schedule", *sliced_schedules(rows)) & (rows.at("pp", ...) > 1))
+    return np.asarray(rows.one_of("schedule", *list_sliced_schedules(rows)) & (rows.at("pp", ...) > 1))
 
 
 def with_slices(rows: Rows) -> Rows:
     """The rows with a column for slices, none chosen yet; unchanged if no row has slices."""
-    if sliced_schedules(rows) and SLICES not in rows.domain:
+    if list_sliced_schedules(rows) and SLICES not in rows.domain:
         rows.join(SLICES, (None,))
     return rows
 

@@ -21,23 +21,23 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_mov
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
-from simpar.layout.deciders import BY_STACK, DISPATCH, OFFLOAD, filled
-from simpar.layout.layout import Layout, folded, stated, under
+from simpar.layout.deciders import resolve
+from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout
 from simpar.layout.sharding import dims_of
 from simpar.plan.choices import BY_NAME, OPTIONAL_AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, MEMORY
 from simpar.plan.choices.data_parallel import fully_sharded
-from simpar.plan.choices.memory import undecided
-from simpar.plan.choices.pipeline import both_ends
-from simpar.plan.offload import leaves_unasked
-from simpar.plan.schedules import FOLDED, declared
+from simpar.plan.choices.memory import select_undecided
+from simpar.plan.choices.pipeline import select_two_ended
+from simpar.plan.offload import decide_offload, leaves_unasked
+from simpar.plan.schedules import HALF_SCHEDULES, producer_of
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted
-from simpar.planner.space.table import ROWS_AT_ONCE, Rows, numbered
+from simpar.planner.space.table import ROW_BATCH, Rows, factorize
 from simpar.uncertainty.memory import Parts
-from simpar.uncertainty.table import shipped
+from simpar.uncertainty.table import load_error_table
 from simpar.units import MIB, Floats, Ints
 
 COLUMNS = ("dp", *(name for name in names_that_decide(MEMORY) if BY_NAME[name].is_number))
@@ -102,10 +102,10 @@ def needs(rows: Rows) -> Need:
     """
     needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
     predicted = needed.copy()
-    for first in range(0, rows.count, ROWS_AT_ONCE):
-        part = slice(first, first + ROWS_AT_ONCE)
-        some, here = rows.some(part), np.arange(first, min(first + ROWS_AT_ONCE, rows.count))
-        waiting = undecided(some)
+    for first in range(0, rows.count, ROW_BATCH):
+        part = slice(first, first + ROW_BATCH)
+        some, here = rows.some(part), np.arange(first, min(first + ROW_BATCH, rows.count))
+        waiting = select_undecided(some)
         for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
             found = some.some(mine)
             if policy is not None:
@@ -177,19 +177,19 @@ def _of_alike(
     """
     problem, columns = rows.problem, _columns(rows, which)
     graph, template = problem.graph, _template(rows, int(which[0]))
-    stack, training = under(problem.stack, template), problem.training
+    stack, training = stack_for_layout(problem.stack, template), problem.training
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
-    names = [FOLDED.get(str(name), str(name)) for name in rows.domain["schedule"]]
+    names = [HALF_SCHEDULES.get(str(name), str(name)) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
-    looped = np.isin(number, [at for at, name in enumerate(names) if not declared(name).v_shaped])
+    looped = np.isin(number, [at for at, name in enumerate(names) if not producer_of(name).v_shaped])
     stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
-    pipe, pipe_of = numbered(number, columns["pp"], columns["vpp"], microbatches)
-    shape, shape_of = numbered(*(columns[name] for name in SHAPED))
-    layout, layout_of = numbered(*(columns[name] for name in columns if name not in stream), looped)
+    pipe, pipe_of = factorize(number, columns["pp"], columns["vpp"], microbatches)
+    shape, shape_of = factorize(*(columns[name] for name in SHAPED))
+    layout, layout_of = factorize(*(columns[name] for name in columns if name not in stream), looped)
     layouts = _some(template, columns, layout)
     schemes = ParameterBytes.of(layouts, stack)
-    _, scheme_of = numbered(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
-    moving, moving_of = numbered(pipe_of, shape_of, scheme_of[layout_of])
+    _, scheme_of = factorize(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
+    moving, moving_of = factorize(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])
     dims, shaped = (dims_of(graph, _some(template, columns, one), training) for one in (layout, shape))
     overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
@@ -208,7 +208,7 @@ def _of_alike(
     kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (template, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
-    errors = shipped().memory
+    errors = load_error_table().memory
     said = problem.base.experts.expert_imbalance  # also if loads are sampled
     asked = replace(template, expert_imbalance=said)
     experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
@@ -250,7 +250,7 @@ def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
 def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
     """Sizes of some rows as they are costed: of half the pipeline if it has two ends."""
     result = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
-    two = both_ends(rows)[which]
+    two = select_two_ended(rows)[which]
     if two.any():
         result["pp"], result["dp"], result["vpp"] = (
             np.where(two, other, result[name])
@@ -265,7 +265,7 @@ def _alike(rows: Rows) -> list[Ints]:
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
     free = offloads & leaves_unasked(rows["zero"], rows["width"])  # of the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
-    first, place = numbered(key)
+    first, place = factorize(key)
     small = place.astype(np.min_scalar_type(len(first)))  # 16-bit numbers get a radix sort
     order = np.argsort(small, kind="stable")
     return np.split(order, np.cumsum(np.bincount(place))[:-1])
@@ -278,8 +278,8 @@ def _template(rows: Rows, index: int) -> Layout:
     is left open, parameters are resharded as under ZeRO-3, which some of the rows may have.
     """
     plan, stack = counted(rows, index), rows.problem.stack
-    reshards = plan.data_parallel.reshard_after_forward
-    layout = folded(Layout.of(plan, filled(stated(plan), (DISPATCH, *BY_STACK, OFFLOAD), stack)))
+    resolved, reshards = resolve(plan, stack), plan.data_parallel.reshard_after_forward
+    layout = fold_two_ended(Layout.of(resolved.model_copy(update={"offload": decide_offload(resolved)})))
     return replace(
         layout,
         recompute=FULL if layout.recompute == OPTIMAL else layout.recompute,

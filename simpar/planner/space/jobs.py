@@ -9,20 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.recompute import OPTIMAL
-from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD, filled
-from simpar.layout.layout import Layout, stated
+from simpar.layout.deciders import BY_MODEL, fill_open_choices, resolve
+from simpar.layout.layout import Layout
 from simpar.plan.choices import AXES, made_for, names_that_decide, path_of
 from simpar.plan.choices.choice import LAYOUT, SIZES
 from simpar.plan.choices.mesh import split_order
+from simpar.plan.offload import decide_offload
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import EVEN_COSTS, FOLDED, declared, looks_at_costs, natural_vpp, usual_schedule
+from simpar.plan.schedules import EVEN_COSTS, HALF_SCHEDULES, default_schedule, looks_at_costs, natural_vpp, producer_of
 from simpar.planner.problem import Problem
 from simpar.planner.space.table import Rows
 from simpar.program.job import TrainingJob
 from simpar.simulation import job_of_layout
 from simpar.units import Counts, Ints
 
-FOUND = {"predicted", "cluster", "perturbation", "search"}
+RECORDED_KEYS = {"predicted", "cluster", "perturbation", "search"}
 """Keys of the record of a plan that are those of another search."""
 
 
@@ -38,7 +39,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
             sections.setdefault(section, {})[field] = value
         else:
             loose[name] = value
-    base = rows.problem.base.model_dump(exclude=FOUND)
+    base = rows.problem.base.model_dump(exclude=RECORDED_KEYS)
     merged = {section: {**base[section], **values} for section, values in sections.items()}
     return Plan.model_validate({**base, **merged, **loose})
 
@@ -59,7 +60,7 @@ def counted(rows: Rows, index: int) -> Plan:
 
 def without_axes(plan: Plan) -> Plan:
     """A plan with every axis of every space at its default, and without what is made for its layout."""
-    given = plan.model_dump(exclude=FOUND, exclude_unset=True)
+    given = plan.model_dump(exclude=RECORDED_KEYS, exclude_unset=True)
     for name in (*(axis.name for axis in AXES), *made_for(LAYOUT)):
         section, field = path_of(name)
         holder = given.get(section, {}) if section else given
@@ -83,17 +84,20 @@ class RowJobs:
         """The layout of a row; what depends on costs is left open."""
         problem = self.problem
         plan = plan_of(self.rows, row)
-        choices = stated(plan) | {"dp": int(self.rows.at("dp", row))}
         if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
-            choices["recompute"] = "none"
-        if declared(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py
-            choices["slices"] = (problem.training.seq_len,)
-        if plan.schedule in FOLDED:  # passes are priced as on a pipeline with one end
-            choices["schedule"] = usual_schedule()
+            plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
+        mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
+        pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
+        if producer_of(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py
+            pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
+        if plan.schedule in HALF_SCHEDULES:  # passes are priced as on a pipeline with one end
+            pipeline = pipeline.model_copy(update={"schedule": default_schedule()})
         if looks_at_costs(plan.schedule):  # tables are made in planner/bound/batched_sweep.py
-            choices["pass_costs"] = choices["pass_costs"] or EVEN_COSTS
-        choices = filled(choices, (DISPATCH, *BY_STACK, OFFLOAD), problem.stack)
-        return Layout.of(plan, filled(choices, BY_MODEL, (problem.graph, problem.stack)))
+            pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
+        counted_plan = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
+        counted_plan = counted_plan.model_copy(update={"offload": decide_offload(counted_plan)})
+        resolved = resolve(counted_plan, problem.stack)
+        return Layout.of(fill_open_choices(resolved, BY_MODEL, (problem.graph, problem.stack)))
 
     def job(self, row: int) -> TrainingJob:
         """The job of a row."""

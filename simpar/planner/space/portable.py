@@ -20,13 +20,13 @@ from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.jobs import counted
-from simpar.planner.space.table import Rows, numbered
+from simpar.planner.space.table import Rows, factorize
 from simpar.units import Ints
 
 if TYPE_CHECKING:
     from simpar.frameworks import Loss
 
-UNSEEN = ("micro_batch",)
+UNCHECKED_AXES = ("micro_batch",)
 """Axes that no target looks at."""
 SIMPLEST, SPREAD = 32, 32
 """Layouts per value that a target is asked about: the ones with the fewest axes in use, and a spread of others."""
@@ -102,7 +102,7 @@ def keep_expressible(rows: Rows) -> Rows:
     if target is None or not rows.count:
         return rows
     columns = _columns(rows)
-    first, kind = numbered(*columns.values())
+    first, kind = factorize(*columns.values())
     kinds = {name: column[first] for name, column in columns.items()}
     use = np.sum([values > 0 for values in kinds.values()], axis=0)
     alive, known = np.ones(len(first), dtype=bool), dict[int, bool]()
@@ -129,7 +129,7 @@ def _columns(rows: Rows) -> dict[str, Ints]:
     found = {
         name: (rows[name] > 1).astype(np.int64) if name in ANY_DEGREE else rows.code[name].astype(np.int64)
         for name in rows.domain
-        if name not in UNSEEN
+        if name not in UNCHECKED_AXES
     }
     return found | {"dp": (rows["dp"] > 1).astype(np.int64)}
 

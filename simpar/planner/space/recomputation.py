@@ -17,7 +17,7 @@ from simpar.architectures.graph import Block
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import memory_risk
 from simpar.errors import Infeasible
-from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.memory import select_undecided
 from simpar.planner.problem import Problem
 from simpar.planner.space.fit import FIRST, LAST, Least, least
 from simpar.planner.space.jobs import plan_of
@@ -78,7 +78,7 @@ class RecomputeBounds:
         """
         rows = self.pipelines.jobs.rows
         result = np.zeros((2, 2, rows.count))
-        waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)))
+        waiting = np.flatnonzero(select_undecided(rows, np.arange(rows.count)))
         if not len(waiting):
             return result
         none, full = (_under(rows.some(waiting), policy) for policy in ("none", "full"))

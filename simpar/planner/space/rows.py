@@ -10,24 +10,24 @@ import numpy as np
 from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
-from simpar.plan.choices import name_of, value_of, written
+from simpar.plan.choices import name_of, to_file_value, value_of
 from simpar.plan.choices.choice import AnyAxis, OptionalAxis
 from simpar.plan.choices.mesh import split_order
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import known_name
+from simpar.plan.schedules import schedule_named
 from simpar.planner.problem import Problem
 from simpar.planner.space.axes import (
     ALL_NAMES,
     LATE_AXES,
     MEMORY_AXES,
     companions,
+    default_of,
     domain_of,
-    neutral,
     offered,
     rule_of,
 )
 from simpar.planner.space.portable import keep_expressible
-from simpar.planner.space.table import ROWS_AT_ONCE, Rows
+from simpar.planner.space.table import ROW_BATCH, Rows
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
@@ -52,7 +52,7 @@ def with_late_axes(rows: Rows) -> Rows:
 def late_count(rows: Rows) -> int:
     """How many rows result from joining the late axes, counted one part at a time."""
     count = 0
-    for part in np.array_split(np.arange(rows.count), rows.count // ROWS_AT_ONCE + 1):
+    for part in np.array_split(np.arange(rows.count), rows.count // ROW_BATCH + 1):
         try:
             count += with_late_axes(rows.some(part)).count
         except Infeasible:  # none of these
@@ -66,7 +66,7 @@ def join_axes(rows: Rows, axes: Sequence[AnyAxis]) -> Rows:
     for axis in axes:
         offered_values = domain_of(axis, rows.problem)
         domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
-        domain = (neutral(axis), *domain) if isinstance(axis, OptionalAxis) else domain
+        domain = (default_of(axis), *domain) if isinstance(axis, OptionalAxis) else domain
         before = rows.count
         rows.join(axis.name, domain, rule_of(axis))
         if axis.name == "pp" and "dp" in fixed:
@@ -125,11 +125,11 @@ def _typed(axis: str, item: Any) -> Any:
     """A value as the Plan has it. Raises UserError if no plan can have it."""
     value: Any = _scalar(item) if isinstance(item, str) else item
     value = None if axis in DROPLESS and value == "none" else value
-    plan = files.parse(Plan, {**written(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
+    plan = files.parse(Plan, {**to_file_value(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
     if axis == "order":
         return "-".join(split_order(value))
     read = value_of(plan, axis)
-    return known_name(read) if axis == "schedule" else read
+    return schedule_named(read) if axis == "schedule" else read
 
 
 def _scalar(text: str) -> Any:

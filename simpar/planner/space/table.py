@@ -17,7 +17,7 @@ from simpar.units import Flags, Ints
 Mask = Flags
 Codes = NDArray[np.int8 | np.int16 | np.int32]
 """Indices into the domain of an axis, in the narrowest integer type that holds them."""
-ROWS_AT_ONCE = 2**19
+ROW_BATCH = 2**19
 SPARSE = 16
 """Numbers spread over more than SPARSE times their count are made dense by sorting."""
 
@@ -38,7 +38,7 @@ class Rows:
 
     def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
         """Multiply the rows by the values of another axis and keep what a rule keeps, ROWS_AT_ONCE rows at a time."""
-        step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[Codes]]()
+        step, codes = max(ROW_BATCH // max(len(domain), 1), 1), dict[str, list[Codes]]()
         for first in range(0, max(self.count, 1), step):
             part = self if self.count <= step else self.some(slice(first, first + step))
             part._multiply(name, tuple(domain))
@@ -130,7 +130,7 @@ class _Taken(dict[str, Codes]):
         return self[name]
 
 
-def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
+def factorize(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     """The first row of every distinct combination of columns, in ascending order, and each row's index in these."""
     rows = len(columns[0])
     code, size = np.zeros(rows, dtype=np.int64), 1
@@ -157,7 +157,7 @@ def stride(rows: Rows, axis: str) -> Ints:
     return result
 
 
-def together(number: Ints) -> Iterator[Ints]:
+def group_indices(number: Ints) -> Iterator[Ints]:
     """Positions of equal numbers in groups, the lowest number first, each group in ascending order."""
     order, first = np.argsort(number, kind="stable"), 0
     for end in (*(np.flatnonzero(np.diff(number[order])) + 1).tolist(), len(order)):

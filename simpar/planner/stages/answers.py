@@ -15,7 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared
 from simpar.planner.certify.exact import SimulatedPlan, exact, measure
-from simpar.planner.certify.infeasible import too_large
+from simpar.planner.certify.infeasible import explain_too_large
 from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
@@ -28,7 +28,7 @@ from simpar.uncertainty.memory import AS_PREDICTED
 Value = int | float | str
 
 
-def chosen_values(
+def list_axis_values(
     problem: Problem, space: str, offered: Mapping[str, Sequence[Value]], others: Mapping[str, Sequence[Value] | None]
 ) -> dict[str, tuple[Value, ...]]:
     """The values of every axis of a space: those offered, or those asked for if the axis is held.
@@ -66,7 +66,7 @@ def chosen_values(
     return {name: in_order(fixed.get(name, values), values) for name, values in offered.items()}
 
 
-def even_optimum(problem: Problem, progress: SearchProgress) -> SearchResult | None:
+def search_even_stages(problem: Problem, progress: SearchProgress) -> SearchResult | None:
     """The optimum of even stages; None if nothing fits or if nodes differ."""
     if problem.cluster.is_mixed:
         return None
@@ -154,7 +154,7 @@ class StagesSearch(ABC):
             distinct.setdefault((result.step_time_s, result.peak_memory_bytes), result)
         unbuilt = self.unbuilt() + (even.details["not_built"] if even else 0)
         if unbuilt and not distinct:
-            raise too_large(unbuilt)
+            raise explain_too_large(unbuilt)
         if not distinct:
             raise Infeasible(
                 f"no plan of space {self.space} that was tried fits {problem.graph.name} on "

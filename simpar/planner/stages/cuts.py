@@ -12,24 +12,24 @@ import numpy as np
 
 from simpar.units import Floats, Ints
 
-EVEN = 2.0**-30
+TIE_BREAK = 2.0**-30
 """The weight of a stage's own time among cuts with equally slow slowest stages."""
 FEW_STAGES = 6
 """With up to so many stages, blocks move between any two of them."""
 
 
-def before(each: Floats) -> Floats:
+def sum_before(each: Floats) -> Floats:
     """Sums over blocks 0..j-1 of float64[..., K]: float64[..., K + 1]."""
     return np.concatenate([np.zeros((*each.shape[:-1], 1)), np.cumsum(each, axis=-1)], axis=-1)
 
 
-def between(each: Floats) -> Floats:
+def sum_between(each: Floats) -> Floats:
     """Sums over blocks k..j-1 of float64[..., K]: float64[..., K + 1, K + 1]."""
-    sums = before(each)
+    sums = sum_before(each)
     return np.asarray(sums[..., None, :] - sums[..., :, None])
 
 
-def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
+def find_fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
     """The number of blocks of every stage that makes the slowest stage fastest; None if no cut is allowed.
 
     ``costs`` float64[stages, K] is the time of every block on every stage; ``most`` int64[stages] the most blocks of a
@@ -39,12 +39,12 @@ def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | No
     stages, blocks = costs.shape
     length = np.arange(blocks + 1) - np.arange(blocks + 1)[:, None]
     limit = np.full(stages, blocks) if most is None else most
-    own = np.where((length > 0) & (length <= limit[:, None, None]), between(costs), np.inf)
+    own = np.where((length > 0) & (length <= limit[:, None, None]), sum_between(costs), np.inf)
     begin, best = np.zeros((stages, blocks + 1), dtype=np.int64), np.full(blocks + 1, np.inf)
     best[0] = 0.0
     for stage in range(stages):
         slowest = np.maximum(best[:, None], own[stage])
-        begin[stage] = np.argmin(slowest + own[stage] * EVEN, axis=0)
+        begin[stage] = np.argmin(slowest + own[stage] * TIE_BREAK, axis=0)
         best = slowest[begin[stage], np.arange(blocks + 1)]
     if not np.isfinite(best[blocks]):
         return None
@@ -57,10 +57,10 @@ def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | No
 def cuts_within(costs: Floats, limit: float, at_most: int) -> Ints | None:
     """All cuts whose slowest stage stays below a limit, int64[n, stages]; None if there are more than ``at_most``.
 
-    ``costs`` as in :func:`fastest_cut`.
+    ``costs`` as in :func:`find_fastest_cut`.
     """
     stages, blocks = costs.shape
-    allowed = np.triu(between(costs) < limit, k=1)
+    allowed = np.triu(sum_between(costs) < limit, k=1)
     ways = np.zeros((stages + 1, blocks + 1))
     ways[stages, blocks] = 1.0
     for stage in range(stages - 1, -1, -1):

@@ -15,7 +15,7 @@ from math import comb
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.layout.action_table import schedule_of
+from simpar.layout.check import schedule_of
 from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import looks_at_costs
@@ -24,7 +24,7 @@ from simpar.planner.bound.action_tables import PrecedenceGraph, finishes_ns
 from simpar.planner.bound.paths import Hops
 from simpar.planner.certify.exact import job_of
 from simpar.planner.problem import Problem
-from simpar.planner.stages.cuts import before, cuts_within, fastest_cut
+from simpar.planner.stages.cuts import cuts_within, find_fastest_cut, sum_before
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import PASSES
@@ -32,7 +32,7 @@ from simpar.units import NS_PER_S, Floats, Ints
 
 RankHardware = tuple[int, int, float]
 """Kind of device, part of the cluster, and slowdown of the rank relative to its kind."""
-CUTS_AT_ONCE = 2048
+CUT_BATCH = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Skeleton:
     @cached_property
     def _best(self) -> Ints:
         """The cut whose slowest stage is fastest, int64[1, stages]; a checked plan has a block for every stage."""
-        return np.array([fastest_cut(self.costs_ns)])
+        return np.array([find_fastest_cut(self.costs_ns)])
 
     @property
     def _microbatches(self) -> int:
@@ -109,8 +109,8 @@ class Skeleton:
         result, table = self._slowest_ns(cuts), self._table
         if table is None:
             return self._step_s(result)
-        for begin in range(0, len(cuts), CUTS_AT_ONCE):
-            part = slice(begin, begin + CUTS_AT_ONCE)
+        for begin in range(0, len(cuts), CUT_BATCH):
+            part = slice(begin, begin + CUT_BATCH)
             none = np.zeros((len(cuts[part]), cuts.shape[1] - 1))
             for column in self.blocks_ns:
                 passes = zip(LETTERS, (_sums(blocks, cuts[part]) for blocks in column), strict=True)
@@ -128,7 +128,7 @@ class Skeleton:
 
 def _sums(blocks: Floats, cuts: Ints) -> Floats:
     """Sums over the blocks of every stage: float64[stages, blocks], cuts int64[n, stages] to float64[n, stages]."""
-    sums, end, stage = before(blocks), np.cumsum(cuts, axis=1), np.arange(len(blocks))
+    sums, end, stage = sum_before(blocks), np.cumsum(cuts, axis=1), np.arange(len(blocks))
     return np.asarray(sums[stage, end] - sums[stage, end - cuts])
 
 

@@ -20,13 +20,13 @@ from simpar.errors import TooManyOps, UserError
 from simpar.plan.choices.choice import divisors
 from simpar.plan.choices.mesh import ORDERS
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, usual_schedule
+from simpar.plan.schedules import SCHEDULES, default_schedule
 from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
-from simpar.planner.stages.answers import StagesSearch, Value, chosen_values, even_optimum
-from simpar.planner.stages.cuts import fastest_cut, moves
+from simpar.planner.stages.answers import StagesSearch, Value, list_axis_values, search_even_stages
+from simpar.planner.stages.cuts import find_fastest_cut, moves
 from simpar.planner.stages.skeletons import Skeleton, SkeletonPrices
 from simpar.units import Floats, Ints
 
@@ -36,7 +36,7 @@ MOST_SIMULATED = 400
 MOST_CUTS = 50_000
 """The most cuts of one skeleton that are bounded one by one; if more may win, boundaries are moved instead."""
 MEMORY_TRIALS = 4
-OTHERS = 2
+SKELETONS_PER_CANDIDATE = 2
 """Skeletons to try per candidate that is listed after the best."""
 BYTES_LEFT = 0.98
 """The share of the limit that blocks of an overfull stage are planned for in the next trial."""
@@ -84,7 +84,7 @@ class Uneven(StagesSearch):
             "micro_batch": MICRO_BATCHES,
             "recompute": SIMPLE,
             "order": ORDERS if cluster.is_mixed else ORDERS[:1],
-            "schedule": (usual_schedule(),),
+            "schedule": (default_schedule(),),
         }
         others: dict[str, Sequence[Value] | None] = {
             "tp": divisors(world),
@@ -95,7 +95,7 @@ class Uneven(StagesSearch):
                 each.name for each in SCHEDULES.values() if each.chunks == 1 and each.searched == "by default"
             ],
         }
-        self.values = chosen_values(problem, self.space, offered, others)
+        self.values = list_axis_values(problem, self.space, offered, others)
         self.plans = list(self._plans())
 
     def _plans(self) -> Iterator[Plan]:
@@ -143,7 +143,7 @@ class Uneven(StagesSearch):
         """
         most, last = np.full(len(skeleton.costs_ns), skeleton.costs_ns.shape[1]), None
         for _ in range(MEMORY_TRIALS):
-            cut = fastest_cut(skeleton.costs_ns, most)
+            cut = find_fastest_cut(skeleton.costs_ns, most)
             done = None if cut is None else self.simulate(skeleton, cut)
             if cut is None or done is None:
                 break
@@ -159,7 +159,7 @@ class Uneven(StagesSearch):
         """Move stage boundaries by a block as long as that helps."""
         while self.simulated < MOST_SIMULATED:
             tried = {each: self.simulate(skeleton, each) for each in (cut, *moves(cut))}
-            best = min(tried, key=lambda each: worth(tried[each]))
+            best = min(tried, key=lambda each: sort_key(tried[each]))
             if best == cut:
                 return
             cut = best
@@ -184,7 +184,7 @@ class Uneven(StagesSearch):
         self._certify()
         tried = {skeleton for skeleton, _ in self.trials}
         others = [one for one in skeletons if one not in tried]
-        for skeleton in others[: OTHERS * self.progress.top]:
+        for skeleton in others[: SKELETONS_PER_CANDIDATE * self.progress.top]:
             if len(self.ranked()) >= self.progress.top:
                 return
             self.start(skeleton)
@@ -238,7 +238,7 @@ class Uneven(StagesSearch):
 
 def search_uneven(problem: Problem, progress: SearchProgress) -> SearchResult:
     """The best cuts. Raises Infeasible if nothing fits, UserError for anything this space does not have."""
-    return Uneven(problem, progress).answer(even_optimum(problem, progress))
+    return Uneven(problem, progress).answer(search_even_stages(problem, progress))
 
 
 def fullness(done: SimulatedPlan) -> Floats:
@@ -246,7 +246,7 @@ def fullness(done: SimulatedPlan) -> Floats:
     return np.array(done.fullness or (0.0,))
 
 
-def worth(done: SimulatedPlan | None) -> tuple[float, float]:
+def sort_key(done: SimulatedPlan | None) -> tuple[float, float]:
     """A sort key, smaller is better: memory above the limit, then time."""
     if done is None:
         return np.inf, np.inf

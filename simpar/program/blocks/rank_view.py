@@ -13,7 +13,7 @@ import numpy as np
 
 from simpar.architectures.graph import Block, Dims, Operator, evaluate
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
+from simpar.plan.routing import Routing, max_rank_arrivals, max_rank_load
 from simpar.program.job import TrainingJob
 from simpar.units import Numbers, floats, scalar_truth
 
@@ -41,7 +41,7 @@ class RankView:
         layout, graph = job.layout, job.graph
         fullest: Numbers = 1.0
         if graph.is_mixture:
-            fullest = floats(fullest_load(Routing.of_dims(graph.dims), layout, layout.ep))
+            fullest = floats(max_rank_load(Routing.of_dims(graph.dims), layout, layout.ep))
         dims = rank_dims(graph, layout, job.training)
         return RankView(job, dims, late_s=late_per_member_s * layout.tp, fullest_load=fullest)
 
@@ -100,7 +100,7 @@ class RankView:
         layout = self.job.layout
         if layout.token_dispatch == "per_expert" or layout.capacity_factor is not None:
             return self.fullest_load
-        return floats(fullest_arrivals(self.routing, self.fullest_load, self.job.layout.ep))
+        return floats(max_rank_arrivals(self.routing, self.fullest_load, self.job.layout.ep))
 
     @property
     def _copies(self) -> Numbers:

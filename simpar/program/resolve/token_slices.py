@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.plan.schedules.terapipe import fastest_slices
+from simpar.plan.schedules.terapipe import find_fastest_slices
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
@@ -62,4 +62,4 @@ def choose_slices(job: TrainingJob, cluster: Cluster) -> tuple[int, ...]:
             own = replace(alone, builder=replace(alone.builder, view=view), known={})
             times[begin, end] = own.slowest_stage_ns("forward", "backward") / NS_PER_S
     microbatches = job.layout.num_microbatches(job.training.global_batch)
-    return tuple(n * unit for n in fastest_slices(times, job.layout.mesh.pp, microbatches))
+    return tuple(n * unit for n in find_fastest_slices(times, job.layout.mesh.pp, microbatches))

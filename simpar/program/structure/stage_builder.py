@@ -28,8 +28,8 @@ from simpar.cost.sharded import (
     tensor_elements,
 )
 from simpar.layout.sharding import RankDims, context_dims
-from simpar.plan.placement import SHARDED, Role, States, sharding
-from simpar.plan.slices import divisors, sized_names
+from simpar.plan.placement import SHARDED, Role, States, count_slices
+from simpar.plan.slices import divisors, names_divided_by_slices
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
@@ -40,7 +40,7 @@ from simpar.program.structure.stages import PASSES, ActionBuilder, StageBlock
 from simpar.program.structure.synchronisation import DENSE, GATHERED, ReplicaRanks, Synchronisation
 from simpar.units import DTYPE_BYTES
 
-OWN = "own"
+OWN_GROUP = "own"
 """Kind of replicas of parameters that only one rank holds."""
 Axes = tuple[int, ...]
 
@@ -224,7 +224,7 @@ def _divided(view: PlacedBlockView, op: Operator) -> dict[str, int]:
         return {}
     local = view.local(op)
     result = {}
-    for name in sized_names(op.columns):
+    for name in names_divided_by_slices(op.columns):
         if name in ("heads", "kv_heads"):
             result[name] = int(local.dims[name])
         elif name:
@@ -237,7 +237,7 @@ def gathered_stream_bytes(view: PlacedBlockView) -> float:
     states = view.sharding.stream("input")
     if "S" not in states:
         return 0.0
-    shares = int(sharding(["B" if state == "B" else "R" for state in states], view.stage.mesh))
+    shares = int(count_slices(["B" if state == "B" else "R" for state in states], view.stage.mesh))
     whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
     return whole / shares * view.stage.compute_bytes
 
@@ -270,14 +270,14 @@ class RolesBuilder(ActionBuilder):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
             usual = ReplicaRanks.of(kind, size, self.job.layout)
             found[kind] = ReplicaRanks(kind, size, size, 3, gathered=True) if gathered else usual
-        replicas = tuple(found.values()) or (ReplicaRanks(OWN, 1, 1, 0),)
+        replicas = tuple(found.values()) or (ReplicaRanks(OWN_GROUP, 1, 1, 0),)
         cut = prod(self.view.mesh) // min(each.width for each in replicas)
         return Synchronisation(self.job, replicas, cut)
 
     @staticmethod
     def _kind(axes: Axes, gathered: bool = False) -> str:
         """Kind of replicas of parameters; OWN for those that only one rank holds, which never move."""
-        return (axes_group(axes, DENSE) if axes else OWN) + GATHERED * gathered
+        return (axes_group(axes, DENSE) if axes else OWN_GROUP) + GATHERED * gathered
 
     @cached_property
     def _views(self) -> dict[str, PlacedBlockView]:
@@ -313,11 +313,11 @@ class RolesBuilder(ActionBuilder):
         graph = self.job.graph
         ends = (graph.embedding.name, graph.head.name)
         if not (graph.tied_embeddings and all(name in self._views for name in ends)):
-            return OWN, 0.0
+            return OWN_GROUP, 0.0
         view, projection = self._views[ends[1]], graph.head.operator("lm_head")
         key = (view.axes(projection, "batch", "sequence"), False)
         if not all(key in self._weights[name] for name in ends):
-            return OWN, 0.0
+            return OWN_GROUP, 0.0
         return self._kind(*key), min(self._matrix(view, projection), self._weights[ends[0]][key])
 
     @staticmethod

@@ -63,7 +63,7 @@ class StageBlock:
         return self.block.name, self.recompute
 
 
-def rests(pieces: Sequence[StageBlock]) -> bool:
+def has_no_backward(pieces: Sequence[StageBlock]) -> bool:
     """Whether a stage runs nothing backward and receives no gradients: all its blocks lie before everything trained."""
     return bool(pieces) and all(piece.block.still for piece in pieces)
 

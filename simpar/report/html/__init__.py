@@ -30,10 +30,10 @@ def save_report(result: Result, path: str | Path) -> None:
 def render(result: Result) -> str:
     """The page as text."""
     page = page_data(result)
-    return filled(_template(), page)
+    return fill_template(_template(), page)
 
 
-def filled(template: Any, page: Any) -> str:
+def fill_template(template: Any, page: Any) -> str:
     """A template filled with a page's data, the style and the scripts."""
     return str(
         template.render(

@@ -15,7 +15,7 @@ from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TIT
 from simpar.report.parts import TimeBreakdown
 from simpar.report.plots import idle_causes
 from simpar.report.result import Result
-from simpar.report.terminal import cooperation_rows, jitter_rows, published_rows, worth_showing
+from simpar.report.terminal import choose_shown_trials, compare_published, cooperation_rows, jitter_rows
 from simpar.report.timeline import (
     COMMUNICATION_KINDS,
     IDLE_CAUSES,
@@ -26,10 +26,10 @@ from simpar.report.timeline import (
     MemoryCurve,
     StagePlot,
 )
-from simpar.report.words import figures, headline, how_sure, layout, verdict
+from simpar.report.words import describe_certainty, figures, headline, layout, verdict
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
-EQUAL = 0.0005  # gains below this print as zero
+MIN_GAIN = 0.0005  # gains below this print as zero
 WAIT_COLOUR = "#BBBBBB"  # time that no op on the critical path covers
 LANES = {kind: 1 if kind == MESSAGES else 2 for kind in COMMUNICATION_KINDS}
 """Lanes of the timeline by kind: 1 for messages, 2 for collectives and transfers; all else is in 0, with compute."""
@@ -56,7 +56,7 @@ def page_data(result: Result) -> dict[str, Any]:
         "title": headline(result),
         "figures": [_figure(name, value) for name, value in figures(result)],
         "fits": result.fits,
-        "how_sure": how_sure(result),
+        "how_sure": describe_certainty(result),
         "published": _published(result),
         "breakdown": [asdict(bar) for bar in _breakdown(result)],
         "stage_bars": _stage_bars(result),
@@ -90,7 +90,7 @@ def _published(result: Result) -> dict[str, Any] | None:
         return None
     rows = [
         {"name": name, "published": f"{known:.4g}", "predicted": f"{ours:.4g}", "error": f"{ours / known - 1:+.1%}"}
-        for name, known, ours in published_rows(result)
+        for name, known, ours in compare_published(result)
     ]
     return {"rows": rows, "source": result.published.source, "note": result.published.note}
 
@@ -196,7 +196,7 @@ def _memory(result: Result) -> dict[str, Any]:
 
 def _trials(result: Result) -> Iterator[dict[str, Any]]:
     """Rows of trials that ran; the page folds away those not ``shown``."""
-    shown = {trial.change for trial in worth_showing(result)}
+    shown = {trial.change for trial in choose_shown_trials(result)}
     for trial in result.why.trials:
         if trial.step_time_s is None or trial.peak_reserved_bytes is None:
             continue
@@ -205,7 +205,7 @@ def _trials(result: Result) -> Iterator[dict[str, Any]]:
             "change": trial.change,
             "step": format_seconds(trial.step_time_s),
             "gain": f"{gain:+.1%}",
-            "verdict": "faster" if gain < -EQUAL else "slower" if gain > EQUAL else "equal",
+            "verdict": "faster" if gain < -MIN_GAIN else "slower" if gain > MIN_GAIN else "equal",
             "mfu": f"{trial.mfu:.1%}",
             "memory": format_bytes(trial.peak_reserved_bytes),
             "fits": trial.fits,

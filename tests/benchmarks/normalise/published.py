@@ -13,7 +13,7 @@ def case(row):
 
 def measured(row):
     """The measurements of a published row. Raises Unmodelled."""
-    return rows.measured(normalised(row))
+    return rows.read_measurements(normalised(row))
 
 
 def outcome(line, row):

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.normalise.rows import normalised
 from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
-from simpar.validation.predict import changed_stack, cluster_of, predict
+from simpar.validation.predict import change_stack, cluster_of, predict
 from simpar.validation.summary import figures
 from simpar.validation.table import outcomes_of, validate
 from tests.benchmarks.normalise.published import case, suspect
@@ -130,7 +130,7 @@ def test_software_that_a_paper_does_not_name_is_what_there_was_then(
     row = {**ROW, "stack": "", "citation": citation, "tp": tp, "dp": ""}
     found = case(row)
     assert found.stack == stack
-    assert changed_stack(found.stack, found.stack_changes).fusion.attention == kernel
+    assert change_stack(found.stack, found.stack_changes).fusion.attention == kernel
     assert ("attention not fused" in found.read_as) == (kernel == "unfused")
     assert case({**row, "stack": "fsdp"}).stack_changes == {}
 
@@ -138,9 +138,7 @@ def test_software_that_a_paper_does_not_name_is_what_there_was_then(
 def test_the_first_flash_attention_is_half_as_fast_as_its_second_version() -> None:
     """The kernels of a row that names one without a version are the first's."""
     first, second = ({**ROW, "attention_kernel": name} for name in ("FlashAttention", "FlashAttention-2"))
-    rates = [
-        changed_stack(found.stack, found.stack_changes).fusion.rate_on("x") for found in map(case, (first, second))
-    ]
+    rates = [change_stack(found.stack, found.stack_changes).fusion.rate_on("x") for found in map(case, (first, second))]
     assert rates == [0.5, 1.0]
     assert predict(case(first)).step_time_s > predict(case(second)).step_time_s
 

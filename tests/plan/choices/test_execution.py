@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.frameworks import export, load_target, losses
-from simpar.layout.deciders import executed
+from simpar.layout.deciders import apply_execution_choices
 from simpar.plan.choices import BY_NAME
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import load_stack
@@ -29,9 +29,9 @@ def test_what_a_plan_leaves_open_is_as_the_stack():
     """Every choice of execution is None by default, and a plan of defaults changes no policy."""
     for name in ("megatron", "fsdp", "torchtitan"):
         stack = load_stack(name)
-        assert executed(stack, Plan()) is stack
-        chunked = executed(stack, Plan(loss_chunks=4))
-        assert executed(chunked, Plan(loss_chunks=4)) == chunked != stack
+        assert apply_execution_choices(stack, Plan()) is stack
+        chunked = apply_execution_choices(stack, Plan(loss_chunks=4))
+        assert apply_execution_choices(chunked, Plan(loss_chunks=4)) == chunked != stack
 
 
 def test_every_choice_round_trips_through_its_result():
@@ -70,9 +70,9 @@ def test_expandable_segments_leave_two_percent_of_gaps():
     plain, expandable = simulated(zero=3), simulated(zero=3, expandable_segments=True)
     assert expandable.memory.peak_reserved_bytes < plain.memory.peak_reserved_bytes - GIB
     assert expandable.step_time_s == plain.step_time_s
-    allocator = executed(load_stack("fsdp"), Plan(expandable_segments=True)).memory.allocator
+    allocator = apply_execution_choices(load_stack("fsdp"), Plan(expandable_segments=True)).memory.allocator
     assert allocator.gaps(alternates=True) == allocator.least_gaps(alternates=True) == 0.02
-    assert not executed(load_stack("nemo"), Plan(expandable_segments=False)).memory.allocator.expandable
+    assert not apply_execution_choices(load_stack("nemo"), Plan(expandable_segments=False)).memory.allocator.expandable
 
 
 def test_pure_bf16_states_take_eight_bytes_a_parameter():
@@ -107,7 +107,7 @@ def test_a_gathering_dispatcher_moves_every_token_to_every_rank():
 
 def test_libraries_that_dispatch_ask_no_host():
     """DeepEP needs no counts of tokens on the host, and sends one copy of a token to a node."""
-    policies = executed(load_stack("nemo"), Plan(dispatcher="deepep")).experts
+    policies = apply_execution_choices(load_stack("nemo"), Plan(dispatcher="deepep")).experts
     assert (policies.sync_s, policies.exchange_host_s, policies.exchange_sms) == (0, 0, 20)
     result = simulated(
         "megatron", "mixtral-8x7b", {"seq_len": 4096, "global_batch": 8}, zero=1, ep=8, dispatcher="deepep"

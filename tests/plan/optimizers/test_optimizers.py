@@ -7,11 +7,11 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.decide import completed
+from simpar.layout.check import check
 from simpar.plan import optimizers
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.target import Workload
-from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_TORCH, OPTIMIZERS
 from simpar.plan.plan import Plan
 
 TARGET = Workload(load_model("gpt2"), Training(seq_len=256, global_batch=8), 2, 8)
@@ -47,16 +47,16 @@ def test_work_of_matrices_does_not_know_which_side_is_which(name, shape):
 def test_plans_take_it_or_say_what_else(name):
     """Plain plans do; host updates, parameter servers and widths of moments as declared, and refusals name others."""
     each = OPTIMIZERS[name]
-    completed(Plan(optimizer=name, dp=2), TARGET)
+    check(Plan(optimizer=name, dp=2), TARGET)
     for plan, allowed in (
         (Plan(optimizer=name, dp=2, zero=2, offload_optimizer="cpu"), each.on_host),
         (Plan(optimizer=name, dp=2, sync="asp", servers=1), not each.by_shape),
     ):
         if allowed:
-            completed(plan, TARGET)
+            check(plan, TARGET)
             continue
-        with pytest.raises(UserError, match=f"allowed.*{USUAL}"):
-            completed(plan, TARGET)
+        with pytest.raises(UserError, match=f"allowed.*{DEFAULT_OPTIMIZER}"):
+            check(plan, TARGET)
     if each.has_own_width:
         with pytest.raises(ValueError, match="own width"):
             Numerics(optimizer=name, moment_dtype="bf16")
@@ -94,5 +94,5 @@ def test_a_new_optimizer_is_one_file(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(optimizers, "__path__", [*optimizers.__path__, str(tmp_path)])
     listed = list(optimizers._listed())
-    assert (listed[0], listed[-1]) == (USUAL, "new")
+    assert (listed[0], listed[-1]) == (DEFAULT_OPTIMIZER, "new")
     assert set(listed) == {*OPTIMIZERS, "new"}

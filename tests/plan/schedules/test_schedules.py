@@ -9,7 +9,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.plan import schedules
-from simpar.plan.schedules import SCHEDULES, describe, known_name, make_schedule, natural_vpp, usual_schedule
+from simpar.plan.schedules import SCHEDULES, default_schedule, describe, make_schedule, natural_vpp, schedule_named
 from simpar.plan.schedules.actions import from_csv, verify
 
 SHAPES = [(1, 2), (1, 8), (2, 4), (2, 12), (3, 9), (4, 8), (4, 20), (5, 10), (6, 36), (7, 14), (8, 32)]
@@ -117,8 +117,8 @@ def test_columns_are_small_integers():
 def test_names_are_found_as_people_write_them():
     """Spelling with capitals, underscores, or torch's class names leads to the same schedule."""
     for written, name in (("1F1B", "1f1b"), ("ZB_H1", "zb-h1"), ("Interleaved1F1B", "interleaved"), ("ZBV", "zb-v")):
-        assert known_name(written) == name
-    assert known_name("2f2b") is None
+        assert schedule_named(written) == name
+    assert schedule_named("2f2b") is None
 
 
 def test_an_unknown_name_gets_a_suggestion():
@@ -151,7 +151,7 @@ def test_names_mean_one_schedule():
     assert sorted({*aliases}) == sorted(aliases)
     assert not {*aliases} & {name.replace("-", "") for name in SCHEDULES}
     assert sorted(min(each.chunks, 2) for each in SCHEDULES.values() if each.usual) == [1, 2]
-    assert usual_schedule() == usual_schedule(1) != usual_schedule(2) == usual_schedule(3)
+    assert default_schedule() == default_schedule(1) != default_schedule(2) == default_schedule(3)
 
 
 def test_a_new_schedule_is_one_file(tmp_path, monkeypatch):

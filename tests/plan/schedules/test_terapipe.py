@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simpar.errors import UserError
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import verify
-from simpar.plan.schedules.terapipe import fastest_slices, pipeline_s, sliced
+from simpar.plan.schedules.terapipe import find_fastest_slices, pipeline_s, slice_schedule
 
 from .conftest import run_table
 
@@ -30,7 +30,7 @@ def compositions(units: int) -> Iterator[tuple[int, ...]]:
 def test_dynamic_programming_is_brute_force(units: int, stages: int, m: int, seed: int) -> None:
     """No cut of a sequence has a shorter pipeline than the one found, whatever slices take."""
     times = np.random.default_rng(seed).uniform(1, 9, (units + 1, units + 1)) + np.arange(units + 1)
-    found = fastest_slices(times, stages, m)
+    found = find_fastest_slices(times, stages, m)
     best = min(pipeline_s(times, lengths, stages, m) for lengths in compositions(units))
     assert sum(found) == units
     assert pipeline_s(times, found, stages, m) == pytest.approx(best)
@@ -41,9 +41,9 @@ def test_causal_cost_makes_later_slices_shorter() -> None:
     ends = np.arange(17)
     tokens = ends[None, :] - ends[:, None]
     pairs = (ends[None, :] ** 2 - ends[:, None] ** 2) / 2
-    free = fastest_slices(tokens + pairs, 64, 1)  # nothing is lost by cutting: the last unit rules
+    free = find_fastest_slices(tokens + pairs, 64, 1)  # nothing is lost by cutting: the last unit rules
     assert pipeline_s(tokens + pairs, free, 64, 1) == pipeline_s(tokens + pairs, (1,) * 16, 64, 1)
-    lengths = fastest_slices(8.0 + tokens + pairs, 8, 1)
+    lengths = find_fastest_slices(8.0 + tokens + pairs, 8, 1)
     assert 1 < len(lengths) < 16
     assert list(lengths) == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]
@@ -53,7 +53,7 @@ def test_causal_cost_makes_later_slices_shorter() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_tables_of_slices_can_run(name: str, count: int) -> None:
     """Every table of whole microbatches is one of slices: forwards in order, gradients in reverse."""
-    table = sliced(make_schedule(name, 4, 8), count)
+    table = slice_schedule(make_schedule(name, 4, 8), count)
     verify(table)
     assert table.num_microbatches == 8 * count
     for rank in range(4):
@@ -68,7 +68,7 @@ def test_tables_of_slices_can_run(name: str, count: int) -> None:
 @pytest.mark.parametrize(("p", "m", "count"), [(4, 1, 8), (4, 3, 4), (8, 2, 16)])
 def test_equal_slices_have_the_bubble_of_as_many_microbatches(p: int, m: int, count: int) -> None:
     """(p - 1)(F + B) of a slice: GPipe with m x slices microbatches."""
-    run = run_table(sliced(make_schedule("terapipe", p, m), count), 1, 1, 1)
+    run = run_table(slice_schedule(make_schedule("terapipe", p, m), count), 1, 1, 1)
     assert run.makespan == m * count * 3 + (p - 1) * 3
     assert run.makespan == run_table(make_schedule("gpipe", p, m * count), 1, 1, 1).makespan
 
@@ -76,4 +76,4 @@ def test_equal_slices_have_the_bubble_of_as_many_microbatches(p: int, m: int, co
 def test_pairs_are_not_sliced() -> None:
     """Passes that overlap in pairs are refused."""
     with pytest.raises(UserError, match="run in pairs"):
-        sliced(make_schedule("dualpipev", 4, 16), 2)
+        slice_schedule(make_schedule("dualpipev", 4, 16), 2)

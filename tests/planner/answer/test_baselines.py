@@ -47,7 +47,7 @@ def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypat
         beside.frontier._raise_steps(everything)
         return []
 
-    monkeypatch.setattr(uniform, "runners_up", bound_in_whole)
+    monkeypatch.setattr(uniform, "simulate_runners_up", bound_in_whole)
     monkeypatch.setattr(baselines.AlternativesSearch, "promising", lambda _, mask: np.zeros_like(mask))
     model, cluster = simpar.Model("llama-3-8b"), simpar.Cluster("grand-teton-h100")
     found = simpar.search(model, cluster, simpar.Training(seq_len=8192, global_batch=16), stack="torchtitan")
@@ -158,12 +158,12 @@ def beside_the_winner(problem):
     return baselines.AlternativesSearch(field, field.frontier.rows.some([winner])), best
 
 
-@pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.KEPT_OPS, 0), (0, 2)])
+@pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.MAX_KEPT_OPS, 0), (0, 2)])
 def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monkeypatch):
     """They are run again only where their steps were let go, for the best and the last one; reports are the same."""
     problem = few_plans()
     field, again, run = Field.of(problem).frontier, [], exact.exact
-    monkeypatch.setattr(frontier, "KEPT_OPS", most_ops)
+    monkeypatch.setattr(frontier, "MAX_KEPT_OPS", most_ops)
     rows = np.argsort(field.bound_s, kind="stable")[:4].tolist()
     for row in rows:
         field.simulate(row)
@@ -179,7 +179,7 @@ def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
     """Steps of many ops are let go before the next is simulated, except the best."""
     problem = few_plans()
     field, held, run = Field.of(problem).frontier, [], frontier.measure
-    monkeypatch.setattr(frontier, "KEPT_OPS", 0)
+    monkeypatch.setattr(frontier, "MAX_KEPT_OPS", 0)
 
     def measured(*what, make_room):
         make_room()

@@ -14,7 +14,7 @@ from simpar import cli
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.terminal import certificate, ties
-from simpar.planner.answer.ties import chosen
+from simpar.planner.answer.ties import rank_results
 from simpar.planner.certify.branch_and_bound import fields_of
 from simpar.planner.certify.exact import exact
 from simpar.planner.problem import Constraints, Problem, make_problem
@@ -119,14 +119,14 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
 def test_groups_that_span_domains_are_chosen_last_of_what_loses_as_little(problem: Problem) -> None:
     """Tensor ranks of two nodes against more axes inside of them."""
     results = alike(problem, ({"tp": 2, "rank_order": "dp-tp-cp-pp"}, 1.0), ({"tp": 2, "pp": 2}, 1.0002))
-    choice = chosen(problem, results)
+    choice = rank_results(problem, results)
     assert [one.step_time_s for one in choice.results] == [1.0002, 1.0]
     assert choice.why[0].endswith("no tensor or context group of it spans several scale-up domains")
 
 
 def test_what_loses_more_is_not_chosen_for_being_simple(problem: Problem) -> None:
     """Half a percent is more than nothing: the shortest is chosen, and what it is expected to lose is said."""
-    choice = chosen(problem, alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.005)))
+    choice = rank_results(problem, alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.005)))
     assert [one.step_time_s for one in choice.results] == [1.0, 1.005]
     assert all(one["tied"] for one in choice.figures)
     assert "the expected regret of 1 is the least" in choice.why[0]
@@ -136,9 +136,9 @@ def test_what_loses_more_is_not_chosen_for_being_simple(problem: Problem) -> Non
 def test_other_objectives_and_single_plans_choose_nothing(problem: Problem, objective: str) -> None:
     """They stay in their order, without figures."""
     results = alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.0002))
-    assert chosen(replace(problem, objective=objective), results).results == tuple(results)
-    assert chosen(replace(problem, objective=objective), results).figures == ({}, {})
-    assert chosen(problem, results[:1]).figures == ({},)
+    assert rank_results(replace(problem, objective=objective), results).results == tuple(results)
+    assert rank_results(replace(problem, objective=objective), results).figures == ({}, {})
+    assert rank_results(problem, results[:1]).figures == ({},)
 
 
 def test_a_search_says_how_probably_each_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

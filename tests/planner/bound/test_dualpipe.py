@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.plan.choices.pipeline import both_ends
+from simpar.plan.choices.pipeline import select_two_ended
 from simpar.planner import Constraints, make_problem
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
@@ -16,9 +16,9 @@ BOTH = ("1f1b", "dualpipe")
 
 def test_only_asked_for(problem_of):
     """No row has it unasked; asked for it needs pairs of ranks and of microbatches, at least two a rank."""
-    assert not both_ends(enumerate_space(problem_of(1, micro_batch=2))).any()
+    assert not select_two_ended(enumerate_space(problem_of(1, micro_batch=2))).any()
     rows = enumerate_space(problem_of(1, schedule=BOTH))
-    mine = np.flatnonzero(both_ends(rows))
+    mine = np.flatnonzero(select_two_ended(rows))
     assert len(mine)
     pp, microbatches = rows["pp"][mine], rows["microbatches"][mine]
     assert ((pp % 2 == 0) & (microbatches % 2 == 0) & (microbatches >= 2 * pp)).all()
@@ -29,9 +29,9 @@ def test_replicas_on_their_own_have_one_copy_each(problem_of):
     """Both copies of a stage reduce inside the step."""
     rows = enumerate_space(problem_of(1, schedule=BOTH, sync=("bsp", "local-sgd"), sync_every=4, hsdp=1))
     alone = rows.one_of("sync", "local-sgd")
-    assert both_ends(rows).any()
+    assert select_two_ended(rows).any()
     assert alone.any()
-    assert not (both_ends(rows) & alone).any()
+    assert not (select_two_ended(rows) & alone).any()
 
 
 @pytest.mark.parametrize(("seed", "count"), some([(1, 3), (1, 6), (2, 6), (4, 6)], 1, tuples=True))
@@ -48,7 +48,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     held = {**NARROW, "schedule": BOTH, "hsdp": 1, "tp": (1, 2), "pp": (1, 2, 4), "zero": (0, 1), "micro_batch": 1}
     problem = problem_of(seed, **held)
     rows = enumerate_space(problem)
-    assert both_ends(rows).any()
+    assert select_two_ended(rows).any()
     assert rows.count <= 40
     assert_certified(problem)
 

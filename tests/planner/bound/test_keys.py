@@ -15,7 +15,7 @@ from simpar.planner.certify.frontier import STEP, SWEPT, Frontier
 from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.fit import needs
 from simpar.planner.space.rows import enumerate_space
-from simpar.planner.space.table import numbered
+from simpar.planner.space.table import factorize
 from tests.gate import some
 from tests.planner.bound.test_sharing import IN_GATE as IN_SHARING
 
@@ -140,7 +140,7 @@ def test_ranks_of_another_order_are_bounded_as_they_are_alone():
         constraints=Constraints(portable="any", fixed=fixed),
     )
     every = enumerate_space(problem)
-    _, kind = numbered(*(column for name, column in every.code.items() if name != "order"))
+    _, kind = factorize(*(column for name, column in every.code.items() if name != "order"))
     pair = np.flatnonzero(kind == 0)
     assert [every.domain["order"][code] for code in every.code["order"][pair]] == list(orders)
     rows = every.some(pair)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simpar.engine import reference
-from simpar.plan.sync import apart
+from simpar.plan.sync import replicas_are_independent
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import exact, measure
 from simpar.planner.certify.frontier import SWEPT, Frontier
@@ -69,7 +69,7 @@ def brute_force(problem):
         if needed > problem.memory_limit_bytes or not (host is None or host.fits):
             continue
         step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
-        if apart(plan):
+        if replicas_are_independent(plan):
             step_s = simulate(
                 problem.graph, problem.cluster, plan, problem.training, stack=problem.stack, engine="reference"
             ).step_time_s

@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.errors import Infeasible
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.planner.certify.infeasible import _rounded_up, no_answer, too_large
+from simpar.planner.certify.infeasible import _rounded_up, explain_no_answer, explain_too_large
 from simpar.planner.problem import Constraints
 from simpar.planner.progress import SearchProgress
 
@@ -35,7 +35,7 @@ def test_memory_is_said_with_what_fills_it(problem_of):
     """What the smallest layout needs, of what, on which stage."""
     problem = problem_of(5, **HELD)
     small = replace(problem, constraints=Constraints(fixed=HELD, headroom=0.999))
-    said = str(no_answer(searched(small, SearchProgress(brief=True)), small))
+    said = str(explain_no_answer(searched(small, SearchProgress(brief=True)), small))
     assert said.startswith("nothing fits: the smallest layout needs at least ")
     assert " on stage 0 to be 95 % sure, mostly " in said
     assert "; try " not in said
@@ -45,7 +45,7 @@ def test_a_hint_is_a_flag_with_which_something_fits(problem_of):
     """Less headroom where that is what is in the way."""
     problem = problem_of(5, **HELD)
     small = replace(problem, constraints=Constraints(fixed=HELD, headroom=0.999))
-    said = str(no_answer(searched(small, SearchProgress()), small))
+    said = str(explain_no_answer(searched(small, SearchProgress()), small))
     assert "--headroom 0." in said.partition("; try ")[2]
 
 
@@ -77,11 +77,13 @@ def test_a_stopped_search_says_that_it_was_stopped(problem_of):
     """Not that nothing fits."""
     problem = problem_of(5, **HELD)
     stopped = BranchAndBound([], SearchProgress(interrupted=True))
-    assert str(no_answer(stopped, problem)) == "stopped (interrupted) before any plan that fits was found"
+    assert str(explain_no_answer(stopped, problem)) == "stopped (interrupted) before any plan that fits was found"
     nowhere = BranchAndBound([], SearchProgress())
-    assert str(no_answer(nowhere, problem)) == "no plan is possible on any number of nodes"
+    assert str(explain_no_answer(nowhere, problem)) == "no plan is possible on any number of nodes"
 
 
 def test_plans_of_too_many_ops_are_counted():
     """With what is allowed."""
-    assert str(too_large(1234)).startswith("none of the 1,234 plans that may be best can be simulated: more than ")
+    assert str(explain_too_large(1234)).startswith(
+        "none of the 1,234 plans that may be best can be simulated: more than "
+    )

@@ -11,7 +11,7 @@ from simpar.frameworks import load_target
 from simpar.plan.choices import AXES
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import not_portable, scope
-from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, neutral, offered
+from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, default_of, offered
 from simpar.planner.space.jobs import counted
 from simpar.planner.space.rows import enumerate_space, memory_rows
 
@@ -40,7 +40,7 @@ def test_the_scope_is_that_of_the_rows(fixed):
     assert not set(told["searched"]) & set(told["held"])
     for name, values in told["searched"].items():
         seen = {rows.domain[name][code] for code in np.unique(rows.code[name])}
-        assert seen <= {*values, *(neutral(axis) for axis in offered(problem) if axis.name == name)}
+        assert seen <= {*values, *(default_of(axis) for axis in offered(problem) if axis.name == name)}
     for name in set(fixed) & set(AXIS_NAMES):
         assert name in told["restricted"]
     words = " / ".join(told["left_out"])

@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
-from simpar.plan.choices import AXES, OPTIONAL_AXES, path_of, value_of, written
+from simpar.plan.choices import AXES, OPTIONAL_AXES, path_of, to_file_value, value_of
 from simpar.plan.choices.choice import BLOCKS, KERNELS, MEMORY, OPS, REPLICAS, SHAPE, SIZES, TABLE, TRAFFIC
 from simpar.planner import Constraints, make_problem
 from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES
@@ -48,5 +48,5 @@ def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
     assert [value_of(plan, name) for name in ("tp", "tp_overlap", "order")] == [2, True, "tp-cp-pp-dp"]
     assert [value_of(simpar.Plan(pp=2, vpp=chunks), "schedule") for chunks in (1, 2)] == ["1f1b", "interleaved"]
     assert path_of("zero") == ("data_parallel", "zero")
-    assert written("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
-    assert written("zero", 3) == {"zero": 3}
+    assert to_file_value("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
+    assert to_file_value("zero", 3) == {"zero": 3}

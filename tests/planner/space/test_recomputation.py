@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.engine import reference
 from simpar.errors import Infeasible, UserError
-from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.memory import select_undecided
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import measure
@@ -78,7 +78,7 @@ def test_bounds_of_undecided_rows_hold(seed, held, problem_of):
     problem = tight(problem_of(seed, **{**HELD, "cp": 1, **held}))
     rows = enumerate_space(problem)
     rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
-    rows.take(undecided(rows, np.arange(rows.count)))
+    rows.take(select_undecided(rows, np.arange(rows.count)))
     rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
     frontier = Frontier.of(rows, needs(rows).needed_bytes)
     squeezed = 0
@@ -99,8 +99,8 @@ def test_a_choice_is_made_once_for_rows_that_differ_in_overlap(problem_of):
     """Made at the first look behind passes, kept by the rows alike."""
     problem = tight(problem_of(1, **{**HELD, "overlap_grad_reduce": (True, False)}))
     frontier = fields_of(problem, [problem.cluster.nodes])[0].frontier
-    row = int(np.flatnonzero(undecided(frontier.rows, np.arange(frontier.rows.count)))[0])
-    while undecided(frontier.rows, row).any() and frontier.level[row] < STEP:
+    row = int(np.flatnonzero(select_undecided(frontier.rows, np.arange(frontier.rows.count)))[0])
+    while select_undecided(frontier.rows, row).any() and frontier.level[row] < STEP:
         frontier.sharpen(row)
     policy = plan_of(frontier.rows, row).memory.recompute
     assert policy == "none" or policy.startswith("layers:")

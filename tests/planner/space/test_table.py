@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.planner.space.table import numbered, together
+from simpar.planner.space.table import factorize, group_indices
 
 
 @pytest.mark.parametrize("widths", [(3,), (40, 2), (10**9, 3, 2), (1, 1)])
@@ -14,14 +14,14 @@ def test_rows_are_numbered_by_the_combinations_that_there_are(widths: tuple[int,
     random = np.random.default_rng(len(widths))
     columns = [random.integers(0, width, 50) for width in widths]
     _, first, index = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-    found = numbered(*columns)
+    found = factorize(*columns)
     assert found[0].tolist() == first.tolist()
     assert found[1].tolist() == index.ravel().tolist()
-    assert [len(each) for each in numbered(np.zeros(0, dtype=np.int64))] == [0, 0]
+    assert [len(each) for each in factorize(np.zeros(0, dtype=np.int64))] == [0, 0]
 
 
 def test_equal_numbers_come_together() -> None:
     """Each group has the places of one number, in order; of nothing there is none."""
-    groups = [group.tolist() for group in together(np.array([7, 2, 7, 0, 2, 7]))]
+    groups = [group.tolist() for group in group_indices(np.array([7, 2, 7, 0, 2, 7]))]
     assert groups == [[3], [1, 4], [0, 2, 5]]
-    assert not list(together(np.zeros(0, dtype=np.int64)))
+    assert not list(group_indices(np.zeros(0, dtype=np.int64)))

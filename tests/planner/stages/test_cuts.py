@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.planner.stages.cuts import before, between, cuts_within, fastest_cut, moves
+from simpar.planner.stages.cuts import cuts_within, find_fastest_cut, moves, sum_before, sum_between
 
 
 def every_cut(blocks: int, stages: int) -> list[tuple[int, ...]]:
@@ -32,7 +32,7 @@ def test_dynamic_programming_is_brute_force(stages: int, blocks: int, seed: int,
     costs = random.uniform(1, 9, (stages, blocks))
     most = random.integers(1, blocks + 1, stages) if limited else np.full(stages, blocks)
     allowed = [cut for cut in every_cut(blocks, stages) if (np.array(cut) <= most).all()]
-    found = fastest_cut(costs, most)
+    found = find_fastest_cut(costs, most)
     if not allowed:
         assert found is None
         return
@@ -63,13 +63,13 @@ def test_cuts_within_a_limit_are_all_of_them() -> None:
 def test_sums_between_blocks() -> None:
     """Of blocks k to j - 1; before the first is nothing."""
     each = np.array([3.0, 1.0, 4.0])
-    assert before(each).tolist() == [0.0, 3.0, 4.0, 8.0]
-    sums = between(each)
+    assert sum_before(each).tolist() == [0.0, 3.0, 4.0, 8.0]
+    sums = sum_between(each)
     assert (sums[0, 3], sums[1, 2], sums[2, 2]) == (8.0, 1.0, 0.0)
 
 
 def test_equal_cuts_hold_less_at_the_end() -> None:
     """Of cuts with equally slow stages the one whose other stages are faster."""
     costs = np.array([[5.0, 1.0, 1.0, 1.0]] * 3)
-    assert fastest_cut(costs) == (1, 2, 1)
-    assert fastest_cut(costs[:, :2]) is None
+    assert find_fastest_cut(costs) == (1, 2, 1)
+    assert find_fastest_cut(costs[:, :2]) is None

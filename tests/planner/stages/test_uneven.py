@@ -141,7 +141,7 @@ def nothing_even(_problem: Problem, _watch: SearchProgress) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
-    monkeypatch.setattr(uneven, "even_optimum", nothing_even)
+    monkeypatch.setattr(uneven, "search_even_stages", nothing_even)
     random = np.random.default_rng(seed)
     config = {
         "model_type": "llama", "vocab_size": int(random.choice((4096, 32000))), "hidden_size": 256,

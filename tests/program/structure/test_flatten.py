@@ -6,11 +6,11 @@ import pytest
 
 import simpar
 from simpar.report.result import Result
-from simpar.validation.predict import changed_stack
+from simpar.validation.predict import change_stack
 from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=128, global_batch=8)
-STACK = changed_stack("nemo", {"launch.step_overhead_s": 0.06})
+STACK = change_stack("nemo", {"launch.step_overhead_s": 0.06})
 """What the host needs once a step is most of so small a one, whatever a fit says of it."""
 
 

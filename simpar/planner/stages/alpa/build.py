@@ -12,10 +12,10 @@ import numpy as np
 
 from simpar.architectures.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_tensors
 from simpar.cost.sharded import tensor_elements
-from simpar.plan.placement import sharding
+from simpar.plan.placement import count_slices
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.planner.stages.alpa.graph import BlockTensor, ChoiceGraph, Unary, Variable
-from simpar.planner.stages.alpa.operators import LIGHT, Metric, OperatorChoices, OperatorCosts
+from simpar.planner.stages.alpa.operators import CHEAP_KINDS, Metric, OperatorChoices, OperatorCosts
 from simpar.planner.stages.alpa.roles import AGAIN, SERIAL, SUMMED, Pricer, codes, moves, states_of
 from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import StageView
@@ -130,10 +130,10 @@ class _BlockBuilder:
     def add(self) -> None:
         """Variables of heavy operators first, then everything that follows them."""
         for op in self.block.operators:
-            if op.kind not in LIGHT:
+            if op.kind not in CHEAP_KINDS:
                 self._own_variable(op)
         for op in self.block.operators:
-            if op.kind in LIGHT:
+            if op.kind in CHEAP_KINDS:
                 self._follow(op)
         for op in self.block.operators:
             self._terms(op)
@@ -175,7 +175,7 @@ class _BlockBuilder:
         if name == MEMORY and name not in self._names:
             return self._streams[2]
         source = self.block.operator(name)
-        if source.kind not in LIGHT or source.name in seen:
+        if source.kind not in CHEAP_KINDS or source.name in seen:
             return None
         found = self.follows[name] if name in self.follows else self._leader(source, seen)
         return found if found is not None and self.graph.variables[found].table is None else None
@@ -287,7 +287,7 @@ class _BlockBuilder:
         number, mesh = self._streams[0], self.costs.pricer.mesh
         index, states = self.graph.variables[number].index, states_of(len(mesh))
         metrics = np.zeros((len(Metric), len(index)))
-        metrics[Metric.SAVED] = [self._bytes(INPUT) / sharding(states[code], mesh) for code in index.tolist()]
+        metrics[Metric.SAVED] = [self._bytes(INPUT) / count_slices(states[code], mesh) for code in index.tolist()]
         self.graph.unary.append(Unary(self.block.name, number, metrics))
 
 

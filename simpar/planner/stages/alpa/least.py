@@ -27,7 +27,7 @@ from simpar.planner.stages.alpa.graph import ChoiceGraph, eliminate
 from simpar.planner.stages.alpa.meshes import logical_meshes
 from simpar.planner.stages.alpa.operators import Metric
 from simpar.planner.stages.alpa.profile import Profile
-from simpar.planner.stages.cuts import between
+from simpar.planner.stages.cuts import sum_between
 from simpar.units import NS, Floats, Ints
 
 TOLERANCE = 2.0**-10
@@ -41,7 +41,7 @@ PRICES = (0.0, 0.3, 3.0)
 """Prices of filling a device with states, relative to the step at no price."""
 
 
-def lowest_step_s(profile: Profile, sizes: Sequence[int]) -> float:
+def bound_profile_step_s(profile: Profile, sizes: Sequence[int]) -> float:
     """A lower bound in seconds of all plans with a profile's microbatches; ``sizes`` are devices per stage.
 
     Infinite if no mesh has a legal sharding.
@@ -57,10 +57,10 @@ def lowest_step_s(profile: Profile, sizes: Sequence[int]) -> float:
     steps = np.where(np.tril(np.ones(steps.shape[1:], dtype=bool)), np.inf, steps)
     devices = profile.cluster.world_size
     unit = -(-devices // MOST_UNITS)  # sizes are rounded down to units, which keeps the bound low
-    return least_step_s(steps, forwards, np.array(list(found)) // unit, devices // unit)
+    return bound_step_s(steps, forwards, np.array(list(found)) // unit, devices // unit)
 
 
-def least_step_s(steps_s: Floats, forwards_s: Floats, sizes: Ints, devices: int) -> float:
+def bound_step_s(steps_s: Floats, forwards_s: Floats, sizes: Ints, devices: int) -> float:
     """The least, over all cuts, of the longest stage: its own step and the forwards of the stages before it.
 
     ``steps_s`` and ``forwards_s`` float64[sizes, K + 1, K + 1] are seconds of ranges of blocks on so many devices, of
@@ -122,6 +122,6 @@ def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
             own[:, [Metric.SYNC, Metric.UPDATE, Metric.STATIC]] = 0.0  # may be tied to the embedding
         least = [value for value, _ in eliminate(graph, own, {name: 1})]
         each[:, number] = np.array(least) - steps * ROUNDED_S * len(block.operators)
-    found = between(each[:, chain.kind_of_block])
+    found = sum_between(each[:, chain.kind_of_block])
     own_s = found[:-1] - (price * whole_s)[:, None, None]
     return own_s.max(axis=0), np.maximum(found[-1], 0.0)

@@ -42,7 +42,7 @@ class Metric(IntEnum):
     """What a microbatch keeps for its backward."""
 
 
-LIGHT = ("norm", "add", "rope", "activation", "gated_activation", "dropout")
+CHEAP_KINDS = ("norm", "add", "rope", "activation", "gated_activation", "dropout")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OperatorCosts:
         table = self.table(op)
         whole = divides(op, self.dims, table.by)
         index: Ints = np.flatnonzero(np.broadcast_to(whole, table.reads.shape))
-        if op.kind not in LIGHT and len(index):
+        if op.kind not in CHEAP_KINDS and len(index):
             index = index[table.idle[index] == table.idle[index].min()]
         again = [i for i in index.tolist() if op.weights and table.groups[i]]
         gathered = np.arange(len(index) + len(again)) >= len(index)

@@ -21,17 +21,17 @@ from simpar.errors import UserError
 from simpar.plan.choices.choice import divisors
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import same_memory, usual_schedule
+from simpar.plan.schedules import default_schedule, schedules_with_same_memory
 from simpar.plan.stages import StagePlan
 from simpar.planner.certify.exact import SimulatedPlan, job_of
 from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.stages.alpa.inter_op import MAX_STAGES, InterOp, StageCut
-from simpar.planner.stages.alpa.least import lowest_step_s
+from simpar.planner.stages.alpa.least import bound_profile_step_s
 from simpar.planner.stages.alpa.meshes import place_stages, submesh_sizes
 from simpar.planner.stages.alpa.profile import Profile, with_stages
-from simpar.planner.stages.answers import StagesSearch, Value, chosen_values, even_optimum
+from simpar.planner.stages.answers import StagesSearch, Value, list_axis_values, search_even_stages
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.job import TrainingJob
 
@@ -42,13 +42,13 @@ SLACK = 1.04
 SIMULATED_CUTS = 6
 SHARES = (1.0, 0.97, 0.92)
 """Shares of the memory limit to plan for; the next one is tried if a plan for the previous one does not fit."""
-GIVERS = 2
+MAX_GIVING_STAGES = 2
 """How many of the slowest stages may give a layer away."""
 MAX_OPS = 3_000_000
 """The most ops of all Programs that a search runs; after that it ranks what it has."""
-WIDEST = 16
+MAX_BATCH_RATIO = 16
 """The most devices per sequence, and the most sequences per device, that are tried."""
-SCHEDULES = same_memory(usual_schedule())
+SCHEDULES = schedules_with_same_memory(default_schedule())
 """Schedules to try with a cut: all keep as many microbatches in flight as the usual one, which cuts are planned for."""
 
 
@@ -77,7 +77,7 @@ class CutTrial:
         """The same trial with a block of one of the slowest stages moved to the stage before or after it."""
         stages = self.cut.stages
         seconds = [self.profile.ranges(size, self.share)[0][:, begin, end].min() for begin, end, size in stages]
-        for giver in np.argsort(seconds)[::-1][:GIVERS].tolist():
+        for giver in np.argsort(seconds)[::-1][:MAX_GIVING_STAGES].tolist():
             for at, step in ((giver, 1), (giver + 1, -1)):
                 if 0 < at < len(stages):
                     bounds = [begin for begin, *_ in stages] + [stages[-1][1]]
@@ -115,12 +115,12 @@ class AlpaSearch(StagesSearch):
         batch, layers = problem.training.global_batch, len(problem.graph.layers)
         sizes = [1 << n for n in range(batch.bit_length()) if batch % (1 << n) == 0]
         offered: dict[str, Sequence[Value]] = {
-            "micro_batch": [size for size in sizes if size <= WIDEST * world],
+            "micro_batch": [size for size in sizes if size <= MAX_BATCH_RATIO * world],
             "pp": range(1, min(world, layers + 2, MAX_STAGES) + 1),
             "recompute": SIMPLE,
             "schedule": SCHEDULES,
         }
-        self.values = chosen_values(problem, self.space, offered, {"micro_batch": divisors(batch)})
+        self.values = list_axis_values(problem, self.space, offered, {"micro_batch": divisors(batch)})
         if problem.base.tuning.is_used:
             raise UserError(
                 "plan.tuning: adapters and frozen layers are not searched with --space alpa; allowed: --space uniform, "
@@ -158,12 +158,16 @@ class AlpaSearch(StagesSearch):
 
     def submeshes(self, size: int) -> list[int]:
         """Devices that a stage may have with microbatches of ``size`` sequences."""
-        return [n for n in submesh_sizes(self.problem.cluster) if n <= WIDEST * size and size <= WIDEST * n]
+        return [
+            n
+            for n in submesh_sizes(self.problem.cluster)
+            if n <= MAX_BATCH_RATIO * size and size <= MAX_BATCH_RATIO * n
+        ]
 
     def bound(self) -> None:
         """Lower-bound the step of every plan, by the size of its microbatches."""
         for size in map(int, self.values["micro_batch"]):
-            self.bounds_s[size] = lowest_step_s(self.profile(size), self.submeshes(size))
+            self.bounds_s[size] = bound_profile_step_s(self.profile(size), self.submeshes(size))
         self.open_s = min(self.bounds_s.values()) + self.problem.stack.launch.step_overhead_s
 
     def run(self) -> None:
@@ -189,7 +193,7 @@ class AlpaSearch(StagesSearch):
         Sizes are tried from a likely one in both directions, until one falls behind the best so far.
         """
         found: list[CutTrial] = []
-        sizes, likely = list(self.bounds_s), max(self.problem.cluster.world_size // WIDEST, 1)
+        sizes, likely = list(self.bounds_s), max(self.problem.cluster.world_size // MAX_BATCH_RATIO, 1)
         for direction in ([n for n in sizes if n >= likely], [n for n in sizes if n < likely][::-1]):
             for size in direction:
                 if self.bounds_s[size] >= self.best_s:
@@ -268,4 +272,4 @@ def search_alpa(problem: Problem, progress: SearchProgress) -> SearchResult:
     Raises Infeasible if nothing fits, and UserError for anything that stages with their own meshes do not support.
     """
     search = AlpaSearch(problem, progress)
-    return search.answer(even_optimum(problem, progress))
+    return search.answer(search_even_stages(problem, progress))

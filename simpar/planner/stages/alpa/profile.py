@@ -19,14 +19,14 @@ from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import usual_schedule
+from simpar.plan.schedules import default_schedule
 from simpar.plan.stages import StagePlan
 from simpar.planner.stages.alpa.build import Chain, build_graph, shardings
 from simpar.planner.stages.alpa.graph import ChoiceGraph, eliminate
 from simpar.planner.stages.alpa.meshes import Mesh, logical_meshes
 from simpar.planner.stages.alpa.operators import Metric
 from simpar.planner.stages.alpa.roles import Pricer
-from simpar.planner.stages.cuts import between
+from simpar.planner.stages.cuts import sum_between
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.job import TrainingJob
@@ -57,7 +57,7 @@ class Option:
 
 def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str | None = None) -> Plan:
     """A plan with other stages, under a schedule or the usual one."""
-    schedule = schedule or usual_schedule()
+    schedule = schedule or default_schedule()
     pipeline = plan.pipeline.model_copy(update={"stages": stages, "layers": None, "schedule": schedule})
     mesh = plan.mesh.model_copy(update={"dp": None, "pp": len(stages)})
     memory = plan.memory.model_copy(update={"recompute": "none"})  # every stage has its own
@@ -163,7 +163,7 @@ class Profile:
             return self._ranges[size, share]
         options, blocks = self.options(size), len(self.chain.blocks)
         every = np.stack([option.metrics for option in options], axis=1)[:, :, self.chain.kind_of_block]
-        total = between(every[:WORKSPACE])
+        total = sum_between(every[:WORKSPACE])
         layout, habits = self.job.layout, self.job.stack.memory.allocator
         hidden = OVERLAP * total[Metric.PASS] if layout.overlap_grad_reduce and layout.overlap_param_gather else 0.0
         step = np.maximum(total[Metric.SYNC] - hidden, 0.0) + total[Metric.UPDATE]

@@ -13,9 +13,9 @@ from simpar.errors import UserError
 from simpar.planner.certify.exact import exact, job_of
 from simpar.planner.problem import make_problem
 from simpar.planner.progress import SearchProgress
-from simpar.planner.stages.alpa.least import least_step_s
+from simpar.planner.stages.alpa.least import bound_step_s
 from simpar.planner.stages.alpa.optimize import AlpaSearch
-from simpar.planner.stages.cuts import between
+from simpar.planner.stages.cuts import sum_between
 from tests.as_stages import as_stages
 
 CONFIG = {
@@ -49,8 +49,8 @@ def test_the_least_step_is_that_of_every_cut(seed: int) -> None:
     """What every cut with every choice of sizes takes, where some blocks divide on some sizes only, too."""
     random, sizes = np.random.default_rng(seed), np.array((1, 2, 4))
     work = random.uniform(1, 4, (3, 4)) / sizes[:, None]
-    steps = between(work * 8)
-    forwards = between(work * random.uniform(0.2, 0.5, (3, 4)))
+    steps = sum_between(work * 8)
+    forwards = sum_between(work * random.uniform(0.2, 0.5, (3, 4)))
     steps[:, np.tril(np.ones((5, 5), dtype=bool))] = np.inf
     if seed % 2:
         steps[2, :3, 3:] = np.inf
@@ -67,5 +67,5 @@ def test_the_least_step_is_that_of_every_cut(seed: int) -> None:
                         step = max(step, before + steps[size, begin, end])
                         before += forwards[size, begin, end]
                     least = min(least, step)
-        found = least_step_s(steps, forwards, sizes, devices)
+        found = bound_step_s(steps, forwards, sizes, devices)
         assert found == least == np.inf or (1 - 2e-3) * least <= found <= least

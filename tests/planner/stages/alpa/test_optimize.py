@@ -30,14 +30,14 @@ def problem_of(config=SMALL, **options):
 @pytest.fixture
 def alone(monkeypatch):
     """Stages of their own, with nothing in the uniform space."""
-    monkeypatch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
+    monkeypatch.setattr(optimize, "search_even_stages", lambda _problem, _progress: None)
 
 
 @pytest.fixture(scope="module")
 def found():
     """One search of the Alpa space alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
+        patch.setattr(optimize, "search_even_stages", lambda _problem, _progress: None)
         return search_alpa(problem_of(constraints=FEW), SearchProgress(top=3))
 
 
