@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from as_published import recompute_to_fit
 from joblib import Parallel, delayed
 from normalise.tables import read_published
 from numpy.typing import NDArray
@@ -40,14 +41,14 @@ from simpar.validation.predict import (
     Prediction,
     change_stack,
     cluster_of,
+    has_rate,
     predict_time_s,
     time_ops,
+    with_rates,
 )
-from simpar.validation.rates import has_rate, with_rates
 from simpar.validation.rows import Case, Measurements, case, read_measurements
 from simpar.validation.summary import CELL
 from simpar.validation.table import suspect
-from simpar.validation.tight import recompute_to_fit
 from simpar.validation.tuned import choose_open_settings
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")

@@ -16,12 +16,12 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from as_published import published_outcomes
 from calibrate_uncertainty_rows import TABLES
 from normalise.tables import read_published
 from tables import DATA
 
 from simpar.validation.cells import Row, text
-from simpar.validation.table import outcomes_of
 
 CELL = ("source", "gpu_type", "precision")
 LAYOUT = (
@@ -37,7 +37,7 @@ def errors_of(paths: Sequence[Path]) -> Iterator[tuple[Row, float]]:
     """Rows of tables with log(measured / predicted)."""
     for path in paths:
         rows = read_published(path)
-        for row, found in zip(rows, outcomes_of(rows), strict=True):
+        for row, found in zip(rows, published_outcomes(rows), strict=True):
             if found.time_error is not None and not found.suspect and abs(np.log1p(found.time_error)) < MOST:
                 yield row, -float(np.log1p(found.time_error))
 

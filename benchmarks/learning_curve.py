@@ -35,8 +35,7 @@ from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import Traits, support_of
 from simpar.uncertainty.table import LearnedErrors, load_error_table
 from simpar.validation.cells import Row, Unmodelled, text
-from simpar.validation.predict import cluster_of, job_of
-from simpar.validation.rates import has_rate, with_rates
+from simpar.validation.predict import cluster_of, has_rate, job_of, with_rates
 from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import suspect
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from as_published import published_outcomes
 from calibrate_uncertainty_rows import kept_runs
 from left_out import KINDS, LeftOut
 from normalise.tables import read_published
@@ -22,7 +23,6 @@ from tables import DATA, ROOT
 
 from simpar.units import GIB
 from simpar.validation.summary import RowOutcome, summary
-from simpar.validation.table import outcomes_of
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 COLUMNS = (
@@ -84,7 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     paths = arguments.tables or [DATA / name for name in TABLES]
     left_out = LeftOut.of(kept_runs(arguments.rows))
-    outcomes = [outcome for path in paths for outcome in outcomes_of(read_published(path))]
+    outcomes = [outcome for path in paths for outcome in published_outcomes(read_published(path))]
     lines = [
         "# Validation",
         "",

@@ -10,7 +10,7 @@ from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, every,
 from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
-from simpar.validation.row_plan import MEGATRONS
+from simpar.validation.rows import MEGATRONS
 
 from .dense import is_mixture, unfused
 from .labels import is_primus

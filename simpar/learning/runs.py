@@ -19,8 +19,7 @@ from simpar.learning.reports import is_report, reported
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled
 from simpar.validation.chosen import ProfileOverrides
-from simpar.validation.predict import predict_time_s
-from simpar.validation.rates import has_rate, peak_flop_per_s, with_rates
+from simpar.validation.predict import has_rate, peak_flop_per_s, predict_time_s, with_rates
 from simpar.validation.rows import Case, read_measurements
 from simpar.validation.table import label, read_table, suspect
 from simpar.validation.tuned import choose_open_settings

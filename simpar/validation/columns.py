@@ -38,8 +38,6 @@ RUN_COLUMNS: Mapping[str, str] = {
     "plan": "plan file, from the folder of the table: what ran, on what; the columns above may then be blank",
     "assumed": "what the author of the table assumed to fill in the row, in words; it is printed",
     "iteration_time_s": "seconds of a step",
-    "layer_forward_s": "seconds of one layer's forward, in a row that times a layer instead of a step",
-    "layer_backward_s": "seconds of its backward",
     "tokens_per_s_per_gpu": "tokens of a second and device, where no time is known",
     "tflops_per_gpu": "TFLOP/s of a device, where neither is known",
     "mfu_pct": "percent of the dense peak, where none of these is known",

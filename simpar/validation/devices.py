@@ -51,55 +51,15 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
 )
 _OTHER_MEMORY = 0.1
 """Share by which printed gigabytes may differ from a device's memory: 80 GB may mean 80e9 bytes or 80 GiB."""
-_OTHER_WORDS = frozenset(
-    [
-        "nvidia",
-        "amd",
-        "google",
-        "geforce",
-        "instinct",
-        "tesla",
-        "cloud",
-        "gpu",
-        "tensor",
-        "core",
-        "sxm",
-        "sxm2",
-        "sxm3",
-        "sxm4",
-        "sxm5",
-        "pcie",
-        "oam",
-        "hgx",
-        "dgx",
-        "nvl72",
-        "hbm2",
-        "hbm2e",
-        "hbm3",
-        "hbm3e",
-    ]
-)
+_OTHER_WORDS = frozenset([
+    "nvidia", "amd", "google", "geforce", "instinct", "tesla", "cloud", "gpu", "tensor", "core", "sxm", "sxm2", "sxm3",
+    "sxm4", "sxm5", "pcie", "oam", "hgx", "dgx", "nvl72", "hbm2", "hbm2e", "hbm3", "hbm3e",
+])  # fmt: skip
 """Words beside the name of a device that do not choose another profile."""
-_NETWORKS = frozenset(
-    [
-        "infiniband",
-        "ib",
-        "roce",
-        "rdma",
-        "efa",
-        "ethernet",
-        "nvlink",
-        "nvswitch",
-        "xgmi",
-        "pcie",
-        "ici",
-        "dcn",
-        "none",
-        "intra",
-        "inter",
-        "node",
-    ]
-)
+_NETWORKS = frozenset([
+    "infiniband", "ib", "roce", "rdma", "efa", "ethernet", "nvlink", "nvswitch", "xgmi", "pcie", "ici", "dcn", "none",
+    "intra", "inter", "node",
+])  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -14,8 +14,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every, of_modules
 from simpar.architectures.training import Documents, Training
 from simpar.errors import UserError
+from simpar.plan.choices import to_file_value
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
 from simpar.profiles import is_file
 from simpar.stacks.stack import load_stack
 from simpar.units import GB, GIB
@@ -31,9 +35,169 @@ from simpar.validation.cells import (
     text,
     values_with_prefix,
 )
+from simpar.validation.columns import PLAN_COLUMNS
 from simpar.validation.devices import hardware_of, load_named_profile
 from simpar.validation.models import graph_of
-from simpar.validation.row_plan import canonical, global_batch, open_settings, plan_of
+
+# The plan of a measured run from the columns of its row.
+MEGATRONS = frozenset(
+    ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
+)
+TUNED = "tuned"
+"""The word for a setting that is not known because the run was tuned over it."""
+FREE_BATCH = "global_batch"
+"""The name, among open settings, of a batch that follows from the micro-batch."""
+USUAL_RECOMPUTE = {"torchtitan": SELECTIVE, "maxtext": FULL, "automodel": FULL}
+"""What recipes of stacks recompute where a row does not say."""
+OTHERS_OF_PLAN = tuple(name for name in dict.fromkeys(PLAN_COLUMNS.values()) if name not in ("dp", "ep"))
+NO, YES = ("no", "off", "false", "0"), ("yes", "on", "true", "1")
+_RECOMPUTE = dict.fromkeys(NO, NONE) | dict.fromkeys(YES, FULL) | {"every other layer": every(2)}
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
+STAGES = {
+    **{f"{word}{stage}": stage for word in ("", "zero", "stage", "zerostage") for stage in (0, 1, 2, 3)},
+    **dict.fromkeys(("ddp", "none", "no", "off", "false"), 0), "distributedoptimizer": 1,
+}  # fmt: skip
+"""Words for sharding, without what stands between letters, and their ZeRO stages."""
+
+
+def canonical(row: Row) -> Row:
+    """The row with columns of a plan's choices under their own names. Raises Unmodelled for two that differ."""
+    result: dict[str, str] = {}
+    for column, value in row.items():
+        name = PLAN_COLUMNS.get(column, column)
+        if name in PLAN_COLUMNS.values() and text(result, name) not in ("", text(row, column)) and text(row, column):
+            raise Unmodelled(f"{column} = {value} and {name} = {result[name]} mean the same; give one")
+        result[name] = value if text(row, column) else result.get(name, "")
+    return result
+
+
+def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool) -> dict[str, Any]:
+    """The plan's fields for a row's run. Raises Unmodelled with the reason."""
+    if not text(row, "tp") and not text(row, "pp") and stack in MEGATRONS and devices > 1:
+        raise Unmodelled("tp and pp not published")
+    tp, pp, cp = read_count(row, "tp", 1), read_count(row, "pp", 1), read_count(row, "cp", 1)
+    replicas, rest = divmod(devices, tp * cp * pp)
+    if rest:
+        raise Unmodelled("tp x cp x pp does not divide n_gpus")
+    if read_count(row, "dp", replicas) != replicas:
+        raise Unmodelled("tp x cp x pp x dp is not n_gpus")
+    schedule, vpp = _schedule(row, pp)
+    plan: dict[str, Any] = {
+        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
+        "recompute": _recompute(row, stack), "precision": _precision(row),
+        "schedule": schedule,
+    }  # fmt: skip
+    plan |= _sharding(row, replicas * cp, per_node, stack)
+    if mixture or read_count(row, "ep", 1) > 1:
+        plan["ep"] = read_count(row, "ep", 1)
+    for name in OTHERS_OF_PLAN:
+        value = plain(row, name)
+        if value is not None and name not in plan and not _is_tuned(row, name):
+            plan |= to_file_value(name, tuple(value) if isinstance(value, list) else value)
+    if tp == 1 and plan.get("sequence_parallel"):
+        plan["sequence_parallel"] = False
+    try:
+        Plan.model_validate(plan)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Unmodelled(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
+    return plan
+
+
+def _is_tuned(row: Row, name: str) -> bool:
+    return text(row, name).lower() == TUNED
+
+
+def _schedule(row: Row, pp: int) -> tuple[str, int]:
+    """The schedule of a row and its chunks per rank; the usual one has as many chunks as the row says, by any name."""
+    word = text(row, "schedule").lower()
+    name = default_schedule() if word in ("", NONE, *NO) else schedule_named(word) or word
+    known = SCHEDULES.get(name)
+    chunks = natural_vpp(name) if known and not known.usual else 1
+    vpp = 1 if pp == 1 or _is_tuned(row, "vpp") else read_count(row, "vpp", chunks)
+    return default_schedule(vpp) if known and known.usual else name, vpp
+
+
+def _micro_batch(row: Row, replicas: int) -> int | None:
+    """Sequences of a microbatch: printed, or the batch over replicas and microbatches; None where it is open."""
+    if text(row, "micro_batch") and not _is_tuned(row, "micro_batch"):
+        return read_count(row, "micro_batch")
+    batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
+    if _is_tuned(row, "micro_batch") or not batch or not accumulation or batch % (replicas * accumulation):
+        return None
+    return int(batch // (replicas * accumulation))
+
+
+def _recompute(row: Row, stack: str) -> str:
+    word = text(row, "recompute").lower()
+    if not word or word == TUNED:
+        return NONE if word else USUAL_RECOMPUTE.get(stack, NONE)
+    if word.startswith("selective modules:"):
+        names = word.partition(":")[2].replace(",", " ").split()
+        return of_modules(names)
+    return _RECOMPUTE.get(word, word)
+
+
+def _precision(row: Row) -> str:
+    word = text(row, "precision").lower().replace(" ", "_")
+    return _PRECISIONS.get(word, word) or "bf16"
+
+
+def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]:
+    """ZeRO stage and replicas of shards, over the ``ranks`` that share parameters. Raises Unmodelled."""
+    if text(row, "zero"):
+        return {"zero": plain(row, "zero")}
+    cell = text(row, "zero_stage_or_fsdp")
+    word = "".join(each for each in cell.lower() if each.isalnum())
+    kind = word.rstrip("0123456789")
+    shards = int(word.removeprefix("fsdp") or ranks) if kind == "fsdp" else ranks
+    if word in STAGES:
+        sharding = {"zero": STAGES[word]}
+    elif not word:  # today's recipes of Megatron-LM shard the optimizer
+        sharding = {"zero": int(stack == "megatron")}
+    elif word == "hybridshard":
+        sharding = {"zero": 3, "hsdp": max(1, ranks // per_node)}
+    elif kind == "fsdp" and shards and ranks % shards == 0:
+        sharding = {"zero": 3, "hsdp": ranks // shards}
+    elif kind == "fsdp":
+        raise Unmodelled("FSDP degree does not divide dp")
+    else:
+        raise Unmodelled(
+            f"zero_stage_or_fsdp {cell!r} is not a known word; allowed: 0 to 3, ZeRO-1, FSDP, FSDP 64, DDP, "
+            "distributed optimizer, hybrid shard; or the columns zero and hsdp"
+        )
+    replicas = plain(row, "hsdp")
+    if replicas is not None and replicas != sharding.get("hsdp", replicas):
+        raise Unmodelled(f"hsdp = {replicas} and zero_stage_or_fsdp = {cell} have different replicas")
+    return sharding if ranks > 1 else {"zero": 0}
+
+
+def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[str, ...]:
+    """Settings that a tuner would choose: those that say so, and the micro-batch and what else is blank with it."""
+    tuned = [name for name in dict.fromkeys(PLAN_COLUMNS.values()) if _is_tuned(row, name)]
+    replicas = read_count(row, "n_gpus") // (plan["tp"] * plan["pp"] * plan["cp"])
+    if "micro_batch" not in tuned and _micro_batch(row, replicas) is not None:
+        return tuple(tuned)
+    if mixture:
+        raise Unmodelled("micro_batch not published")  # dispatch depends on the micro-batch
+    tuned.append("micro_batch")
+    if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
+        tuned.append(FREE_BATCH)
+    if not text(row, "vpp") and plan["pp"] > 1:
+        tuned.append("vpp")
+    if not text(row, "recompute") and plan["recompute"] == NONE:
+        tuned.append("recompute")
+    return tuple(dict.fromkeys(tuned))
+
+
+def global_batch(row: Row, plan: Mapping[str, Any], devices: int) -> int:
+    """Sequences of a step: as printed, or from the plan's microbatches."""
+    if text(row, "global_batch_seqs"):
+        return read_count(row, "global_batch_seqs")
+    once = 1 if plan["pp"] == 1 else None  # without a pipeline, assume one microbatch
+    replicas = devices // (plan["tp"] * plan["cp"] * plan["pp"])
+    return int(replicas * plan["micro_batch"] * read_count(row, "grad_accum", once))
+
 
 PeakCounts = Literal["allocated", "reserved", "device"]
 """What a peak counts: tensors, memory that the allocator reserves, or all memory used on the device (nvidia-smi)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -36,30 +36,28 @@ class RowOutcome:
     @property
     def time_error(self) -> float | None:
         """Signed relative error of step time."""
-        if self.prediction is None or self.measured is None or not self.measured.step_time_s:
-            return None
-        return self.prediction.step_time_s / self.measured.step_time_s - 1
+        return self._error("step_time_s", lambda prediction: prediction.step_time_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Signed relative error of the peak of tensors, reserved memory or the device, whichever was measured."""
+        counts = self.measured.peak_counts if self.measured else "reserved"
+        return self._error("peak_memory_bytes", lambda prediction: prediction.peak_bytes(counts))
+
+    @property
+    def static_error(self) -> float | None:
+        """Signed relative error of static memory."""
+        return self._error("static_memory_bytes", lambda prediction: prediction.static_memory_bytes)
+
+    def _error(self, name: str, predicted: Callable[[Prediction], float]) -> float | None:
+        value = getattr(self.measured, name, None)
+        return predicted(self.prediction) / value - 1 if self.prediction and value else None
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
         """The 90 % interval of the step, in s; None if it is not known."""
         known = self.prediction.certainty if self.prediction else None
         return None if known is None else known.step_time_interval_s
-
-    @property
-    def memory_error(self) -> float | None:
-        """Signed relative error of the peak of tensors, reserved memory or the device, whichever was measured."""
-        if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
-            return None
-        found = self.prediction.peak_bytes(self.measured.peak_counts)
-        return found / self.measured.peak_memory_bytes - 1
-
-    @property
-    def static_error(self) -> float | None:
-        """Signed relative error of static memory."""
-        if self.prediction is None or self.measured is None or not self.measured.static_memory_bytes:
-            return None
-        return self.prediction.static_memory_bytes / self.measured.static_memory_bytes - 1
 
 
 def summary(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
@@ -187,20 +185,15 @@ def _fit_accuracy(outcomes: Sequence[RowOutcome]) -> float | None:
 
 def _peers(outcomes: Sequence[RowOutcome]) -> Mapping[str, float | None]:
     """Errors of simpar and of the peer, on rows whose source publishes another tool's prediction."""
-    time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
-    memory = [o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None]
-    return {
-        "peer_rows": float(len(time)),
-        "peer_time_ape_mean": _percent([_peer(o, "time") for o in time], fmean),
-        "ours_on_peer_time_ape_mean": _percent([abs(o.time_error or 0) for o in time], fmean),
-        "peer_memory_ape_mean": _percent([_peer(o, "memory") for o in memory], fmean),
-        "ours_on_peer_memory_ape_mean": _percent([abs(o.memory_error or 0) for o in memory], fmean),
-    }
-
-
-def _peer(outcome: RowOutcome, what: str) -> float:
-    m = outcome.measured
-    assert m is not None, "peers are compared on measured rows"
-    if what == "time":
-        return abs((m.peer_step_time_s or 0) / (m.step_time_s or 1) - 1)
-    return abs((m.peer_memory_bytes or 0) / (m.peak_memory_bytes or 1) - 1)
+    result: dict[str, float | None] = {}
+    for what, name, peer in (
+        ("time", "step_time_s", "peer_step_time_s"),
+        ("memory", "peak_memory_bytes", "peer_memory_bytes"),
+    ):
+        rows = [o for o in outcomes if getattr(o.measured, peer, None) and getattr(o, f"{what}_error") is not None]
+        theirs = [abs(getattr(o.measured, peer) / getattr(o.measured, name) - 1) for o in rows]
+        if what == "time":
+            result["peer_rows"] = float(len(rows))
+        result[f"peer_{what}_ape_mean"] = _percent(theirs, fmean)
+        result[f"ours_on_peer_{what}_ape_mean"] = _percent([abs(getattr(o, f"{what}_error")) for o in rows], fmean)
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,72 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.plan.choices.mesh import LABELLED
 from simpar.units import GIB
+from simpar.validation import collectives, kernels
 from simpar.validation.cells import Row, Unmodelled, format_cell, text
-from simpar.validation.chosen import AS_NAMED, ProfileOverrides
+from simpar.validation.chosen import AS_NAMED, ProfileOverrides, resolve_paths
 from simpar.validation.columns import find_unread_columns
-from simpar.validation.layers import layer_time_s, predict_layer
-from simpar.validation.planned import resolve_paths
-from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import read_measurements
-from simpar.validation.single import is_single, single_outcomes
+from simpar.validation.predict import Prediction, has_rate, with_rates
+from simpar.validation.rows import Case, Measurements, read_measurements
 from simpar.validation.summary import CELL, RowOutcome, summary
-from simpar.validation.tight import recompute_to_fit
 from simpar.validation.tuned import choose_open_settings
+
+
+# Tables of single kernels or collectives: every row predicted by the cost model alone.
+def is_single(rows: Sequence[Row]) -> bool:
+    """Whether rows have the columns of kernels or of collectives."""
+    names = set(rows[0]) if rows else set()
+    return names.issuperset(kernels.COLUMNS) or names.issuperset(collectives.COLUMNS)
+
+
+def single_outcomes(rows: Sequence[Row]) -> list[RowOutcome]:
+    """Prediction and measurement of every row in order, or the reason why it is not modelled."""
+    of_kernels = set(rows[0]).issuperset(kernels.COLUMNS)
+    parsed: list[Any] = [_parsed(row, of_kernels=of_kernels) for row in rows]
+    known = [at for at, one in enumerate(parsed) if not isinstance(one, str)]
+    predict: Any = kernels.predict if of_kernels else collectives.predict
+    times = dict(zip(known, predict([parsed[at] for at in known]), strict=True))
+    return [
+        _outcome(line, row, one, times.get(line - 2))
+        for line, (row, one) in enumerate(zip(rows, parsed, strict=True), start=2)
+    ]
+
+
+def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.MeasuredCall | str:
+    try:
+        return kernels.kernel(row) if of_kernels else collectives.call(row)
+    except Unmodelled as reason:
+        return str(reason)
+
+
+def _label(row: Row) -> str:
+    """The name of an operation in a report: its kind, its shape, and where it ran."""
+    sizes = [format_cell(row, name) for name in ("m", "n", "k") if text(row, name)]
+    named = {"batch": "b", "seq_len": "s", "n_heads": "h", "head_dim": "d", "message_bytes": "bytes "}
+    shape = [f"{mark}{format_cell(row, name)}" for name, mark in named.items() if text(row, name)]
+    words = [text(row, "op"), text(row, "direction"), " x ".join(sizes), *shape, text(row, "gpu_type")]
+    where = f"on {format_cell(row, 'n_gpus')}" if text(row, "n_gpus") else ""
+    return " ".join(word for word in (*words, where) if word)
+
+
+def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) -> RowOutcome:
+    words = {"row": line, "source": text(row, "source"), "label": _label(row), "cell": (str(line),)}
+    if not isinstance(predicted, float):
+        reason = parsed if isinstance(parsed, str) else str(predicted)
+        return RowOutcome(**words, measured=None, prediction=None, reason=reason)  # type: ignore[arg-type]
+    measured = Measurements(parsed.time_s, None, None, None, None, fits=None)
+    found = Prediction(predicted, 0.0, 0.0, 0.0, fits=True)
+    return RowOutcome(**words, measured=measured, prediction=found)  # type: ignore[arg-type]
+
 
 NEEDED = ("source", "n_gpus", "seq_len")
 CHUNK = 16
 DELIMITERS = (",", ";", "\t")
+CERTAINTY = {
+    "step_time_interval_s", "reserved_memory_interval_bytes", "fit_probability", "support", "unsupported", "own_runs",
+}  # fmt: skip
+"""What a report says of how sure the prediction of a row is."""
+RowPredictor = Callable[[Row, ProfileOverrides], tuple[Case, Measurements, Prediction]]
+"""What a row is predicted by: see :func:`predict_row`."""
 
 
 @refuses_unknown_keywords
@@ -87,47 +138,44 @@ def read_table(path: str | Path) -> list[Row]:
     return rows
 
 
-def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: ProfileOverrides = AS_NAMED) -> list[RowOutcome]:
+def outcomes_of(
+    rows: Sequence[Row], *, jobs: int = -1, chosen: ProfileOverrides = AS_NAMED, predicted: RowPredictor | None = None
+) -> list[RowOutcome]:
     """Predict rows on ``jobs`` processes (-1: all cores); the results are in order."""
     from joblib import Parallel, delayed
 
     numbered = list(enumerate(rows, start=2))
     chunks = [numbered[i : i + CHUNK] for i in range(0, len(numbered), CHUNK)]
-    if jobs == 1 or len(chunks) == 1:
-        return [outcome for chunk in chunks for outcome in _outcomes(chunk, chosen)]
-    parts = Parallel(n_jobs=jobs)(delayed(_outcomes)(chunk, chosen) for chunk in chunks)
+    parts = Parallel(n_jobs=1 if len(chunks) == 1 else jobs)(
+        delayed(_outcomes)(chunk, chosen, predicted or predict_row) for chunk in chunks
+    )
     return [outcome for part in parts for outcome in part]
 
 
-def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: ProfileOverrides) -> list[RowOutcome]:
-    return [outcome(line, row, chosen) for line, row in chunk]
+def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: ProfileOverrides, predicted: RowPredictor) -> list[RowOutcome]:
+    return [outcome(line, row, chosen, predicted) for line, row in chunk]
 
 
-def outcome(line: int, row: Row, chosen: ProfileOverrides = AS_NAMED) -> RowOutcome:
+def predict_row(row: Row, chosen: ProfileOverrides = AS_NAMED) -> tuple[Case, Measurements, Prediction]:
+    """What a row was read as, what was measured, and the prediction. Raises Unmodelled or UserError with the reason."""
+    actual = read_measurements(row)
+    known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
+    if not known and not has_rate(row):
+        raise Unmodelled("nothing measured (no step time, no memory)")
+    entry, prediction = choose_open_settings(chosen.case(row))
+    return entry, actual if known else with_rates(actual, row, entry), prediction
+
+
+def outcome(
+    line: int, row: Row, chosen: ProfileOverrides = AS_NAMED, predicted: RowPredictor = predict_row
+) -> RowOutcome:
     """Prediction and measurement of one row, or the reason why it is not modelled."""
-    words = {"row": line, "source": text(row, "source"), "label": label(row)}
-    cell = tuple(text(row, name) for name in CELL)
+    blank = RowOutcome(line, text(row, "source"), label(row), tuple(text(row, name) for name in CELL), None, None)
     try:
-        actual = read_measurements(row)
-        if (of_layer_s := layer_time_s(row)) is not None:
-            entry = chosen.case(row)
-            actual = replace(actual, step_time_s=of_layer_s, fits=None)
-            read_as = f"{entry.read_as}, one layer"
-            found = predict_layer(entry)
-            return RowOutcome(**words, cell=cell, measured=actual, prediction=found, read_as=read_as)  # type: ignore[arg-type]
-        known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
-        if not known and not has_rate(row):
-            raise Unmodelled("nothing measured (no step time, no memory)")
-        entry, prediction = choose_open_settings(chosen.case(row))
-        if not known:
-            actual = with_rates(actual, row, entry)
-        entry, ran = recompute_to_fit(entry, prediction, actual)
-        prediction = replace(ran, fits=prediction.fits)  # whether the printed settings fit
+        entry, actual, prediction = predicted(row, chosen)
     except (Unmodelled, UserError) as reason:
-        why = str(reason).partition("\n")[0]
-        return RowOutcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
-    known_as = {"suspect": suspect(row), "read_as": entry.read_as}
-    return RowOutcome(**words, **known_as, cell=cell, measured=actual, prediction=prediction)  # type: ignore[arg-type]
+        return replace(blank, reason=str(reason).partition("\n")[0])
+    return replace(blank, measured=actual, prediction=prediction, suspect=suspect(row), read_as=entry.read_as)
 
 
 def label(row: Row) -> str:
@@ -144,49 +192,35 @@ def suspect(row: Row) -> str:
 
 
 def _detail(outcome: RowOutcome) -> dict[str, Any]:
-    detail: dict[str, Any] = {"row": outcome.row, "source": outcome.source, "label": outcome.label}
-    if outcome.prediction is None or outcome.measured is None:
-        return {**detail, "reason": outcome.reason}
-    detail["read_as"] = outcome.read_as
-    if outcome.measured.fits is None:  # a single kernel or collective
+    about: dict[str, Any] = {"row": outcome.row, "source": outcome.source, "label": outcome.label}
+    prediction, actual = outcome.prediction, outcome.measured
+    if prediction is None or actual is None:
+        return {**about, "reason": outcome.reason}
+    about["read_as"] = outcome.read_as
+    if actual.fits is None:  # a single kernel or collective
         return {
-            **detail,
-            "predicted_time_s": outcome.prediction.step_time_s,
-            "measured_time_s": outcome.measured.step_time_s,
+            **about,
+            "predicted_time_s": prediction.step_time_s,
+            "measured_time_s": actual.step_time_s,
             "time_error_percent": _percent(outcome.time_error),
         }
+    certainty = prediction.certainty.model_dump(mode="json", include=CERTAINTY) if prediction.certainty else {}
     return {
-        **detail,
+        **about,
         "suspect": outcome.suspect,
-        "predicted_step_time_s": outcome.prediction.step_time_s,
-        "measured_step_time_s": outcome.measured.step_time_s,
+        "predicted_step_time_s": prediction.step_time_s,
+        "measured_step_time_s": actual.step_time_s,
         "time_error_percent": _percent(outcome.time_error),
-        **_certainty(outcome),
-        "predicted_peak_gib": outcome.prediction.peak_reserved_bytes / GIB,
-        "measured_peak_gib": _gib(outcome.measured.peak_memory_bytes),
+        **certainty,
+        "predicted_peak_gib": prediction.peak_reserved_bytes / GIB,
+        "measured_peak_gib": _gib(actual.peak_memory_bytes),
         "memory_error_percent": _percent(outcome.memory_error),
-        "predicted_static_gib": outcome.prediction.static_memory_bytes / GIB,
-        "measured_static_gib": _gib(outcome.measured.static_memory_bytes),
+        "predicted_static_gib": prediction.static_memory_bytes / GIB,
+        "measured_static_gib": _gib(actual.static_memory_bytes),
         "static_error_percent": _percent(outcome.static_error),
-        "predicted_fits": outcome.prediction.fits,
-        "measured_fits": outcome.measured.fits,
+        "predicted_fits": prediction.fits,
+        "measured_fits": actual.fits,
     }
-
-
-def _certainty(outcome: RowOutcome) -> dict[str, Any]:
-    """How sure the prediction of a row is."""
-    known = outcome.prediction.certainty if outcome.prediction else None
-    if known is None:
-        return {}
-    names = (
-        "step_time_interval_s",
-        "reserved_memory_interval_bytes",
-        "fit_probability",
-        "support",
-        "unsupported",
-        "own_runs",
-    )
-    return {name: value for name, value in known.model_dump(mode="json").items() if name in names}
 
 
 def _percent(error: float | None) -> float | None:

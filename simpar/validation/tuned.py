@@ -16,8 +16,7 @@ from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every
 from simpar.plan.schedules import default_schedule
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, predict
-from simpar.validation.row_plan import FREE_BATCH, TUNED
-from simpar.validation.rows import Case
+from simpar.validation.rows import FREE_BATCH, TUNED, Case
 
 MOST_SEQUENCES = 64
 CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather

@@ -16,7 +16,7 @@ from simpar.validation.table import outcome, read_table, validate
 from tests.validation.test_validate import ROW
 
 ROOM = Path(columns.__file__).parent
-RUNS = ("rows", "row_plan", "models", "devices", "layers", "rates", "table", "planned", "chosen")
+RUNS = ("rows", "models", "devices", "predict", "table", "chosen")
 
 
 def written(path: Path, row: dict[str, str], separator: str = ",", *, mark: str = "", end: str = "\n") -> Path:
@@ -67,8 +67,8 @@ def test_columns_that_nothing_reads_are_named(tmp_path, capsys):
 def test_every_column_that_is_read_is_documented():
     """The code reads no other columns than the table of them has, and the documentation has the same."""
     source = "".join((ROOM / f"{name}.py").read_text() for name in RUNS)
-    read = set(re.findall(r'\b(?:text|number|whole|measurement|one_of|plain)\(\s*row, "(\w+)"', source)) - {"op"}
-    assert read <= {*RUN_COLUMNS, *PLAN_COLUMNS}
+    read = set(re.findall(r'\b(?:text|number|whole|measurement|one_of|plain)\(\s*row, "(\w+)"', source))
+    assert read - {"op", "direction"} <= {*RUN_COLUMNS, *PLAN_COLUMNS}
     page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
     assert [line for name, what in RUN_COLUMNS.items() if (line := f"| `{name}` | {what} |") not in page] == []
     names = [*RUN_COLUMNS, *PLAN_COLUMNS, *UNREAD, "stack.launch.graphs", "hardware.scale_out", "model.norm"]

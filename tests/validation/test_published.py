@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.as_published import published_outcomes
 from benchmarks.normalise.tables import read_published
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
 from simpar.validation.summary import RowOutcome, figures
-from simpar.validation.table import outcomes_of
 from tests.gate import some
 
 TABLE = Path(__file__).with_name("published.csv")
@@ -34,7 +34,7 @@ def outcomes(request: pytest.FixtureRequest) -> list[RowOutcome]:
     rows = list(read_published(TABLE))
     if request.param == "smaller":
         rows = [row for row in rows if row["model_name"] not in LARGEST]
-    return outcomes_of(rows, jobs=1)
+    return published_outcomes(rows, jobs=1)
 
 
 def test_every_published_row_is_modelled(outcomes: list[RowOutcome]) -> None:

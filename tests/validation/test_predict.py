@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
-from simpar.validation.rates import has_rate, with_rates
+from simpar.validation.predict import has_rate, with_rates
 from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import outcome
 from tests.validation.test_validate import ROW

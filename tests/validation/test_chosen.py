@@ -6,8 +6,7 @@ import pytest
 
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import AS_NAMED, ProfileOverrides
-from simpar.validation.planned import read_planned_case
+from simpar.validation.chosen import AS_NAMED, ProfileOverrides, read_planned_case
 from simpar.validation.predict import predict_time_s
 from simpar.validation.table import read_table, validate
 

@@ -16,9 +16,8 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.report.validation_table import print_validation
 from simpar.validation.collectives import call
-from simpar.validation.single import single_outcomes
 from simpar.validation.summary import figures
-from simpar.validation.table import validate
+from simpar.validation.table import single_outcomes, validate
 
 KERNELS = "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
 CALLS = "source,op,gpu_type,fabric,n_gpus,n_nodes,message_bytes,time_us,busbw_GBps\n"

@@ -1,4 +1,4 @@
-"""Runs that took place recomputed or narrowed what they do not print; the least that fits is taken, and said."""
+"""Rows of one layer, and runs that recomputed or narrowed what they do not print: the least that fits is taken."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.as_published import layer_time_s, predict_published, recompute_to_fit
 from benchmarks.normalise.stacks import EIGHT_BIT_RATE
 from simpar.validation.predict import predict
 from simpar.validation.rows import case, read_measurements
-from simpar.validation.table import outcome
-from simpar.validation.tight import recompute_to_fit
+from simpar.validation.table import outcomes_of
 from tests.benchmarks.normalise import published
 from tests.validation.test_validate import ROW
 
@@ -21,6 +21,11 @@ ADAPTERS = {
     "ffn_hidden": "28672", "seq_len": "8192", "gpu_type": "B200", "n_gpus": "8", "precision": "fp8", "tp": "1",
     "dp": "8", "global_batch_seqs": "16", "micro_batch": "2", "stack": "nemo",
     "source": "MLPerf", "notes": "LoRA rank 16, attention projections",
+}  # fmt: skip
+LAYER = {
+    **ROW, "n_layers": "1", "model_name": "one layer", "gpu_type": "A100 SXM 80GB", "n_gpus": "8", "tp": "8", "dp": "1",
+    "global_batch_seqs": "4", "micro_batch": "4", "zero_stage_or_fsdp": "", "iteration_time_s": "",
+    "layer_forward_s": "0.0077", "layer_backward_s": "0.0119",
 }  # fmt: skip
 
 
@@ -36,7 +41,7 @@ def test_the_fewest_layers_are_recomputed_with_which_it_fits() -> None:
     assert prediction.step_time_s > printed.step_time_s
     fewer = f"layers:full*{count - 1},none*{33 - count}"
     assert not predict(replace(entry, plan={**entry.plan, "recompute": fewer})).fits
-    shown = outcome(2, LARGE)
+    (shown,) = outcomes_of([LARGE], predicted=predict_published)
     assert f"{count} of 32 layers recomputed" in shown.read_as
     assert shown.prediction is not None
     assert not shown.prediction.fits
@@ -80,3 +85,20 @@ def test_adapters_of_a_contest_attend_in_8_bits_where_no_ranks_share_a_sequence(
     assert predict(entry).step_time_s < predict(replace(entry, stack_changes={})).step_time_s
     for other in ({"cp": "2", "dp": "4"}, {"gpu_type": "MI325X"}, {"precision": "bf16"}, {"source": "a paper"}):
         assert not published.case({**ADAPTERS, **other}).stack_changes
+
+
+def test_a_row_of_one_layer_is_compared_with_its_passes() -> None:
+    """Neither embedding, head and update nor the number of layers count, and fits are not compared."""
+    assert layer_time_s(LAYER) == pytest.approx(0.0196)
+    assert layer_time_s(ROW) is None
+    one, three = outcomes_of([{**LAYER, "n_layers": layers} for layers in ("1", "3")], predicted=predict_published)
+    assert one.measured is not None
+    assert one.measured.step_time_s == pytest.approx(0.0196)
+    assert one.measured.fits is None
+    assert one.prediction is not None
+    assert three.prediction is not None
+    assert one.prediction.step_time_s == pytest.approx(three.prediction.step_time_s, rel=0.02)
+    (whole,) = outcomes_of([{**LAYER, "layer_forward_s": "", "iteration_time_s": "1"}], predicted=predict_published)
+    assert whole.prediction is not None
+    assert one.prediction.step_time_s < whole.prediction.step_time_s
+    assert one.read_as.endswith("one layer")
