@@ -67,8 +67,8 @@ def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], 
     framework = framework_of(_with_dp(asked, result), target, stack)
     run = _Runner(asked, inputs, progress or (lambda _: None), framework)
     first = _distinct([run(change) for change in single_changes(plan, target)])
-    found = _distinct([*first, *(run(change) for change in _pairs(result, first))])
-    trials = tuple(sorted((tried.trial for tried in found), key=_rating))
+    values = _distinct([*first, *(run(change) for change in _pairs(result, first))])
+    trials = tuple(sorted((tried.trial for tried in values), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     hints = (*result.why.hints, *_hints(advised))
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
@@ -87,10 +87,10 @@ def target_of(inputs: Mapping[str, Any]) -> Workload:
     return Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
 
 
-def _distinct(found: Sequence[_Tried]) -> list[_Tried]:
+def _distinct(result: Sequence[_Tried]) -> list[_Tried]:
     """Every resolved plan once, under the first change that leads to it, and all refused changes."""
-    plans = [tried.plan for tried in found]
-    return [tried for at, tried in enumerate(found) if tried.plan is None or tried.plan not in plans[:at]]
+    plans = [tried.plan for tried in result]
+    return [tried for at, tried in enumerate(result) if tried.plan is None or tried.plan not in plans[:at]]
 
 
 def _hints(result: Result) -> Iterator[str]:
@@ -106,12 +106,12 @@ def _hints(result: Result) -> Iterator[str]:
     fitting = [trial for trial in result.why.trials if trial.fits]
     surely = _quickest(trial for trial in fitting if _sureness(trial) >= DEFAULT_FIT_PROBABILITY)
     as_surely = _quickest(trial for trial in fitting if _sureness(trial) >= wanted)
-    found = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
+    runnable = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
     if not result.fits:
-        found = found or _runnable(_quickest(fitting))[:1]
-    elif sure < DEFAULT_FIT_PROBABILITY and not any(_sureness(trial) >= DEFAULT_FIT_PROBABILITY for trial in found):
-        found += _runnable(surely)[:1]
-    for trial in found:
+        runnable = runnable or _runnable(_quickest(fitting))[:1]
+    elif sure < DEFAULT_FIT_PROBABILITY and not any(_sureness(trial) >= DEFAULT_FIT_PROBABILITY for trial in runnable):
+        runnable += _runnable(surely)[:1]
+    for trial in runnable:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
         memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
@@ -190,21 +190,21 @@ class _Runner:
         self.progress(flags)
         try:
             plan = self.plan.with_values(**whole)
-            found = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})
+            result = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})
         except UserError as error:
             return _Tried(change, Trial(change=flags, refused=_one_line(error)))
         return _Tried(
             change,
             Trial(
                 change=flags,
-                step_time_s=found.step_time_s,
-                mfu=found.mfu,
-                peak_reserved_bytes=found.memory.peak_reserved_bytes,
-                fits=found.fits,
-                fit_probability=found.certainty and found.certainty.fit_probability,
-                not_with=self._not_with(_with_dp(plan, found)) if found.fits else "",
+                step_time_s=result.step_time_s,
+                mfu=result.mfu,
+                peak_reserved_bytes=result.memory.peak_reserved_bytes,
+                fits=result.fits,
+                fit_probability=result.certainty and result.certainty.fit_probability,
+                not_with=self._not_with(_with_dp(plan, result)) if result.fits else "",
             ),
-            found.setup.plan,
+            result.setup.plan,
         )
 
     def _not_with(self, plan: Plan) -> str:

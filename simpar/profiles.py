@@ -86,9 +86,9 @@ def _with_device(document: Document, folder: Path) -> Document:
     """A cluster document whose device is written out in it and is like another, with that device resolved."""
     device = document.data["device"]
     lines = {place[1:]: line for place, line in document.line_of.items() if place[0] == "device"}
-    found = _inherited(Document(device, document.source, lines), folder, ("devices", "device"), ())
-    elsewhere = {("device", *place): where for place, where in found.elsewhere.items()}
-    return replace(document, data={**document.data, "device": found.data}, elsewhere=elsewhere)
+    result = _inherited(Document(device, document.source, lines), folder, ("devices", "device"), ())
+    elsewhere = {("device", *place): where for place, where in result.elsewhere.items()}
+    return replace(document, data={**document.data, "device": result.data}, elsewhere=elsewhere)
 
 
 def _inherited(
@@ -124,9 +124,9 @@ def _inherited(
     if own_device:
         given.pop("device", None)
     elsewhere = {**base.elsewhere, **{at: f"{base.source}:{line}" for at, line in base.line_of.items()}}
-    found = _laid_over(given, own) | _origin(given, own)
+    merged = _laid_over(given, own) | _origin(given, own)
     elsewhere |= document.elsewhere
-    return replace(document, data=found, lines=document.line_of, elsewhere=elsewhere)
+    return replace(document, data=merged, lines=document.line_of, elsewhere=elsewhere)
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def parts_of(document: Document, kind: str) -> tuple[str, ...]:
             f"{document.source}: learnt under {older}, whose parameters mean something else today; "
             "learn again from the same runs"
         )
-    found = document.data.get(kind)
-    return tuple(found) if isinstance(found, dict) else ()
+    parts = document.data.get(kind)
+    return tuple(parts) if isinstance(parts, dict) else ()
 
 
 def _part(document: Document, kind: str, part: str, what: str) -> Document:

@@ -338,8 +338,8 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
         part if isinstance(part, dict) else {} for part in (best.get("asked") or best.get("plan"), data.get("cluster"))
     )
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
-    found = _wrapped(plan) | {"cluster": to_cluster_section(cluster) | nodes}
-    return found | {"perturbation": to_perturbation_section(data)}
+    result = _wrapped(plan) | {"cluster": to_cluster_section(cluster) | nodes}
+    return result | {"perturbation": to_perturbation_section(data)}
 
 
 def to_perturbation_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -347,12 +347,12 @@ def to_perturbation_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
     cluster, ran, engine = (
         part if isinstance(part := recorded.get(name), dict) else {} for name in ("cluster", "perturbation", "engine")
     )
-    found = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
+    section = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
     seed = engine.get("seed", 0)
     if ran.get("jitter_sigma") or seed:  # loads of experts are drawn from the seed, too
         jitter = {"sigma": ran.get("jitter_sigma", 0.0), "seeds": ran.get("jitter_seeds", 1)}
-        found["jitter"] = jitter | {"seed": seed}
-    return {key: value for key, value in found.items() if value}
+        section["jitter"] = jitter | {"seed": seed}
+    return {key: value for key, value in section.items() if value}
 
 
 def to_cluster_section(recorded: Mapping[str, Any]) -> dict[str, Any]:

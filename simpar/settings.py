@@ -43,8 +43,8 @@ def check_key(kind: type[BaseModel], text: str) -> None:
     key = parse_setting(text)[0]
     if "." in key or key in kind.model_fields:
         return
-    if found := files.homes(kind, key):
-        raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {found[0]}=...?")
+    if sections := files.homes(kind, key):
+        raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {sections[0]}=...?")
 
 
 def _scalar(text: str, value: str) -> Any:

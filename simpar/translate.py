@@ -140,8 +140,8 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
     """
     if framework == TRACES:
         raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
-    found = read(read_text(split_name(str(file))[0]), str(file), framework)
-    return found if model is None else replace(found, plan=found.plan.model_copy(update={"model": model}))
+    imported = read(read_text(split_name(str(file))[0]), str(file), framework)
+    return imported if model is None else replace(imported, plan=imported.plan.model_copy(update={"model": model}))
 
 
 @dataclass(frozen=True)
@@ -207,15 +207,15 @@ class ExportPredictor:
         if no change helps.
         """
         job = ExportJob(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
-        found = nearest(self.source.plan, job)
-        if not found:
+        plans = nearest(self.source.plan, job)
+        if not plans:
             return None
         if self.source.cluster is None:
-            said = f"{'; '.join(found[0].changes)}, not predicted: {MISSING_CLUSTER} (--hardware NAME does)"
-            return self._near(found[0].plan, said, "", is_sure=True)
-        first = timed = self._timed(found)
+            said = f"{'; '.join(plans[0].changes)}, not predicted: {MISSING_CLUSTER} (--hardware NAME does)"
+            return self._near(plans[0].plan, said, "", is_sure=True)
+        first = timed = self._timed(plans)
         sure = self._surely(timed)
-        for more in saving(found, job):
+        for more in saving(plans, job):
             if not sure:
                 timed = self._timed(more)
                 sure = self._surely(timed)
@@ -240,10 +240,10 @@ class ExportPredictor:
         noted = f"Not the plan but the nearest that can be said: {said}."
         return NearPlan(is_sure, noted, predicted, plan, f"; the nearest that it can: {said} ({how})")
 
-    def _timed(self, found: Iterable[Near]) -> list[tuple[Near, Result]]:
+    def _timed(self, plans: Iterable[Near]) -> list[tuple[Near, Result]]:
         """Plans with their results under their stacks in the target, without those that cannot be simulated."""
         timed = []
-        for near in found:
+        for near in plans:
             habit = load_target(self.target).habits(near.plan)
             there = Near(near.plan.model_copy(update={"stack": habit}), near.changes, near.given_up)
             try:

@@ -92,8 +92,8 @@ def _quantity(dimension: str) -> BeforeValidator:
 
 def dimension_of(metadata: Iterable[Any]) -> str | None:
     """The dimension ("bytes", "seconds", ...) in the annotations of a field; None for a plain number."""
-    found = (getattr(getattr(each, "func", None), "dimension", None) for each in metadata)
-    return next((name for name in found if name), None)
+    dimensions = (getattr(getattr(each, "func", None), "dimension", None) for each in metadata)
+    return next((name for name in dimensions if name), None)
 
 
 def with_unit(value: float, dimension: str, digits: int = 6) -> str:
@@ -167,10 +167,10 @@ def scalar_truth(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
     """
     if isinstance(flags, bool):
         return flags
-    found = np.asarray(flags)
-    if found.any() != found.all():
+    values = np.asarray(flags)
+    if values.any() != values.all():
         raise ValueError("cases of one batch differ in structure")
-    return bool(found.all())
+    return bool(values.all())
 
 
 def to_ns(seconds: Numbers) -> Any:

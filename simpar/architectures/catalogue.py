@@ -78,10 +78,10 @@ def _numbers(config: Mapping[str, Any]) -> set[int]:
 
 def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     """The config of a shipped name or a file, or a config itself; empty where there is none. Raises UserError."""
-    found: Any = model if isinstance(model, Mapping) else shipped(model)
-    if found is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
-        found = files.load(Path(model)).data
-    return {key: value for key, value in (found or {}).items() if key not in ("source", "name")}
+    config: Any = model if isinstance(model, Mapping) else shipped(model)
+    if config is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
+        config = files.load(Path(model)).data
+    return {key: value for key, value in (config or {}).items() if key not in ("source", "name")}
 
 
 def is_file(name: str) -> bool:

@@ -38,15 +38,15 @@ class DocumentPacking:
 def lengths_of(documents: Documents, seq_len: int) -> Floats:
     """Equally likely lengths that represent the distribution: float64[n], cut to a sequence."""
     if documents.lengths:
-        found = np.array(documents.lengths, dtype=np.float64)
+        lengths = np.array(documents.lengths, dtype=np.float64)
     else:
         from statistics import NormalDist
 
         sigma = float(np.sqrt(np.log1p(documents.spread**2)))
         normal = NormalDist()
         draws = [normal.inv_cdf((k + 0.5) / QUANTILES) for k in range(QUANTILES)]
-        found = float(documents.mean or 1) * np.exp(sigma * np.array(draws) - sigma**2 / 2)
-    return np.minimum(np.maximum(found, 1.0), float(seq_len))
+        lengths = float(documents.mean or 1) * np.exp(sigma * np.array(draws) - sigma**2 / 2)
+    return np.minimum(np.maximum(lengths, 1.0), float(seq_len))
 
 
 def packing_of(training: Training) -> DocumentPacking | None:

@@ -330,13 +330,13 @@ def saved_tensors(block: Block) -> tuple[tuple[str, Operator | None, str], ...]:
 
     ``what`` is "output", "input", "mask", "stats" or "lse"; the operator is None for the block's input.
     """
-    found: dict[str, tuple[str, Operator | None, str]] = {}
+    tensors: dict[str, tuple[str, Operator | None, str]] = {}
     for op in block.operators:
         for name in op.saves:
             if name in ("mask", "stats", "lse"):
-                found.setdefault(f"{op.name}.{name}", (f"{op.name}.{name}", op, name))
+                tensors.setdefault(f"{op.name}.{name}", (f"{op.name}.{name}", op, name))
             elif name == INPUT:
-                found.setdefault(INPUT, (INPUT, None, "input"))
+                tensors.setdefault(INPUT, (INPUT, None, "input"))
             else:
-                found.setdefault(name, (name, block.operator(name), "output"))
-    return tuple(found.values())
+                tensors.setdefault(name, (name, block.operator(name), "output"))
+    return tuple(tensors.values())

@@ -61,5 +61,5 @@ class Training(Strict):
 
     @model_serializer(mode="wrap")
     def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
-        return {key: value for key, value in found.items() if value is not None}
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if value is not None}

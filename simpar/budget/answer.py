@@ -198,10 +198,10 @@ def how_many(
     return HowMany(wanted, rows, is_whole=len(rows) == len(counts))
 
 
-def refuse_without_choice(found: HowMany) -> None:
+def refuse_without_choice(answer: HowMany) -> None:
     """Raise Infeasible, with what would be needed, if no row is within the limits."""
-    if found.chosen is None:
-        raise Infeasible(found.needed())
+    if answer.chosen is None:
+        raise Infeasible(answer.needed())
 
 
 def _beats(one: Row, other: Row) -> bool:

@@ -118,20 +118,20 @@ def rows_of(problem: Problem, counts: Sequence[int], how: Search) -> Iterator[Ro
         here = replace(problem, cluster=replace(cluster, nodes=nodes), objective="time")
         progress = how.progress()
         try:
-            found = find_space(how.space, here.cluster)(here, progress)
+            result = find_space(how.space, here.cluster)(here, progress)
         except Infeasible as reason:
             if progress.is_user_stop:
                 return
             yield Row(nodes, here.cluster.world_size, reason=str(reason))
             continue
-        yield _row(here, found, how)
+        yield _row(here, result, how)
         if progress.is_user_stop:
             return
 
 
-def _row(problem: Problem, found: SearchResult, how: Search) -> Row:
+def _row(problem: Problem, values: SearchResult, how: Search) -> Row:
     """A number of nodes with the whole run of its best plan, including failures if a reliability is known."""
-    plan = found.shortest.plan
+    plan = values.shortest.plan
     inputs = {"model": problem.graph, "cluster": problem.cluster}
     result = exact(problem, plan)
     result = operated_run(result, inputs, how.operation, seed=how.seed)
@@ -146,6 +146,6 @@ def _row(problem: Problem, found: SearchResult, how: Search) -> Row:
             "mfu": result.mfu,
             "fit_probability": known and known.fit_probability,
         },
-        is_certified=found.certified_optimal,
-        gap=found.gap,
+        is_certified=values.certified_optimal,
+        gap=values.gap,
     )

@@ -14,35 +14,35 @@ from simpar.report.run_rows import figure, run_rows
 from simpar.units import format_count, format_seconds
 
 
-def save_summary(found: HowMany, path: str | Path) -> None:
+def save_summary(answer: HowMany, path: str | Path) -> None:
     """Write the page atomically; equal answers give equal bytes. Raises Infeasible without a choice."""
-    sections = summary(found)
-    save_sections(next(answer_lines(found)), sections, path)
+    sections = summary(answer)
+    save_sections(next(answer_lines(answer)), sections, path)
 
 
-def summary(found: HowMany) -> list[dict[str, Any]]:
+def summary(answer: HowMany) -> list[dict[str, Any]]:
     """The five sections, each with a title and sentences. Raises Infeasible without a choice."""
-    refuse_without_choice(found)
-    chosen = found.chosen
+    refuse_without_choice(answer)
+    chosen = answer.chosen
     assert chosen is not None, "refused"
     parts = {
-        "What was asked": _asked(found, chosen),
+        "What was asked": _asked(answer, chosen),
         "What was chosen": _chosen(chosen),
-        "By how much": _by_how_much(found, chosen),
-        "How sure": _how_sure(found),
-        "What would change it": _what_would_change_it(found),
+        "By how much": _by_how_much(answer, chosen),
+        "How sure": _how_sure(answer),
+        "What would change it": _what_would_change_it(answer),
     }
     return [{"title": title, "lines": list(lines)} for title, lines in parts.items()]
 
 
-def _asked(found: HowMany, chosen: Row) -> Iterator[str]:
-    plan, wanted = chosen.plan, found.wanted
+def _asked(answer: HowMany, chosen: Row) -> Iterator[str]:
+    plan, wanted = chosen.plan, answer.wanted
     if plan is not None and plan.training and chosen.run is not None:
         hardware = (plan.cluster or {}).get("hardware")
         name = hardware.get("name") if isinstance(hardware, dict) else hardware
         shape = f"{plan.training['global_batch']} x {plan.training['seq_len']} tokens a step"
         yield f"{plan.model} on {name}, {shape}, {format_count(chosen.run.tokens)} tokens, {plan.stack} stack"
-    yield f"the fewest {wanted.objective} over {', '.join(str(row.nodes) for row in found.rows)} nodes"
+    yield f"the fewest {wanted.objective} over {', '.join(str(row.nodes) for row in answer.rows)} nodes"
     if wanted.deadline_days is not None:
         yield f"done in at most {wanted.deadline_days:g} days"
     if wanted.budget_usd is not None:
@@ -57,23 +57,23 @@ def _chosen(chosen: Row) -> Iterator[str]:
         yield from (f"{name}: {words}" for name, words in run_rows(chosen.run))
 
 
-def _by_how_much(found: HowMany, chosen: Row) -> Iterator[str]:
-    for row in found.rows:
+def _by_how_much(answer: HowMany, chosen: Row) -> Iterator[str]:
+    for row in answer.rows:
         if row is chosen:
             continue
         where = f"{row.devices:,} GPUs ({row.node_words})"
-        yield f"{where}: {row.reason if row.run is None else f'{both_words(row)}; {limits_words(found, row)}'}"
-    if len(found.rows) == 1:
+        yield f"{where}: {row.reason if row.run is None else f'{both_words(row)}; {limits_words(answer, row)}'}"
+    if len(answer.rows) == 1:
         yield "no other number of nodes was asked for"
 
 
-def _how_sure(found: HowMany) -> Iterator[str]:
+def _how_sure(answer: HowMany) -> Iterator[str]:
     yield "ranges in brackets are 90 % intervals"
-    _, *lines = certificate_lines(found)
+    _, *lines = certificate_lines(answer)
     yield from lines
 
 
-def _what_would_change_it(found: HowMany) -> Iterator[str]:
-    _, *others = answer_lines(found)
+def _what_would_change_it(answer: HowMany) -> Iterator[str]:
+    _, *others = answer_lines(answer)
     yield from others
     yield "another price, stack or hardware, or measured runs of your own (simpar learn) may rank them otherwise"

@@ -21,28 +21,28 @@ CLOSE = 0.01
 """Differences of the objective, as a share of it, that count as close."""
 
 
-def print_how_many(found: HowMany, console: Console) -> None:
+def print_how_many(answer: HowMany, console: Console) -> None:
     """Print the answer to a rich console."""
-    for line in answer_lines(found):
+    for line in answer_lines(answer):
         console.print(line, soft_wrap=True)
     console.print()
     columns: list[Column | str] = [
         "", "nodes", Column("GPUs", spare=3), "days", Column("90 % interval", spare=4), "dollars",
         Column("MWh", spare=1), Column("step", spare=2), text("limits", least=16),
     ]  # fmt: skip
-    console.print(ReportTable(columns, [_cells(found, row) for row in found.rows]))
-    for line in certificate_lines(found):
+    console.print(ReportTable(columns, [_cells(answer, row) for row in answer.rows]))
+    for line in certificate_lines(answer):
         console.print(line, soft_wrap=True)
     console.print("\nPlans", style="bold")
-    for row in found.rows:
+    for row in answer.rows:
         console.print(f"- {plan_words(row)}", soft_wrap=True)
 
 
-def answer_lines(found: HowMany) -> Iterator[str]:
+def answer_lines(answer: HowMany) -> Iterator[str]:
     """The chosen number of nodes, and alternatives."""
-    chosen, wanted = found.chosen, found.wanted
+    chosen, wanted = answer.chosen, answer.wanted
     if chosen is None or chosen.run is None:
-        yield found.needed()
+        yield answer.needed()
         return
     limits = [f"within {wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
     limits += [f"for at most {figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
@@ -51,24 +51,24 @@ def answer_lines(found: HowMany) -> Iterator[str]:
         f"{chosen.devices:,} GPUs ({chosen.node_words}) are the {what} {' and '.join(limits)}".rstrip()
         + f": {format_count(chosen.run.tokens)} tokens in {both_words(chosen)}"
     )
-    others = {"cheapest by the deadline": found.cheapest, "quickest within the budget": found.quickest}
+    others = {"cheapest by the deadline": answer.cheapest, "quickest within the budget": answer.quickest}
     for name, row in others.items():
         if row is not None and row is not chosen and row.run is not None:
             yield f"{name}: {row.devices:,} GPUs, {both_words(row)}"
-    if close := _close(found, chosen):
+    if close := _close(answer, chosen):
         yield f"within 1 % of it: {', '.join(f'{row.devices:,} GPUs' for row in close)}"
-    if limits and (sure := found.surely) is not chosen:
+    if limits and (sure := answer.surely) is not chosen:
         if sure is None:
             yield "no number of nodes keeps the limits in 95 of 100 cases"
         else:
             yield f"to keep to that in 95 of 100 cases: {sure.devices:,} GPUs ({sure.node_words})"
 
 
-def _close(found: HowMany, chosen: Row) -> list[Row]:
+def _close(answer: HowMany, chosen: Row) -> list[Row]:
     """Other rows within the limits that are hardly worse by the objective."""
-    by_days = found.wanted.objective == "days"
+    by_days = answer.wanted.objective == "days"
     limit = (1 + CLOSE) * (chosen.days if by_days else chosen.dollars)
-    kept = (row for row in found.planned if found.meets_deadline(row) and found.keeps_budget(row))
+    kept = (row for row in answer.planned if answer.meets_deadline(row) and answer.keeps_budget(row))
     return [row for row in kept if row is not chosen and (row.days if by_days else row.dollars) <= limit]
 
 
@@ -80,8 +80,8 @@ def both_words(row: Row) -> str:
     return f"{amount(row.run.days)} days" + (", at no known price" if cost is None else f" for {amount(cost)} dollars")
 
 
-def _cells(found: HowMany, row: Row) -> list[str]:
-    mark = "*" if row is found.chosen else "+" if row in found.front else ""
+def _cells(answer: HowMany, row: Row) -> list[str]:
+    mark = "*" if row is answer.chosen else "+" if row in answer.front else ""
     counts = [mark, f"{row.nodes:,}", f"{row.devices:,}"]
     if row.run is None or row.figures is None:
         return [*counts, *[""] * 5, "no plan"]
@@ -90,7 +90,7 @@ def _cells(found: HowMany, row: Row) -> list[str]:
     return [
         *counts, figure(days.value), between, "" if cost is None else figure(cost.value),
         "" if energy is None else figure(energy.value), format_seconds(row.figures["step_time_s"]),
-        limits_words(found, row),
+        limits_words(answer, row),
     ]  # fmt: skip
 
 
@@ -104,32 +104,32 @@ def plan_words(row: Row) -> str:
     )
 
 
-def limits_words(found: HowMany, row: Row) -> str:
+def limits_words(answer: HowMany, row: Row) -> str:
     """How a row compares with the deadline and the budget."""
     missed = [
         name
-        for name, kept in (("too late", found.meets_deadline(row)), ("too dear", found.keeps_budget(row)))
+        for name, kept in (("too late", answer.meets_deadline(row)), ("too dear", answer.keeps_budget(row)))
         if not kept
     ]
-    return ", ".join(missed) or ("kept" if found.is_sure(row) else "kept as predicted")
+    return ", ".join(missed) or ("kept" if answer.is_sure(row) else "kept as predicted")
 
 
-def certificate_lines(found: HowMany) -> Iterator[str]:
+def certificate_lines(answer: HowMany) -> Iterator[str]:
     """How sure the answer is, and what it leaves out."""
-    if found.planned:
-        yield "* the answer" * (found.chosen is not None) + "; " * (found.chosen is not None) + FRONT
-    counts = ", ".join(str(row.nodes) for row in found.rows)
-    if found.is_certified:
-        several = len(found.rows) > 1
+    if answer.planned:
+        yield "* the answer" * (answer.chosen is not None) + "; " * (answer.chosen is not None) + FRONT
+    counts = ", ".join(str(row.nodes) for row in answer.rows)
+    if answer.is_certified:
+        several = len(answer.rows) > 1
         yield (
             f"certified: on none of {counts} nodes has a plan of the space a shorter step"
             if several
-            else f"certified: on {found.rows[0].node_words} no plan of the space has a shorter step"
+            else f"certified: on {answer.rows[0].node_words} no plan of the space has a shorter step"
         )
-    elif not found.is_whole:
+    elif not answer.is_whole:
         yield "not certified: stopped before all numbers of nodes were searched"
     else:
-        gap = max(row.gap for row in found.planned)
+        gap = max(row.gap for row in answer.planned)
         yield f"not certified: a plan that was not simulated may have a step shorter by up to {gap:.2%}"
-    if found.planned and found.planned[0].run is not None and found.planned[0].run.failures is None:
+    if answer.planned and answer.planned[0].run is not None and answer.planned[0].run.failures is None:
         yield f"failures: {NO_FAILURES}"

@@ -145,7 +145,7 @@ def solve(
         seconds = np.maximum(predict(_named(names, values)), np.finfo(float).tiny)
         return np.asarray(np.log(seconds) - goal, dtype=np.float64)
 
-    found = least_squares(
+    solution = least_squares(
         residuals,
         start,
         bounds=(least, most),
@@ -154,7 +154,7 @@ def solve(
         f_scale=0.1,
         diff_step=None if differences is None else np.full(len(names), differences),
     )
-    return {name: rounded(value) for name, value in _named(names, found.x).items()}
+    return {name: rounded(value) for name, value in _named(names, solution.x).items()}
 
 
 def _named(names: Sequence[str], values: Floats) -> dict[str, float]:
@@ -168,16 +168,16 @@ def rounded(value: float) -> float:
 
 def products(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Rates of products; dtypes other than the usual one get the peak at which they fit with the same shares."""
-    plain, found = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
+    plain, matmuls = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
     own = [each for each in plain if each.dtype == machine.precision]
     bounds = {**PRODUCTS, **(TILES if machine.device.kind == "gpu" else {})}
 
     def predict(values: dict[str, float]) -> Floats:
         tried = machine.with_kernels(values)
         alone = [float(tried.kernels().gemm_time_s(*each.shape)) for each in own]
-        return np.concatenate([alone, tried.predicted(samples, found)])
+        return np.concatenate([alone, tried.predicted(samples, matmuls)])
 
-    measured = [each.seconds for each in (*own, *found)]
+    measured = [each.seconds for each in (*own, *matmuls)]
     best = solve(bounds, predict, measured)
     quality = [Quality.of("products", predict(best), measured)]
     machine = _with_whole_peak(machine.with_kernels(best))
@@ -248,33 +248,35 @@ def passes(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, lis
 
 def updates(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Memory passes of the optimizer over its states."""
-    found, kernels = samples.of("optimizer"), machine.kernels()
+    measured, kernels = samples.of("optimizer"), machine.kernels()
 
     def seconds(passes: float) -> Floats:
         stack = _with_launch(machine, optimizer_passes=passes).stack
-        return np.array([float(optimizer_time_s(each.shape[0], DecidedNumerics(), kernels, stack)) for each in found])
+        return np.array(
+            [float(optimizer_time_s(each.shape[0], DecidedNumerics(), kernels, stack)) for each in measured]
+        )
 
     least = np.finfo(float).tiny
-    beyond = np.array([each.seconds for each in found]) - seconds(least)
+    beyond = np.array([each.seconds for each in measured]) - seconds(least)
     ratio = rounded(float(np.median(np.maximum(beyond, US) / (seconds(1.0) - seconds(least)))))
     machine = _with_launch(machine, optimizer_passes=ratio)
-    return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in found])]
+    return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in measured])]
 
 
 def gradients(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Bytes per element that the sum of a weight gradient moves, between its product and the gradient sum."""
-    found, kernels = samples.of("gradient"), machine.kernels()
-    if not found:
+    measured, kernels = samples.of("gradient"), machine.kernels()
+    if not measured:
         return machine, []
 
     def seconds(size: float) -> Floats:
-        return np.array([len(SUMS) * float(sum_s(size, each.shape[0], kernels)) for each in found])
+        return np.array([len(SUMS) * float(sum_s(size, each.shape[0], kernels)) for each in measured])
 
-    beyond = np.array([each.seconds for each in found]) - seconds(0.0)
+    beyond = np.array([each.seconds for each in measured]) - seconds(0.0)
     size = rounded(float(np.median(np.maximum(beyond, 0.0) / (seconds(1.0) - seconds(0.0)))))
     numerics = machine.stack.numerics.model_copy(update={"sum_bytes": size})
     machine = replace(machine, stack=machine.stack.model_copy(update={"numerics": numerics}))
-    return machine, [Quality.of("sums of gradients", seconds(size), [each.seconds for each in found])]
+    return machine, [Quality.of("sums of gradients", seconds(size), [each.seconds for each in measured])]
 
 
 def _with_launch(machine: FittedMachine, **values: float) -> FittedMachine:
@@ -291,20 +293,20 @@ def steps(
     on the kernels of experts, from steps of mixtures. ``simulated`` gives the predicted seconds of a step of the
     request on a machine.
     """
-    found = [each for each in samples.of("step") if each.beside == 1]
-    measured = [each.seconds for each in found]
-    if machine.device.kind == "gpu" and len(found) > len(ISSUED):
-        mixtures = any(samples.request.steps[each.shape[0]].graph().is_mixture for each in found)
-        machine = _issued(found, machine, simulated, ISSUED | (EXPERTS if mixtures else {}))
+    result = [each for each in samples.of("step") if each.beside == 1]
+    measured = [each.seconds for each in result]
+    if machine.device.kind == "gpu" and len(result) > len(ISSUED):
+        mixtures = any(samples.request.steps[each.shape[0]].graph().is_mixture for each in result)
+        machine = _issued(result, machine, simulated, ISSUED | (EXPERTS if mixtures else {}))
     else:
-        machine = _slowed(found, machine, simulated)
+        machine = _slowed(result, machine, simulated)
     return machine, [
-        Quality.of("whole steps of one process", [simulated(machine, e.shape[0]) for e in found], measured)
+        Quality.of("whole steps of one process", [simulated(machine, e.shape[0]) for e in result], measured)
     ]
 
 
 def _issued(
-    found: Sequence[Sample],
+    steps: Sequence[Sample],
     machine: FittedMachine,
     simulated: Callable[[FittedMachine, int], float],
     bounds: Mapping[str, tuple[float, float, float]],
@@ -322,24 +324,24 @@ def _issued(
         return replace(launched, stack=launched.stack.model_copy(update={"experts": habits}))
 
     def predict(values: dict[str, float]) -> Floats:
-        return np.array([simulated(tried(values), each.shape[0]) for each in found])
+        return np.array([simulated(tried(values), each.shape[0]) for each in steps])
 
-    found_s = [each.seconds for each in found]
+    found_s = [each.seconds for each in steps]
     return tried(solve(bounds, predict, found_s, differences=0.01))  # simulated time is in whole nanoseconds
 
 
 def _slowed(
-    found: Sequence[Sample], machine: FittedMachine, simulated: Callable[[FittedMachine, int], float]
+    steps: Sequence[Sample], machine: FittedMachine, simulated: Callable[[FittedMachine, int], float]
 ) -> FittedMachine:
     """Factor on kernels and time per step; a step is linear in both."""
-    measured = np.array([each.seconds for each in found])
+    measured = np.array([each.seconds for each in steps])
     one, two = (
-        np.array([simulated(_with_launch(machine, kernel_overhead=f, step_overhead_s=0.0), e.shape[0]) for e in found])
+        np.array([simulated(_with_launch(machine, kernel_overhead=f, step_overhead_s=0.0), e.shape[0]) for e in steps])
         for f in (1.0, 2.0)
     )
     kernels, rest = two - one, 2 * one - two  # step = factor kernels + rest + time per step
     factor, once_s = float(np.median((measured - rest) / kernels)), 0.0
-    if len(found) > 1:
+    if len(steps) > 1:
         design = np.stack([kernels / measured, 1 / measured], axis=1)
         slope, constant = np.linalg.lstsq(design, 1 - rest / measured, rcond=None)[0]
         factor, once_s = (float(slope), float(constant)) if constant > 0 and slope > 0 else (factor, 0.0)
@@ -348,10 +350,10 @@ def _slowed(
 
 def capacity(samples: Samples) -> tuple[float, list[Quality]]:
     """The number of processes that the cores run at full speed, from steps side by side."""
-    found = [each for each in samples.of("step") if each.beside > 1]
+    shared = [each for each in samples.of("step") if each.beside > 1]
     alone = {each.shape[0]: each.seconds for each in samples.of("step") if each.beside == 1}
-    slowdown = np.array([each.seconds / alone[each.shape[0]] for each in found])
-    beside = np.array([each.beside for each in found], dtype=float)
+    slowdown = np.array([each.seconds / alone[each.shape[0]] for each in shared])
+    beside = np.array([each.beside for each in shared], dtype=float)
     tried = np.linspace(1.0, beside.max(), 1 + 100 * int(beside.max()))
     errors = [np.sum((np.log(np.maximum(beside / each, 1.0)) - np.log(slowdown)) ** 2) for each in tried]
     best = rounded(tried[int(np.argmin(errors))])
@@ -360,8 +362,8 @@ def capacity(samples: Samples) -> tuple[float, list[Quality]]:
 
 def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
     """Latencies and bandwidth shares of collectives on groups of every size."""
-    found = samples.of("collective")
-    several = len({each.shape[0] for each in found}) > 1
+    result = samples.of("collective")
+    several = len({each.shape[0] for each in result}) > 1
     bounds = COLLECTIVES if several else {k: v for k, v in COLLECTIVES.items() if k != "port_scale_loss"}
     protocols = {"ll_efficiency": 1.0, "ll128_efficiency": 1.0}
 
@@ -372,10 +374,10 @@ def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quali
     def predict(values: dict[str, float]) -> Floats:
         tried = with_values(values)
         return np.array(
-            [float(collective_time_s(each.name, each.shape[1], (1, each.shape[0]), tried)) for each in found]
+            [float(collective_time_s(each.name, each.shape[1], (1, each.shape[0]), tried)) for each in result]
         )
 
-    measured = [each.seconds for each in found]
+    measured = [each.seconds for each in result]
     best = solve(bounds, predict, measured)
     return with_values(best), [Quality.of("collectives", predict(best), measured)]
 
@@ -385,11 +387,11 @@ def wrappers(samples: Samples, machine: FittedMachine, cluster: Cluster) -> Fitt
 
     A sharded pass gathers twice and reduces once; a split layer has eight collectives, four in each direction.
     """
-    found = {each.name: each for each in samples.of("wrapper")}
-    if not found:
+    by_name = {each.name: each for each in samples.of("wrapper")}
+    if not by_name:
         return machine
-    members, size = found["unshard"].shape
-    seconds = {name: each.seconds for name, each in found.items()}
+    members, size = by_name["unshard"].shape
+    seconds = {name: each.seconds for name, each in by_name.items()}
 
     def moved(op: str, size_bytes: float) -> float:
         return float(collective_time_s(op, size_bytes, (1, members), cluster))
@@ -397,7 +399,7 @@ def wrappers(samples: Samples, machine: FittedMachine, cluster: Cluster) -> Fitt
     around_gather = seconds["unshard"] - moved("all_gather", size)
     pass_s = seconds["sharded pass"] - seconds["plain pass"]
     around_reduce = pass_s - 2 * seconds["unshard"] - moved("reduce_scatter", size)
-    rows_bytes = found["split layer"].shape[1]
+    rows_bytes = by_name["split layer"].shape[1]
     eight = 4 * (moved("all_gather", rows_bytes) + moved("reduce_scatter", rows_bytes))
     dispatch = (seconds["split layer"] - seconds["plain layer"] / members - eight) / 8
     per_byte = machine.kernels().bandwidth / size
@@ -411,12 +413,12 @@ def wrappers(samples: Samples, machine: FittedMachine, cluster: Cluster) -> Fitt
 
 def bandwidth(samples: Samples) -> tuple[float, float, float]:
     """The best rate of vector addition, the share of it of the median long vector, and fixed seconds per kernel."""
-    found = sorted(samples.of("stream", "add"), key=lambda each: each.shape[0])
-    moved = [3 * 4.0 * each.shape[0] for each in found]
-    rates = [size / each.seconds for size, each in zip(moved, found, strict=True)]
+    streams = sorted(samples.of("stream", "add"), key=lambda each: each.shape[0])
+    moved = [3 * 4.0 * each.shape[0] for each in streams]
+    rates = [size / each.seconds for size, each in zip(moved, streams, strict=True)]
     best = max(rates)
     longer = rates[len(rates) // 2 :]
-    latency_s = max(found[0].seconds - moved[0] / best, 0.0)
+    latency_s = max(streams[0].seconds - moved[0] / best, 0.0)
     return best, float(np.median(longer)) / best, latency_s
 
 

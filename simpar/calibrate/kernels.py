@@ -107,16 +107,16 @@ def operators(walk: Walk, number: int, watch: Stopwatch, dtype: torch.dtype) -> 
         elif isinstance(module, TokenEmbedding):
             module.compute_dtype = dtype
     tokens = torch.randint(graph.dims["vocab"], (walk.batch, walk.seq_len), device=watch.device)
-    found: list[Sample] = []
+    samples: list[Sample] = []
     x: Tensor = tokens
     for block in (model.embedding, *model.layers.values(), model.head):
-        x = _walk(block, x, number, watch, found)
+        x = _walk(block, x, number, watch, samples)
     logits = x.detach().requires_grad_()
-    found += _both_ways(lambda: mean_loss(logits, tokens), [logits], "loss", number, watch)
-    yield from found
+    samples += _both_ways(lambda: mean_loss(logits, tokens), [logits], "loss", number, watch)
+    yield from samples
 
 
-def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, found: list[Sample]) -> Tensor:
+def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, samples: list[Sample]) -> Tensor:
     """Time the operators of a block in order; returns the block's output."""
     values = {INPUT: x}
     for op in block.operators:
@@ -124,7 +124,7 @@ def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, found: l
         inputs = [_leaf(values[name]) for name in op.inputs]
         leaves = [leaf for each in inputs for leaf in (each if isinstance(each, tuple) else (each,))]
         wanted = [leaf for leaf in (*leaves, *module.parameters()) if leaf.is_floating_point()]
-        found += _both_ways(partial(module, *inputs), wanted, op.name, number, watch)
+        samples += _both_ways(partial(module, *inputs), wanted, op.name, number, watch)
         with torch.no_grad():
             values[op.name] = module(*inputs)
     return values[block.operators[-1].name]

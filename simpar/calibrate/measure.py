@@ -36,13 +36,13 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Ca
     ``ranks`` defaults to one per CUDA device or, without CUDA, one per core.
     """
     require_torch()
-    found, cores = accelerators(), usable_cores()
-    device = device or ("cuda" if found else "cpu")
+    devices, cores = accelerators(), usable_cores()
+    device = device or ("cuda" if devices else "cpu")
     if device not in ("cpu", "cuda"):
         raise UserError(f"--device {device}: allowed: cpu, cuda")
-    ranks = ranks or (found if device == "cuda" else cores)
-    if device == "cuda" and found < ranks:
-        raise UserError(f"--device cuda: {ranks} ranks, {found} CUDA devices; allowed: cpu, or one device a rank")
+    ranks = ranks or (devices if device == "cuda" else cores)
+    if device == "cuda" and devices < ranks:
+        raise UserError(f"--device cuda: {ranks} ranks, {devices} CUDA devices; allowed: cpu, or one device a rank")
     machine = Machine.model_validate({"device": device, "threads": max(1, cores // ranks)})
     return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
 
@@ -64,17 +64,17 @@ def _processor() -> str:
     return next(named, "processor of unknown name")
 
 
-def summary(found: Profiles) -> dict[str, Any]:
+def summary(profiles: Profiles) -> dict[str, Any]:
     """The fitted parameters, the quality of the fit, and the samples' description, for people and as JSON."""
     return {
-        "name": found.cluster.name,
-        "ranks": found.cluster.devices_per_node,
+        "name": profiles.cluster.name,
+        "ranks": profiles.cluster.devices_per_node,
         "quality": {
             each.part: {"samples": each.count, "error_median": each.median, "error_p90": each.p90}
-            for each in found.quality
+            for each in profiles.quality
         },
-        "cluster": found.cluster.model_dump(mode="json"),
-        "stack": found.stack.model_dump(mode="json"),
-        "request": found.samples.request.model_dump(mode="json", exclude={"folder"}),
-        "samples": [each.model_dump(mode="json", exclude_defaults=True) for each in found.samples.every],
+        "cluster": profiles.cluster.model_dump(mode="json"),
+        "stack": profiles.stack.model_dump(mode="json"),
+        "request": profiles.samples.request.model_dump(mode="json", exclude={"folder"}),
+        "samples": [each.model_dump(mode="json", exclude_defaults=True) for each in profiles.samples.every],
     }

@@ -46,14 +46,14 @@ def build(samples: Samples, known: KnownFacts) -> Profiles:
     machine, quality = _kernels(samples, known)
     cluster = Cluster(_cluster(samples, known, machine.device), 1)
     if samples.request.ranks > 1:
-        cluster, found = fit.collectives(samples, cluster)
-        quality += found
+        cluster, qualities = fit.collectives(samples, cluster)
+        quality += qualities
         machine = fit.wrappers(samples, machine, cluster)
         if machine.device.kind == "cpu":
-            cluster, found = _shared(samples, cluster)
-            quality += found
-    machine, found = fit.steps(samples, machine, lambda tried, number: step_s(samples, tried, number))
-    quality += found
+            cluster, qualities = _shared(samples, cluster)
+            quality += qualities
+    machine, qualities = fit.steps(samples, machine, lambda tried, number: step_s(samples, tried, number))
+    quality += qualities
     text = _provenance(samples, quality)
     return Profiles(
         cluster.profile.model_copy(update={"provenance": text, "device": machine.device}),
@@ -66,8 +66,8 @@ def build(samples: Samples, known: KnownFacts) -> Profiles:
 def _kernels(samples: Samples, known: KnownFacts) -> tuple[FittedMachine, list[Quality]]:
     machine, quality = FittedMachine(_device(samples, known), _stack(samples, known), samples.request.dtype), []
     for part in (fit.products, fit.attention, fit.passes, fit.updates, fit.gradients):
-        machine, found = part(samples, machine)
-        quality += found
+        machine, qualities = part(samples, machine)
+        quality += qualities
     return machine, quality
 
 
@@ -166,9 +166,9 @@ def _provenance(samples: Samples, quality: Sequence[Quality]) -> str:
     )
 
 
-def write(found: Profiles, path: Path) -> tuple[Path, Path]:
+def write(profiles: Profiles, path: Path) -> tuple[Path, Path]:
     """Write the cluster with its device to a path and the stack beside it; returns both paths. Raises UserError."""
     beside = path.with_suffix(f".stack{path.suffix}")
-    for where, model in ((path, found.cluster), (beside, found.stack)):
+    for where, model in ((path, profiles.cluster), (beside, profiles.stack)):
         write_atomic(where, yaml_text(as_written(model)))
     return path, beside

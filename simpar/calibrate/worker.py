@@ -37,20 +37,20 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
     with joined(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
         everyone = Members(dist.group.WORLD, request.ranks)
-        found = list(kernels(request, watch)) if rank == 0 else []
-        found += [steps(request, n, watch) for n in range(len(request.steps))] if rank == 0 else []
+        samples = list(kernels(request, watch)) if rank == 0 else []
+        samples += [steps(request, n, watch) for n in range(len(request.steps))] if rank == 0 else []
         everyone.meet()
         for size in request.groups:
             if request.ranks % size == 0:  # all ranks at once, as in training
                 group, _ = dist.new_subgroups(size)
                 members = Members(group, size, rank // size * size)
-                found += collectives(request, members, watch)
-                found += wrappers(request, members, watch) if size == request.groups[0] else []
+                samples += collectives(request, members, watch)
+                samples += wrappers(request, members, watch) if size == request.groups[0] else []
             first = Members(dist.new_group(list(range(size))), size)
             if rank < size:
-                found.append(steps(request, len(request.steps) - 1, watch, beside=first))
+                samples.append(steps(request, len(request.steps) - 1, watch, beside=first))
             everyone.meet()
-        return {"rank": rank, "samples": [sample.model_dump() for sample in found], **_facts(device)}
+        return {"rank": rank, "samples": [sample.model_dump() for sample in samples], **_facts(device)}
 
 
 def _facts(device: Any) -> dict[str, Any]:
@@ -59,10 +59,10 @@ def _facts(device: Any) -> dict[str, Any]:
 
     if device.type != "cuda":
         return {}
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return {
-        "device": found.name, "memory_bytes": found.total_memory, "num_sms": found.multi_processor_count,
-        "l2_bytes": found.L2_cache_size,
+        "device": properties.name, "memory_bytes": properties.total_memory, "num_sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
     }  # fmt: skip
 
 

@@ -63,13 +63,13 @@ def dimensions(cluster: Cluster) -> tuple[Dimension, ...] | None:
     return tuple(result)
 
 
-def network_text(found: tuple[Dimension, ...]) -> str:
+def network_text(dims: tuple[Dimension, ...]) -> str:
     """The network as YAML: GiB/s and ns of every dimension."""
     rows: dict[str, list[str] | list[int] | list[float]] = {
-        "topology": [each.topology for each in found],
-        "npus_count": [each.size for each in found],
-        "bandwidth": [each.link_gib_per_s for each in found],
-        "latency": [each.link_ns for each in found],
+        "topology": [each.topology for each in dims],
+        "npus_count": [each.size for each in dims],
+        "bandwidth": [each.link_gib_per_s for each in dims],
+        "latency": [each.link_ns for each in dims],
     }
     return "".join(f"{key}: [ {', '.join(str(value) for value in values)} ]\n" for key, values in rows.items())
 

@@ -80,11 +80,11 @@ class HostTrace:
     @cached_property
     def children(self) -> Mapping[int, tuple[HostNode, ...]]:
         """Nodes by the id of their parent."""
-        found: dict[int, list[HostNode]] = {}
+        children: dict[int, list[HostNode]] = {}
         for node in self.nodes:
             if node.parent != node.id:
-                found.setdefault(node.parent, []).append(node)
-        return {key: tuple(nodes) for key, nodes in found.items()}
+                children.setdefault(node.parent, []).append(node)
+        return {key: tuple(nodes) for key, nodes in children.items()}
 
     @cached_property
     def is_of_host(self) -> bool:
@@ -105,14 +105,14 @@ def read_host_trace(path: Path, world: int) -> HostTrace:
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data
-        found: Json = json.loads(text)
+        result: Json = json.loads(text)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:80]})") from None
-    if not isinstance(found, dict) or "schema" not in found:
+    if not isinstance(result, dict) or "schema" not in result:
         raise UserError(f"{path}: has no schema; allowed: what torch.profiler.ExecutionTraceObserver writes")
-    if found["schema"] not in SCHEMAS:
-        raise UserError(f"{path}: schema = {str(found['schema'])[:40]!r}{allowed(SCHEMAS)}")
-    rows = found.get("nodes")
+    if result["schema"] not in SCHEMAS:
+        raise UserError(f"{path}: schema = {str(result['schema'])[:40]!r}{allowed(SCHEMAS)}")
+    rows = result.get("nodes")
     if not isinstance(rows, list):
         raise UserError(f"{path}: nodes: allowed: a list")
     nodes = []
@@ -197,8 +197,8 @@ def _names(schema: str) -> Iterator[str]:
     inside = schema[schema.find("(") + 1 : schema.rfind(") ->")] if "(" in schema else ""
     for part in _split(inside):
         words = part.strip()
-        if words and words != "*" and (found := _ARGUMENT.search(words)):
-            yield found[1]
+        if words and words != "*" and (match := _ARGUMENT.search(words)):
+            yield match[1]
 
 
 def _groups(nodes: Sequence[HostNode], world: int, source: str) -> Mapping[str, tuple[int, ...]]:

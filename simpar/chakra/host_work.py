@@ -109,9 +109,9 @@ class HostPricer:
     def _precise(self, node: HostNode, tensor: HostTensor) -> KernelModel:
         """The kernel model for a tensor's dtype; TF32 is not considered. Raises UserError where there is none."""
         if tensor.dtype not in self.device.peak_flop_per_s:
-            found = tensor.dtype or "another type"
+            dtype = tensor.dtype or "another type"
             raise UserError(
-                f"{self.source}: node {node.id} {node.name} computes in {found}; device {self.device.name} has "
+                f"{self.source}: node {node.id} {node.name} computes in {dtype}; device {self.device.name} has "
                 f"{', '.join(self.device.peak_flop_per_s)}"
             )
         return self._model(tensor.dtype)

@@ -123,15 +123,15 @@ def _read_attribute(data: bytes) -> tuple[str, Attribute | None]:
     """(Name, value) of an attribute; value None for kinds that are not needed (floats, lists)."""
     name = ""
     value: Attribute | None = None
-    for number, found in fields(data):
+    for number, result in fields(data):
         if number == 1:
-            name = _text(found)
-        elif number in _INTEGERS and isinstance(found, int):
-            value = signed(found) if number in (_INT32, _INT64) else found
+            name = _text(result)
+        elif number in _INTEGERS and isinstance(result, int):
+            value = signed(result) if number in (_INT32, _INT64) else result
         elif number == _BOOL:
-            value = bool(found)
+            value = bool(result)
         elif number == _STRING:
-            value = _text(found)
+            value = _text(result)
     return name, value
 
 

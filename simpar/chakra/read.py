@@ -34,19 +34,19 @@ _NS_PER_US = 1000
 
 def by_rank(paths: list[Path]) -> list[Path]:
     """Files in the order of their ranks, with which their names end. Raises UserError where ranks are missing."""
-    found: dict[int, Path] = {}
+    files: dict[int, Path] = {}
     for path in paths:
         number = _NUMBERED.search(path.name.removesuffix(".gz").rpartition(".")[0])
         if number is None:
             raise UserError(f"{path}: says no rank; allowed: names that end with it, such as trace.0.et or step-0.json")
         rank = int(number[1])
-        if rank in found:
-            raise UserError(f"{path}: rank {rank} is also {found[rank]}; allowed: one file a rank")
-        found[rank] = path
-    missing = [rank for rank in range(len(found)) if rank not in found]
+        if rank in files:
+            raise UserError(f"{path}: rank {rank} is also {files[rank]}; allowed: one file a rank")
+        files[rank] = path
+    missing = [rank for rank in range(len(files)) if rank not in files]
     if missing:
-        raise UserError(f"rank {missing[0]} is missing among {len(found)} traces (their names end with the rank)")
-    return [found[rank] for rank in range(len(found))]
+        raise UserError(f"rank {missing[0]} is missing among {len(files)} traces (their names end with the rank)")
+    return [files[rank] for rank in range(len(files))]
 
 
 def read_chakra(paths: list[Path]) -> Recording:
@@ -68,7 +68,7 @@ def read_chakra(paths: list[Path]) -> Recording:
 
 def _groups(path: Path, world: int) -> Groups:
     """Process groups by name; "" and "0" are all ranks, as in ASTRA-sim."""
-    found: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
     if path.is_file():
         data = load(path).data
         if not isinstance(data, dict):
@@ -79,9 +79,9 @@ def _groups(path: Path, world: int) -> Groups:
             outside = [each for each in members if not 0 <= each < world]
             if outside:
                 raise UserError(f"{path}: {name}: rank {outside[0]}: there are traces of 0..{world - 1}")
-            found[str(name)] = tuple(members)
+            groups[str(name)] = tuple(members)
     everybody = tuple(range(world))
-    return {**found, "": everybody, "0": everybody}
+    return {**groups, "": everybody, "0": everybody}
 
 
 def _events(trace: ChakraTrace, rank: int, groups: Groups) -> tuple[Event, ...]:

@@ -63,17 +63,17 @@ def export_traces(job: TrainingJob, cluster: Cluster, *, lossy: bool = False) ->
             "reduce-scatters, all-to-alls, broadcasts and messages (--lossy writes the others as work of the host)"
         )
     notes = tuple(_notes(job, cluster, step))
-    found = dimensions(cluster)
+    dims = dimensions(cluster)
     files = trace_files(step.ranks, PREFIX)
     groups = {name: list(members) for name, members in step.groups.items()}
     texts = {
         GROUPS: json.dumps(groups) + "\n",
-        SYSTEM: system_text(cluster, len(found or ())),
+        SYSTEM: system_text(cluster, len(dims or ())),
         MEMORY: json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}) + "\n",
         PLAN: json.dumps(job.layout.to_plan().model_dump(mode="json"), indent=2) + "\n",
     }
-    if found:
-        texts[NETWORK] = network_text(found)
+    if dims:
+        texts[NETWORK] = network_text(dims)
     texts[PAGE] = _page(job, cluster, time_ns / NS_PER_S, lost, notes)
     files |= {name: text.encode() for name, text in texts.items()}
     return ExportedTraces(files, time_ns / NS_PER_S, lost, notes)
@@ -92,15 +92,15 @@ def simulated_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]
             f"{world:,} ranks: execution traces are a file a rank; allowed: {MOST_RANKS:,} (fewer nodes and a smaller "
             "plan.dp keep what one replica does)"
         )
-    found = outline(
+    planned = outline(
         job, cluster, schedule_of(layout, job.training), perturbation=Perturbation(fold=False), collapse=False
     )
-    if len(found) > MOST_OPS:
+    if len(planned) > MOST_OPS:
         raise UserError(
-            f"{len(found):,} ops on {world:,} ranks: execution traces write all of them; allowed: {MOST_OPS:,} (fewer "
-            "microbatches, that is a smaller training.global_batch, or fewer ranks)"
+            f"{len(planned):,} ops on {world:,} ranks: execution traces write all of them; allowed: {MOST_OPS:,} "
+            "(fewer microbatches, that is a smaller training.global_batch, or fewer ranks)"
         )
-    lowered = found.lowered()
+    lowered = planned.lowered()
     check_countable(lowered.program)
     timing = choose_engine_here(lowered.program)(lowered.program)
     return step_traces(lowered, timing), timing.makespan_ns + int(to_ns(job.stack.launch.step_overhead_s))

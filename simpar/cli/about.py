@@ -37,8 +37,8 @@ def json_schema(what: str) -> dict[str, Any]:
         "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,
         "reliability": Reliability,
     }  # fmt: skip
-    found = models[what].model_json_schema()
-    return _that_may_be_like(found) if what in ("profile", "device", "stack") else found
+    schema = models[what].model_json_schema()
+    return _that_may_be_like(schema) if what in ("profile", "device", "stack") else schema
 
 
 def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
     like = {"type": "string", "description": "name or file of the profile that this one is like"}
     defs = parts | {f"{name}InPart": partial(part) for name, part in parts.items()}
     defs["Whole"] = {key: value for key, value in whole.items() if key != "$defs"}
-    found: dict[str, Any] = partial(whole)
-    return found | {
-        "properties": {"like": like, **found["properties"]},
+    schema: dict[str, Any] = partial(whole)
+    return schema | {
+        "properties": {"like": like, **schema["properties"]},
         "required": ["name"],
         "$defs": defs,
         "if": {"properties": {"like": False}},
@@ -71,9 +71,9 @@ def doctor(json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] 
     """Show the versions of simpar and of the packages that it uses."""
     from simpar.report.terminal import print_names
 
-    found = _versions()
-    if not json_out(found, json_):
-        print_names(found, console())
+    versions = _versions()
+    if not json_out(versions, json_):
+        print_names(versions, console())
 
 
 def _versions() -> dict[str, str]:

@@ -42,16 +42,16 @@ def calibrate(
     request = make_request(ranks, device, is_quick=quick)
     try:
         with working(f"measuring {request.ranks} rank(s)"):
-            found = measure(request, known_facts(request, path.stem, date))
+            profiles = measure(request, known_facts(request, path.stem, date))
     except WorkerFailure as failure:
         sys.stderr.write(f"{failure}\n")
         return OUR_FAULT
     shutil.rmtree(request.folder, ignore_errors=True)
-    cluster, stack = write(found, path)
-    if not json_out(summary(found), json_):
+    cluster, stack = write(profiles, path)
+    if not json_out(summary(profiles), json_):
         screen = console()
         screen.print(f"{'absolute error of the fits':<32}{'samples':>8}{'median':>9}{'p90':>9}", style="bold")
-        for each in found.quality:
+        for each in profiles.quality:
             screen.print(f"{each.part:<32}{each.count:>8}{each.median:>9.1%}{each.p90:>9.1%}")
         screen.print(f"wrote {cluster} and {stack}: --hardware {cluster} --stack {stack}", soft_wrap=True)
     return 0

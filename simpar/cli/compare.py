@@ -30,27 +30,31 @@ def compare(
     from simpar import verbs
 
     with working(f"comparing {a} and {b}"):
-        found = verbs.compare(a, b, tokens=tokens)
+        comparison = verbs.compare(a, b, tokens=tokens)
     if csv:
         from simpar.report.table import ReportTable
 
-        pairs = [[name, pair.a, pair.b] for name, pair in found.figures.items()]
-        ReportTable(["figure", *found.names], pairs).save_csv(csv)
-    if not json_out(found.model_dump(mode="json"), json_):
-        _print(found, (a, b), console())
+        pairs = [[name, pair.a, pair.b] for name, pair in comparison.figures.items()]
+        ReportTable(["figure", *comparison.names], pairs).save_csv(csv)
+    if not json_out(comparison.model_dump(mode="json"), json_):
+        _print(comparison, (a, b), console())
 
 
-def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:
+def _print(comparison: Comparison, names: tuple[str, str], out: Console) -> None:
     from simpar.report.compare import format_input, rows
     from simpar.report.table import ReportTable, text
 
-    for letter, name in zip(found.names, names, strict=True):
+    for letter, name in zip(comparison.names, names, strict=True):
         out.print(f"{letter}: {name}", style="bold", soft_wrap=True, markup=False)
-    if found.asked:
-        asked = [(key, format_input(key, pair.a), format_input(key, pair.b)) for key, pair in found.asked.items()]
-        out.print(ReportTable([text("asked"), *(text(name, least=12) for name in found.names)], asked))
+    if comparison.asked:
+        asked = [(key, format_input(key, pair.a), format_input(key, pair.b)) for key, pair in comparison.asked.items()]
+        out.print(ReportTable([text("asked"), *(text(name, least=12) for name in comparison.names)], asked))
     else:
         out.print("asked: the same", soft_wrap=True)
-    out.print(ReportTable([text("came out"), *found.names, f"{found.names[1]} / {found.names[0]}"], rows(found)))
-    for sentence in found.sentences:
+    out.print(
+        ReportTable(
+            [text("came out"), *comparison.names, f"{comparison.names[1]} / {comparison.names[0]}"], rows(comparison)
+        )
+    )
+    for sentence in comparison.sentences:
         out.print(f"- {sentence}", soft_wrap=True, markup=False)

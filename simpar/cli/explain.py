@@ -54,11 +54,11 @@ def explain(measured: list[str], **values: Any) -> None:
     flags, settings = values_by_key(values), list(values["set_"] or [])
     plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None
     with working(f"reading {number_of(len(measured), 'file')}") as status:
-        found = explained(
+        explanation = explained(
             *measured, plan=plan, changes=not values["no_changes"], kernel_classes=values["kernel_classes"],
             steps=values["steps"], progress=status.update,
         )  # fmt: skip
     if values["html"]:
-        save_page(found, values["html"])
-    if not json_out(found.to_dict(), values["json_"]):
-        print_explanation(found, console())
+        save_page(explanation, values["html"])
+    if not json_out(explanation.to_dict(), values["json_"]):
+        print_explanation(explanation, console())

@@ -55,8 +55,8 @@ def export(scenario: str, **values: Any) -> None:
 
 def _tell(made: Files, values: Mapping[str, Any]) -> None:
     written = sorted(made.files)
-    found = {"target": made.target, "files": written, "lost": list(made.lost), "notes": list(made.notes)}
-    if json_out(found, values["json_"]):
+    record = {"target": made.target, "files": written, "lost": list(made.lost), "notes": list(made.notes)}
+    if json_out(record, values["json_"]):
         return
     out = console()
     out.print(f"wrote {_listed(written)} to {values['output']}", soft_wrap=True, markup=False)

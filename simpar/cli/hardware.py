@@ -99,25 +99,25 @@ def import_profile(
     from simpar.hardware.machine.profile_of import name_of
 
     folder = Path(output).parent
-    found = read(file, name or name_of(output), like=like, partition=partition, folder=folder)
-    write_atomic(output, found.text())
+    imported = read(file, name or name_of(output), like=like, partition=partition, folder=folder)
+    write_atomic(output, imported.text())
     report = {
         "profile": output,
-        "like": found.data["like"],
-        "read": {key: {"value": fact.value, "file": fact.file} for key, fact in found.facts.items()},
-        "not_read": list(found.unread),
-        "nodes": found.num_nodes,
+        "like": imported.data["like"],
+        "read": {key: {"value": fact.value, "file": fact.file} for key, fact in imported.facts.items()},
+        "not_read": list(imported.unread),
+        "nodes": imported.num_nodes,
     }
     if not json_out(report, json_):
-        _say(found, output)
+        _say(imported, output)
 
 
-def _say(found: ImportedProfile, output: str) -> None:
+def _say(imported: ImportedProfile, output: str) -> None:
     out = console()
-    out.print(f"wrote {output}, like {found.data['like']}", soft_wrap=True)
-    for key, fact in found.facts.items():
+    out.print(f"wrote {output}, like {imported.data['like']}", soft_wrap=True)
+    for key, fact in imported.facts.items():
         out.print(f"read: {key} = {fact.value} ({fact.file})", soft_wrap=True, markup=False)
-    for line in found.unread:
+    for line in imported.unread:
         out.print(f"not read: {line}", soft_wrap=True, markup=False)
-    if found.num_nodes:
-        out.print(f"{found.num_nodes} nodes: --hardware {output} --nodes {found.num_nodes}", soft_wrap=True)
+    if imported.num_nodes:
+        out.print(f"{imported.num_nodes} nodes: --hardware {output} --nodes {imported.num_nodes}", soft_wrap=True)

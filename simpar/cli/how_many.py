@@ -40,15 +40,15 @@ def how_many_devices(
     wanted = Wanted.of(values["objective"], values["deadline"], values["budget"])
     with Console(stderr=True).status("searching ...") as status:
         how = Search(values["space"], lambda: progress(status), loaded.operation)
-        found = how_many(problem, wanted, node_counts=_counts(values["over"]), search=how)
-    chosen = found.chosen
+        answer = how_many(problem, wanted, node_counts=_counts(values["over"]), search=how)
+    chosen = answer.chosen
     if values["output"] and chosen is not None and chosen.plan is not None:
         chosen.plan.save(values["output"])
     if values["csv"]:
-        ReportTable.of_records(found.table()).save_csv(values["csv"])
-    if not json_out(found.to_dict(), values["json_"]):
-        print_how_many(found, console())
-    if not found.is_whole:
+        ReportTable.of_records(answer.table()).save_csv(values["csv"])
+    if not json_out(answer.to_dict(), values["json_"]):
+        print_how_many(answer, console())
+    if not answer.is_whole:
         return INTERRUPTED
     return INFEASIBLE if chosen is None else 0
 

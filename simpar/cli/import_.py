@@ -29,14 +29,14 @@ def import_plan(
     """
     from simpar import translate
 
-    found = translate.import_plan(file, source, model=model)
-    found.plan.save(output)
-    report = {"plan": output, "ignored": list(found.ignored), "notes": list(found.notes)}
+    imported = translate.import_plan(file, source, model=model)
+    imported.plan.save(output)
+    report = {"plan": output, "ignored": list(imported.ignored), "notes": list(imported.notes)}
     if json_out(report, json_):
         return
     out = console()
     out.print(f"wrote {output}", soft_wrap=True)
-    for note in found.notes:
+    for note in imported.notes:
         out.print(f"note: {note}", soft_wrap=True, markup=False)
-    if found.ignored:
-        out.print(f"not part of a plan: {', '.join(found.ignored)}", soft_wrap=True, markup=False)
+    if imported.ignored:
+        out.print(f"not part of a plan: {', '.join(imported.ignored)}", soft_wrap=True, markup=False)

@@ -86,8 +86,8 @@ def _targets() -> dict[str, str]:
     from simpar.frameworks import TARGETS, load_target
 
     targets = {name: load_target(name) for name in TARGETS}
-    found = {
-        name: f"{found.description}; {found.version}{'; reads back' if found.read else ''}"
-        for name, found in targets.items()
+    rows = {
+        name: f"{rows.description}; {rows.version}{'; reads back' if rows.read else ''}"
+        for name, rows in targets.items()
     }
-    return {**found, NAME: DESCRIPTION}
+    return {**rows, NAME: DESCRIPTION}

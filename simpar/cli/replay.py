@@ -38,22 +38,22 @@ def replay(
     from simpar.chakra.sources import replay_files
 
     with working("replaying"):
-        found, recording = replay_files(traces, hardware, nodes)
-    if not json_out({**found.to_dict(), "notes": list(recording.notes)}, json_):
-        _tell(found, len(recording), recording.notes)
+        replayed, recording = replay_files(traces, hardware, nodes)
+    if not json_out({**replayed.to_dict(), "notes": list(recording.notes)}, json_):
+        _tell(replayed, len(recording), recording.notes)
 
 
-def _tell(found: Replay, events: int, notes: tuple[str, ...]) -> None:
+def _tell(replayed: Replay, events: int, notes: tuple[str, ...]) -> None:
     from simpar.units import format_bytes, format_seconds, number_of
 
-    out, ranks = console(), len(found.compute_s)
-    busy = found.compute_s[found.busiest_rank]
-    out.print(f"{format_seconds(found.step_time_s)} a step on {number_of(ranks, 'rank')}, {events:,} events")
-    out.print(f"computing     {format_seconds(busy)} on rank {found.busiest_rank}, the busiest")
-    out.print(f"not computing {format_seconds(found.step_time_s - busy)} there")
-    if found.communication:
+    out, ranks = console(), len(replayed.compute_s)
+    busy = replayed.compute_s[replayed.busiest_rank]
+    out.print(f"{format_seconds(replayed.step_time_s)} a step on {number_of(ranks, 'rank')}, {events:,} events")
+    out.print(f"computing     {format_seconds(busy)} on rank {replayed.busiest_rank}, the busiest")
+    out.print(f"not computing {format_seconds(replayed.step_time_s - busy)} there")
+    if replayed.communication:
         out.print("\ncommunication, each call once and alone")
-    for name, (calls, size, seconds) in sorted(found.communication.items()):
+    for name, (calls, size, seconds) in sorted(replayed.communication.items()):
         out.print(f"  {name:<15}{calls:>8,} x {format_bytes(size):>10} together {format_seconds(seconds):>10}")
     for note in notes:
         out.print(f"note: {note}", soft_wrap=True, markup=False)

@@ -229,14 +229,14 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
     from simpar.report.words import layout
     from simpar.runtime.summary import table
 
-    screen, found = console(), report["measured"]
-    losses = found["losses"]
+    screen, result = console(), report["measured"]
+    losses = result["losses"]
     screen.print(f"{report['model']}: {layout(report['plan'])}; {report['ranks']} ranks", style="bold", soft_wrap=True)
     for name, predicted, measured, error in table(report):
         screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)
     if losses:
         screen.print(f"loss            {losses[0]:.4f} at first, {losses[-1]:.4f} after {len(losses)} steps")
-    if held := found.get("evaluations"):
+    if held := result.get("evaluations"):
         screen.print(
             f"held-out loss   {held[min(held)]:.4f} after {min(held)}, {held[max(held)]:.4f} after {max(held)} steps"
         )

@@ -155,7 +155,7 @@ def search(scenario: str | None, **values: Any) -> int:
         check(problem)
     with _with_progress(values) as progress:
         try:
-            found = find_space(values["space"], problem.cluster)(problem, progress)
+            result = find_space(values["space"], problem.cluster)(problem, progress)
         except Infeasible as reason:
             if not progress.is_user_stop:
                 raise
@@ -165,9 +165,9 @@ def search(scenario: str | None, **values: Any) -> int:
     if table and not progress.is_user_stop:
         from simpar.learning.suggest import suggestions
 
-        chosen = suggestions(found, problem, values["suggest"])
-        found = found.saying({"suggestions": [one.to_dict() for one in chosen]})
-    _write(found, values)
+        chosen = suggestions(result, problem, values["suggest"])
+        result = result.saying({"suggestions": [one.to_dict() for one in chosen]})
+    _write(result, values)
     if table and not progress.is_user_stop:
         lines = _suggested(chosen, table, values["suggest"], loaded)
         if values["json_"] != "-":
@@ -285,7 +285,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
         cells.append(Cell(at, _problem(scenario, values, flags)[0]))
     workers, time_limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:
-        found = sweep(
+        result = sweep(
             cells,
             space=values["space"],
             workers=workers,
@@ -295,16 +295,16 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     problem = cells[0].problem
     training = problem.training
     common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
-    grid = {"axes": list(axes), "cells": found, "title": common, formats.GRID.key: formats.GRID.version}
+    grid = {"axes": list(axes), "cells": result, "title": common, formats.GRID.key: formats.GRID.version}
     if values["csv"]:
         from simpar.planner.tables import cell_row
         from simpar.report.table import ReportTable
 
-        records = [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
+        records = [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in result]
         ReportTable.of_records(records).save_csv(values["csv"])
     if not json_out(grid, values["json_"]):
         print_grid(grid, console())
-    return INTERRUPTED if any(cell.get("interrupted") for cell in found) else 0
+    return INTERRUPTED if any(cell.get("interrupted") for cell in result) else 0
 
 
 def _over(text: str) -> tuple[str, list[Any]]:
@@ -333,8 +333,8 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
     from simpar.settings import parse_setting
 
     given = {**flags, **dict(map(parse_setting, settings))}
-    found = {key.removeprefix(PLAN): value for key, value in given.items() if key.startswith(PLAN)}
-    fixed = {name: value for name, value in found.items() if name in (*AXIS_NAMES, "dp") and value is not None}
+    result = {key.removeprefix(PLAN): value for key, value in given.items() if key.startswith(PLAN)}
+    fixed = {name: value for name, value in result.items() if name in (*AXIS_NAMES, "dp") and value is not None}
     for text in fixes:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
@@ -434,19 +434,19 @@ def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool =
     )
 
 
-def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
+def _write(result: SearchResult, values: Mapping[str, Any]) -> None:
     from simpar.planner.answer.terminal import print_search
 
     if values["output"]:
-        found.best.plan.save(values["output"])
+        result.best.plan.save(values["output"])
     if values["csv"]:
         from simpar.planner.tables import rows
         from simpar.report.table import ReportTable
 
-        ReportTable.of_records(rows(found)).save_csv(values["csv"])
+        ReportTable.of_records(rows(result)).save_csv(values["csv"])
     if values["json_"] == "-":
-        sys.stdout.write(found.to_json() + "\n")
+        sys.stdout.write(result.to_json() + "\n")
         return
     if values["json_"]:
-        found.save(values["json_"])
-    print_search(found, console())
+        result.save(values["json_"])
+    print_search(result, console())

@@ -27,6 +27,6 @@ def validate(
     from simpar.validation.table import validate
 
     with working(f"predicting {table}"):
-        found = validate(table, using=using)
-    if not json_out(found, json_):
-        print_validation(found, console())
+        answer = validate(table, using=using)
+    if not json_out(answer, json_):
+        print_validation(answer, console())

@@ -122,8 +122,8 @@ def stages_of(measured: MeasuredStep, result: Result) -> list[int]:
 def kernel_classes(graph: ModelGraph) -> dict[str, str]:
     """The class of the kernels of every operator of a model, and of its gradient sums, by name."""
     operators = [op for block in (graph.embedding, *graph.blocks.values(), graph.head) for op in block.operators]
-    found = {op.name: CLASS_OF_KIND.get(op.kind, "elementwise") for op in operators}
-    return found | {f"{name}.{end}": kind for name in found for end, kind in CLASS_OF_SUM.items()}
+    classes = {op.name: CLASS_OF_KIND.get(op.kind, "elementwise") for op in operators}
+    return classes | {f"{name}.{end}": kind for name in classes for end, kind in CLASS_OF_SUM.items()}
 
 
 def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, float]:
@@ -167,30 +167,30 @@ def check_is_logged(
 
     ``planned`` are the numbers of the plan's job, by the keys of ``LogRun.job``.
     """
-    found = [
+    reasons = [
         f"{JOB_WORDS[key]}: {number} logged, {planned[key]} planned"
         for key, number in log.job.items()
         if number != planned[key]
     ]
     if step_time_s is not None:
-        if not found and TFLOPS in log.figures:
+        if not reasons and TFLOPS in log.figures:
             work = [log.figures[TFLOPS] * step_time_s, result.speed.tflops_per_device * result.step_time_s]
             if not 1 / WORK_APART < work[0] / work[1] < WORK_APART:
                 logged, predicted = (f"{format_significant(each)} TFLOP" for each in work)
-                found.append(f"work of a device in a step: {logged} logged, {predicted} planned")
+                reasons.append(f"work of a device in a step: {logged} logged, {predicted} planned")
         if not 1 / ABSURD < step_time_s / result.step_time_s < ABSURD:
-            found.append(
+            reasons.append(
                 f"step time: {format_seconds(step_time_s)} logged, {format_seconds(result.step_time_s)} predicted"
             )
-    if found:
-        raise UserError(f"{source} is not that of {log.path}: {'; '.join(found)}")
+    if reasons:
+        raise UserError(f"{source} is not that of {log.path}: {'; '.join(reasons)}")
 
 
 def check_is_traced(measured: MeasuredStep, result: Result, cluster: Cluster, source: str) -> None:
     """Raise UserError if the traces cannot be of the plan, with all contradicting numbers in one line."""
-    found = list(_contradictions(measured, result, cluster))
-    if found:
-        raise UserError(f"{source} is not that of these traces: {'; '.join(found)}")
+    reasons = list(_contradictions(measured, result, cluster))
+    if reasons:
+        raise UserError(f"{source} is not that of these traces: {'; '.join(reasons)}")
 
 
 def _contradictions(measured: MeasuredStep, result: Result, cluster: Cluster) -> Iterator[str]:

@@ -75,20 +75,20 @@ class Explanation:
         write_atomic(path, self.to_json() + "\n")
 
 
-def _traced(found: MeasuredStep) -> dict[str, Any]:
+def _traced(measured: MeasuredStep) -> dict[str, Any]:
     return {
-        "steps": found.ranks[0].steps,
-        "world_size": found.job.world_size,
-        "on_cpu": found.job.on_cpu,
-        "causes_s": found.mean_s(),
-        "classes_s": found.mean_s("classes_s"),
-        "ranks": [_rank(each) for each in found.ranks],
+        "steps": measured.ranks[0].steps,
+        "world_size": measured.job.world_size,
+        "on_cpu": measured.job.on_cpu,
+        "causes_s": measured.mean_s(),
+        "classes_s": measured.mean_s("classes_s"),
+        "ranks": [_rank(each) for each in measured.ranks],
         "collectives": [
-            vars(each) | {"calls": each.calls / found.ranks[0].steps} for each in collective_uses(found.traffic)
+            vars(each) | {"calls": each.calls / measured.ranks[0].steps} for each in collective_uses(measured.traffic)
         ],
-        "skewed": [vars(each) for each in found.skewed],
-        "stragglers": [vars(each) for each in found.stragglers],
-        "remarks": list(found.remarks),
+        "skewed": [vars(each) for each in measured.skewed],
+        "stragglers": [vars(each) for each in measured.stragglers],
+        "remarks": list(measured.remarks),
     }
 
 
@@ -125,18 +125,18 @@ def _predicted(against: Against, measured: MeasuredStep) -> dict[str, Any]:
     }
 
 
-def _changes(found: Changes) -> dict[str, Any]:
+def _changes(changes: Changes) -> dict[str, Any]:
     names = ("parameter", "was", "is")
-    fitted = found.fitted
+    fitted = changes.fitted
     return {
         "fitted": {
             "parameters": [dict(zip(names, each, strict=True)) for each in fitted.parameters],
             "step_time_before_s": fitted.before_s,
             "step_time_after_s": fitted.after_s,
         },
-        "slow_ranks": {str(rank): factor for rank, factor in found.slow_ranks.items()},
-        "gains": [vars(each) for each in found.gains],
-        "remarks": list(found.remarks),
+        "slow_ranks": {str(rank): factor for rank, factor in changes.slow_ranks.items()},
+        "gains": [vars(each) for each in changes.gains],
+        "remarks": list(changes.remarks),
     }
 
 
@@ -193,31 +193,33 @@ def explain(
 
 
 def _beside(
-    found: Explanation, scenario: Scenario, source: str, progress: Progress | None, *, changes: bool
+    explanation: Explanation, scenario: Scenario, source: str, progress: Progress | None, *, changes: bool
 ) -> Explanation:
     """An explanation with the prediction, and the gains of changes."""
     inputs = scenario.inputs()
     result = simulate(**inputs)
     seen = None
-    if found.measured is not None:
-        check_is_traced(found.measured, result, inputs["cluster"], source)
-        seen = ObservedStep.of_traces(found.measured, result)
-        found = replace(found, against=compare_with_prediction(found.measured, result, inputs["model"]))
-    if found.log is not None:
+    if explanation.measured is not None:
+        check_is_traced(explanation.measured, result, inputs["cluster"], source)
+        seen = ObservedStep.of_traces(explanation.measured, result)
+        explanation = replace(
+            explanation, against=compare_with_prediction(explanation.measured, result, inputs["model"])
+        )
+    if explanation.log is not None:
         training, devices = scenario.training, inputs["cluster"].world_size
-        step_s = found.log.step_time_s(training.tokens_per_step, training.global_batch, devices)
+        step_s = explanation.log.step_time_s(training.tokens_per_step, training.global_batch, devices)
         planned = {GLOBAL_BATCH: training.global_batch, SEQ_LEN: training.seq_len, DEVICES: devices}
-        check_is_logged(found.log, step_s, planned, result, source)
+        check_is_logged(explanation.log, step_s, planned, result, source)
         if step_s is not None:
-            seen = seen or ObservedStep.of_log(step_s, found.log.spread / found.log.count**0.5)
-        found = replace(found, logged=tuple(log_rows(found.log, result, step_s)))
+            seen = seen or ObservedStep.of_log(step_s, explanation.log.spread / explanation.log.count**0.5)
+        explanation = replace(explanation, logged=tuple(log_rows(explanation.log, result, step_s)))
     if seen is None or not changes:
-        return found
+        return explanation
     ran = None
-    if found.measured is not None and found.against is not None:
-        dp = mean_axes(found.measured.ranks).get("dp")
-        ran = find_lost_overlap(found.measured, found.against, scenario, dp)
+    if explanation.measured is not None and explanation.against is not None:
+        dp = mean_axes(explanation.measured.ranks).get("dp")
+        ran = find_lost_overlap(explanation.measured, explanation.against, scenario, dp)
     if ran is None:
-        return replace(found, changes=find_changes(seen, scenario, result, progress))
+        return replace(explanation, changes=find_changes(seen, scenario, result, progress))
     late, late_result = ran
-    return replace(found, changes=name_lost_overlap(find_changes(seen, late, late_result, progress)))
+    return replace(explanation, changes=name_lost_overlap(find_changes(seen, late, late_result, progress)))

@@ -125,30 +125,30 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
         }
     base = simulate(**{**inputs, "with_timeline": False})
     trial = _Trial(seen.step_time_s, base, hear)
-    found = [trial(NO_STRAGGLER, even)] if slow else []
+    gains = [trial(NO_STRAGGLER, even)] if slow else []
     plan = base.plan
     for change in single_changes(plan, target_of(inputs), is_measured=True):
         whole = change | reset_dependents(change, scenario.plan)
-        found.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
+        gains.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
     if graphs := _graphs(inputs):
-        found.append(trial(*graphs))
+        gains.append(trial(*graphs))
     fitted = Fitted(_moved(learned), before.step_time_s, base.step_time_s)
     if abs(base.step_time_s / seen.step_time_s - 1) > FAR_OFF:
         remarks.append(
             f"the fitted step is still {base.step_time_s / seen.step_time_s - 1:+.0%} off: profiles of this "
             "hardware and stack do not explain the run, and gains are shares of another step"
         )
-    return Changes(tuple(sorted(_distinct(found), key=_rating)), fitted, slow, tuple(remarks))
+    return Changes(tuple(sorted(_distinct(gains), key=_rating)), fitted, slow, tuple(remarks))
 
 
 def _rating(gain: Gain) -> tuple[bool, bool, float]:
     return bool(gain.refused), not gain.fits, -(gain.gain_s or 0.0)
 
 
-def _distinct(found: Sequence[Gain]) -> Iterator[Gain]:
+def _distinct(gains: Sequence[Gain]) -> Iterator[Gain]:
     """Changes with an effect on the step; of those with equal figures, the first."""
     seen = set[tuple[float | None, float | None, str]]()
-    for gain in found:
+    for gain in gains:
         key = (gain.step_time_s, gain.fit_probability, gain.refused)
         if key not in seen and gain.gain_s != 0.0:
             seen.add(key)
@@ -197,22 +197,22 @@ class _Trial:
         self.hear(f"trying {name} ...")
         try:
             changed_plan = {} if plan is None else {"plan": plan()}
-            found = simulate(**{**inputs, **changed_plan, "with_timeline": False})
+            result = simulate(**{**inputs, **changed_plan, "with_timeline": False})
         except UserError as error:
             return Gain(name, refused=str(error).splitlines()[-1].strip())
-        ratio = found.step_time_s / self.base.step_time_s
-        errors = self._errors(found)
+        ratio = result.step_time_s / self.base.step_time_s
+        errors = self._errors(result)
         low, high = (float(self.measured_s * (1 - ratio * exp(np.quantile(errors, at)))) for at in NINE_OF_TEN[::-1])
         gain_s = self.measured_s * (1 - ratio)
-        sure = None if found.certainty is None else found.certainty.fit_probability
-        return Gain(name, gain_s, (low, high), self.measured_s - gain_s, found.fits, sure)
+        sure = None if result.certainty is None else result.certainty.fit_probability
+        return Gain(name, gain_s, (low, high), self.measured_s - gain_s, result.fits, sure)
 
-    def _errors(self, found: Result) -> Any:
+    def _errors(self, result: Result) -> Any:
         """Random errors of the logarithm of the steps' ratio: two layouts share some of their error, one shares all."""
-        spread = max(each.certainty.layout_spread if each.certainty else 0.0 for each in (self.base, found))
-        shares = np.array([_shares(each.time_breakdown_s, each.step_time_s) for each in (self.base, found)])
+        spread = max(each.certainty.layout_spread if each.certainty else 0.0 for each in (self.base, result))
+        shares = np.array([_shares(each.time_breakdown_s, each.step_time_s) for each in (self.base, result)])
         own = np.eye(2)
-        if found.setup.plan == self.base.setup.plan:  # one layout, other slow ranks: waiting is their compute
+        if result.setup.plan == self.base.setup.plan:  # one layout, other slow ranks: waiting is their compute
             own = np.ones((2, 1))
             shares[:, COMPUTE] += shares[:, WAITING]
             shares[:, WAITING] = 0.0

@@ -139,13 +139,13 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
                 tuple(int(rank) for rank in listed) if isinstance(listed, list | tuple) else (),
             )
     rank = data.get("rank")
-    found = _IN_NAME.search(Path(path).name)
+    match = _IN_NAME.search(Path(path).name)
     if not isinstance(rank, int):
-        if found is None:
+        if match is None:
             raise UserError(
                 f"{path}: does not say of which rank it is: name it as torch does, such as nccl_trace_rank_3"
             )
-        rank = int(found[1])
+        rank = int(match[1])
     try:
         read = tuple(_entry(each, groups, classes) for each in entries)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -207,9 +207,9 @@ def _uses(meetings: Sequence[Mapping[int, Entry]], last: dict[int, int]) -> Iter
     for meeting in meetings:
         first = next(iter(meeting.values()))
         kinds[first.axis, first.kind].append(meeting)
-    for (axis, kind), found in sorted(kinds.items()):
+    for (axis, kind), calls in sorted(kinds.items()):
         costs, waits = [], []
-        for meeting in found:
+        for meeting in calls:
             times = {rank: entry.duration_s for rank, entry in meeting.items() if entry.duration_s is not None}
             if not times:
                 continue
@@ -220,9 +220,9 @@ def _uses(meetings: Sequence[Mapping[int, Entry]], last: dict[int, int]) -> Iter
                 late = min(times, key=lambda rank: times[rank])
                 if max(times.values()) > 2 * least:
                     last[late] += 1
-        sizes = [next(iter(meeting.values())).size_bytes for meeting in found]
+        sizes = [next(iter(meeting.values())).size_bytes for meeting in calls]
         yield GroupUse(
-            axis, kind, len(found), float(np.median(sizes)), float(np.median(costs)) if costs else None,
+            axis, kind, len(calls), float(np.median(sizes)), float(np.median(costs)) if costs else None,
             float(np.mean(waits)) if waits else None,
         )  # fmt: skip
 

@@ -38,19 +38,19 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
         screen.print(f"steps scatter by {log.spread:.1%}")
 
 
-def print_flight(found: FlightRun, screen: Console) -> None:
+def print_flight(run: FlightRun, screen: Console) -> None:
     """Print flight records: collectives by axis and kind, ranks waited for, and what did not end."""
-    screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
+    screen.print(f"flight recorder of {number_of(len(run.ranks), 'rank')}", style="bold")
     table = ReportTable([text("axis"), text("collective"), "calls", "bytes", "cost", "waiting"])
-    for use in found.uses:
+    for use in run.uses:
         times = ("not said" if s is None else format_seconds(s) for s in (use.cost_s, use.waiting_s))
         table.add(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
     screen.print(table)
-    for rank, count in list(found.last.items())[:MOST_NAMED]:
+    for rank, count in list(run.last.items())[:MOST_NAMED]:
         screen.print(f"rank {rank} came last to {count} collectives that took others twice as long", soft_wrap=True)
-    for each in found.stuck[:MOST_NAMED]:
+    for each in run.stuck[:MOST_NAMED]:
         screen.print(_stuck(each), soft_wrap=True)
-    for line in found.remarks:
+    for line in run.remarks:
         screen.print(line, soft_wrap=True)
 
 

@@ -23,10 +23,10 @@ def files_of(path: str | Path) -> list[str | Path]:
     """A file, or the traces in a folder by the names that simpar run and torch's tensorboard handler use."""
     if not Path(path).is_dir():
         return [path]
-    found = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
-    if not found:
+    files = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
+    if not files:
         raise UserError(f"{path}: has no profiler trace ({', '.join(TRACES)}); name the files")
-    return [str(each) for each in found]
+    return [str(each) for each in files]
 
 
 def kind_of(path: str | Path) -> str:

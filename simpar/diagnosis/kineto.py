@@ -138,8 +138,8 @@ class _GrowingColumns:
 
     def columns(self, base_ns: int) -> EventColumns:
         """The collected events, with times from the epoch."""
-        found = (self.name, self.start, self.duration, self.lane, self.correlation)
-        name, start, *rest = (np.array(each, dtype=np.int64) for each in found)
+        columns = (self.name, self.start, self.duration, self.lane, self.correlation)
+        name, start, *rest = (np.array(each, dtype=np.int64) for each in columns)
         return EventColumns(name, start + base_ns, *rest)
 
 
@@ -154,7 +154,7 @@ class _EventReader:
         self.collectives: list[TracedCollective] = []
         self.memory = dict[str, list[float]]()
         sorts = (("device", DEVICE), ("calls", HOST_CALL), ("ops", HOST_OP), ("spans", SPAN[:1]))
-        self.sort = {category: self.tables[sort] for sort, found in sorts for category in found}
+        self.sort = {category: self.tables[sort] for sort, categories in sorts for category in categories}
 
     def read(self, stream: EventStream) -> None:
         """Read all events. Raises UserError for an event whose times are not numbers."""
@@ -189,11 +189,11 @@ class _EventReader:
 
     def _instant(self, event: Event) -> None:
         """The memory state that the profiler recorded at one moment."""
-        found = event.get("args")
-        if event.get("name") != "[memory]" or not isinstance(found, dict) or "Total Allocated" not in found:
+        arguments = event.get("args")
+        if event.get("name") != "[memory]" or not isinstance(arguments, dict) or "Total Allocated" not in arguments:
             return
-        kind = "cpu" if found.get("Device Type") == 0 else "device"
-        now, reserved = _whole(found["Total Allocated"]), _whole(found.get("Total Reserved"))
+        kind = "cpu" if arguments.get("Device Type") == 0 else "device"
+        now, reserved = _whole(arguments["Total Allocated"]), _whole(arguments.get("Total Reserved"))
         most = self.memory.setdefault(kind, [0.0, 0.0, now])
         most[:] = [max(most[0], now), max(most[1], reserved), min(most[2], now)]
 
@@ -228,8 +228,8 @@ def _header(said: Mapping[str, Any], path: str) -> Header:
     """The known keys beside the events; the rank comes from the trace, or else from the file's name."""
     job = _mapping(said.get("distributedInfo"))
     rank, world = _whole(job.get("rank")), _whole(job.get("world_size"))
-    if rank < 0 and (found := _IN_NAME.search(Path(path).name)):
-        rank = int(found.group(1) or found.group(2))
+    if rank < 0 and (match := _IN_NAME.search(Path(path).name)):
+        rank = int(match.group(1) or match.group(2))
     listed = job.get("pg_config")
     groups = {
         str(each.get("pg_name")): (str(each.get("pg_desc") or ""), _members(each.get("ranks")))
@@ -260,14 +260,14 @@ def _members(said: object) -> tuple[int, ...]:
     return tuple(_whole(each) for each in said) if isinstance(said, list | tuple) else ()
 
 
-def _with_group(found: TracedCollective, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> TracedCollective:
+def _with_group(collective: TracedCollective, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> TracedCollective:
     """A collective with the members that the header lists, if the event itself does not list them."""
-    description, ranks = groups.get(found.group, ("", ()))
-    if (found.ranks or not ranks) and (found.description or not description):
-        return found
+    description, ranks = groups.get(collective.group, ("", ()))
+    if (collective.ranks or not ranks) and (collective.description or not description):
+        return collective
     return TracedCollective(
-        found.row, found.kind, found.group, found.description or description, found.ranks or ranks,
-        found.sequence, found.size_bytes, found.peers,
+        collective.row, collective.kind, collective.group, collective.description or description,
+        collective.ranks or ranks, collective.sequence, collective.size_bytes, collective.peers,
     )  # fmt: skip
 
 

@@ -71,10 +71,10 @@ class Lane:
     def owned_ns(self) -> dict[str, int]:
         """Time by owner."""
         mine = self.pieces.owner >= 0
-        found = np.bincount(
+        spent = np.bincount(
             self.pieces.owner[mine], weights=self.pieces.length_ns[mine].astype(np.float64), minlength=len(self.owners)
         )
-        return {name: round(ns) for name, ns in zip(self.owners, found.tolist(), strict=True) if ns}
+        return {name: round(ns) for name, ns in zip(self.owners, spent.tolist(), strict=True) if ns}
 
 
 def window_of(trace: KinetoTrace, steps: int | None) -> Window:
@@ -164,16 +164,16 @@ def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> LanePieces:
     kept = (end > begin) & (owner >= 0)
     begin, end, owner = begin[kept], end[kept], owner[kept]
     edges = np.unique(np.concatenate([begin, end, [window.begin_ns, window.end_ns]]))
-    found = np.full(len(edges) - 1, -1, dtype=np.int64)
+    result = np.full(len(edges) - 1, -1, dtype=np.int64)
     for code in np.unique(owner).tolist():
         mine = owner == code
         opened = np.bincount(np.searchsorted(edges, begin[mine]), minlength=len(edges))
         closed = np.bincount(np.searchsorted(edges, end[mine]), minlength=len(edges))
         covered = np.cumsum(opened - closed)[:-1] > 0
-        found[covered & (found < 0)] = code
-    first = np.flatnonzero(np.append(True, found[1:] != found[:-1]))
+        result[covered & (result < 0)] = code
+    first = np.flatnonzero(np.append(True, result[1:] != result[:-1]))
     stops = np.append(edges[first[1:]], window.end_ns)
-    return LanePieces(edges[first], stops, found[first])
+    return LanePieces(edges[first], stops, result[first])
 
 
 def lane_of(trace: KinetoTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]) -> Lane:
@@ -204,8 +204,8 @@ def lane_of(trace: KinetoTrace, window: Window, classes: Classes, exposed: Seque
 def _computing(kinds: Sequence[KernelClass], classes: Classes) -> list[KernelClass]:
     """Classes that compute, in the order of the table, then the class of unmatched kernels."""
     known = {entry.name: entry for entry in (*classes.entries, *kinds)}
-    found = [entry for entry in known.values() if not entry.communication and entry.name != "other"]
-    return [*found, KernelClass(name="other", patterns=("$^",))]
+    computing = [entry for entry in known.values() if not entry.communication and entry.name != "other"]
+    return [*computing, KernelClass(name="other", patterns=("$^",))]
 
 
 def _crosses_the_bus(name: str) -> bool:
@@ -239,5 +239,5 @@ def _idle_ns(trace: KinetoTrace, pieces: LanePieces) -> dict[str, int]:
     behind = np.where(call >= 0, np.clip(call, begin, end) - begin, 0)
     rest = end - begin - behind
     short = (rest <= QUEUED_GAP_NS) & (call >= 0)
-    found = {BEHIND: int(behind.sum()), QUEUED: int(rest[short].sum()), UNEXPLAINED: int(rest[~short].sum())}
-    return {reason: ns for reason, ns in found.items() if ns}
+    result = {BEHIND: int(behind.sum()), QUEUED: int(rest[short].sum()), UNEXPLAINED: int(rest[~short].sum())}
+    return {reason: ns for reason, ns in result.items() if ns}

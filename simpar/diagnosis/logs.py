@@ -146,7 +146,7 @@ class LogRun:
 
 def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError if it has no line of a known framework."""
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    values: dict[str, dict[int, dict[str, float]]] = {}
     peaks: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
@@ -161,13 +161,13 @@ def read_log(path: str | Path) -> LogRun:
             if step := entry.step.search(line):
                 figures = dict(_figures(entry, line))
                 if figures:
-                    found.setdefault(entry.name, {})[int(step[1])] = figures
+                    values.setdefault(entry.name, {})[int(step[1])] = figures
                     batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
                 break
-    if not found:
+    if not values:
         names = ", ".join(sorted(entry.name for entry in FORMATS))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
-    name, steps = max(found.items(), key=lambda item: len(item[1]))
+    name, steps = max(values.items(), key=lambda item: len(item[1]))
     run = _run(str(path), name, steps, peaks)
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
     return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))

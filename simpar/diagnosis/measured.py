@@ -134,22 +134,22 @@ def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = N
 
     Raises UserError for a file that is not a trace, for a trace of inference, and for traces of different runs.
     """
-    found = [_claimed(read_kineto(path), classes, steps, at) for at, path in enumerate(paths)]
-    _check_one_run(found, paths)
-    found = sorted(found, key=lambda each: each.rank)
-    compared = compare_ranks([each.traffic for each in found])
+    traces = [_claimed(read_kineto(path), classes, steps, at) for at, path in enumerate(paths)]
+    _check_one_run(traces, paths)
+    traces = sorted(traces, key=lambda each: each.rank)
+    compared = compare_ranks([each.traffic for each in traces])
     accounts = tuple(
-        _account(each, traffic, len(found) > 1) for each, traffic in zip(found, compared.traffic, strict=True)
+        _account(each, traffic, len(traces) > 1) for each, traffic in zip(traces, compared.traffic, strict=True)
     )
     return MeasuredStep(
         accounts,
-        tuple(_stragglers(accounts, compared, found[0].window.steps)),
-        tuple(_remarks(found, compared)),
-        tuple(each.lane for each in found),
+        tuple(_stragglers(accounts, compared, traces[0].window.steps)),
+        tuple(_remarks(traces, compared)),
+        tuple(each.lane for each in traces),
         compared.traffic,
         compared.offset_ns,
-        replace(found[0].job, group_sizes=_group_sizes(compared.traffic)),
-        tuple(replace(each, last_rank=found[each.last_rank].rank) for each in compared.skewed),
+        replace(traces[0].job, group_sizes=_group_sizes(compared.traffic)),
+        tuple(replace(each, last_rank=traces[each.last_rank].rank) for each in compared.skewed),
     )
 
 
@@ -180,12 +180,12 @@ def job_of(trace: KinetoTrace) -> TracedJob:
 
 def _group_sizes(ranks: Sequence[RankTraffic]) -> dict[str, tuple[int, ...]]:
     """Sizes of process groups by axis."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for traffic in ranks:
         for axis, kind, key in zip(traffic.axis, traffic.kind, traffic.key, strict=True):
             if key is not None and kind != MESSAGE and len(key[2]) > 1:
-                found.setdefault(axis, set()).add(len(key[2]))
-    return {axis: tuple(sorted(sizes)) for axis, sizes in found.items()}
+                result.setdefault(axis, set()).add(len(key[2]))
+    return {axis: tuple(sorted(sizes)) for axis, sizes in result.items()}
 
 
 _TRAINING = re.compile(
@@ -202,15 +202,15 @@ def _check_training(trace: KinetoTrace) -> None:
         )
 
 
-def _check_one_run(found: Sequence[_ClaimedTrace], paths: Sequence[str | Path]) -> None:
+def _check_one_run(traces: Sequence[_ClaimedTrace], paths: Sequence[str | Path]) -> None:
     """Raise UserError if two traces are of the same rank, of jobs of different size, or of different steps."""
     seen: dict[int, str] = {}
-    for each, path in zip(found, map(str, paths), strict=True):
+    for each, path in zip(traces, map(str, paths), strict=True):
         if each.rank in seen:
             raise UserError(f"{path}: is of rank {each.rank}, as {seen[each.rank]} is; one trace a rank")
         seen[each.rank] = path
-    first = found[0]
-    for each, path in zip(found, map(str, paths), strict=True):
+    first = traces[0]
+    for each, path in zip(traces, map(str, paths), strict=True):
         for what, here, there in (
             ("ranks in the job", each.job.world_size, first.job.world_size),
             ("steps", each.window.marks or each.window.steps, first.window.marks or first.window.steps),
@@ -220,18 +220,18 @@ def _check_one_run(found: Sequence[_ClaimedTrace], paths: Sequence[str | Path]) 
                 raise UserError(f"{path}: {what}: {said}; {paths[0]}: {other}: not of one run")
 
 
-def _account(found: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> RankAccount:
+def _account(trace: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> RankAccount:
     """One rank's account; exposed communication is split into transfer and waiting if ranks were compared."""
-    per = found.window.steps * NS_PER_S
-    owned = {name: ns / per for name, ns in found.lane.owned_ns().items()}
+    per = trace.window.steps * NS_PER_S
+    owned = {name: ns / per for name, ns in trace.lane.owned_ns().items()}
     causes: dict[str, float] = {}
     axes: dict[str, AxisUse] = {}
     arrived = 0.0
-    for at, name in enumerate(found.lane.owners):
+    for at, name in enumerate(trace.lane.owners):
         if not name.startswith("exposed_"):
             continue
         axis = name.removeprefix("exposed_")
-        pieces, rows = found.lane.pieces, traffic.of_axis(axis)
+        pieces, rows = trace.lane.pieces, traffic.of_axis(axis)
         mine = pieces.owner == at
         transfer, waiting, over = (
             ns / per for ns in split_ns((pieces.begin_ns[mine], pieces.end_ns[mine]), traffic, rows)
@@ -242,15 +242,15 @@ def _account(found: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> Rank
         causes[idle] = causes.get(idle, 0.0) + waiting
         arrived += over
         axes[axis] = AxisUse(
-            len(rows) / found.window.steps,
-            float(traffic.size_bytes[rows].sum()) / found.window.steps,
+            len(rows) / trace.window.steps,
+            float(traffic.size_bytes[rows].sum()) / trace.window.steps,
             float((end - begin).sum()) / per,
             transfer,
             waiting if compared else None,
         )
         owned.pop(name, None)
     offload, on_host = owned.pop(OFFLOAD, 0.0), owned.pop(HOST, 0.0)
-    host = {reason: ns / per for reason, ns in found.lane.idle_ns.items() if reason != UNEXPLAINED}
+    host = {reason: ns / per for reason, ns in trace.lane.idle_ns.items() if reason != UNEXPLAINED}
     if arrived:
         host[BEHIND] = host.get(BEHIND, 0.0) + arrived
     if on_host:
@@ -261,12 +261,12 @@ def _account(found: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> Rank
         "optimizer": owned.get(OPTIMIZER, 0.0),
         "host": sum(host.values()),
         "offload": offload,
-        "idle": found.lane.idle_ns.get(UNEXPLAINED, 0) / per,
+        "idle": trace.lane.idle_ns.get(UNEXPLAINED, 0) / per,
     }
-    unknown = {name: ns / per for name, ns in list(found.lane.unknown_ns.items())[:MOST_UNKNOWN]}
+    unknown = {name: ns / per for name, ns in list(trace.lane.unknown_ns.items())[:MOST_UNKNOWN]}
     return RankAccount(
-        found.rank, found.window.length_ns / per, found.window.steps, {k: v for k, v in causes.items() if v},
-        dict(sorted(owned.items(), key=lambda item: -item[1])), axes, host, unknown, found.memory,
+        trace.rank, trace.window.length_ns / per, trace.window.steps, {k: v for k, v in causes.items() if v},
+        dict(sorted(owned.items(), key=lambda item: -item[1])), axes, host, unknown, trace.memory,
     )  # fmt: skip
 
 
@@ -280,10 +280,10 @@ def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int)
             yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)
 
 
-def _apart(found: Sequence[_ClaimedTrace]) -> Iterator[str]:
+def _apart(traces: Sequence[_ClaimedTrace]) -> Iterator[str]:
     """Ranks of one host, which share a clock, that were not traced at the same time."""
     first: dict[str, _ClaimedTrace] = {}
-    for each in found:
+    for each in traces:
         other = first.setdefault(each.host, each) if each.host else each
         early, late = sorted((each, other), key=lambda one: one.window.begin_ns)
         if (gap_ns := late.window.begin_ns - early.window.end_ns) > 0:
@@ -294,23 +294,23 @@ def _apart(found: Sequence[_ClaimedTrace]) -> Iterator[str]:
             return
 
 
-def _remarks(found: Sequence[_ClaimedTrace], compared: Compared) -> Iterator[str]:
+def _remarks(traces: Sequence[_ClaimedTrace], compared: Compared) -> Iterator[str]:
     """What readers should know about these traces."""
-    if not found[0].window.marks:
+    if not traces[0].window.marks:
         yield (
             "no profiler step is marked: the whole trace is taken as "
-            f"{number_of(found[0].window.steps, 'step')} (--steps N says how many it holds)"
+            f"{number_of(traces[0].window.steps, 'step')} (--steps N says how many it holds)"
         )
-    world, have = found[0].job.world_size, [each.rank for each in found]
-    if world and len(found) < world:
+    world, have = traces[0].job.world_size, [each.rank for each in traces]
+    if world and len(traces) < world:
         missing = [rank for rank in range(world) if rank not in have]
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        yield f"{len(found)} of {world} ranks are given: of ranks {listed} nothing is known"
+        yield f"{len(traces)} of {world} ranks are given: of ranks {listed} nothing is known"
     if any(each.supposed for each in compared.traffic):
         yield "all communication is on the group of all ranks, which has no name: taken as data-parallel"
-    if len(found) == 1 and compared.total:
+    if len(traces) == 1 and compared.total:
         yield "one rank alone: its exposed communication holds the waiting for other ranks; give their traces as well"
-    elif compared.compared < compared.total and len(found) > 1:
+    elif compared.compared < compared.total and len(traces) > 1:
         yield (
             f"{compared.total - compared.compared} of {compared.total} collectives could not be matched between "
             "ranks: what they wait for others counts as exposed"
@@ -318,12 +318,12 @@ def _remarks(found: Sequence[_ClaimedTrace], compared: Compared) -> Iterator[str
     apart = max(compared.offset_ns, default=0) - min(compared.offset_ns, default=0)
     if apart > NS_PER_S // 1000:
         yield f"clocks of the ranks differ by up to {apart / NS_PER_S:.3g} s; aligned by where collectives end"
-    yield from _apart(found)
-    usual = max(each.window.length_ns / each.window.steps for each in found)
+    yield from _apart(traces)
+    usual = max(each.window.length_ns / each.window.steps for each in traces)
     if compared.drift_ns > usual // MOST_DRIFT:
         yield (
             f"collectives end {compared.drift_ns / NS_PER_S:.3g} s apart on different ranks all the same (median): "
             "clocks drift, or these are not traces of one run"
         )
-    if not all(each.has_calls for each in found):
+    if not all(each.has_calls for each in traces):
         yield "the host was not traced (ProfilerActivity.CPU): what the device waits for its host counts as idle"

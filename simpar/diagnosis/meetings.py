@@ -155,7 +155,7 @@ def _clocks(ranks: Sequence[RankTraffic], met: Sequence[Sequence[tuple[int, int]
             continue  # a buffered message leaves its sender long before it arrives
         for (one, row), (other, row_other) in pairwise(each):
             ends[one, other].append(int(ranks[other].finish_ns[row_other] - ranks[one].finish_ns[row]))
-    apart = {pair: int(np.median(found)) for pair, found in ends.items()}
+    apart = {pair: int(np.median(offsets)) for pair, offsets in ends.items()}
     first: dict[str, int] = {}
     for rank, traffic in enumerate(ranks):
         if traffic.clock and first.setdefault(traffic.clock, rank) != rank:
@@ -173,9 +173,9 @@ def _clocks(ranks: Sequence[RankTraffic], met: Sequence[Sequence[tuple[int, int]
                 queue.append(one)
     left = [
         abs(ns - offset[other] + offset[one])
-        for (one, other), found in ends.items()
+        for (one, other), offsets in ends.items()
         if one in offset and other in offset
-        for ns in found
+        for ns in offsets
     ]
     return tuple(offset.get(rank, 0) for rank in range(len(ranks))), int(np.median(left)) if left else 0
 

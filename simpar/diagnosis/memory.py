@@ -35,10 +35,10 @@ def find_fullest_rank(measured: MeasuredStep) -> tuple[int, TracedMemory] | None
 
 def memory_beside(measured: MeasuredStep, result: Result, stages: list[int]) -> MemoryBeside | None:
     """The fullest rank beside its stage; ``stages`` gives the stage of every measured rank. None without memory."""
-    found = find_fullest_rank(measured)
-    if found is None:
+    fullest = find_fullest_rank(measured)
+    if fullest is None:
         return None
-    rank, memory = found
+    rank, memory = fullest
     at = stages[[each.rank for each in measured.ranks].index(rank)]
     planned = next(one for one in result.memory.stages if one.stage == at)
     parts = {name: size for name, size in planned.parts_bytes.items() if size}

@@ -33,20 +33,20 @@ LEAST_SHOWN = 0.005
 """Parts below this share of the step are not listed on their own."""
 
 
-def save_page(found: Explanation, path: str | Path) -> None:
+def save_page(explanation: Explanation, path: str | Path) -> None:
     """Write the page atomically; equal explanations give equal bytes."""
-    write_atomic(path, render(found))
+    write_atomic(path, render(explanation))
 
 
-def render(found: Explanation) -> str:
+def render(explanation: Explanation) -> str:
     """The page as text."""
-    return fill_template(environment(FOLDER).get_template("explained.html.j2"), page_data(found))
+    return fill_template(environment(FOLDER).get_template("explained.html.j2"), page_data(explanation))
 
 
-def page_data(found: Explanation) -> dict[str, Any]:
+def page_data(explanation: Explanation) -> dict[str, Any]:
     """The content of the template: numbers in words, series for the scripts."""
-    measured, against, changes = found.traced, found.against, found.changes
-    rows = list(_parts(found))
+    measured, against, changes = explanation.traced, explanation.against, explanation.changes
+    rows = list(_parts(explanation))
     data = make_measured_series(measured, colour_of)
     legend = [(kind["name"], kind["colour"]) for kind in data["kinds"]]
     if against is not None:
@@ -56,9 +56,9 @@ def page_data(found: Explanation) -> dict[str, Any]:
     drawn = len(choose_shown_ranks(measured))
     return {
         "title": headline(measured),
-        "figures": list(_figures(found)),
+        "figures": list(_figures(explanation)),
         "fits": True,
-        "lines": list(sentences(found)),
+        "lines": list(sentences(explanation)),
         "predicted": against is not None,
         "parts": rows,
         "gains": [] if changes is None else list(_gains(changes)),
@@ -88,11 +88,11 @@ def colour_of(name: str) -> str:
     return CLASS_COLOUR.get(name, OTHER_COLOUR)
 
 
-def _figures(found: Explanation) -> Iterator[dict[str, str]]:
-    measured = found.traced
+def _figures(explanation: Explanation) -> Iterator[dict[str, str]]:
+    measured = explanation.traced
     yield {"name": "measured step", "value": format_seconds(measured.step_time_s), "detail": ""}
-    if found.against is not None:
-        predicted_s = found.against.result.step_time_s
+    if explanation.against is not None:
+        predicted_s = explanation.against.result.step_time_s
         off = f"measured {measured.step_time_s / predicted_s - 1:+.1%}"
         yield {"name": "predicted step", "value": format_seconds(predicted_s), "detail": off}
     means = measured.mean_s()
@@ -113,9 +113,9 @@ def _bar(name: str, colour: str, seconds: float, whole_s: float) -> dict[str, An
     }
 
 
-def _parts(found: Explanation) -> Iterator[dict[str, Any]]:
+def _parts(explanation: Explanation) -> Iterator[dict[str, Any]]:
     """Rows of causes, and of classes of kernels inside compute."""
-    measured, against = found.traced, found.against
+    measured, against = explanation.traced, explanation.against
     causes, classes = measured.mean_s(), measured.mean_s("classes_s")
     step_s = sum(causes.values())
     should = ({}, {}) if against is None else (against.causes_s, against.classes_s)

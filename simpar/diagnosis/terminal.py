@@ -34,42 +34,42 @@ MEANING = {
 }
 
 
-def print_explanation(found: Explanation, screen: Console) -> None:
+def print_explanation(explanation: Explanation, screen: Console) -> None:
     """Print the measurement, beside the prediction if a plan was given."""
-    if (measured := found.measured) is not None:
+    if (measured := explanation.measured) is not None:
         screen.print(headline(measured), style="bold", soft_wrap=True)
-        against = found.against
+        against = explanation.against
         screen.print(_causes(measured) if against is None else _beside(measured, against))
         for table in (_communication(measured), _collectives(measured)):
             if table.rows:
                 screen.print(table)
-        for line in sentences(found):
+        for line in sentences(explanation):
             screen.print(line, soft_wrap=True)
-    if found.log is not None:
-        print_log(found.log, found.logged, screen)
-    if found.flight is not None:
-        print_flight(found.flight, screen)
-    if found.against is None and not found.logged:
+    if explanation.log is not None:
+        print_log(explanation.log, explanation.logged, screen)
+    if explanation.flight is not None:
+        print_flight(explanation.flight, screen)
+    if explanation.against is None and not explanation.logged:
         screen.print("with --plan PLAN (or flags): where this parts from what is predicted, and what would change it")
-    if found.changes is not None:
-        _print_changes(found.changes, screen)
+    if explanation.changes is not None:
+        _print_changes(explanation.changes, screen)
 
 
-def sentences(found: Explanation) -> Iterator[str]:
+def sentences(explanation: Explanation) -> Iterator[str]:
     """Sentences about a measured step, in addition to its numbers."""
-    measured = found.traced
-    if found.against is not None:
-        yield from _parting(measured, found.against)
+    measured = explanation.traced
+    if explanation.against is not None:
+        yield from _parting(measured, explanation.against)
     else:
         yield from _memory(measured)
     yield from (*_stragglers(measured), *_unknown(measured), *measured.remarks)
 
 
-def headline(found: MeasuredStep) -> str:
+def headline(measured: MeasuredStep) -> str:
     """The length of the step, and what it is based on."""
-    count, steps = len(found.ranks), found.ranks[0].steps
-    ranks = f"{count} of {found.job.world_size} ranks" if found.job.world_size else number_of(count, "rank")
-    return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {number_of(steps, 'step')}"
+    count, steps = len(measured.ranks), measured.ranks[0].steps
+    ranks = f"{count} of {measured.job.world_size} ranks" if measured.job.world_size else number_of(count, "rank")
+    return f"measured step {format_seconds(measured.step_time_s)}: {ranks}, {number_of(steps, 'step')}"
 
 
 def words_of(cause: str) -> str:
@@ -83,70 +83,72 @@ def longer(measured_s: float, predicted_s: float) -> str:
     return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
 
 
-def _causes(found: MeasuredStep) -> ReportTable:
+def _causes(measured: MeasuredStep) -> ReportTable:
     """Causes and classes of kernels: mean over ranks, share, and range over ranks."""
-    several = len(found.ranks) > 1
+    several = len(measured.ranks) > 1
     spread = ["least", "most"] if several else []
     table = ReportTable([text("part"), "mean" if several else "time", "of the step", *spread])
-    mean_step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+    mean_step = sum(each.step_time_s for each in measured.ranks) / len(measured.ranks)
 
     def row(name: str, of: str, key: str) -> None:
-        values = [getattr(each, of).get(key, 0.0) for each in found.ranks]
+        values = [getattr(each, of).get(key, 0.0) for each in measured.ranks]
         mean = sum(values) / len(values)
         between = [format_seconds(min(values)), format_seconds(max(values))] if several else []
         table.add(name, format_seconds(mean), f"{mean / mean_step:.1%}", *between)
 
-    for cause in found.mean_s():
+    for cause in measured.mean_s():
         row(words_of(cause), "causes_s", cause)
         if cause == "compute":
-            classes = sorted(found.mean_s("classes_s").items(), key=lambda item: -item[1])
+            classes = sorted(measured.mean_s("classes_s").items(), key=lambda item: -item[1])
             for name, _ in [each for each in classes if each[0] != "optimizer"][:MOST_CLASSES]:
                 row(f"  {name}", "classes_s", name)
-    steps = [each.step_time_s for each in found.ranks]
+    steps = [each.step_time_s for each in measured.ranks]
     between = [format_seconds(min(steps)), format_seconds(max(steps))] if several else []
     table.add("step", format_seconds(mean_step), "", *between)
     return table
 
 
-def _beside(found: MeasuredStep, against: Against) -> ReportTable:
+def _beside(measured: MeasuredStep, against: Against) -> ReportTable:
     """Causes and classes of kernels, measured and predicted."""
     table = ReportTable([text("part"), "measured", "predicted", "more"])
-    step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+    step = sum(each.step_time_s for each in measured.ranks) / len(measured.ranks)
 
     def row(name: str, measured_s: float, predicted_s: float) -> None:
         times = format_seconds(measured_s), format_seconds(predicted_s)
         table.add(name, *times, longer(measured_s, predicted_s))
 
-    was, should = found.mean_s(), against.causes_s
+    was, should = measured.mean_s(), against.causes_s
     for cause in {**was, **should}:
         row(words_of(cause), was.get(cause, 0.0), should.get(cause, 0.0))
         if cause == "compute":
-            classes = [each for each in against.differences(found, "classes_s") if each.part != OPTIMIZER]
+            classes = [each for each in against.differences(measured, "classes_s") if each.part != OPTIMIZER]
             for each in sorted(classes, key=lambda one: -max(one.measured_s, one.predicted_s))[:MOST_CLASSES]:
                 row(f"  {each.part}", each.measured_s, each.predicted_s)
     row("step", step, against.result.step_time_s)
     return table
 
 
-def _parting(found: MeasuredStep, against: Against) -> Iterator[str]:
+def _parting(measured: MeasuredStep, against: Against) -> Iterator[str]:
     """Where most of the difference is, and the memory of both."""
-    most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][:MOST_PARTS]
+    most = [each for each in against.differences(measured) if abs(each.more_s) > measured.step_time_s / 100][
+        :MOST_PARTS
+    ]
     words = [
         f"{words_of(each.part)} {format_seconds(abs(each.more_s))} {'longer' if each.more_s > 0 else 'shorter'}"
         for each in most
     ]
-    off = found.step_time_s / against.result.step_time_s - 1
+    off = measured.step_time_s / against.result.step_time_s - 1
     sure = against.result.certainty
-    inside = sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
+    inside = sure is not None and sure.step_time_interval_s[0] <= measured.step_time_s <= sure.step_time_interval_s[1]
     expected = "" if sure is None else f" ({'inside' if inside else 'outside'} the 90 % interval)"
     yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
-    yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
+    yield f"MFU {against.mfu(measured):.1%} measured, {against.result.speed.mfu:.1%} predicted"
     if against.memory is not None:
         yield from _memory_beside(against.memory)
 
 
-def _print_changes(found: Changes, screen: Console) -> None:
-    fitted = found.fitted
+def _print_changes(changes: Changes, screen: Console) -> None:
+    fitted = changes.fitted
     screen.print("\nwhat single changes would gain for this run", style="bold")
     screen.print(
         f"simulated on profiles fitted to it: {format_seconds(fitted.before_s)} predicted before, "
@@ -155,7 +157,7 @@ def _print_changes(found: Changes, screen: Console) -> None:
     )
     columns: list[Column | str] = [text("change", least=20), "gain", Column("90 % interval", spare=1), "fits"]
     rows = []
-    worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
+    worth = [each for each in changes.gains if not each.refused and (each.gain_s or 0.0) > 0]
     for each in worth[:MOST_CHANGES]:
         assert each.interval_s is not None, "of one that was simulated"
         low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
@@ -166,19 +168,19 @@ def _print_changes(found: Changes, screen: Console) -> None:
         screen.print(ReportTable(columns, rows))
     else:
         screen.print("none of those that were tried gains anything")
-    for line in found.remarks:
+    for line in changes.remarks:
         screen.print(line, soft_wrap=True)
 
 
-def _communication(found: MeasuredStep) -> ReportTable:
-    rows = [(axis, *axis_cells(use)) for axis, use in mean_axes(found.ranks).items()]
+def _communication(measured: MeasuredStep) -> ReportTable:
+    rows = [(axis, *axis_cells(use)) for axis, use in mean_axes(measured.ranks).items()]
     return ReportTable([text("axis"), "calls", "bytes", "busy", "exposed", "waiting"], rows)
 
 
-def collective_rows(found: MeasuredStep) -> list[tuple[str, ...]]:
+def collective_rows(measured: MeasuredStep) -> list[tuple[str, ...]]:
     """Collectives by axis and kind, if bytes are recorded: ranks, calls per step, bytes, cost and rate of one."""
-    steps, rows = found.ranks[0].steps, list[tuple[str, ...]]()
-    for use in collective_uses(found.traffic)[:MOST_COLLECTIVES]:
+    steps, rows = measured.ranks[0].steps, list[tuple[str, ...]]()
+    for use in collective_uses(measured.traffic)[:MOST_COLLECTIVES]:
         if use.size_bytes:
             rate = "" if use.bus_bytes_per_s is None else format_rate(use.bus_bytes_per_s)
             ranks = "" if use.members is None else str(use.members)
@@ -187,9 +189,9 @@ def collective_rows(found: MeasuredStep) -> list[tuple[str, ...]]:
     return rows
 
 
-def _collectives(found: MeasuredStep) -> ReportTable:
+def _collectives(measured: MeasuredStep) -> ReportTable:
     names = ["ranks", "calls", "bytes", "cost", "bus rate"]
-    return ReportTable([text("axis"), text("collective"), *names], collective_rows(found))
+    return ReportTable([text("axis"), text("collective"), *names], collective_rows(measured))
 
 
 def axis_cells(use: AxisUse) -> tuple[str, ...]:
@@ -203,16 +205,16 @@ def axis_cells(use: AxisUse) -> tuple[str, ...]:
     )
 
 
-def _stragglers(found: MeasuredStep) -> Iterator[str]:
-    for each in found.stragglers[:MOST_STRAGGLERS]:
+def _stragglers(measured: MeasuredStep) -> Iterator[str]:
+    for each in measured.stragglers[:MOST_STRAGGLERS]:
         yield (
             f"rank {each.rank} is waited for: it computes {each.slowdown:.3g} times as long as the median rank; "
             f"others wait {format_seconds(each.waited_for_s)} for it in all, a step"
         )
 
 
-def _memory(found: MeasuredStep) -> Iterator[str]:
-    known = find_fullest_rank(found)
+def _memory(measured: MeasuredStep) -> Iterator[str]:
+    known = find_fullest_rank(measured)
     if known is not None:
         rank, memory = known
         reserved = f", {format_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
@@ -222,28 +224,28 @@ def _memory(found: MeasuredStep) -> Iterator[str]:
         )
 
 
-def _memory_beside(found: MemoryBeside) -> Iterator[str]:
+def _memory_beside(memory: MemoryBeside) -> Iterator[str]:
     """The peak with its predicted parts, and the memory held throughout."""
-    was = found.measured
-    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in found.parts_bytes.items()]
+    was = memory.measured
+    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in memory.parts_bytes.items()]
     yield (
-        f"allocated at most {format_bytes(was.allocated_bytes)} measured (rank {found.rank}), "
-        f"{format_bytes(found.peak_bytes)} predicted: {', '.join(parts)}"
+        f"allocated at most {format_bytes(was.allocated_bytes)} measured (rank {memory.rank}), "
+        f"{format_bytes(memory.peak_bytes)} predicted: {', '.join(parts)}"
     )
-    if found.least_bytes is not None:
+    if memory.least_bytes is not None:
         yield (
-            f"held throughout {format_bytes(was.least_bytes)} measured, {format_bytes(found.least_bytes)} predicted; "
+            f"held throughout {format_bytes(was.least_bytes)} measured, {format_bytes(memory.least_bytes)} predicted; "
             f"comes and goes {format_bytes(was.allocated_bytes - was.least_bytes)} measured, "
-            f"{format_bytes(found.peak_bytes - found.least_bytes)} predicted"
+            f"{format_bytes(memory.peak_bytes - memory.least_bytes)} predicted"
         )
 
 
-def _unknown(found: MeasuredStep) -> Iterator[str]:
+def _unknown(measured: MeasuredStep) -> Iterator[str]:
     """Kernels without a class, if they are worth a pattern."""
     spent = dict[str, float]()
-    for each in found.ranks:
+    for each in measured.ranks:
         for name, seconds in each.unknown_s.items():
-            spent[name] = spent.get(name, 0.0) + seconds / len(found.ranks)
-    worth = {name: s for name, s in spent.items() if s > found.step_time_s / 100}
+            spent[name] = spent.get(name, 0.0) + seconds / len(measured.ranks)
+    worth = {name: s for name, s in spent.items() if s > measured.step_time_s / 100}
     for name, seconds in sorted(worth.items(), key=lambda item: -item[1]):
         yield f"no class fits {name[:90]!r} ({format_seconds(seconds)}): give it one with --kernel-classes FILE"

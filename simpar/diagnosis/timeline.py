@@ -107,9 +107,9 @@ def _sampled(lane: Lane, end_ns: int) -> tuple[Ints, Ints, Ints]:
         return begin, stop, owner
     edges = np.linspace(origin, end_ns, MOST_PIECES + 1).astype(np.int64)
     middle = (edges[:-1] + edges[1:]) // 2
-    found = owner[np.searchsorted(begin, middle, side="right") - 1]
-    first = np.flatnonzero(np.append(True, found[1:] != found[:-1]))
-    return edges[first], np.append(edges[first[1:]], end_ns), found[first]
+    owners = owner[np.searchsorted(begin, middle, side="right") - 1]
+    first = np.flatnonzero(np.append(True, owners[1:] != owners[:-1]))
+    return edges[first], np.append(edges[first[1:]], end_ns), owners[first]
 
 
 def _causes(lane: Lane, traffic: RankTraffic, owner: Ints, at_ns: Ints) -> Ints:

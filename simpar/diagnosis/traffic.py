@@ -64,20 +64,20 @@ class RankTraffic:
 
 def traffic_of(trace: KinetoTrace, window: Window, classes: Classes) -> RankTraffic:
     """Communication of a rank within its window."""
-    found = sorted(_on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes), key=lambda each: each[0])
-    found = [each for each in found if window.begin_ns <= each[0] < window.end_ns]
-    found, supposed = _on_the_one_group(found, trace.header.world_size)
+    calls = sorted(_on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes), key=lambda each: each[0])
+    calls = [each for each in calls if window.begin_ns <= each[0] < window.end_ns]
+    calls, supposed = _on_the_one_group(calls, trace.header.world_size)
     count: Counter[Key] = Counter()
     keys = list[Key | None]()
     marks = np.array([begin for _, begin, _ in trace.steps()] or [window.begin_ns], dtype=np.int64)
-    for begin, _, about, axis in found:
+    for begin, _, about, axis in calls:
         step = int(np.searchsorted(marks, begin, side="right"))
         keys.append(_key(about, axis, window.marks[step - 1] if window.marks and step else "", count))
-    start, duration = (np.array([each[at] for each in found], dtype=np.int64) for at in (0, 1))
+    start, duration = (np.array([each[at] for each in calls], dtype=np.int64) for at in (0, 1))
     return RankTraffic(
-        start, duration, duration, np.array([each[2].size_bytes for each in found], dtype=np.float64),
-        tuple(each[2].kind for each in found), tuple(each[3] for each in found), tuple(keys),
-        np.array([trace.on_cpu and (each[2].peers or (-1,))[0] == trace.header.rank for each in found], dtype=bool),
+        start, duration, duration, np.array([each[2].size_bytes for each in calls], dtype=np.float64),
+        tuple(each[2].kind for each in calls), tuple(each[3] for each in calls), tuple(keys),
+        np.array([trace.on_cpu and (each[2].peers or (-1,))[0] == trace.header.rank for each in calls], dtype=bool),
         supposed, trace.header.host if trace.on_cpu else "",
     )  # fmt: skip
 
@@ -85,16 +85,16 @@ def traffic_of(trace: KinetoTrace, window: Window, classes: Classes) -> RankTraf
 _Found = tuple[int, int, TracedCollective, str]
 
 
-def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list[_Found], bool]:
+def _on_the_one_group(calls: list[_Found], world_size: int | None) -> tuple[list[_Found], bool]:
     """If all communication is on one unnamed group of all ranks, count it as data parallel; also returns whether so.
 
     That is how DDP, FSDP and ZeRO run without a mesh; token exchanges still belong to experts.
     """
-    unnamed = [each[2].ranks for each in found if each[3] == UNNAMED]
-    others = {each[3] for each in found} - {UNNAMED, "ep"}
+    unnamed = [each[2].ranks for each in calls if each[3] == UNNAMED]
+    others = {each[3] for each in calls} - {UNNAMED, "ep"}
     if not unnamed or others or not world_size or any(len(ranks) != world_size for ranks in unnamed):
-        return found, False
-    return [(*each[:3], "dp" if each[3] == UNNAMED else each[3]) for each in found], True
+        return calls, False
+    return [(*each[:3], "dp" if each[3] == UNNAMED else each[3]) for each in calls], True
 
 
 def _key(about: TracedCollective, axis: str, mark: str, count: Counter[Key]) -> Key | None:
@@ -197,8 +197,8 @@ def _peers(trace: KinetoTrace, name: str, at_ns: int, stages: tuple[int, ...]) -
     else:
         spans = trace.spans
         around = np.flatnonzero((spans.start_ns <= at_ns) & (spans.finish_ns > at_ns))
-        found = [_ACTION.match(trace.names[at]) for at in spans.name[around].tolist()]
-        action = next((each for each in found if each), None)
+        matches = [_ACTION.match(trace.names[at]) for at in spans.name[around].tolist()]
+        action = next((each for each in matches if each), None)
         if action is None:
             return None
         forward = (action[1] == "SEND") == (action[2] == "F")
@@ -221,9 +221,9 @@ def _members_by_axis(
     for description, ranks in trace.header.groups.values():
         if ranks:
             sets[classes.axis(description) or UNNAMED].add(ranks)
-    several = {axis: {each for each in found if len(each) > 1} for axis, found in sets.items()}
+    several = {axis: {each for each in groups if len(each) > 1} for axis, groups in sets.items()}
     whole = several.pop(UNNAMED, set())
-    used = [axis for axis, found in several.items() if found]
+    used = [axis for axis, groups in several.items() if groups]
     left = [axis for axis in used if axis not in ("tp", "pp")]
     along = "cp" if "pp" in several and "pp" not in used else "pp"
     rest = left[0] if len(left) == 1 else UNNAMED
@@ -232,7 +232,7 @@ def _members_by_axis(
     for axis in (*COMMUNICATION, UNNAMED):
         if axis not in several or (axis == rest == "dp" and not several[axis]):
             several[axis] = whole
-    members = {axis: next(iter(found)) for axis, found in several.items() if len(found) == 1}
+    members = {axis: next(iter(groups)) for axis, groups in several.items() if len(groups) == 1}
     members[MESSAGE] = () if used else tuple(range(trace.header.world_size or 0))
     return members, rest, along
 

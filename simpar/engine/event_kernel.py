@@ -202,12 +202,12 @@ def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
 
 
 @compiled
-def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: int, changing: bool) -> None:
+def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, limit: int, changing: bool) -> None:
     """Set the limit of a flow: the lowest of its cap and the rates of links that it has to itself.
 
     Unless capacities change, its nodes are ordered by the rate that their links give it alone: the first one decides.
     """
-    flow = flows[found]
+    flow = flows[limit]
     flow.limit = flow.cap
     for at in range(flow.first_node, flow.last_node):
         link = links[nodes[at].link]

@@ -96,8 +96,12 @@ class ExportDraft:
         return Exported(s.plan, {**made, "plan.json": whole, "README.md": page}, self.lost, told)
 
     def _recorded(self) -> str:
-        found = recorded(self.whole.predicted or {})
-        return f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {found}" if found else ""
+        recorded_words = recorded(self.whole.predicted or {})
+        return (
+            f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {recorded_words}"
+            if recorded_words
+            else ""
+        )
 
 
 @cache
@@ -110,8 +114,8 @@ def load_target(name: str) -> Target:
 
 def targets_of(stack: str) -> list[str]:
     """Targets whose framework belongs to a stack."""
-    found = ((name, load_target(name)) for name in TARGETS)
-    return [name for name, target in found if stack in target.stacks]
+    targets = ((name, load_target(name)) for name in TARGETS)
+    return [name for name, target in targets if stack in target.stacks]
 
 
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
@@ -147,9 +151,9 @@ def losses(
     ``plan`` has its dp; ``own`` is the stack it was made for, if that is not a shipped one. Raises UserError for an
     unknown target or stack, NotOneLayout for a plan whose stages have different layouts.
     """
-    found = load_target(target)
-    plan, unknown = expressible(_one_layout(plan, model), found)
-    return (*unknown, *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)))
+    loaded = load_target(target)
+    plan, unknown = expressible(_one_layout(plan, model), loaded)
+    return (*unknown, *_losses(loaded, subject(plan, model, training, loaded.habits(plan), devices_per_node, own)))
 
 
 def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
@@ -262,11 +266,11 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
-    found = load_target(target)
-    if found.read is None:
+    loaded = load_target(target)
+    if loaded.read is None:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
     try:
-        return found.read(text, name)
+        return loaded.read(text, name)
     except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]
         raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None

@@ -91,7 +91,7 @@ def options(s: Subject) -> Options:
     """Options by their dotted names."""
     sharded = s.plan.data_parallel.zero >= 2
     precision = s.plan.numerics.precision
-    found: Options = {
+    options: Options = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if sharded else "MULTI_GPU" if s.world_size > 1 else "NO",
         "mixed_precision": precision if precision in ("bf16", "fp16") else "no",
@@ -103,7 +103,7 @@ def options(s: Subject) -> Options:
         "use_cpu": False,
         "debug": False,
     }
-    return found | (_sharding(s) if sharded else {})
+    return options | (_sharding(s) if sharded else {})
 
 
 def _sharding(s: Subject) -> Options:
@@ -138,14 +138,14 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         forward=_CONTEXT_FORWARD if s.plan.mesh.cp > 1 else _FORWARD,
     )
     shape = {"nodes": s.nodes, "devices": s.devices_per_node, "config": CONFIG}
-    found = {
+    texts = {
         CONFIG: yaml_file(s, given),
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, main),
         "slurm.sh": _SLURM.format(**shape),
         **job(s, _POD),
     }
-    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    return texts | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def notes(s: Subject) -> Iterator[str]:

@@ -103,19 +103,19 @@ def _windows(graph: ModelGraph) -> tuple[int | None, ...]:
 
 def _experts(graph: ModelGraph) -> tuple[bool, ...]:
     kinds = {name: {op.kind for op in block.operators} for name, block in graph.blocks.items()}
-    found = tuple(bool(kinds[layer] & EXPERT_KINDS) for layer in graph.layers)
-    return found if any(found) else ()
+    sparse = tuple(bool(kinds[layer] & EXPERT_KINDS) for layer in graph.layers)
+    return sparse if any(sparse) else ()
 
 
 def _rare(graph: ModelGraph) -> set[str]:
     """Rare features that targets cannot express, such as positions in some layers only, or norms of rotated heads."""
     inside = [[op.name for op in block.operators] for block in graph.blocks.values()]
     turning = {"rope" in names for names in inside if "attention" in names and "qkv" in names}
-    found = {"rotary positions in some layers only"} if len(turning) > 1 else set()
+    features = {"rotary positions in some layers only"} if len(turning) > 1 else set()
     for names in inside:
         if {"rope", "qk_norm"} <= {*names} and names.index("rope") < names.index("qk_norm"):
-            found.add("heads that are normed after they turned")
-    return found | set(graph.details.unbuilt)
+            features.add("heads that are normed after they turned")
+    return features | set(graph.details.unbuilt)
 
 
 def _beyond(every: list[Operator], layer: Mapping[str, Operator], before: Sequence[Operator]) -> set[str]:

@@ -134,8 +134,8 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
 def _overlaps(config: ConfigCall) -> bool:
     """Whether a callback of NeMo's trainer overlaps tensor parallelism."""
     trainer = config.fields.get("trainer")
-    found = trainer.fields.get("callbacks") if isinstance(trainer, ConfigCall) else None
-    return any(isinstance(each, ConfigCall) and each.fields.get("tp_comm_overlap") is True for each in found or ())
+    callbacks = trainer.fields.get("callbacks") if isinstance(trainer, ConfigCall) else None
+    return any(isinstance(each, ConfigCall) and each.fields.get("tp_comm_overlap") is True for each in callbacks or ())
 
 
 def _is_sharded(config: ConfigCall) -> bool:
@@ -168,16 +168,18 @@ def _name_of_precision(given: ConfigReader, made: Any) -> str | None:
     """The name of the function that creates the precision object; None if only its fields are known."""
     given.used.add("mixed_precision")
     usual = given.values_.get("mixed_precision")  # the recipe's precision, if fields of it were set
-    found = usual if made is None or (isinstance(made, ConfigCall) and not made.called) else made
-    if isinstance(found, Unresolved):
-        raise UserError(f"{given.source}:{found.line}: mixed_precision = {found.text[:40]}: allowed: a value, no code")
-    if not isinstance(found, ConfigCall):
-        return None if found is None else str(found)
-    if found.args and isinstance(found.args[0], str):
-        return found.args[0]  # get_mixed_precision_config("bf16_mixed")
-    if found.name in PRECISION_CLASSES:
+    precision = usual if made is None or (isinstance(made, ConfigCall) and not made.called) else made
+    if isinstance(precision, Unresolved):
+        raise UserError(
+            f"{given.source}:{precision.line}: mixed_precision = {precision.text[:40]}: allowed: a value, no code"
+        )
+    if not isinstance(precision, ConfigCall):
+        return None if precision is None else str(precision)
+    if precision.args and isinstance(precision.args[0], str):
+        return precision.args[0]  # get_mixed_precision_config("bf16_mixed")
+    if precision.name in PRECISION_CLASSES:
         return given.get("mixed_precision.precision")
-    return found.name
+    return precision.name
 
 
 def _set_by(name: str, source: str) -> Mapping[str, Any]:

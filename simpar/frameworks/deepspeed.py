@@ -138,13 +138,13 @@ def options(s: Subject) -> Options:
 
 def _optimizer(s: Subject) -> Options:
     name = s.plan.numerics.optimizer
-    found: Options = {"optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE}
+    options: Options = {"optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE}
     if (momentum := placeholders.momentum(name)) is None:
-        return found | {
+        return options | {
             "optimizer.params.betas": list(placeholders.BETAS),
             "optimizer.params.weight_decay": placeholders.WEIGHT_DECAY,
         }
-    return found | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
+    return options | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

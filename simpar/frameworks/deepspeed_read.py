@@ -128,11 +128,11 @@ def _zero(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
 
 def _offload(given: ConfigReader) -> dict[str, Any]:
     """What is offloaded to the host or to drives. Raises UserError."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, part in PARTS.items():
-        found[name] = home_of(given, f"zero_optimization.{part}.device")
+        values[name] = home_of(given, f"zero_optimization.{part}.device")
     ratio = given.get("zero_optimization.offload_optimizer.ratio")
-    return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
+    return values | {"offload_ratio": ratio if values["offload_optimizer"] not in (None, "none") else None}
 
 
 def home_of(given: ConfigReader, key: str) -> str | None:

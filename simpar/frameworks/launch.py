@@ -113,8 +113,8 @@ def launchers(s: Subject, command: Iterable[str], environment: Mapping[str, str]
     exports = [f"export {name}={value}" for name, value in (environment or {}).items()]
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
-    found = {"command.sh": "\n".join(lines) + "\n", "slurm.sh": _SLURM.format(**shape)}
-    return found | job(s) | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    texts = {"command.sh": "\n".join(lines) + "\n", "slurm.sh": _SLURM.format(**shape)}
+    return texts | job(s) | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def words(option: str, value: Any = None) -> str:

@@ -19,8 +19,8 @@ def options(s: Subject) -> Options:
 
     LLaMA-Factory checkpoints activations unless that is disabled; under FSDP, FSDP's own option is used.
     """
-    found = trainer_arguments.arguments(s)
-    is_own = bool(found.pop("gradient_checkpointing"))
+    arguments = trainer_arguments.arguments(s)
+    is_own = bool(arguments.pop("gradient_checkpointing"))
     return {
         "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
         "stage": "pt",
@@ -30,7 +30,7 @@ def options(s: Subject) -> Options:
         "cutoff_len": s.training.seq_len,
         "packing": True,
         "disable_gradient_checkpointing": not is_own,
-        **found,
+        **arguments,
     }
 
 

@@ -52,14 +52,14 @@ def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
     return same or names
 
 
-def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
+def model_note(models: list[str], sizes: Mapping[str, int]) -> str:
     """A note on the model that was found, or not; "" for exactly one."""
     if absent := [name for name in TELLING if name not in sizes]:
         return f"The file does not say the model's {', '.join(absent)}: give --model when the plan is used."
-    if not found:
+    if not models:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return f"No shipped model has {shape}: give --model when the plan is used."
-    return f"The sizes are those of {', '.join(found)}; the first is used." if len(found) > 1 else ""
+    return f"The sizes are those of {', '.join(models)}; the first is used." if len(models) > 1 else ""
 
 
 def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
@@ -82,8 +82,8 @@ def named(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
     plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
-    found = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
-    return found[0] if found else None
+    names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
+    return names[0] if names else None
 
 
 def _whole(text: str) -> str:

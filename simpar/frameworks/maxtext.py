@@ -118,7 +118,7 @@ def options(s: Subject) -> Options:
     """Options by name: axes within a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
     between, far, replicas, shards = _axes(s)
     further = sum(kind in s.graph.auxiliary for kind in s.graph.layers)
-    found: Options = {
+    values: Options = {
         "base_config": "base.yml",
         "run_name": "simpar",
         "model_name": MODELS.get(s.graph.name, s.graph.name),
@@ -141,17 +141,17 @@ def options(s: Subject) -> Options:
         "base_output_directory": "output",
     }
     if s.device_kind is not None:
-        found["hardware"] = s.device_kind  # MaxText uses the same names
+        values["hardware"] = s.device_kind  # MaxText uses the same names
     if further:
-        found["mtp_num_layers"] = further
-    return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
+        values["mtp_num_layers"] = further
+    return values | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
 def written(s: Subject, given: Options) -> Mapping[str, str]:
     """The config and the launchers; JAX has one process per host."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
-    found = {CONFIG: yaml_file(s, given), "slurm.sh": _SLURM.format(**shape)}
-    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    texts = {CONFIG: yaml_file(s, given), "slurm.sh": _SLURM.format(**shape)}
+    return texts | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def notes(s: Subject) -> Iterator[str]:

@@ -166,7 +166,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         return {}
     dims, choice, mesh = s.graph.dims, s.plan.experts, s.plan.mesh
     once = choice.token_dispatch != "per_expert"
-    found: Options = {
+    options: Options = {
         "--num-experts": dims["num_experts"],
         "--moe-ffn-hidden-size": dims["expert_ffn"],
         "--moe-router-topk": dims["topk"],
@@ -179,23 +179,23 @@ def _experts(s: Subject, style: Architecture) -> Options:
     main = style.experts[: len(style.experts) - predictions(s)]
     if not all(main):
         pattern = ",".join(str(int(has)) for has in main)
-        found["--moe-layer-freq"] = f"([{pattern}])"
+        options["--moe-layer-freq"] = f"([{pattern}])"
     if choice.capacity_factor:
-        found |= {"--moe-expert-capacity-factor": choice.capacity_factor, "--moe-pad-expert-input-to-capacity": FLAG}
+        options |= {"--moe-expert-capacity-factor": choice.capacity_factor, "--moe-pad-expert-input-to-capacity": FLAG}
     if once:
-        found["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
+        options["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
-        found["--overlap-moe-expert-parallel-comm"] = FLAG
-    return found if s.graph.has_state else found | router_arguments(s)
+        options["--overlap-moe-expert-parallel-comm"] = FLAG
+    return options if s.graph.has_state else options | router_arguments(s)
 
 
 def _windows(style: Architecture) -> Options:
     sizes = {window for window in style.windows if window is not None}
     if len(sizes) != 1:
         return {}
-    found: Options = {"--window-size": f"{sizes.pop() - 1},0"}
+    options: Options = {"--window-size": f"{sizes.pop() - 1},0"}
     every = period(style.windows)
-    return found | ({"--window-attn-skip-freq": every} if every else {})
+    return options | ({"--window-attn-skip-freq": every} if every else {})
 
 
 def _dropout(s: Subject) -> Options:
@@ -205,7 +205,7 @@ def _dropout(s: Subject) -> Options:
 
 def _layout(s: Subject) -> Options:
     mesh, tensor = s.plan.mesh, s.plan.tensor_parallel
-    found: Options = {
+    options: Options = {
         "--tensor-model-parallel-size": mesh.tp,
         "--pipeline-model-parallel-size": mesh.pp,
         "--context-parallel-size": mesh.cp,
@@ -216,7 +216,7 @@ def _layout(s: Subject) -> Options:
         "--tp-comm-overlap": tensor.overlap and tensor.sequence_parallel and mesh.tp > 1,
         "--use-tp-pp-dp-mapping": mesh.order.index("pp") < mesh.order.index("dp") and mesh.pp > 1 and s.dp > 1,
     }
-    return found | {name: FLAG for name, on in switches.items() if on} | _context(s)
+    return options | {name: FLAG for name, on in switches.items() if on} | _context(s)
 
 
 def _context(s: Subject) -> Options:

@@ -110,7 +110,7 @@ def _from_shell(text: str, source: str) -> Arguments:
     if not telling:  # a file that is sourced by another one has the arguments in variables
         words = [word for variable in script.variables.values() for word in variable if word]
         telling = [_by_flag(_words(words))]
-    different = [found for found in telling if found != telling[0]]
+    different = [arguments for arguments in telling if arguments != telling[0]]
     if different:
         flags = [flag for flag in telling[0] | different[0] if telling[0].get(flag) != different[0].get(flag)]
         raise UserError(
@@ -121,8 +121,8 @@ def _from_shell(text: str, source: str) -> Arguments:
 
 def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
     """The arguments of the commands that are Megatron-LM's."""
-    found = (_by_flag(_words(command)) for command in commands)
-    return [arguments for arguments in found if any(flag in arguments for flag in TELLING)]
+    parsed = (_by_flag(_words(command)) for command in commands)
+    return [arguments for arguments in parsed if any(flag in arguments for flag in TELLING)]
 
 
 def _words(words: Iterable[str]) -> list[str]:

@@ -92,30 +92,30 @@ def _arguments(s: Subject) -> Options:
 def options(s: Subject) -> Options:
     """Fields by their dotted names."""
     arguments = _arguments(s)
-    found: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
+    result: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
     for flag, fields in SWITCHES.items():
-        found |= fields if flag in arguments else {}
+        result |= fields if flag in arguments else {}
     if "--overlap-moe-expert-parallel-comm" in arguments:
-        found["model.moe_shared_expert_overlap"] = (
+        result["model.moe_shared_expert_overlap"] = (
             False  # Megatron-Core has one or the other; DeepSeek-V3 uses this one
         )
     if not is_by_name(s):
-        found["model.share_embeddings_and_output_weights"] = "--untie-embeddings-and-output-weights" not in arguments
+        result["model.share_embeddings_and_output_weights"] = "--untie-embeddings-and-output-weights" not in arguments
     if "--swiglu" in arguments:
-        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
+        result |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
     if "--quick-geglu" in arguments:
-        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("quick_gelu")}
+        result |= {"model.gated_linear_unit": True, "model.activation_func": Code("quick_gelu")}
     if "--moe-layer-freq" in arguments:
-        found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph).experts]
+        result["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph).experts]
     if "--window-size" in arguments:
-        found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
+        result["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
     if "--recompute-modules" in arguments:
-        found["model.recompute_modules"] = arguments["--recompute-modules"]
+        result["model.recompute_modules"] = arguments["--recompute-modules"]
     if s.plan.mesh.pp > 1:
-        found["model.pipeline_dtype"] = Code(_dtype(s))
-    found["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"
-    found.setdefault("ddp.use_distributed_optimizer", False)
-    return _sorted(found | _fixed(s))
+        result["model.pipeline_dtype"] = Code(_dtype(s))
+    result["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"
+    result.setdefault("ddp.use_distributed_optimizer", False)
+    return _sorted(result | _fixed(s))
 
 
 def _dtype(s: Subject) -> str:
@@ -144,9 +144,9 @@ def _fixed(s: Subject) -> Options:
     return result
 
 
-def _sorted(found: Options) -> Options:
+def _sorted(options: Options) -> Options:
     order = list(CLASSES)
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99))
+    return dict(sorted(options.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99))
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

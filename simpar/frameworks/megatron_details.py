@@ -122,31 +122,31 @@ def detail_arguments(s: Subject) -> Options:
 
 def _rotary(s: Subject) -> Options:
     rope, latent = s.graph.details.positions.rope, "qk_dim" in s.graph.dims
-    found: Options = {"--rotary-base": int(rope.theta)}
+    options: Options = {"--rotary-base": int(rope.theta)}
     if rope.fraction != 1.0:
-        found["--rotary-percent"] = rope.fraction
+        options["--rotary-percent"] = rope.fraction
     if rope.interleaved and not latent:  # latent attention always rotates neighbouring features
-        found["--rotary-interleaved"] = FLAG
+        options["--rotary-interleaved"] = FLAG
     if rope.kind == "linear":
-        found["--rotary-seq-len-interpolation-factor"] = int(rope.scaling["factor"])
+        options["--rotary-seq-len-interpolation-factor"] = int(rope.scaling["factor"])
     if rope.kind == "llama3":
-        found |= {"--use-rope-scaling": FLAG, "--rope-scaling-factor": rope.scaling["factor"]}
-    return found | (_yarn(rope) if position_type(s) == "yarn" else {})
+        options |= {"--use-rope-scaling": FLAG, "--rope-scaling-factor": rope.scaling["factor"]}
+    return options | (_yarn(rope) if position_type(s) == "yarn" else {})
 
 
 def _yarn(rope: Rope) -> Options:
     """YaRN without latent attention."""
     scaling = rope.scaling
-    found: Options = {
+    options: Options = {
         "--rotary-scaling-factor": scaling["factor"],
         "--yarn-original-max-position-embeddings": scaling["original_max_position_embeddings"],
         "--yarn-beta-fast": scaling.get("beta_fast") or YARN["beta_fast"],
         "--yarn-beta-slow": scaling.get("beta_slow") or YARN["beta_slow"],
     }
     if not scaling.get("truncate", True):
-        found["--no-yarn-correction-range-round-to-int"] = FLAG
+        options["--no-yarn-correction-range-round-to-int"] = FLAG
     both = scaling.get("mscale") and scaling.get("mscale_all_dim")
-    return found | (
+    return options | (
         {f"--{name.replace('_', '-')}": scaling[name] for name in ("mscale", "mscale_all_dim")} if both else {}
     )
 

@@ -42,7 +42,7 @@ def hybrid_losses(s: Subject) -> Iterator[Loss]:
 def hybrid_arguments(s: Subject) -> Options:
     """Arguments of hybrids in addition to those of all decoders."""
     dims, switches = s.graph.dims, {"--squared-relu": True, "--mtp-use-repeated-layer": _repeats(s)}
-    found: Options = {
+    options: Options = {
         "--spec": SPEC,
         "--hybrid-layer-pattern": pattern(s),
         "--position-embedding-type": "none",
@@ -51,8 +51,8 @@ def hybrid_arguments(s: Subject) -> Options:
         "--mamba-num-heads": dims["mamba_heads"],
         "--mamba-num-groups": dims["mamba_groups"],
     }
-    found |= {name: FLAG for name, on in switches.items() if on}
-    return found | (_experts(s) if s.graph.is_mixture else {})
+    options |= {name: FLAG for name, on in switches.items() if on}
+    return options | (_experts(s) if s.graph.is_mixture else {})
 
 
 def _experts(s: Subject) -> Options:

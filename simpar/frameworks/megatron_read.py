@@ -288,11 +288,11 @@ def _numerics(given: Arguments) -> dict[str, Any]:
 def _moments(given: Arguments) -> dict[str, Any]:
     """The dtype of the optimizer's moments, the wider of two."""
     given.has("--use-precision-aware-optimizer")  # a precondition of the flags below
-    found = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
-    for flag, dtype in zip(MOMENTS, found, strict=True):
+    dtypes = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
+    for flag, dtype in zip(MOMENTS, dtypes, strict=True):
         if dtype not in MOMENT_DTYPES:
             raise UserError(f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}")
-    widest = min(found, key=MOMENT_DTYPES.index)
+    widest = min(dtypes, key=MOMENT_DTYPES.index)
     return {"moment_dtype": widest if widest != MOMENT_DTYPES[0] else None}
 
 
@@ -322,21 +322,21 @@ def _shape(given: Arguments) -> dict[str, Any]:
 
 def _told_sizes(given: Arguments) -> dict[str, int]:
     """Sizes of the model that arguments give."""
-    found = {name: given.number(flag) for flag, name in SIZES.items()}
-    return {name: size for name, size in found.items() if size is not None}
+    sizes = {name: given.number(flag) for flag, name in SIZES.items()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _sizes(given: Arguments) -> dict[str, int]:
     """Sizes of the model, including Megatron-LM's defaults."""
     read_size: Callable[[str], int | None] = given.number
-    found = {name: read_size(flag) for flag, name in SIZES.items()}
+    sizes = {name: read_size(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):
-        found["kv_heads"] = found["heads"]
-    if found["num_experts"] is None:
-        found |= {"num_experts": 0, "expert_ffn": 0}
+        sizes["kv_heads"] = sizes["heads"]
+    if sizes["num_experts"] is None:
+        sizes |= {"num_experts": 0, "expert_ffn": 0}
     elif given.text("--moe-layer-freq") is None:
-        found["ffn"] = None  # no layer is dense
-    return {name: size for name, size in found.items() if size is not None}
+        sizes["ffn"] = None  # no layer is dense
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _notes(given: Arguments) -> Iterator[str]:

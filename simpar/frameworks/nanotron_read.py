@@ -34,8 +34,8 @@ def read(text: str, name: str) -> Imported:
     seq_len, steps = (given.whole("tokens.sequence_length"), given.whole("tokens.batch_accumulation_per_replica") or 1)
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
-    found = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
-    told = {ours: size for ours, size in found.items() if size is not None}
+    result = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
+    told = {ours: size for ours, size in result.items() if size is not None}
     sizes = dict(told)
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
     if "num_experts" not in sizes:
@@ -51,17 +51,17 @@ def read(text: str, name: str) -> Imported:
 def _layout(given: ConfigReader) -> dict[str, Any]:
     prefix = "parallelism."
     axes = {"tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
-    found: dict[str, Any] = {axis: given.whole(prefix + key) or 1 for axis, key in axes.items()}
+    values: dict[str, Any] = {axis: given.whole(prefix + key) or 1 for axis, key in axes.items()}
     engine = _of(given, f"{prefix}pp_engine", ENGINES, "afab")
     mode = str(given.get(f"{prefix}tp_mode") or "ALL_REDUCE").upper()
     if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
         raise UserError(f"{given.source}: {prefix}tp_mode = {mode}: allowed: ALL_REDUCE, REDUCE_SCATTER")
-    if found["tp"] > 1:
-        found["sequence_parallel"] = mode == "REDUCE_SCATTER"
-    if found["pp"] > 1:
-        found["schedule"] = engine
+    if values["tp"] > 1:
+        values["sequence_parallel"] = mode == "REDUCE_SCATTER"
+    if values["pp"] > 1:
+        values["schedule"] = engine
     bucket = given.whole("model.ddp_bucket_cap_mb")
-    return found | {
+    return values | {
         "zero": given.whole("optimizer.zero_stage", 0) or 0,
         "recompute": "full" if given.get(f"{prefix}recompute_layer") else "none",
         "bucket_bytes": f"{bucket} MiB" if bucket else None,

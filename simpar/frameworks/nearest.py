@@ -61,18 +61,18 @@ def nearest(plan: Plan, job: ExportJob) -> list[Near]:
     return []
 
 
-def saving(found: list[Near], job: ExportJob) -> list[list[Near]]:
+def saving(plans: list[Near], job: ExportJob) -> list[list[Near]]:
     """The same plans with additional memory savings, grouped by the number of additional changes.
 
     More is sharded over data-parallel ranks, all layers are recomputed, or both; variants that the target cannot
     express are left out.
     """
-    one = _distinct(near for each in found for near in _saving(each, job))
+    one = _distinct(near for each in plans for near in _saving(each, job))
     return [one, _distinct(near for each in one for near in _saving(each, job))]
 
 
-def _distinct(found: Iterable[Near]) -> list[Near]:
-    plans = {near.plan.model_dump_json(): near for near in found}
+def _distinct(result: Iterable[Near]) -> list[Near]:
+    plans = {near.plan.model_dump_json(): near for near in result}
     return list(plans.values())[: 2 * MOST_PLANS]
 
 

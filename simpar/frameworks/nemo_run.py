@@ -98,11 +98,11 @@ if __name__ == "__main__":
 def options(s: Subject) -> Options:
     """Fields of the executors that the plan decides, by ``EXECUTOR.FIELD``; this machine only if there is one node."""
     nodes, devices = s.nodes, s.devices_per_node
-    found: Options = {
+    values: Options = {
         "local.ntasks_per_node": devices, "docker.ntasks_per_node": devices, "docker.num_gpus": devices,
         "docker.shm_size": "30g",
     } if nodes == 1 else {}  # fmt: skip
-    return found | {
+    return values | {
         "slurm.nodes": nodes, "slurm.ntasks_per_node": devices, "slurm.gpus_per_node": devices, "slurm.exclusive": True,
         "slurm.mem": "0", "kubeflow.num_nodes": nodes, "kubeflow.nprocs_per_node": devices,
         "kubeflow.gpus_per_node": devices,

@@ -176,8 +176,8 @@ class Recipes:
             if isinstance(value, ConfigCall) and wanted(value):
                 return name, value
             raise UserError(f"{self.source}: {recipe} returns no config that is written out")
-        found = {name: self.call(self.functions[name], [], {}) for name in self.names()}
-        configs = {name: made for name, made in found.items() if isinstance(made, ConfigCall) and wanted(made)}
+        results = {name: self.call(self.functions[name], [], {}) for name in self.names()}
+        configs = {name: made for name, made in results.items() if isinstance(made, ConfigCall) and wanted(made)}
         if not configs:
             raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
         if len(configs) > 1:
@@ -276,8 +276,8 @@ class Recipes:
     def _place(self, node: ast.expr, scope: dict[str, Any]) -> ConfigCall | None:
         """The config whose field is set; it is created if it does not exist yet."""
         if isinstance(node, ast.Name):
-            found = scope.get(node.id)
-            return found if isinstance(found, ConfigCall) else None
+            value = scope.get(node.id)
+            return value if isinstance(value, ConfigCall) else None
         if not isinstance(node, ast.Attribute):
             return None
         holder = self._place(node.value, scope)
@@ -289,10 +289,10 @@ class Recipes:
     def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         """The value of an expression, :class:`Unresolved` if only running would tell."""
         try:
-            found = self._value(node, scope)
+            value = self._value(node, scope)
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
-            found = None if isinstance(node, ast.Constant) and node.value is None else _Not
-        return Unresolved(ast.unparse(node), node.lineno) if found is _Not else found
+            value = None if isinstance(node, ast.Constant) and node.value is None else _Not
+        return Unresolved(ast.unparse(node), node.lineno) if value is _Not else value
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):

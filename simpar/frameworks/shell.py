@@ -193,8 +193,8 @@ class Script:
         if is_list:
             self.variables |= {name: read.split() for name in names}
         else:
-            found = read.strip().split(None, len(names) - 1)
-            self.variables |= {name: [word] for name, word in zip_longest(names, found, fillvalue="")}
+            result = read.strip().split(None, len(names) - 1)
+            self.variables |= {name: [word] for name, word in zip_longest(names, result, fillvalue="")}
         return not whole  # the text ends before the delimiter
 
     def _input(self, node: Node, given: Sequence[Node]) -> str | None:
@@ -308,10 +308,10 @@ class Script:
             name = each.child_by_field_name("name")
             if name is not None and not any(child.type == "+=" for child in each.children):
                 self.variables[text_of(name)] = [f"${{{text_of(name)}}}"]
-        found = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
-        if found:
+        flags = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
+        if flags:
             line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
-            self.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(found)}.")
+            self.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(flags)}.")
         return None
 
     def _compound_statement(self, node: Node) -> bool | None:

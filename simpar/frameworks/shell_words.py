@@ -47,8 +47,8 @@ class Variables(dict[str, list[str]]):
         if kind == "string":
             return self._string(node)
         if kind in ("simple_expansion", "expansion"):
-            found = self.expanded(text.removeprefix("$").removeprefix("{").removesuffix("}"), text)
-            return [part for word in found for part in word.split()] if is_split else [" ".join(found)]
+            expanded = self.expanded(text.removeprefix("$").removeprefix("{").removesuffix("}"), text)
+            return [part for word in expanded for part in word.split()] if is_split else [" ".join(expanded)]
         if kind == "arithmetic_expansion":
             value = self.arithmetic(text.removeprefix("$((").removesuffix("))"))
             return [text if value is None else str(value)]

@@ -160,7 +160,7 @@ def parallelism(s: Subject, head: str) -> Options:
     mesh, data = s.plan.mesh, s.plan.data_parallel
     sharded = data.zero >= 1
     replicas = data.hsdp if sharded else s.dp
-    found: Options = {
+    options: Options = {
         "parallelism.data_parallel_replicate_degree": replicas,
         "parallelism.data_parallel_shard_degree": s.dp // replicas,
         "parallelism.tensor_parallel_degree": mesh.tp,
@@ -171,8 +171,8 @@ def parallelism(s: Subject, head: str) -> Options:
     if sharded:
         usual = data.zero == 3 and not s.chose("reshard_after_forward")
         when = "default" if usual else "always" if data.reshard_after_forward else "never"
-        found["parallelism.fsdp_reshard_after_forward"] = when
-    return found | (_stages(s, head) if mesh.pp > 1 else {})
+        options["parallelism.fsdp_reshard_after_forward"] = when
+    return options | (_stages(s, head) if mesh.pp > 1 else {})
 
 
 def _stages(s: Subject, head: str) -> Options:

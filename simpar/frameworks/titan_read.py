@@ -34,7 +34,7 @@ def read(text: str, name: str) -> Imported:
     if not path.endswith(".py"):
         return read_toml(text, name)
     recipes = Recipes(text, path)
-    found, config = recipes.made(recipe, _is_config)
+    name_of_recipe, config = recipes.made(recipe, _is_config)
     spec = config.fields.pop("model_spec", config.fields.pop("model", None))
     policy = config.fields.pop("activation_checkpoint", None)
     converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
@@ -42,7 +42,7 @@ def read(text: str, name: str) -> Imported:
     values = {
         "recompute": _recompute_of(policy, path),
         "precision": _precision(given, [each.name for each in converters]),
-        "model": _model(spec, path, found),
+        "model": _model(spec, path, name_of_recipe),
     }
     return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters)))
 

@@ -38,25 +38,25 @@ def losses(s: Subject) -> Iterator[Loss]:
 def options(s: Subject) -> Options:
     """Options by their dotted names."""
     family = titan.family(architecture(s.graph)) or "llama3"
-    found: Options = {"model.name": family, "model.flavor": titan.flavor(s, family) or "debugmodel"}
-    found |= {
+    values: Options = {"model.name": family, "model.flavor": titan.flavor(s, family) or "debugmodel"}
+    values |= {
         "model.hf_assets_path": f"./{placeholder_data.TOKENIZER}",
         "training.dataset": "c4_test",
         "training.dataset_path": f"./{placeholder_data.TEXT}",
     }
     if s.plan.numerics.precision == "fp8":
-        found["model.converters"] = ["quantize.linear.float8"]
-    found |= titan.parallelism(s, HEAD) | titan.training(s)
+        values["model.converters"] = ["quantize.linear.float8"]
+    values |= titan.parallelism(s, HEAD) | titan.training(s)
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
-        found["parallelism.enable_async_tensor_parallel"] = True
+        values["parallelism.enable_async_tensor_parallel"] = True
     if s.plan.mesh.cp > 1 and (method := s.plan.context_parallel.cp_method) in rules.ROTATIONS:
-        found[titan.ROTATION] = rules.ROTATIONS[method]
+        values[titan.ROTATION] = rules.ROTATIONS[method]
     kind = s.plan.memory.recompute
     count = period(kind)
-    found["activation_checkpoint.mode"] = "selective" if count else "none" if module_names(kind) else kind
-    if found["activation_checkpoint.mode"] == "selective":
-        found["activation_checkpoint.selective_ac_option"] = str(count or "op")
-    return found | {
+    values["activation_checkpoint.mode"] = "selective" if count else "none" if module_names(kind) else kind
+    if values["activation_checkpoint.mode"] == "selective":
+        values["activation_checkpoint.selective_ac_option"] = str(count or "op")
+    return values | {
         "compile.enable": True,
         "optimizer.name": titan.OPTIMIZERS[s.plan.numerics.optimizer],
         "optimizer.lr": placeholders.LEARNING_RATE,

@@ -92,8 +92,8 @@ def recorded(cluster: Cluster) -> dict[str, Any]:
 
 def _written_profile(cluster: Cluster) -> dict[str, Any]:
     """The profile itself if it is not a shipped one, so that saved answers need no other file."""
-    found = None if isinstance(cluster, MixedCluster) else written(cluster)
-    return {"profile": found} if isinstance(found, dict) else {}
+    name = None if isinstance(cluster, MixedCluster) else written(cluster)
+    return {"profile": name} if isinstance(name, dict) else {}
 
 
 def _written_groups(cluster: Cluster) -> dict[str, Any]:

@@ -107,9 +107,9 @@ class MixedCluster(Cluster):
     @cached_property
     def _sizes(self) -> dict[str, list[int]]:
         """Links of every part, by block."""
-        found = {name: [part._blocks[name][1] for part in self.parts] for name in self.parts[0].blocks}
-        found |= {name: [max(size, 1) for size in found[name]] for name in LEAVES}
-        return found | dict.fromkeys(TRUNKS, [1] * len(self.parts))
+        sizes = {name: [part._blocks[name][1] for part in self.parts] for name in self.parts[0].blocks}
+        sizes |= {name: [max(size, 1) for size in sizes[name]] for name in LEAVES}
+        return sizes | dict.fromkeys(TRUNKS, [1] * len(self.parts))
 
     @cached_property
     def _blocks(self) -> dict[str, tuple[int, int]]:
@@ -198,14 +198,14 @@ class MixedCluster(Cluster):
     @cached_property
     def _place(self) -> Mapping[str, Ints]:
         """Node, scale-up domain, rail, leaf and pod of every rank; those of a part follow those of the one before."""
-        found: dict[str, list[Ints]] = {name: [] for name in ("node", "domain", "rail", "leaf", "pod")}
+        places: dict[str, list[Ints]] = {name: [] for name in ("node", "domain", "rail", "leaf", "pod")}
         for part in self.parts:
             ranks = np.arange(part.world_size)
-            for name, pieces in found.items():
+            for name, pieces in places.items():
                 here = getattr(part, f"{name}_of")(ranks)
                 shift = 0 if name == "rail" or not pieces else int(pieces[-1].max()) + 1
                 pieces.append(here + shift)
-        return {name: np.concatenate(pieces) for name, pieces in found.items()}
+        return {name: np.concatenate(pieces) for name, pieces in places.items()}
 
     def node_of(self, ranks: Ints) -> Ints:
         """Node of every rank."""

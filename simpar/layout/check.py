@@ -249,9 +249,9 @@ def _schedule(plan: Plan, target: Workload) -> None:
     passes = microbatches * len(plan.pipeline.slices or (0,))
     shape = {"ranks": plan.mesh.pp, "stages": stages, "microbatches": passes}
     for what, wanted in shape.items():
-        found = getattr(table, f"num_{what}")
-        if found != wanted:
-            raise UserError(f"plan.actions: the action table has {found} {what}; allowed: {wanted}")
+        number = getattr(table, f"num_{what}")
+        if number != wanted:
+            raise UserError(f"plan.actions: the action table has {number} {what}; allowed: {wanted}")
     if table.num_mirrored and plan.schedule == CUSTOM:
         raise UserError(
             "plan.actions: microbatches enter at both ends of the pipeline; allowed: at the first rank, or "

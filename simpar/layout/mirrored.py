@@ -40,17 +40,17 @@ class MirroredMesh(Mesh):
 
     def coordinates(self, ranks: Any) -> dict[str, Ints]:
         """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""
-        found, whole = self.whole.coordinates(ranks), self.whole
-        far = found["pp"] >= self.pp
-        return found | {
-            "pp": np.where(far, whole.pp - 1 - found["pp"], found["pp"]),
-            "dp": found["dp"] + far * whole.replicas,
+        coordinates, whole = self.whole.coordinates(ranks), self.whole
+        far = coordinates["pp"] >= self.pp
+        return coordinates | {
+            "pp": np.where(far, whole.pp - 1 - coordinates["pp"], coordinates["pp"]),
+            "dp": coordinates["dp"] + far * whole.replicas,
         }
 
     def opposite(self, ranks: Any) -> Ints:
         """The mirror image of every rank, int64[n]."""
-        found, whole = self.whole.coordinates(ranks), self.whole
-        return whole.at({**found, "pp": whole.pp - 1 - found["pp"]})
+        coordinates, whole = self.whole.coordinates(ranks), self.whole
+        return whole.at({**coordinates, "pp": whole.pp - 1 - coordinates["pp"]})
 
 
 def whole_schedule_of(half: str) -> str:

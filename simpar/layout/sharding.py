@@ -51,9 +51,9 @@ def rank_dims(graph: ModelGraph, layout: Layout, training: Training, *, load: fl
 
     Columns give arrays.
     """
-    found = dims_of(graph, layout, training, load=load)
-    expert = None if found.expert is None else _numbers(found.expert)
-    return RankDims(_numbers(found.tensor), _numbers(found.sequence), expert)
+    dims = dims_of(graph, layout, training, load=load)
+    expert = None if dims.expert is None else _numbers(dims.expert)
+    return RankDims(_numbers(dims.tensor), _numbers(dims.sequence), expert)
 
 
 def _numbers(dims: Dims) -> Dims:

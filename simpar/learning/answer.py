@@ -139,12 +139,12 @@ class Answer:
 
     def _measured(self, stack: str, names: Mapping[str, str]) -> tuple[MeasuredLayout, ...]:
         """The layouts on a stack, with the names under which their clusters are learnt."""
-        found = []
+        layouts = []
         for run, error in zip(self.runs.layouts, self.learned.after.tolist(), strict=True):
             if run.case.stack == stack:
                 result = result_of(run.case, self.learned.tuning)
                 shares = {part: _rounded(share) for part, share in shares_of(result).items()}
-                found.append(
+                layouts.append(
                     MeasuredLayout(
                         cluster=names[run.case.hardware],
                         layout=layout_of(result),
@@ -155,7 +155,7 @@ class Answer:
                         error=_rounded(error),
                     )
                 )
-        return tuple(found)
+        return tuple(layouts)
 
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, farthest first; ``spreads`` is the move in units of the shipped profiles' spread."""
@@ -211,8 +211,8 @@ class Answer:
 
     def _provenance(self, base: str) -> str:
         errors, runs, memory = self.errors(), self.runs, ""
-        if found := self._memory():
-            peaks = found["median_error_percent"]
+        if result := self._memory():
+            peaks = result["median_error_percent"]
             memory = f"of peak memory {peaks['before']:.1f} % before, {peaks['left_out']:.1f} % where left out; "
         return (
             f"learnt by simpar learn from {runs.count} run(s) of {self.source} ({', '.join(runs.models)}); median "
@@ -265,14 +265,14 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _named(found: Learned) -> tuple[tuple[str, Floats], ...]:
+def _named(learned: Learned) -> tuple[tuple[str, Floats], ...]:
     """Errors of runs by stage: before, after, and left out."""
-    return ("before", found.before), ("after", found.after), ("left_out", found.left_out)
+    return ("before", learned.before), ("after", learned.after), ("left_out", learned.left_out)
 
 
-def _changes(found: Learned) -> list[dict[str, Any]]:
+def _changes(learned: Learned) -> list[dict[str, Any]]:
     """Parameters that moved, in the order of their names."""
-    prior, values = found.prior, found.values
+    prior, values = learned.prior, learned.values
     return [
         {
             "kind": kind,

@@ -94,9 +94,9 @@ class Prior:
     @classmethod
     def of(cls, cases: Sequence[Case], tuning: ParameterOverrides = NO_TUNING, names_of: Names = names_of) -> Prior:
         """The prior of all parameters that the cases depend on, with values of their profiles or of the tuning."""
-        found = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
-        names = tuple(sorted(found))
-        values = np.array([found[name] for name in names])
+        result = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
+        names = tuple(sorted(result))
+        values = np.array([result[name] for name in names])
         ranges = [parameter(key) for _, _, key in names]
         return cls(
             names=names,
@@ -147,15 +147,15 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
         (prior.high - prior.values) / prior.spread + MIN_BOUND_WIDTH,
     )
     # with x in spreads around the prior: minimise sum of w ((errors - slopes x) / noise)^2 + |x|^2
-    weight, found = np.ones(len(errors)), start
+    weight, values = np.ones(len(errors)), start
     for _ in range(REWEIGHTED):
         scale = np.sqrt(weight) / noise
         table = np.vstack([slopes * scale[:, None], np.eye(len(start))])
         aims = np.concatenate([errors * scale, np.zeros(len(start))])
-        found = lsq_linear(table, aims, bounds=bounds).x
-        left = np.abs(errors - slopes @ found)
+        values = lsq_linear(table, aims, bounds=bounds).x
+        left = np.abs(errors - slopes @ values)
         weight = 1.0 / (1.0 + (left / max(ROBUST_LIMIT, 2.0 * float(np.median(left)))) ** 2)
-    return np.clip(prior.values + found * prior.spread, prior.low, prior.high)
+    return np.clip(prior.values + values * prior.spread, prior.low, prior.high)
 
 
 @dataclass(frozen=True)
@@ -182,21 +182,21 @@ def learn(runs: Sequence[Observed], tuning: ParameterOverrides = NO_TUNING, quan
     prior = Prior.of([run.case for run in runs], tuning, quantity.names)
     scatter = np.array([run.scatter for run in runs])
     known = slopes_of(runs, prior, prior.values, quantity)
-    before, found = known.errors, prior.values
+    before, values = known.errors, prior.values
     for _ in range(LINEARISED):
-        found = most_probable(prior, known, scatter)
-        if np.all(np.abs(found - known.at) <= SETTLED * prior.spread):
+        values = most_probable(prior, known, scatter)
+        if np.all(np.abs(values - known.at) <= SETTLED * prior.spread):
             break
-        known = slopes_of(runs, prior, found, quantity)
-    found = _settled(prior, found)
-    learned = Learned(prior, found, before, _errors(runs, prior, found, quantity), before)
+        known = slopes_of(runs, prior, values, quantity)
+    values = _settled(prior, values)
+    learned = Learned(prior, values, before, _errors(runs, prior, values, quantity), before)
     return replace(learned, left_out=_left_out(runs, learned, known, scatter, quantity))
 
 
-def _settled(prior: Prior, found: Floats) -> Floats:
+def _settled(prior: Prior, values: Floats) -> Floats:
     """Values rounded to four digits, as files have them; those that hardly moved keep the prior's value."""
-    rounded = np.array([float(f"{value:.4g}") for value in found.tolist()])
-    return np.where(np.abs(found - prior.values) < LEAST_MOVE * prior.spread, prior.values, rounded)
+    rounded = np.array([float(f"{value:.4g}") for value in values.tolist()])
+    return np.where(np.abs(values - prior.values) < LEAST_MOVE * prior.spread, prior.values, rounded)
 
 
 def _errors(runs: Sequence[Observed], prior: Prior, values: Floats, quantity: Quantity) -> Floats:

@@ -46,12 +46,12 @@ def odd_peak(run: Observed) -> str:
     """Why a run's peak is not used, in words; empty if it is used, or if the run has none."""
     if run.peak is None:
         return ""
-    found, has = run.peak.size_bytes / GIB, cluster_of(run.case).device.memory_bytes / GIB
-    if found > has:
-        return f"{found:,.2f} GiB are more than its device has ({has:.1f})"
+    peak_gib, has = run.peak.size_bytes / GIB, cluster_of(run.case).device.memory_bytes / GIB
+    if peak_gib > has:
+        return f"{peak_gib:,.2f} GiB are more than its device has ({has:.1f})"
     predicted = _predicted(run, ParameterOverrides()) / GIB
-    if not 1 / ABSURD < found / predicted < ABSURD:
-        return f"{found:,.2f} GiB measured and {predicted:.1f} predicted: is it in GiB?"
+    if not 1 / ABSURD < peak_gib / predicted < ABSURD:
+        return f"{peak_gib:,.2f} GiB measured and {predicted:.1f} predicted: is it in GiB?"
     return ""
 
 

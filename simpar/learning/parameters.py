@@ -196,7 +196,7 @@ def spread_of(kind: str, key: str) -> float:
 
 def tuning_of(values: Mapping[Name, float]) -> ParameterOverrides:
     """Parameters in the form that predictions take."""
-    found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
+    parts: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
     for (kind, part, key), value in values.items():
-        found[kind].setdefault(part, {})[key] = value
-    return ParameterOverrides(found["device"], found["stack"], found["cluster"])
+        parts[kind].setdefault(part, {})[key] = value
+    return ParameterOverrides(parts["device"], parts["stack"], parts["cluster"])

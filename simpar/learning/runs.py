@@ -59,7 +59,7 @@ def runs_of(paths: Sequence[str], chosen: ProfileOverrides) -> Runs:
         load_stack(chosen.stack)  # an unreadable profile is not the rows' fault
     if chosen.hardware:
         load_cluster(chosen.hardware)
-    found: list[Observed] = []
+    observed: list[Observed] = []
     left_out: dict[str, list[str]] = defaultdict(list)
     odd_peaks: list[str] = []
     for path in paths:
@@ -77,15 +77,15 @@ def runs_of(paths: Sequence[str], chosen: ProfileOverrides) -> Runs:
                 if odd := odd_peak(one):
                     odd_peaks.append(f"peak memory of {name} is left out: {odd}")
                     one = replace(one, peak=None)
-                found.append(one)
+                observed.append(one)
             except (Unmodelled, UserError) as reason:
                 left_out[str(reason).splitlines()[0]].append(name)
     remarks = [_left_out(names, reason) for reason, names in left_out.items()]
-    if not found:
+    if not observed:
         count = sum(map(len, left_out.values()))
         more = f" ({count} runs)" if len(remarks) > 1 else ""
         raise UserError(f"nothing to learn from: {remarks[0]}{more}")
-    repeated = _repeated(found)
+    repeated = _repeated(observed)
     spread = _spread(repeated)
     remarks += odd_peaks
     remarks += [line for group in repeated for line in _disagreement(group)]
@@ -135,7 +135,7 @@ def _check(entry: Case, time_s: float) -> None:
 
 def _repeated(runs: Sequence[Observed]) -> list[list[Observed]]:
     """Runs by layout, in the order of the table."""
-    found: dict[tuple[object, ...], list[Observed]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[Observed]] = defaultdict(list)
     for run in runs:
         entry = run.case
         layout = (
@@ -143,8 +143,8 @@ def _repeated(runs: Sequence[Observed]) -> list[list[Observed]]:
             entry.training, str(sorted(entry.plan.items())), entry.stack, str(sorted(entry.stack_changes.items())),
             str(sorted(entry.hardware_changes.items())),
         )  # fmt: skip
-        found[layout].append(run)
-    return list(found.values())
+        groups[layout].append(run)
+    return list(groups.values())
 
 
 def _spread(repeated: Sequence[Sequence[Observed]]) -> float | None:

@@ -91,21 +91,21 @@ class _Option:
         return STEPS * self.result.step_time_s * self.devices
 
 
-def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Suggestion]:
+def suggestions(result: SearchResult, problem: Problem, most: int) -> list[Suggestion]:
     """At most ``most`` layouts worth measuring, in order; none if no possible measurement helps the choice.
 
     Layouts from which the problem's stack was learnt are not measured again, and a single candidate needs no choice.
     Raises UserError if nothing can be suggested for such a problem.
     """
     check(problem)
-    if len(found.candidates) < 2:
+    if len(result.candidates) < 2:
         return []
-    whole = [_Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates]
-    options = {layout_of(one.result): one for one in (*whole, *_smaller(found.candidates, problem))}
+    whole = [_Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in result.candidates]
+    options = {layout_of(one.result): one for one in (*whole, *_smaller(result.candidates, problem))}
     names = list(options)
     known = layouts_measured_on(problem.stack, problem.cluster.profile.name)
-    spread = max(float(one.figures["layout_spread"]) for one in found.candidates)
-    common = common_spread(found.best.figures["step_time_interval_s"], spread)
+    spread = max(float(one.figures["layout_spread"]) for one in result.candidates)
+    common = common_spread(result.best.figures["step_time_interval_s"], spread)
     errors = joint_errors({name: known_layout(one.result) for name, one in options.items()}, known, spread, common)
     new = [name for name in names if name not in {one.layout for one in known}]
     decision = Decision(
@@ -146,8 +146,8 @@ def _suggestion(problem: Problem, option: _Option, gain: float) -> Suggestion:
 def _smaller(candidates: Sequence[Candidate], problem: Problem) -> Iterator[_Option]:
     """Candidates with fewer replicas on fewer nodes: the smallest that fit with the requested probability."""
     for one in candidates:
-        found = (_tried(one, problem, nodes) for nodes in _fewer_nodes(one.plan, problem))
-        yield from islice((option for option in found if option is not None), SIZES)
+        options = (_tried(one, problem, nodes) for nodes in _fewer_nodes(one.plan, problem))
+        yield from islice((option for option in options if option is not None), SIZES)
 
 
 def _tried(one: Candidate, problem: Problem, nodes: int) -> _Option | None:

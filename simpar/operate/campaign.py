@@ -144,9 +144,9 @@ def _work(state: _Columns, rows: Any, elapsed: Floats, loses: NDArray[np.bool_])
 def _recover(state: _Columns, rows: Any, cause: NDArray[np.int64], weights: Floats) -> None:
     """From an interruption until work resumes; an interruption meanwhile restarts the recovery."""
     s, slow = state.setting, len(state.rates)
-    found = cause == slow
-    state.spend(None, rows[found], s.slow.detection / s.slow.slowdown)
-    state.spend("slow nodes", rows[found], s.slow.detection * (1.0 - 1.0 / s.slow.slowdown))
+    is_slow = cause == slow
+    state.spend(None, rows[is_slow], s.slow.detection / s.slow.slowdown)
+    state.spend("slow nodes", rows[is_slow], s.slow.detection * (1.0 - 1.0 / s.slow.slowdown))
     unexpected = _unexpected(state, cause)
     state.spend("checkpoints", rows[~unexpected], s.blocking_s)
     pending, why = rows, cause

@@ -48,8 +48,8 @@ def _checkpoints(outcome: Outcome) -> str:
 
 def _interruptions(outcome: Outcome) -> ReportTable:
     table = ReportTable([text("interruptions"), "mean", "90 % of repetitions"])
-    for name, found in (("all", outcome.interruptions.every), ("unexpected", outcome.interruptions.unexpected)):
-        table.add(name, f"{found.mean:,.1f}", f"{found.p05:,.0f} to {found.p95:,.0f}")
+    for name, estimate in (("all", outcome.interruptions.every), ("unexpected", outcome.interruptions.unexpected)):
+        table.add(name, f"{estimate.mean:,.1f}", f"{estimate.p05:,.0f} to {estimate.p95:,.0f}")
     causes = sorted(outcome.interruptions.by_cause.items(), key=lambda item: -item[1])
     for name, mean in causes[:MOST_CAUSES]:
         table.add(f"  {name}", f"{mean:,.1f}")

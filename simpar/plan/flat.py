@@ -78,11 +78,11 @@ def unknown_key(key: str) -> str:
 
 def flat_schema(sections: Mapping[str, Any]) -> dict[str, Any]:
     """JSON Schema properties of the flat keys, taken from the sections' own fields."""
-    found: dict[str, Any] = {}
+    schema: dict[str, Any] = {}
     for section, names in SECTIONS.items():
         fields = sections[section].model_json_schema()["properties"]
-        found |= {name: fields[name] for name in names}
-    return found | REMOVED_SCHEMA
+        schema |= {name: fields[name] for name in names}
+    return schema | REMOVED_SCHEMA
 
 
 def _fields(section: Any) -> dict[str, Any]:

@@ -133,9 +133,9 @@ def transfers(
         if pair is None:
             return None
         share = 1.0 / count_slices(now, mesh, but=axis)
-        for op, found in zip(pair, (forward, backward), strict=True):
+        for op, transfer in zip(pair, (forward, backward), strict=True):
             if op and scalar_truth(mesh[axis] > 1):
                 whole = share / mesh[axis] if op == _EXCHANGE else share
-                found.append(Transfer(axis, op, whole))
+                transfer.append(Transfer(axis, op, whole))
         now[axis] = after[axis]
     return tuple(forward), tuple(reversed(backward))

@@ -89,8 +89,8 @@ def refuse_staged(plan: Plan) -> None:
             "none, or roles in plan.stages",
         ),
     )
-    for found, what, others in refused:
-        if found:
+    for is_set, what, others in refused:
+        if is_set:
             raise UserError(f"{what}, with plan.stages; allowed: {others}")
 
 
@@ -123,6 +123,6 @@ def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a s
             BY_VALUE,
         ),
     )
-    for found, what, others in refused:
-        if found:
+    for is_set, what, others in refused:
+        if is_set:
             raise UserError(f"{what}, with plan.stages: {cause}; allowed there: {others}")

@@ -24,22 +24,22 @@ def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
     plan does not express.
     """
     stages = in_roles(plan, graph).pipeline.stages or ()
-    found = [_axes(index, stage, graph) for index, stage in enumerate(stages)]
+    axes = [_axes(index, stage, graph) for index, stage in enumerate(stages)]
     size = stages[0].num_devices
-    for index, (stage, kinds) in enumerate(zip(stages, found, strict=True)):
-        if (stage.mesh, kinds) != (stages[0].mesh, found[0]):
+    for index, (stage, kinds) in enumerate(zip(stages, axes, strict=True)):
+        if (stage.mesh, kinds) != (stages[0].mesh, axes[0]):
             raise UserError(
                 f"plan.stages[{index}]: mesh {stage.mesh} of {' x '.join(kinds)}, stage 0 has {stages[0].mesh} of "
-                f"{' x '.join(found[0])}; allowed outside of stages of their own: the same in all, on as many devices"
+                f"{' x '.join(axes[0])}; allowed outside of stages of their own: the same in all, on as many devices"
             )
         if stage.first_device != index * size:
             raise UserError(
                 f"plan.stages[{index}]: first_device = {stage.first_device}; allowed outside of stages of their own: "
                 f"{index * size}, one stage behind the other"
             )
-    tensor = [kind for kind in found[0] if kind != DATA]
-    dp = prod(n for kind, n in zip(found[0], stages[0].mesh, strict=True) if kind == DATA)
-    swapped = len(tensor) == 1 and found[0][-1] == DATA and stages[0].mesh[-1] > 1
+    tensor = [kind for kind in axes[0] if kind != DATA]
+    dp = prod(n for kind, n in zip(axes[0], stages[0].mesh, strict=True) if kind == DATA)
+    swapped = len(tensor) == 1 and axes[0][-1] == DATA and stages[0].mesh[-1] > 1
     mesh = {
         "tp": size // dp, "dp": dp, "pp": len(stages),
         "order": ("dp", *(axis for axis in AXES if axis != "dp")) if swapped else AXES,

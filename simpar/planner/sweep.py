@@ -39,17 +39,17 @@ def sweep(
     is done; cells that were not searched to the end say ``interrupted``. After ``time_limit_s`` seconds a cell returns
     its best so far, with its gap. Errors in a cell's input are raised.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     search_one = partial(search_cell, space=space, time_limit_s=time_limit_s)
     with suppress(KeyboardInterrupt):
         for answer in (workers or Workers()).stream(search_one, cells):
-            found.append(answer)
+            rows.append(answer)
             if done:
-                done(len(found))
+                done(len(rows))
             if answer.get("interrupted"):
                 break
-    return found + [
-        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True} for cell in cells[len(found) :]
+    return rows + [
+        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True} for cell in cells[len(rows) :]
     ]
 
 
@@ -57,10 +57,10 @@ def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> di
     """The best plan of one cell as plain data, or the reason why there is none."""
     facts, progress = _facts(cell), SearchProgress(top=1, brief=True, time_limit_s=time_limit_s)
     try:
-        found = find_space(space, cell.problem.cluster)(cell.problem, progress)
+        result = find_space(space, cell.problem.cluster)(cell.problem, progress)
     except Infeasible as reason:
         return {**facts, "best": None, "reason": str(reason), **_ended(progress)}
-    answer = found.to_dict()
+    answer = result.to_dict()
     kept = ("space_size", "feasible", "simulated", "certified_optimal", "gap", "search_seconds")
     figures = {name: answer[name] for name in kept} | {"tie": answer.get("tie")}
     return {**facts, **figures, "best": answer["candidates"][0], "reason": "", **_ended(progress)}

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from simpar.planner.result import SearchResult
 
 
-def rows(found: SearchResult) -> list[dict[str, Any]]:
+def rows(result: SearchResult) -> list[dict[str, Any]]:
     """A row per candidate: rank, figures in SI units, axes, and the choices in which most plans differ."""
-    return [_row(one.to_dict()) for one in found.candidates]
+    return [_row(one.to_dict()) for one in result.candidates]
 
 
 def cell_row(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,32 +35,32 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**figures, **{name: flat.get_flat(plan, name) for name in COLUMNS}}
 
 
-def describe_briefly(found: SearchResult) -> str:
+def describe_briefly(result: SearchResult) -> str:
     """A search result in one line."""
-    if not found.candidates:
+    if not result.candidates:
         return "<SearchResult: no plan>"
-    best, sure = found.best, "certified" if found.certified_optimal else f"gap {found.gap:.2%}"
+    best, sure = result.best, "certified" if result.certified_optimal else f"gap {result.gap:.2%}"
     plan = layout(best.to_dict()["plan"])
     return (
-        f"<SearchResult: {len(found.candidates)} candidates, {sure}; best {plan}: "
+        f"<SearchResult: {len(result.candidates)} candidates, {sure}; best {plan}: "
         f"{format_seconds(best.step_time_s)}, MFU {best.mfu:.1%}>"
     )
 
 
-def to_html(found: SearchResult) -> str:
+def to_html(result: SearchResult) -> str:
     """The question, the candidates, and how sure the answer is, for a notebook."""
-    if not found.candidates:
-        return f"<p>{escape(describe_briefly(found))}</p>"
+    if not result.candidates:
+        return f"<p>{escape(describe_briefly(result))}</p>"
     rows = [
         (
             str(one.rank), format_seconds(one.step_time_s), f"{one.mfu:.1%}",
             f"{one.figures['peak_reserved_bytes'] / GIB:.1f}", probably(one.figures["fit_probability"]),
             layout(one.to_dict()["plan"]),
         )
-        for one in found.candidates
+        for one in result.candidates
     ]  # fmt: skip
     table = ReportTable(("", "step", "MFU", "reserved GiB", "fits", "plan"), rows)
-    sure = "certified" if found.certified_optimal else f"not certified: gap {found.gap:.2%}"
-    model, hardware = found.details["model"]["name"], found.details["cluster"]["hardware"]
-    asked = f"{model} on {hardware}: best {found.objective}, {sure}"
+    sure = "certified" if result.certified_optimal else f"not certified: gap {result.gap:.2%}"
+    model, hardware = result.details["model"]["name"], result.details["cluster"]["hardware"]
+    asked = f"{model} on {hardware}: best {result.objective}, {sure}"
     return f"<p><b>{escape(asked)}</b></p>{table.html()}"

@@ -58,7 +58,7 @@ def _add_alternatives(search: BranchAndBound, results: list[Result], more: dict[
     progress.report("comparing the best with others", search.counts(), search.best)
     field = next(one for one in search.fields if one.problem is winner.problem)
     assert field.frontier is not None, "a plan was simulated in its frontier"
-    taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
+    taken = [row for row, simulated in field.frontier.simulated.items() if simulated.plan == winner.plan]
     row, near = taken[0], field.frontier.rows.some(taken[:1])
     if (count := num_compared(winner.problem, progress.top)) > 1:
         results += reports(simulate_runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)

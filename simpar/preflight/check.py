@@ -163,9 +163,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
     settled = result.plan
-    found = nearby(problem, settled, given.text.target)
-    checked = Checked(given, result, facts.fits_with, (), found.count, found.least_s, tuple(notes))
-    return replace(checked, neighbours=tuple(_better(given, problem, plan, found, settled)))
+    near = nearby(problem, settled, given.text.target)
+    checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes))
+    return replace(checked, neighbours=tuple(_better(given, problem, plan, near, settled)))
 
 
 def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:
@@ -177,11 +177,11 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
     return operated_run(result, inputs, Operation(reliability=reliability) if reliability else None)
 
 
-def _better(given: ParsedLaunch, problem: Problem, plan: Plan, found: Nearby, settled: Plan) -> list[Neighbour]:
+def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:
     """The simulated neighbours that fit, with their changes of the text."""
     before = _with_dp(plan, settled)
     listed = []
-    for chosen, result in found.simulated:
+    for chosen, result in near.simulated:
         after = _with_dp(chosen, result.plan)
         listed.append(Neighbour(result, patched(given.text, problem, before, after)))
     return listed
@@ -208,9 +208,9 @@ def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags) -> str:
 
 def _check_sizes(given: ParsedLaunch, name: str, graph: ModelGraph) -> None:
     """Raise UserError for a model with other sizes than the text gives."""
-    found = unlike(graph, given.found.sizes, given.found.plan.model)
-    if found:
-        said, own = (", ".join(f"{key} {pair[at]}" for key, pair in found.items()) for at in (0, 1))
+    sizes = unlike(graph, given.found.sizes, given.found.plan.model)
+    if sizes:
+        said, own = (", ".join(f"{key} {pair[at]}" for key, pair in sizes.items()) for at in (0, 1))
         raise _contradicted(given, f"--model {name}", f"has {own}", said)
 
 

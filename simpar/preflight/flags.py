@@ -74,8 +74,8 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
         if text is None:
             return None
         try:
-            found = given.read(text)
-            same = found.global_batch(world_size) == batch and _meaning(found.placed(world_size), problem) == wanted
+            read = given.read(text)
+            same = read.global_batch(world_size) == batch and _meaning(read.placed(world_size), problem) == wanted
             return text if same else None
         except UserError:
             return None
@@ -134,11 +134,11 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
-    found = load_target(target)
-    named = plan.model_copy(update={"stack": found.habits(plan)})
+    loaded = load_target(target)
+    named = plan.model_copy(update={"stack": loaded.habits(plan)})
     settled = check(named, _place(problem))
     per_node = problem.cluster.profile.devices_per_node
-    return found.options(subject(settled, problem.graph, problem.training, found.habits(plan), per_node))
+    return loaded.options(subject(settled, problem.graph, problem.training, loaded.habits(plan), per_node))
 
 
 def _place(problem: Problem) -> Workload:

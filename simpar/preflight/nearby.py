@@ -78,9 +78,9 @@ def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
     if frontier is None:
         return Nearby((), count, None)
     open_rows = np.ones(frontier.rows.count, dtype=np.bool_)
-    found = list(_simulated(frontier, open_rows))
+    simulated = list(_simulated(frontier, open_rows))
     least = frontier.bound_s[open_rows & np.isfinite(frontier.bound_s)]
-    ranked = tuple(sorted(found, key=lambda one: one[1].step_time_s))
+    ranked = tuple(sorted(simulated, key=lambda one: one[1].step_time_s))
     return Nearby(ranked, count, float(least.min()) if len(least) else None)
 
 
@@ -128,14 +128,14 @@ def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Res
 def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
     """Outlines with few ops, in order; if all have many, the one with the fewest."""
     many: list[_Looked] = []
-    found = False
+    is_found = False
     for one in outlined:
         if len(one[2]) <= MOST_OPS:
-            found = True
+            is_found = True
             yield one
         else:
             many.append(one)
-    if many and not found:
+    if many and not is_found:
         yield min(many, key=lambda one: len(one[2]))
 
 
@@ -213,8 +213,8 @@ def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:
 
 def _said(problem: Problem, plan: Plan) -> list[str]:
     """Axes of a plan that the target cannot express."""
-    found = losses(problem, plan, str(problem.target))
-    return [str(loss) for loss in found if axis_of(loss) in AXIS_NAMES]
+    reasons = losses(problem, plan, str(problem.target))
+    return [str(loss) for loss in reasons if axis_of(loss) in AXIS_NAMES]
 
 
 def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier | None, int]:

@@ -111,15 +111,15 @@ def _alike(one: str, other: str) -> int:
 def _assigned(text: str, name: str, value: str) -> str | None:
     """The text with another value of a variable that is set exactly once."""
     pattern = rf"(?m)^(?P<before>[ \t]*(?:export[ \t]+|readonly[ \t]+)?{name}=)(?P<value>{_WORD})"
-    found = list(re.finditer(pattern, text))
-    if len(found) != 1:
+    matches = list(re.finditer(pattern, text))
+    if len(matches) != 1:
         return None
-    old = found[0].group("value")
+    old = matches[0].group("value")
     default = re.fullmatch(rf'("?)\$\{{{name}:-[^}}]*\}}("?)', old)
     new = f"{default.group(1)}${{{name}:-{value}}}{default.group(2)}" if default else value
     if not default and old[:1] in "\"'":
         new = f"{old[0]}{value}{old[0]}"
-    return text[: found[0].start("value")] + new + text[found[0].end("value") :]
+    return text[: matches[0].start("value")] + new + text[matches[0].end("value") :]
 
 
 def toml(text: str, edit: Edit) -> str | None:

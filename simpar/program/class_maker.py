@@ -247,14 +247,14 @@ class RankClassBuilder:
         slices = order.microbatch[:-1] % len(makers)
         mine = [_distinct(order.key[slices == each])[0] for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
-        found = [maker._templates(class_id, each) for maker, each in zip(makers, keys, strict=True)]
-        known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in found)))
+        result = [maker._templates(class_id, each) for maker, each in zip(makers, keys, strict=True)]
+        known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in result)))
         if known not in self._known:  # classes that run the same share these objects
-            starts = np.cumsum([0, *(len(templates) for templates, _ in found)]).tolist()
+            starts = np.cumsum([0, *(len(templates) for templates, _ in result)]).tolist()
             table = np.zeros((len(makers), len(order.keys)), dtype=np.int64)
-            for number, (_, index) in enumerate(found):
+            for number, (_, index) in enumerate(result):
                 table[number, mine[number]] = [starts[number] + index[key] for key in keys[number]]
-            every = (*(template for templates, _ in found for template in templates), tail)
+            every = (*(template for templates, _ in result for template in templates), tail)
             self._known[known] = every, np.append(table[slices, order.key], starts[-1])
         found_order: tuple[tuple[Template, ...], Ints] = self._known[known]
         return found_order
@@ -381,10 +381,10 @@ class RankClassBuilder:
         nobody = np.full((len(classes), 1), -1)
         quotient, messages = self.network.quotient, self.messages
         senders = [messages.senders(quotient, classes, *way) if way[1] >= 0 else nobody for way in order.ways]
-        width = 1 + max(found.shape[1] for found in senders)
+        width = 1 + max(table.shape[1] for table in senders)
         table = np.full((len(classes), len(senders), width), -1)
-        for at, found in enumerate(senders):
-            table[:, at, : found.shape[1]] = found
+        for at, result in enumerate(senders):
+            table[:, at, : result.shape[1]] = result
         return table[:, order.way], np.repeat(order.awaited[:, None], width, axis=1)
 
     @cached_property

@@ -198,8 +198,8 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
     first = np.zeros(1, dtype=np.int64)
     flight = flights(graph, ((layout.schedule,), first, own), layout.recompute, tuple(pipe), layers, (stage,))
     imbalance = load_error_table().memory.imbalance
-    found = experts_risk_bytes(graph, flight, builder.view.dims, (layout, job.stack), first, imbalance)
-    mean, deviation = (float(np.max(each)) for each in found)
+    risk_bytes = experts_risk_bytes(graph, flight, builder.view.dims, (layout, job.stack), first, imbalance)
+    mean, deviation = (float(np.max(each)) for each in risk_bytes)
     return mean, deviation
 
 

@@ -105,12 +105,12 @@ def slowest(units: Ints, num_actions: int, sigma: float, seed: int) -> Floats:
     ranks = np.argsort(units, kind="stable")
     begins = np.flatnonzero(np.diff(units[ranks], prepend=-1))
     key = mix(mix(np.full(1, seed % 2**64, dtype=np.uint64)) + ranks.astype(np.uint64))
-    found = np.empty((num_actions, len(begins)))
+    result = np.empty((num_actions, len(begins)))
     for action in range(num_actions):
         bits = mix(key ^ mix(np.full(1, action, dtype=np.uint64))) >> np.uint64(64 - MANTISSA_BITS)
         normal = ndtri((bits.astype(np.float64) + 0.5) / 2**MANTISSA_BITS)
-        found[action] = np.maximum.reduceat(normal, begins)
-    factors: Floats = np.exp(sigma * found.T - sigma**2 / 2)
+        result[action] = np.maximum.reduceat(normal, begins)
+    factors: Floats = np.exp(sigma * result.T - sigma**2 / 2)
     return factors
 
 

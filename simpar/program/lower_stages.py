@@ -133,11 +133,11 @@ class Boundaries:
     def _states(self, stage: int, target: int) -> tuple[States, States]:
         """States of the tensor that one stage hands to another: on the sender, and on the receiver."""
         lower, upper = sorted((stage, target))
-        found = (
+        states = (
             self._stream(lower, self._blocks[lower][-1], "output"),
             self._stream(upper, self._blocks[upper][0], "input"),
         )
-        return found if stage < target else found[::-1]
+        return states if stage < target else states[::-1]
 
     def _stream(self, stage: int, block: Block, end: str) -> States:
         own, layout = self.stages[stage], self.builders[stage].job.layout

@@ -76,8 +76,8 @@ class Messages:
             np.unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)]) for each in ranks.tolist()
         ]
         table = np.full((len(every), max(map(len, every))), -1)
-        for row, found in zip(table, every, strict=True):
-            row[: len(found)] = found
+        for row, result in zip(table, every, strict=True):
+            row[: len(result)] = result
         return table
 
     def _nodes(self, letter: str, delta: int, size: float, count: int) -> tuple[TemplateNode, ...]:

@@ -30,12 +30,12 @@ def noise_scale_tokens(parameters: float) -> float:
     return tokens
 
 
-def of_staleness(found: Staleness, replicas: int, batch_tokens: float, noise_tokens: float) -> float:
+def of_staleness(staleness: Staleness, replicas: int, batch_tokens: float, noise_tokens: float) -> float:
     """Efficiency of updates of one replica's batch each, (W b + N) / (b (1 + sqrt(mean x max)) + N), at most 1.
 
     A staleness of W - 1 for all, as in lockstep, is a synchronous batch in W pieces and gives 1.
     """
-    delay = sqrt(found.mean * found.maximum)
+    delay = sqrt(staleness.mean * staleness.maximum)
     together = replicas * batch_tokens + noise_tokens
     return min(1.0, together / (batch_tokens * (1 + delay) + noise_tokens))
 

@@ -107,7 +107,7 @@ class GapPieces:
 
 def follow_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
     """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
-    found: list[GapPieces] = []
+    parts: list[GapPieces] = []
     active, until = np.arange(len(gaps)), gaps.end
     at: Indices = gaps.behind
     while len(active):
@@ -115,10 +115,10 @@ def follow_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
         active, at, until = active[known], at[known], until[known]
         start, begin = timing.start_ns[at], gaps.begin[active]
         rows = np.flatnonzero(until > np.maximum(start, begin))
-        found.append(GapPieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
+        parts.append(GapPieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
         more = start > begin
         active, at, until = active[more], binding[at[more]], start[more]
-    return GapPieces.joined(found or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
+    return GapPieces.joined(parts or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
 
 
 def sum_along(binding: Indices, values: Floats) -> Floats:

@@ -83,8 +83,8 @@ class Bill(Strict):
 
     @model_serializer(mode="wrap")
     def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
-        return found if self.whole_run else {key: found[key] for key in found if key != "whole_run"}
+        data: dict[str, Any] = handler(self)
+        return data if self.whole_run else {key: data[key] for key in data if key != "whole_run"}
 
 
 class Step(Strict):

@@ -176,10 +176,10 @@ def _fit_sentences(names: tuple[str, str], a: Result, b: Result) -> Iterator[str
             yield f"{name} does not fit: {missing} too much in the allocator's hands"
 
 
-def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+def rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
     """Figures as text: (name, A, B, B / A)."""
     table = []
-    for name, pair in found.figures.items():
+    for name, pair in comparison.figures.items():
         if pair.a is None and pair.b is None:
             continue
         both = pair.a is not None and pair.b is not None and pair.a

@@ -198,7 +198,7 @@ class IdleTime:
     def waiting(self, class_id: int) -> list[Waiting]:
         """The ranks that a class waits for, apart from waiting caused by the schedule; longest first."""
         rows = np.flatnonzero(self.gaps.class_id == class_id)
-        found: dict[tuple[str, int, str], int] = {}
+        by_rank: dict[tuple[str, int, str], int] = {}
         for cause, name in enumerate(WAITS[:BUBBLE]):
             given = rows[self.shares_ns[rows, cause] > 0]
             op = self.excess.blamed(self.gaps.behind[given], cause)
@@ -209,8 +209,8 @@ class IdleTime:
             columns = (whom.tolist(), kind.tolist(), self.shares_ns[given, cause].tolist())
             for other, what, ns in zip(*columns, strict=True):
                 key = name, other, kinds[what]
-                found[key] = found.get(key, 0) + ns
-        entries = [Waiting(*key, ns) for key, ns in found.items()]
+                by_rank[key] = by_rank.get(key, 0) + ns
+        entries = [Waiting(*key, ns) for key, ns in by_rank.items()]
         return sorted(entries, key=lambda entry: -entry.ns)
 
     def pieces_of(self, class_id: int) -> list[tuple[Ints, Ints, Ints]]:
@@ -252,8 +252,8 @@ def _with_own_in_parallel(
 
 def _between(pieces: GapPieces, low: int, high: int) -> GapPieces:
     """The pieces of gaps low..high-1, with gaps renumbered from low."""
-    found = pieces.take(slice(*np.searchsorted(pieces.gap, [low, high]).tolist()))
-    return GapPieces(found.gap - low, found.begin, found.end, found.op)
+    between = pieces.take(slice(*np.searchsorted(pieces.gap, [low, high]).tolist()))
+    return GapPieces(between.gap - low, between.begin, between.end, between.op)
 
 
 def _per_gap(pieces: GapPieces, ns: NDArray[_Number], gaps: Gaps) -> NDArray[_Number]:

@@ -24,12 +24,12 @@ def run_rows(run: WholeRun | None) -> list[tuple[str, str]]:
     ]
 
 
-def amount(found: Amount) -> str:
+def amount(result: Amount) -> str:
     """A value with its 90 % interval."""
-    value = figure(found.value)
-    if found.low is None or found.high is None:
+    value = figure(result.value)
+    if result.low is None or result.high is None:
         return value
-    return f"{value} ({figure(found.low)} to {figure(found.high)})"
+    return f"{value} ({figure(result.low)} to {figure(result.high)})"
 
 
 def figure(value: float) -> str:
@@ -38,10 +38,10 @@ def figure(value: float) -> str:
 
 
 def _failures(run: WholeRun) -> str:
-    found = run.failures
-    if found is None:
+    failures = run.failures
+    if failures is None:
         return NO_FAILURES
     return (
-        f"{found.interruptions:,.0f} interruptions as in {found.reliability}: {found.effective_time:.1%} of the time "
-        f"is work kept, {figure(found.lost_days)} days are not"
+        f"{failures.interruptions:,.0f} interruptions as in {failures.reliability}: {failures.effective_time:.1%} of "
+        f"the time is work kept, {figure(failures.lost_days)} days are not"
     )

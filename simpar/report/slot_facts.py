@@ -71,7 +71,7 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     op, slots = lowered.op_of_slot, lowered.slots
     nodes: list[TemplateNode] = []
     first: dict[int, int] = {}  # classes share templates
-    found = np.empty(len(op), dtype=np.int32)
+    result = np.empty(len(op), dtype=np.int32)
     rows = tuple(slots.of_class(class_id) for class_id in range(len(lowered.actions)))
     for mine, actions in zip(rows, lowered.actions, strict=True):
         for template in actions.templates:
@@ -79,10 +79,10 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
                 first[id(template)] = len(nodes)
                 nodes += template.nodes
         begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int32)
-        np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=found[mine])
+        np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=result[mine])
     num, streaming = len(nodes), streaming_operators(lowered.job.graph)
     return SlotFacts(
-        node=found,
+        node=result,
         duration_ns=(timing.finish_ns - timing.start_ns)[op],
         rows=rows,
         on_compute=np.array([COMPUTE in node.streams for node in nodes], dtype=bool),
@@ -106,13 +106,13 @@ def _inner_parts(node: TemplateNode) -> list[int]:
 
 def _inside(node: TemplateNode) -> list[list[int]]:
     """Busy ns and bytes of the collectives in a node's blocks, by kind."""
-    found = {kind: [0, 0] for kind in INSIDE}
+    totals = {kind: [0, 0] for kind in INSIDE}
     for _, segment in node.segments:
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
             if step.collective is not None:
-                found[step.kind][0] += node.repeats * int(finish - start)
-                found[step.kind][1] += node.repeats * step.collective.moved_bytes
-    return list(found.values())
+                totals[step.kind][0] += node.repeats * int(finish - start)
+                totals[step.kind][1] += node.repeats * step.collective.moved_bytes
+    return list(totals.values())
 
 
 def _streaming_ns(node: TemplateNode, streaming: Collection[str]) -> int:

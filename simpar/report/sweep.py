@@ -92,14 +92,14 @@ def choice_text(choice: Mapping[str, Any]) -> str:
 
 def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
     """The sweep as plain data: every choice with the figures that a result has under the same keys."""
-    found = []
+    result = []
     for row in rows:
         figures: dict[str, Any] = {"interrupted": True} if row.interrupted else {"refused": row.refused}
         if row.result:
             whole = row.result.to_dict()
             figures = {key: whole[key] for key in KEPT_COLUMNS}
-        found.append({"choice": dict(row.choice), **figures})
-    return {SWEEP.key: SWEEP.version, "sweep": found}
+        result.append({"choice": dict(row.choice), **figures})
+    return {SWEEP.key: SWEEP.version, "sweep": result}
 
 
 def table(rows: Sequence[Swept]) -> ReportTable:

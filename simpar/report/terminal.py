@@ -172,22 +172,22 @@ def _rows(rows: Iterable[tuple[str, str]]) -> ReportTable | None:
 
 def jitter_rows(result: Result) -> list[tuple[str, str]]:
     """The spread of the step time as (name, value with unit); empty if ranks do not jitter."""
-    found = result.jitter
-    if found is None:
+    jitter = result.jitter
+    if jitter is None:
         return []
-    mean = format_seconds(found.mean_s)
+    mean = format_seconds(jitter.mean_s)
     rows = [
-        ("without jitter", format_seconds(found.nominal_s)),
+        ("without jitter", format_seconds(jitter.nominal_s)),
         (
-            f"mean of {found.seeds} seeds" if found.seeds > 1 else "one seed",
-            mean if found.ci95_s is None else f"{mean} +- {format_seconds(found.ci95_s)} (95 % confidence)",
+            f"mean of {jitter.seeds} seeds" if jitter.seeds > 1 else "one seed",
+            mean if jitter.ci95_s is None else f"{mean} +- {format_seconds(jitter.ci95_s)} (95 % confidence)",
         ),
     ]
-    if found.seeds > 1:
-        spread = (f"{name} {format_seconds(value)}" for name, value in found.quantiles_s.items())
+    if jitter.seeds > 1:
+        spread = (f"{name} {format_seconds(value)}" for name, value in jitter.quantiles_s.items())
         rows.append(("steps", ", ".join(spread)))
-    rows.append(("simulated", f"{found.units:,} units of ranks, {found.ops:,} ops, engine {found.engine}"))
-    if not found.contention:
+    rows.append(("simulated", f"{jitter.units:,} units of ranks, {jitter.ops:,} ops, engine {jitter.engine}"))
+    if not jitter.contention:
         rows.append(("links", "not shared in what jitter adds: too many flows to share among"))
     return rows
 
@@ -221,13 +221,13 @@ def _staleness_rows(met: Cooperation) -> list[tuple[str, str]]:
 
 
 def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
-    found = met.statistics
-    if found is None:
+    statistics = met.statistics
+    if statistics is None:
         return []
-    noise = f"noise scale {format_count(found.noise_scale_tokens)} tokens"
+    noise = f"noise scale {format_count(statistics.noise_scale_tokens)} tokens"
     return [
-        ("statistical efficiency", f"at least {found.efficiency:.1%}, by {found.model}, {noise}"),
-        ("tokens/s that count", f"at least {format_count(found.effective_tokens_per_s)}"),
+        ("statistical efficiency", f"at least {statistics.efficiency:.1%}, by {statistics.model}, {noise}"),
+        ("tokens/s that count", f"at least {format_count(statistics.effective_tokens_per_s)}"),
     ]
 
 

@@ -19,22 +19,22 @@ MOST_READ = 4
 """How many kinds of clusters and software are named per source."""
 
 
-def print_validation(found: Mapping[str, Any], console: Console) -> None:
+def print_validation(answer: Mapping[str, Any], console: Console) -> None:
     """Print errors of predictions against measurements: per source, overall, and rows not modelled.
 
-    ``found`` is the JSON of ``simpar validate``; a short table is also listed row by row.
+    ``answer`` is the JSON of ``simpar validate``; a short table is also listed row by row.
     """
-    rows = found["rows_detail"]
+    rows = answer["rows_detail"]
     if len(rows) <= MAX_ROWS:
         console.print(_validation_rows(rows))
         console.print()
-    console.print(_validation_sources(found))
-    for name, figures in found["by_source"].items():
+    console.print(_validation_sources(answer))
+    for name, figures in answer["by_source"].items():
         if read := figures.get("read_as"):
             console.print(f"read as, {name}: {_read(read)}", soft_wrap=True)
-    for name, meant in found.get("columns_not_read", {}).items():
+    for name, meant in answer.get("columns_not_read", {}).items():
         console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
-    for title, counts in (("Not modelled", found["unmodelled_reasons"]), ("Suspect", found["suspect_rows"])):
+    for title, counts in (("Not modelled", answer["unmodelled_reasons"]), ("Suspect", answer["suspect_rows"])):
         if counts:
             console.print(f"\n{title}", style="bold")
         for reason, count in counts.items():
@@ -60,14 +60,14 @@ def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     return table
 
 
-def _validation_sources(found: Mapping[str, Any]) -> ReportTable:
+def _validation_sources(answer: Mapping[str, Any]) -> ReportTable:
     columns = {
         "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
         "in interval": "interval_coverage", "half interval": "interval_width_median",
         "memory %": "memory_ape_median", "static %": "static_memory_ape_median", "tau": "kendall_tau",
         "regret %": "regret_mean",
     }  # fmt: skip
-    sources = [*found["by_source"].items(), ("all", found)]
+    sources = [*answer["by_source"].items(), ("all", answer)]
     columns = {name: key for name, key in columns.items() if any(of[key] is not None for _, of in sources)}
     rows = [(name, *(_blank_or_three(of[key]) for key in columns.values())) for name, of in sources]
     return ReportTable([text("median errors by source", least=MIN_NAME_WIDTH), *columns], rows)

@@ -82,12 +82,12 @@ def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
 
 
 def _adapt(block: BlockModule, tuning: Tuning) -> None:
-    found = list(_targets(block, tuning.lora_targets))
-    for projection, number in found:
+    targets = list(_targets(block, tuning.lora_targets))
+    for projection, number in targets:
         plain = projection.parts[number]
         assert isinstance(plain, CastingLinear), "a product has one adapter"
         projection.parts[number] = AdaptedLinear(plain, int(tuning.lora_rank or 0)).to(plain.weight.dtype)
-    if not found:
+    if not targets:
         raise UserError(
             f"plan.lora_targets = {', '.join(tuning.lora_targets)}: the model has none of these products; "
             f"allowed: {', '.join(PARTS)}, where they are"

@@ -114,11 +114,11 @@ def forward(query: Tensor, key: Tensor, value: Tensor, seen: Band) -> tuple[Tens
     """Output and log-sum-exp [batch, heads, queries] of a band of [batch, heads, queries or keys, head_dim]."""
     if _takes(query, seen):
         options = _windows(query, seen)
-        found = torch.ops.aten._flash_attention_forward(
+        outputs = torch.ops.aten._flash_attention_forward(
             *_swapped(query, key, value), None, None, query.shape[2], key.shape[2], 0.0, seen.is_causal, False,
             **options,
         )  # fmt: skip
-        return found[0].transpose(1, 2)[..., : query.shape[-1]], found[1]
+        return outputs[0].transpose(1, 2)[..., : query.shape[-1]], outputs[1]
     if query.device.type == "cpu" and seen.is_simple:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = flash(query, key, value, 0.0, seen.is_causal)
@@ -132,11 +132,11 @@ def backward(query: Tensor, key: Tensor, value: Tensor, known: Known, seen: Band
         gradient, out, lse = known
         gradient, ours, theirs, values, out = _swapped(gradient, query, key, value, out)
         drawn = torch.zeros(2, dtype=torch.uint64, device=query.device)  # state of unused dropout
-        found = torch.ops.aten._flash_attention_backward(
+        gradients = torch.ops.aten._flash_attention_backward(
             gradient, ours, theirs, values, out, lse.contiguous(), None, None, query.shape[2], key.shape[2],
             0.0, seen.is_causal, drawn, drawn[0], **_windows(query, seen),
         )  # fmt: skip
-        dq, dk, dv = (x.transpose(1, 2)[..., : query.shape[-1]] for x in found)
+        dq, dk, dv = (x.transpose(1, 2)[..., : query.shape[-1]] for x in gradients)
         return dq, dk, dv
     if query.device.type == "cpu" and seen.is_simple:
         gradient, out, lse = known

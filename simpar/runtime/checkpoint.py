@@ -80,16 +80,16 @@ class Store:
         The reason why one is damaged goes to the error stream of rank 0. If all are damaged, UserError is raised for
         the last one.
         """
-        found: list[Any] = [None]
+        received: list[Any] = [None]
         if dist.get_rank() == 0:
-            found = [[str(path) for path in reversed(whole_checkpoints(self.folder))]]
-        dist.broadcast_object_list(found, src=0, group=self.group)
-        for place, name in enumerate(found[0]):
+            received = [[str(path) for path in reversed(whole_checkpoints(self.folder))]]
+        dist.broadcast_object_list(received, src=0, group=self.group)
+        for place, name in enumerate(received[0]):
             path = Path(name)
             reason = self._damage(path)
             if reason is None:
                 yield path, read_manifest(path)
-            elif place == len(found[0]) - 1:
+            elif place == len(received[0]) - 1:
                 raise UserError(reason)
             elif dist.get_rank() == 0:
                 sys.stderr.write(f"{reason}; going on with the one before\n")
@@ -216,8 +216,8 @@ def _check_files(path: Path, expected: Mapping[str, Any], names: Sequence[str]) 
 
 def _check_names(path: Path, index: Metadata, tensors: Tensors) -> None:
     for name, tensor in tensors.items():
-        found = index.state_dict_metadata.get(name)
-        there = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        metadata = index.state_dict_metadata.get(name)
+        there = tuple(metadata.size) if isinstance(metadata, TensorStorageMetadata) else None
         if there is None and name.startswith(f"{DELAYED}."):
             raise UserError(
                 f"{path}: holds no delayed update of {name.removeprefix(f'{DELAYED}.')}, which its layout updated on "

@@ -176,8 +176,8 @@ def _seen(rows: tuple[PositionRange, ...], columns: tuple[PositionRange, ...], w
     """The band that every run of queries sees of every run of keys, in indices of the local tensors."""
     for at, row in _placed(rows):
         for there, column in _placed(columns):
-            if (found := band(row, column, window)) is not None:
-                yield replace(found, rows=_moved(found.rows, at), columns=_moved(found.columns, there))
+            if (seen := band(row, column, window)) is not None:
+                yield replace(seen, rows=_moved(seen.rows, at), columns=_moved(seen.columns, there))
 
 
 def _moved(part: slice, start: int) -> slice:

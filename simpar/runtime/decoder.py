@@ -112,10 +112,10 @@ class BlockModule(nn.Module):
             values[op.name] = module(*given) if self.placed is None else self.placed.run(op, module, given)
             for name in done:
                 del values[name]
-        found = tuple(values[name] for name in self.returns)
+        outputs = tuple(values[name] for name in self.returns)
         if self.placed is not None:
-            return self.placed.leave(found[0])
-        return found[0] if len(found) == 1 else found
+            return self.placed.leave(outputs[0])
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _every_other_product() -> Any:

@@ -102,15 +102,15 @@ def make_report(
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
     if ready.prepared.strategy.reduction == "servers":
-        found = measured_apart(ranks, training, warmup=job.measuring.warmup)
+        result = measured_apart(ranks, training, warmup=job.measuring.warmup)
     else:
-        found = measured(ranks, training, warmup=job.measuring.warmup)
+        result = measured(ranks, training, warmup=job.measuring.warmup)
         rows = read_log(Path(job.folder) / LOG) or ranks[0]["steps"]  # another node's disk may have the log
-        found["losses"] = [row["loss"] for row in rows]
-        found["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}
+        result["losses"] = [row["loss"] for row in rows]
+        result["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
-        found["mfu"] = utilisation(apply_tuning(plan, graph), training, found["step_time_s"], peak, ready.world_size)
+        result["mfu"] = utilisation(apply_tuning(plan, graph), training, result["step_time_s"], peak, ready.world_size)
     return {
         "model": graph.name if graph else job.model,
         "plan": plan.model_dump(mode="json"),
@@ -118,9 +118,9 @@ def make_report(
         "ranks": ready.world_size,
         "machine": job.machine.model_dump(),
         "strategy": ready.prepared.strategy.reduction,
-        "measured": found,
+        "measured": result,
         "predicted": expected,
-        "error_percent": errors(expected, found),
+        "error_percent": errors(expected, result),
         "hardware": ready.cluster.profile.name if ready.cluster else None,
         "simpar_version": simpar.__version__,
         "torch_version": _torch_version(),

@@ -62,17 +62,17 @@ def _expected(result: Result | None, stage: int) -> str:
 
 def less_memory(plan: Plan) -> list[str]:
     """Flags that reduce a plan's peak memory, those that cost least time first."""
-    data, found = plan.data_parallel, []
+    data, flags = plan.data_parallel, []
     width = plan.mesh.gradient_ranks
     if plan.micro_batch > 1:
-        found.append(f"--micro-batch {plan.micro_batch // 2}")
+        flags.append(f"--micro-batch {plan.micro_batch // 2}")
     if width > 1 and data.zero < 3 and data.kind != "single_process" and data.servers is None:
-        found.append(f"--zero {3 if data.zero == 2 else data.zero + 1}")
+        flags.append(f"--zero {3 if data.zero == 2 else data.zero + 1}")
     if plan.memory.recompute != "full":
-        found.append("--recompute full")
+        flags.append("--recompute full")
     if plan.offload.offload_optimizer == "none":
-        found.append("--set plan.offload_optimizer=cpu")
-    return found or ["more devices (--tp, --pp)"]
+        flags.append("--set plan.offload_optimizer=cpu")
+    return flags or ["more devices (--tp, --pp)"]
 
 
 def of_torchrun(text: str, log: Path, nodes: int) -> str:

@@ -47,7 +47,7 @@ def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
 
 
 def _each(turn: Callable[[Tensor], Tensor]) -> Storage:
-    return Storage(lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own])
+    return Storage(lambda tensors, _: [turn(each) for each in tensors], lambda own, _: [turn(each) for each in own])
 
 
 def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
@@ -56,9 +56,9 @@ def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
     return [inner, inner, shared, shared, dims["mamba_heads"]]
 
 
-def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+def _by_group(tensors: Tensors, dims: Mapping[str, int]) -> Tensors:
     """Rows are grouped as [key-value heads, their query heads and the two, head_dim]."""
-    whole, groups = found[0], dims["kv_heads"]
+    whole, groups = tensors[0], dims["kv_heads"]
     split = whole.unflatten(0, (groups, -1, dims["head_dim"]))
     parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
     return [part.flatten(0, 2) for part in parts]
@@ -69,9 +69,9 @@ def _to_groups(own: Tensors, dims: Mapping[str, int]) -> Tensors:
     return [_cat(split, dim=1).flatten(0, 2)]
 
 
-def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+def _latent(tensors: Tensors, dims: Mapping[str, int]) -> Tensors:
     """Rows of a product from the latent are [heads, plain and value features]."""
-    split = found[0].unflatten(0, (dims["heads"], -1)).split((dims["plain_dim"], dims["value_dim"]), dim=1)
+    split = tensors[0].unflatten(0, (dims["heads"], -1)).split((dims["plain_dim"], dims["value_dim"]), dim=1)
     return [part.flatten(0, 1) for part in split]
 
 
@@ -79,9 +79,9 @@ def _to_latent(own: Tensors, dims: Mapping[str, int]) -> Tensors:
     return [_cat([part.unflatten(0, (dims["heads"], -1)) for part in own], dim=1).flatten(0, 1)]
 
 
-def _mixed(found: Tensors, _: Mapping[str, int]) -> Tensors:
+def _mixed(tensors: Tensors, _: Mapping[str, int]) -> Tensors:
     """Gate and up outputs alternate: [experts, hidden, 2 ffn] or [experts, 2 ffn]."""
-    whole = found[0].unflatten(-1, (-1, 2))
+    whole = tensors[0].unflatten(-1, (-1, 2))
     return [whole.movedim(-1, 1).transpose(2, 3) if whole.ndim > 3 else whole.movedim(-1, 1)]
 
 
@@ -90,10 +90,10 @@ def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
     return [whole.movedim(1, -1).flatten(-2)]
 
 
-def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
+def _stacked(tensors: Tensors, dims: Mapping[str, int]) -> Tensors:
     """One tensor per expert, or a pair of them: gates first, then ups."""
     count = dims["num_experts"]
-    parts = [_stack(found[at : at + count]) for at in range(0, len(found), count)]
+    parts = [_stack(tensors[at : at + count]) for at in range(0, len(tensors), count)]
     return [parts[0] if len(parts) == 1 else _stack(parts, dim=1)]
 
 
@@ -111,9 +111,9 @@ def _of_experts(rows: Tensor, dims: Mapping[str, int]) -> Tensor:
     return rows.unflatten(0, (dims["num_experts"], -1))
 
 
-def _of_pairs(found: Tensors, _: Mapping[str, int]) -> Tensors:
+def _of_pairs(tensors: Tensors, _: Mapping[str, int]) -> Tensors:
     """Gates of an expert first, then its ups."""
-    return [found[0].unflatten(1, (2, -1))]
+    return [tensors[0].unflatten(1, (2, -1))]
 
 
 def _to_pairs(own: Tensors, _: Mapping[str, int]) -> Tensors:
@@ -124,7 +124,7 @@ def _transposed(layout: Storage) -> Storage:
     """The storage with its tensors transposed."""
     turned = STORAGE[Packing.TRANSPOSED]
     return Storage(
-        lambda found, dims: layout.read(turned.read(found, dims), dims),
+        lambda tensors, dims: layout.read(turned.read(tensors, dims), dims),
         lambda own, dims: turned.write(layout.write(own, dims), dims),
     )
 
@@ -132,28 +132,28 @@ def _transposed(layout: Storage) -> Storage:
 STORAGE: dict[Packing, Storage] = {
     Packing.SAME: _each(lambda x: x),
     Packing.TRANSPOSED: _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x),
-    Packing.QKV_ROWS: Storage(lambda found, dims: found[0].split(_heads(dims)), _side_by_side),
+    Packing.QKV_ROWS: Storage(lambda tensors, dims: tensors[0].split(_heads(dims)), _side_by_side),
     Packing.QKV_GROUPS: Storage(_by_group, _to_groups),
-    Packing.HALVES: Storage(lambda found, _: found[0].chunk(2), _side_by_side),
+    Packing.HALVES: Storage(lambda tensors, _: tensors[0].chunk(2), _side_by_side),
     Packing.KEY_VALUE_HEADS: Storage(_latent, _to_latent),
     Packing.LATENT_AND_KEY: Storage(
-        lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side
+        lambda tensors, dims: tensors[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side
     ),
     Packing.SWAPPED_COLUMNS: _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1)),
     Packing.EXPERT_TENSORS: Storage(_stacked, _apart),
     Packing.EXPERT_HALVES: Storage(_of_pairs, _to_pairs),
     Packing.EXPERT_ALTERNATING: Storage(_mixed, _to_mixed),
     Packing.EXPERT_ROWS: Storage(
-        lambda found, dims: [_stack([_of_experts(each, dims) for each in found], dim=1)],
+        lambda tensors, dims: [_stack([_of_experts(each, dims) for each in tensors], dim=1)],
         lambda own, _: [each.flatten(0, 1) for each in own[0].unbind(1)],
     ),
     Packing.EXPERT_ROWS_TRANSPOSED: Storage(
-        lambda found, dims: [_of_experts(found[0], dims).transpose(1, 2)],
+        lambda tensors, dims: [_of_experts(tensors[0], dims).transpose(1, 2)],
         lambda own, _: [own[0].transpose(1, 2).flatten(0, 1)],
     ),
-    Packing.MIXER_ROWS: Storage(lambda found, dims: found[0].split(_mixed_widths(dims)), _side_by_side),
-    Packing.DEPTHWISE: Storage(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)]),
-    Packing.ROW: Storage(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)]),
+    Packing.MIXER_ROWS: Storage(lambda tensors, dims: tensors[0].split(_mixed_widths(dims)), _side_by_side),
+    Packing.DEPTHWISE: Storage(lambda tensors, _: [tensors[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)]),
+    Packing.ROW: Storage(lambda tensors, _: [tensors[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)]),
 }
 STORAGE |= {
     Packing.QKV_COLUMNS: _transposed(STORAGE[Packing.QKV_ROWS]),

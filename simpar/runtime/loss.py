@@ -34,11 +34,11 @@ def extra_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
 
     Each is a sum over existing targets divided by the length of the sequences (equation 24 of the same paper).
     """
-    found = [
+    losses = [
         functional.cross_entropy(
             each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
         )
         / targets[:, depth].numel()
         for depth, each in enumerate(logits)
     ]
-    return WEIGHT / len(found) * torch.stack(found).sum()
+    return WEIGHT / len(losses) * torch.stack(losses).sum()

@@ -130,6 +130,6 @@ def tracing(path: Path | None, *, wait: int, steps: int) -> Iterator[Callable[[]
         activities.append(ProfilerActivity.CUDA)
     plan = schedule(wait=max(wait - 1, 0), warmup=1 if wait else 0, active=steps, repeat=1)
     with profile(
-        activities=activities, schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path))
+        activities=activities, schedule=plan, on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path))
     ) as profiler:
         yield profiler.step

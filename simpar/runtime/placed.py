@@ -109,15 +109,15 @@ class PlacedBlockModule:
 
     def distribute(self, op: Operator, module: nn.Module) -> None:
         """Shard an operator's parameters, and tell it its part of the sequence."""
-        found = {}
+        parameters = {}
         for name, whole in list(module.named_parameters()):
             owner, _, leaf = name.rpartition(".")
-            found[name] = PlacedWeight.of(
+            parameters[name] = PlacedWeight.of(
                 op, self.roles[op.name], leaf, whole.ndim, gathered=op.name in self.gathered, here=self.here
             )
-            cut = distribute_tensor(whole, self.here.mesh, found[name].kept, src_data_rank=None)
+            cut = distribute_tensor(whole, self.here.mesh, parameters[name].kept, src_data_rank=None)
             module.get_submodule(owner).register_parameter(leaf, nn.Parameter(cut))
-        self.weights[op.name] = found
+        self.weights[op.name] = parameters
         if hasattr(module, "place"):
             module.place = self._place(op)
 
@@ -156,14 +156,14 @@ class PlacedBlockModule:
 
     def _used(self, op: Operator, weight: PlacedWeight, parameter: Any, gathered: list[Gathered]) -> Tensor:
         """A parameter as its operator needs it; it is gathered in the compute dtype."""
-        found = parameter
+        result = parameter
         if op.name == self.shared:  # both uses of a table return the same kind of gradient
-            found = parameter.redistribute(placements=weight.used)
+            result = parameter.redistribute(placements=weight.used)
         elif weight.kept != weight.used:
-            found = parameter.to(self.compute).redistribute(placements=weight.used)
+            result = parameter.to(self.compute).redistribute(placements=weight.used)
         elif op.kind == "matmul" and parameter.ndim > 1:
-            found = cast(parameter, self.compute)
-        local = found.to_local(grad_placements=weight.gradient)
+            result = cast(parameter, self.compute)
+        local = result.to_local(grad_placements=weight.gradient)
         if weight.kept != weight.used:
             gathered.append(Gathered(local.untyped_storage().data_ptr(), parameter, local.dtype, weight.used))
         return local if weight.added else local * 0
@@ -214,13 +214,17 @@ def again(gathered: Sequence[Gathered]) -> AbstractContextManager[None]:
     known = {each.address: each for each in gathered}
 
     def pack(tensor: Tensor) -> Any:
-        found = known.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
-        return tensor if found is None else (found, tensor.size(), tensor.stride(), tensor.storage_offset())
+        gathered_weight = known.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        return (
+            tensor
+            if gathered_weight is None
+            else (gathered_weight, tensor.size(), tensor.stride(), tensor.storage_offset())
+        )
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, tuple):
-            found, size, stride, offset = kept
-            return found.again().as_strided(size, stride, offset)
+            gathered_weight, size, stride, offset = kept
+            return gathered_weight.again().as_strided(size, stride, offset)
         return kept
 
     hooks: AbstractContextManager[None] = saved_tensors_hooks(pack, unpack)

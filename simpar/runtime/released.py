@@ -93,8 +93,8 @@ def _names(path: Path) -> list[str]:
     """Names of the tensors in one file. Raises UserError."""
     opened = opener()
     try:
-        with opened(path, framework="np") as found:
-            return list(found.keys())
+        with opened(path, framework="np") as tensors:
+            return list(tensors.keys())
     except Exception as error:  # noqa: BLE001 - the library raises one class of its own, which it does not export
         raise UserError(f"{path}: is not a whole safetensors file ({str(error).splitlines()[0]})") from None
 

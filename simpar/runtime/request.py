@@ -213,11 +213,11 @@ def on_machine(job: RunJob, processes: int, *, servers: int = 0, devices: int | 
     """
     needed = devices or processes
     chosen = job.machine.model_fields_set
-    found = accelerators()
-    device = job.machine.device if "device" in chosen else ("cuda" if found >= needed else "cpu")
-    if device == "cuda" and found < needed:
+    result = accelerators()
+    device = job.machine.device if "device" in chosen else ("cuda" if result >= needed else "cpu")
+    if device == "cuda" and result < needed:
         raise UserError(
-            f"machine.device = cuda: {needed} ranks on this node, {found} CUDA devices; "
+            f"machine.device = cuda: {needed} ranks on this node, {result} CUDA devices; "
             "allowed: cpu, or one device a rank"
         )
     threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // (processes + servers))
@@ -254,11 +254,11 @@ def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
     """What the simulation, or else the plan file, predicts for the job; None if neither does."""
     if result is None:
         return dict(ready.job.plan.predicted) if ready.job.plan.predicted else None
-    found = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
+    figures = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
     memory = {name: getattr(result.memory, name) for name in ("peak_memory_bytes", "peak_reserved_bytes")}
     met = result.cooperation
     stale = {"staleness": met.staleness.model_dump()} if met is not None and met.staleness is not None else {}
-    return {**found, **memory, **stale, "time_breakdown_s": result.time_breakdown_s.model_dump()}
+    return {**figures, **memory, **stale, "time_breakdown_s": result.time_breakdown_s.model_dump()}
 
 
 def default_folder(name: str) -> Path:

@@ -55,8 +55,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     document = files.load(path / MANIFEST)
     data = document.data
     if not isinstance(data, dict) or data.get("version") != VERSION:
-        found = data.get("version") if isinstance(data, dict) else None
-        raise UserError(f"{path / MANIFEST}: version = {found!r}: allowed: {VERSION}, a checkpoint of simpar run")
+        version = data.get("version") if isinstance(data, dict) else None
+        raise UserError(f"{path / MANIFEST}: version = {version!r}: allowed: {VERSION}, a checkpoint of simpar run")
     try:
         files.parse(Manifest, document)
     except UserError as error:
@@ -91,9 +91,9 @@ def check_continuation(job: RunJob) -> int:
     folder = Path(job.checkpoints.folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--checkpoint {folder}: is a file; allowed: a folder")
-    found = newest(folder)
-    if found is None:
+    checkpoint = newest(folder)
+    if checkpoint is None:
         return 0
     if not job.checkpoints.resume:
-        raise UserError(f"{found[0]}: is already there; allowed: --resume, or another --checkpoint folder")
-    return next_step(*found, job)
+        raise UserError(f"{checkpoint[0]}: is already there; allowed: --resume, or another --checkpoint folder")
+    return next_step(*checkpoint, job)

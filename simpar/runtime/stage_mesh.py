@@ -86,5 +86,5 @@ class StageMesh:
 
 def _placements(states: States, axes: Sequence[int]) -> Placements:
     """DTensor placements of a tensor in some states."""
-    found = (states[axis] for axis in axes)
-    return tuple(Shard(DIMS[s]) if s in DIMS else Partial() if s == "P" else Replicate() for s in found)
+    names = (states[axis] for axis in axes)
+    return tuple(Shard(DIMS[s]) if s in DIMS else Partial() if s == "P" else Replicate() for s in names)

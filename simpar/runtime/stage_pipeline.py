@@ -174,9 +174,9 @@ class _RunningStep:
             return
         with self.pipeline.clock.phase("backward"):
             gradients = None if gradient is None else [gradient]
-            found, groups = stage_backward_input([made], gradients, [given], self.pipeline.module.parameters())
+            result, groups = stage_backward_input([made], gradients, [given], self.pipeline.module.parameters())
         self.split[microbatch] = groups
-        self._hand_back(found[0])
+        self._hand_back(result[0])
 
     def weight_gradient(self, microbatch: int) -> None:
         """The gradients of weights that :meth:`input_gradient` left."""

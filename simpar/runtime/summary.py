@@ -76,9 +76,9 @@ def counted(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, 
 
 def _phases(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = sorted({name for row in steps for name in row["phases_s"]})
-    found = {name: float(median(row["phases_s"].get(name, 0.0) for row in steps)) for name in names}
+    phases = {name: float(median(row["phases_s"].get(name, 0.0) for row in steps)) for name in names}
     rest = median(row["step_time_s"] - sum(row["phases_s"].values()) for row in steps)
-    return {**found, "waiting": max(0.0, float(rest))}
+    return {**phases, "waiting": max(0.0, float(rest))}
 
 
 def utilisation(
@@ -89,23 +89,23 @@ def utilisation(
     return flop / (step_time_s * peak_flop_per_s * world_size)
 
 
-def errors(predicted: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, float]:
+def errors(predicted: Mapping[str, Any] | None, answer: Mapping[str, Any]) -> dict[str, float]:
     """Predicted minus measured, in percent of measured, for figures that both have."""
-    both = [name for name in COMPARED if predicted and predicted.get(name) and found.get(name)]
-    return {name: 100.0 * (predicted[name] / found[name] - 1.0) for name in both if predicted}
+    both = [name for name in COMPARED if predicted and predicted.get(name) and answer.get(name)]
+    return {name: 100.0 * (predicted[name] / answer[name] - 1.0) for name in both if predicted}
 
 
 def table(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Rows for people: quantity, predicted, measured, error; the first row is the heading."""
-    predicted, found = report["predicted"] or {}, report["measured"]
+    predicted, measured = report["predicted"] or {}, report["measured"]
     rows = [("", "predicted", "measured", "error")]
     for name, (title, write) in _WORDS.items():
-        here, there = predicted.get(name), found.get(name)
+        here, there = predicted.get(name), measured.get(name)
         if there is not None:
             error = report["error_percent"].get(name)
             shown = "-" if error is None else f"{error:+.1f} %"
             rows.append((title, "-" if here is None else write(here), write(there), shown))
-    if stale := found.get("staleness"):
+    if stale := measured.get("staleness"):
         simulated = predicted.get("staleness") or {}
         for name, title in (("mean", "staleness, mean"), ("p90", "staleness, p90"), ("clock_gap", "steps ahead")):
             there = f"{simulated[name]:.2f}" if simulated else "-"

@@ -217,21 +217,21 @@ class StepUpdate:
 
     def _complete(self) -> None:
         """Sum what tensor parallelism, data parallelism and tied embeddings have left apart."""
-        found = self.gradients
-        sum_partial([found[each.local] for each in self.owned if each.partial], self.ranks.tensor_group)
+        result = self.gradients
+        sum_partial([result[each.local] for each in self.owned if each.partial], self.ranks.tensor_group)
         bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
         if isinstance(self.ranks, StageRanks):
             apart: dict[tuple[int, ...], list[Tensor]] = {}
             for each in self.owned:
-                apart.setdefault(each.axes_apart(), []).append(found[each.local])
+                apart.setdefault(each.axes_apart(), []).append(result[each.local])
             for axes, gradients in apart.items():
                 if (group := self.ranks.here_mesh.group(axes)) is not None:
                     average(gradients, group, bucket_bytes, divisor=1)
         elif self.scope.strategy.reduction == "explicit":
             width, early = self.ranks.width, {each.local for each in self.early}
-            common = [found[each.local] for each in self.owned if not each.expert and each.local not in early]
+            common = [result[each.local] for each in self.owned if not each.expert and each.local not in early]
             average(common, self.ranks.data_group, bucket_bytes, divisor=width)
-            if experts := [found[each.local] for each in self.owned if each.expert]:
+            if experts := [result[each.local] for each in self.owned if each.expert]:
                 average(experts, self.ranks.expert_copies_group, bucket_bytes, divisor=width)
         elif (
             self.scope.strategy.spread
@@ -239,7 +239,7 @@ class StepUpdate:
             share = self.ranks.mesh.expert_data_parallel / self.ranks.width
             for each in self.owned:
                 if each.expert:
-                    found[each.local].mul_(share)
+                    result[each.local].mul_(share)
         self._sum_tied()
 
     def _sum_tied(self) -> None:

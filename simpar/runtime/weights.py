@@ -46,8 +46,8 @@ class WeightSource:
     @staticmethod
     def of(released: Released, graph: ModelGraph, names: Sequence[str]) -> WeightSource:
         """The source of the named parameters. Raises UserError for a family whose files are not known."""
-        found = rules(released.family, names, graph.dims)
-        return WeightSource(released, graph, {name: rule for rule in found for name in rule.ours})
+        result = rules(released.family, names, graph.dims)
+        return WeightSource(released, graph, {name: rule for rule in result for name in rule.ours})
 
     def part(self, name: str, shape: tuple[int, ...], here: tuple[slice, ...]) -> Tensor:
         """A rank's part of a parameter of a whole shape. Raises UserError if the file does not fit."""
@@ -202,9 +202,9 @@ def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[
     tensors: dict[str, Tensor] = {}
     size = 0
     for rule in rules(family, list(own), graph.dims):
-        found = rule.write([plain(own[name]).detach().cpu() for name in rule.ours], graph.dims)
-        tensors |= {name: each.to(dtype).contiguous().clone() for name, each in found.items()}
-        size += sum(each.numel() * each.element_size() for each in found.values())
+        result = rule.write([plain(own[name]).detach().cpu() for name in rule.ours], graph.dims)
+        tensors |= {name: each.to(dtype).contiguous().clone() for name, each in result.items()}
+        size += sum(each.numel() * each.element_size() for each in result.values())
         if size > SHARD_BYTES:
             yield tensors
             tensors, size = {}, 0

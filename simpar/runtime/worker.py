@@ -123,7 +123,7 @@ def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, An
     return None if one == other else (name, one, other)
 
 
-def _bring_home(found: dict[str, Any], folder: Path) -> None:
+def _bring_home(values: dict[str, Any], folder: Path) -> None:
     """Leave the measurements of all ranks on every node, because nodes may use different folders.
 
     torchrun chooses the node of rank 0, so the node that reports needs all of them.
@@ -133,7 +133,7 @@ def _bring_home(found: dict[str, Any], folder: Path) -> None:
     local, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     first = dist.get_rank() - local
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, found)
+    dist.all_gather_object(every, values)
     for other, each in enumerate(every):
         if local == 0 and not first <= other < first + here:
             write_atomic(folder / f"rank{other}.json", json.dumps(each) + "\n")

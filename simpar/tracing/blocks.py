@@ -203,7 +203,7 @@ class BlockReader:
         same = core.key_dim == core.value_dim
         rows = self._rows(draft.rows, draft)
         context, window, chunked = self._keys(draft, rows)
-        found = AttentionPattern(
+        pattern = AttentionPattern(
             causal=core.causal,
             window=window or core.window,
             chunked=chunked,
@@ -212,7 +212,7 @@ class BlockReader:
             value_dim=term("head_dim") if same else ((core.value_dim, ()),),
             context=context,
         )
-        return latent_mask(found) if "qk_dim" in self.dims else found
+        return latent_mask(pattern) if "qk_dim" in self.dims else pattern
 
     def _keys(self, draft: OperatorDraft, rows: Size) -> tuple[str, int | None, bool]:
         """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True."""

@@ -277,10 +277,10 @@ def _joined(name: str, traces: list[_Trace], examples: _Examples, identities: Ma
             one.name, one.op, one.args, shape, sizes, kind, one.owners, floating, _seen(one, nodes, constants)
         )
     used = {ref for node in nodes.values() for ref in node.refs}
-    found: dict[int, str] = {}  # a tied parameter has several names; the graph reads one of them
+    names: dict[int, str] = {}  # a tied parameter has several names; the graph reads one of them
     for each, path in sorted(signature.inputs_to_parameters.items(), key=lambda item: item[0] not in used):
-        found.setdefault(identities[path], each)
-    return Capture(nodes, {each: nodes[each].sizes for each in found.values()})
+        names.setdefault(identities[path], each)
+    return Capture(nodes, {each: nodes[each].sizes for each in names.values()})
 
 
 def _identities(module: Any) -> dict[str, int]:
@@ -319,12 +319,12 @@ def _seen(call: TracedCall, nodes: Mapping[str, CallNode], constants: Constants)
     """The keys seen under the mask among a call's arguments, where it is core attention or masks scores."""
     if call.op == "scaled_dot_product_attention":
         refs = CallNode("", "", call.args[3:4], None, (), "").refs
-        return next((found for ref in refs for found in _masks(ref, nodes, constants)), None)
+        return next((mask for ref in refs for mask in _masks(ref, nodes, constants)), None)
     if call.op in ("masked_fill", "masked_fill_", "where", "add", "add_"):
         fixed = [r for r in CallNode("", "", call.args, None, (), "").refs if nodes[r].kind == CONSTANT]
         square = [r for r in fixed if len(nodes[r].sizes) >= 2 and min(nodes[r].sizes[-2:]) > 1]
         hides = call.op.startswith("masked_fill")
-        return next((found for ref in square if (found := constants.mask(ref, hides=hides))), None)
+        return next((mask for ref in square if (mask := constants.mask(ref, hides=hides))), None)
     return None
 
 
@@ -332,9 +332,9 @@ def _masks(ref: str, nodes: Mapping[str, CallNode], constants: Constants) -> Ite
     """Masks that a mask is made of, nearest first; those of "where" and of sums are read there already."""
     node = nodes[ref]
     if node.kind == CONSTANT:
-        found = constants.mask(ref, hides=False)
-        if found is not None:
-            yield found
+        mask = constants.mask(ref, hides=False)
+        if mask is not None:
+            yield mask
         return
     if node.mask is not None:
         yield node.mask

@@ -48,10 +48,10 @@ def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
             readers.setdefault(ref, []).append(node)
     for node in nodes.values():
         if known.base(node.op) in GROUPED and node.name not in done:
-            found = _mixture(nodes, readers, node)
-            if found is not None:
-                done |= {found.up.name, found.down.name}
-                yield found
+            mixture = _mixture(nodes, readers, node)
+            if mixture is not None:
+                done |= {mixture.up.name, mixture.down.name}
+                yield mixture
 
 
 def _source(nodes: Mapping[str, CallNode], name: str) -> CallNode:
@@ -108,15 +108,15 @@ def _next(
 
 def _before(nodes: Mapping[str, CallNode], end: CallNode, source: str) -> list[CallNode]:
     """The calls on data that lead from the source (not included) to the final sum, in order."""
-    found, waiting = {end.name}, [end]
+    names, waiting = {end.name}, [end]
     while waiting:
         for ref in waiting.pop().refs:
             node = nodes[ref]
             inside = node.kind not in (WEIGHTS, CONSTANT) and node.op != "placeholder"
-            if inside and ref not in found and _source(nodes, ref).name != source:
-                found.add(ref)
+            if inside and ref not in names and _source(nodes, ref).name != source:
+                names.add(ref)
                 waiting.append(node)
-    return [node for name, node in nodes.items() if name in found]
+    return [node for name, node in nodes.items() if name in names]
 
 
 def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[OperatorDraft]:
@@ -157,12 +157,12 @@ def _shared_out(
 ) -> tuple[list[DraftWeight], list[DraftWeight], list[DraftWeight]]:
     """Parameters of the up product, of the down product, and the others, told apart by their sizes."""
     experts, rest = mixture.router.sizes[-1], list(held)
-    found: list[list[DraftWeight]] = []
+    parts: list[list[DraftWeight]] = []
     for contraction, columns in ((mixture.hidden, mixture.up.sizes[-1]), (mixture.narrow, mixture.hidden)):
-        found.append([])
+        parts.append([])
         for size in (experts * contraction * columns, experts * columns):
             piece = next((each for each in rest if each.numel == size), None)
             if piece is not None:
                 rest.remove(piece)
-                found[-1].append(replace(piece, kind="expert"))
-    return found[0], found[1], rest
+                parts[-1].append(replace(piece, kind="expert"))
+    return parts[0], parts[1], rest

@@ -132,13 +132,13 @@ def _model_dims(traced: list[Traced]) -> dict[str, int]:
         key = tuple(sorted(layer.dims.items()))
         counts[key] = counts.get(key, 0) + _weight(layer)
     long = {key: n for key, n in counts.items() if "seq" not in dict(key)} or counts
-    found = dict(max(long.items(), key=lambda item: item[1])[0])
+    dims = dict(max(long.items(), key=lambda item: item[1])[0])
     for name in ("seq", "context"):
-        found.pop(name, None)
+        dims.pop(name, None)
     for key in counts:  # layers with and without experts share the dims that they have in common
-        found = {**{name: size for name, size in key if name in EXPERT_DIMS}, **found}
-    hidden = found["hidden"]
-    return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **found}
+        dims = {**{name: size for name, size in key if name in EXPERT_DIMS}, **dims}
+    hidden = dims["hidden"]
+    return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **dims}
 
 
 def _weight(layer: Traced) -> int:

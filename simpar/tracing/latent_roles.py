@@ -76,7 +76,7 @@ def _latent(drafts: list[OperatorDraft], draft: OperatorDraft) -> TracedLatent |
 
 def _reached(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> list[OperatorDraft]:
     """The products that an attention reads through copies and rotations."""
-    found: dict[str, OperatorDraft] = {}
+    drafts: dict[str, OperatorDraft] = {}
     waiting = [*draft.inputs]
     seen = set(waiting)
     while waiting:
@@ -84,11 +84,11 @@ def _reached(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> list[Op
         if each is None:
             continue
         if each.kind == "matmul":
-            found[each.name] = each
+            drafts[each.name] = each
         elif each.kind in _SOFT:
             waiting += [value for value in each.inputs if value not in seen]
             seen.update(each.inputs)
-    return list(found.values())
+    return list(drafts.values())
 
 
 def _plain(drafts: list[OperatorDraft], latent: TracedLatent) -> list[OperatorDraft]:
@@ -116,16 +116,16 @@ def _plain(drafts: list[OperatorDraft], latent: TracedLatent) -> list[OperatorDr
     return [*kept, key, turned, value, attention, *drafts[at + 1 :]]
 
 
-def latent_roles(roles: Roles, found: TracedLatent) -> None:
+def latent_roles(roles: Roles, latent: TracedLatent) -> None:
     """Name the operators of one latent attention and their sizes, without its output projection."""
-    roles.dims |= found.dims
-    core = found.core.name
+    roles.dims |= latent.dims
+    core = latent.core.name
     both: Size = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
     whole = (
-        (found.query_down, "q_down", term("q_rank"), None), (found.query_norm, "q_norm", term("q_rank"), None),
-        (found.query, "q_up", term("heads", "qk_dim"), term("q_rank") if found.query_down else None),
-        (found.down, "kv_down", (*term("kv_rank"), *term("rotary_dim")), None),
-        (found.norm, "kv_norm", term("kv_rank"), None), (found.up, "kv_up", both, term("kv_rank")),
+        (latent.query_down, "q_down", term("q_rank"), None), (latent.query_norm, "q_norm", term("q_rank"), None),
+        (latent.query, "q_up", term("heads", "qk_dim"), term("q_rank") if latent.query_down else None),
+        (latent.down, "kv_down", (*term("kv_rank"), *term("rotary_dim")), None),
+        (latent.norm, "kv_norm", term("kv_rank"), None), (latent.up, "kv_up", both, term("kv_rank")),
     )  # fmt: skip
     for draft, name, columns, contraction in whole:
         if draft is not None:
@@ -146,6 +146,6 @@ def latent_roles(roles: Roles, found: TracedLatent) -> None:
             roles.columns[core] = term("heads", "value_dim")
 
 
-def latent_mask(found: AttentionPattern) -> AttentionPattern:
+def latent_mask(pattern: AttentionPattern) -> AttentionPattern:
     """Core attention with the named widths of latent attention: keys and values differ in width, one pair per head."""
-    return replace(found, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
+    return replace(pattern, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))

@@ -87,12 +87,12 @@ def times(*sizes: Size) -> Size:
 
 
 def _product(left: Size, right: Size) -> Size:
-    found: dict[tuple[str, ...], int] = {}
+    terms: dict[tuple[str, ...], int] = {}
     for a, x in left:
         for b, y in right:
             key = tuple(sorted((*x, *y)))
-            found[key] = found.get(key, 0) + a * b
-    return tuple((value, key) for key, value in found.items())
+            terms[key] = terms.get(key, 0) + a * b
+    return tuple((value, key) for key, value in terms.items())
 
 
 def constant_value(size: Size) -> int | None:

@@ -60,14 +60,14 @@ class _CallReader:
             self._check(node)
             if node.kind != DATA or node.op == "placeholder" or not node.floating:
                 continue
-            found = self._one(node)
-            if found is not None:
-                order.append((node.name, found))
+            result = self._one(node)
+            if result is not None:
+                order.append((node.name, result))
         last = {id(cluster): cluster.nodes[-1].name for cluster in self.clusters}
         drafts = []
-        for name, found in order:
-            if isinstance(found, OperatorDraft):
-                drafts.append(found)
+        for name, result in order:
+            if isinstance(result, OperatorDraft):
+                drafts.append(result)
             elif last.get(id(self.member[name])) == name:
                 drafts += self._closed(self.member[name])
         return self._with_unread(drafts)
@@ -155,15 +155,15 @@ class _CallReader:
         return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
 
     def _values(self, node: CallNode) -> tuple[str, ...]:
-        found = (self.value(ref) for ref in node.refs if self.nodes[ref].kind == DATA)
-        return tuple(dict.fromkeys(found)) or (INPUT_VALUE,)
+        values = (self.value(ref) for ref in node.refs if self.nodes[ref].kind == DATA)
+        return tuple(dict.fromkeys(values)) or (INPUT_VALUE,)
 
     def _pieces(self, node: CallNode, at: tuple[int, ...] | None = None) -> tuple[DraftWeight, ...]:
         """Parameters (or slices) among a call's arguments, or among those at positions ``at``."""
         args = node.args if at is None else tuple(node.args[i] for i in at if i < len(node.args))
         refs = CallNode("", "", args, None, (), "").refs
-        found = {leaf.node: leaf for ref in refs for leaf in self._leaves(ref)}
-        return tuple(found.values())
+        pieces = {leaf.node: leaf for ref in refs for leaf in self._leaves(ref)}
+        return tuple(pieces.values())
 
     def _leaves(self, ref: str) -> Iterator[DraftWeight]:
         """Parameters that a value is made of which depends on parameters alone."""
@@ -312,10 +312,10 @@ class _CallReader:
 
     def _note_eager(self, node: CallNode) -> None:
         """Note softmax(q k^T) v written out: the calls from one product to the other are core attention."""
-        found = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
-        if found is None:
+        result = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
+        if result is None:
             return
-        scores, between, softmax = found
+        scores, between, softmax = result
         if softmax:
             mask = next((self.nodes[name].mask for name in between if self.nodes[name].mask), None)
             self.eager[node.name] = (scores, mask)
@@ -355,8 +355,8 @@ class _CallReader:
         operands = product.args[1:3] if known.base(product.op) == "baddbmm" else product.args[:2]
         query, key = (self.nodes[arg.name] for arg in operands)
         flipped = replace(key, sizes=_turned(key.sizes), shape=_turned(key.shape or ()))
-        found = self._scores(node.args[0].name)
-        between = [self.nodes[name] for name in found[1]] if found else []
+        result = self._scores(node.args[0].name)
+        between = [self.nodes[name] for name in result[1]] if result else []
         dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
         value = self.nodes[node.args[1].name]
         core = self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)

@@ -38,10 +38,10 @@ class Roles:
         if draft.name in self.names:
             return
         taken = set(self.names.values())
-        number, found = 2, wanted
-        while found in taken:
-            found, number = f"{wanted}_{number}", number + 1
-        self.names[draft.name] = found
+        number, unique = 2, wanted
+        while unique in taken:
+            unique, number = f"{wanted}_{number}", number + 1
+        self.names[draft.name] = unique
 
 
 def find_roles(drafts: Sequence[OperatorDraft], memory: str, output: str = "", live: Set[str] = frozenset()) -> Roles:
@@ -75,34 +75,34 @@ def _summed(drafts: list[OperatorDraft], live: Set[str]) -> list[OperatorDraft]:
     ``live`` are values that other blocks read.
     """
     readers = Counter(value for draft in drafts for value in draft.inputs)
-    found: dict[str, OperatorDraft] = {}
+    result: dict[str, OperatorDraft] = {}
     for draft in drafts:
-        made = makers(list(found.values()))
+        made = makers(list(result.values()))
         inner = [made[value] for value in draft.inputs if value in made and _is_sum(made[value])]
         passing = [each for each in inner if readers[each.outputs[-1]] == 1 and not live & {*each.outputs}]
         if _is_sum(draft) and len(passing) == 1:
             first = passing[0]
-            del found[first.name]
+            del result[first.name]
             own = (value for value in draft.inputs if value not in first.outputs)
             inputs = tuple(dict.fromkeys((*first.inputs, *own)))
             draft = replace(draft, inputs=inputs, outputs=(*first.outputs, *draft.outputs))
-        found[draft.name] = draft
-    return list(found.values())
+        result[draft.name] = draft
+    return list(result.values())
 
 
 def _turned(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
     """The drafts with one rotation in place of a concatenation of separately rotated parts of one tensor."""
-    found: dict[str, OperatorDraft] = {}
+    result: dict[str, OperatorDraft] = {}
     for draft in drafts:
-        made = makers(list(found.values()))
+        made = makers(list(result.values()))
         parts = [made[v] for v in draft.inputs if v in made and made[v].kind == "rope"]
         sources = {value for part in parts for value in part.inputs}
         rest = {*draft.inputs} - {value for part in parts for value in part.outputs}
         if draft.kind == "copy" and len(sources) == 1 and rest <= sources:
-            found = {name: each for name, each in found.items() if each not in parts}
+            result = {name: each for name, each in result.items() if each not in parts}
             draft = replace(draft, kind="rope", inputs=tuple(sources))
-        found[draft.name] = draft
-    return list(found.values())
+        result[draft.name] = draft
+    return list(result.values())
 
 
 def _is_sum(draft: OperatorDraft) -> bool:
@@ -172,11 +172,11 @@ def _widths(core: Core) -> tuple[Size, Size, Size]:
 
 def add_sizes(*sizes: Size) -> Size:
     """The sum of polynomials."""
-    found: dict[tuple[str, ...], int] = {}
+    terms: dict[tuple[str, ...], int] = {}
     for size in sizes:
         for coefficient, names in size:
-            found[names] = found.get(names, 0) + coefficient
-    return tuple((value, names) for names, value in found.items())
+            terms[names] = terms.get(names, 0) + coefficient
+    return tuple((value, names) for names, value in terms.items())
 
 
 def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, memory: str) -> None:
@@ -293,8 +293,8 @@ def _norms_and_sums(roles: Roles, made: dict[str, OperatorDraft]) -> None:
     for draft in roles.drafts:
         read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
         behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}
-        if draft.kind == "norm" and (found := [branch[name] for name in read_by if name in branch]):
-            roles.name(draft, f"{min(found)}_norm")
+        if draft.kind == "norm" and (readers := [branch[name] for name in read_by if name in branch]):
+            roles.name(draft, f"{min(readers)}_norm")
         if draft.kind == "add" and len(draft.inputs) > 1:
-            found = [ends[name] for name in behind if name in ends]
-            roles.name(draft, f"{min(found)}_residual" if found else "residual")
+            readers = [ends[name] for name in behind if name in ends]
+            roles.name(draft, f"{min(readers)}_residual" if readers else "residual")

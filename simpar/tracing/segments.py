@@ -115,7 +115,7 @@ def _chained(name: str, parts: list[tuple[str, list[OperatorDraft]]]) -> list[Dr
     for at, (_, drafts) in enumerate(parts):
         for draft in drafts:
             last_use.update(dict.fromkeys((v for v in draft.inputs if v != INPUT_VALUE), at))
-    found: list[DraftSegment] = []
+    segments: list[DraftSegment] = []
     for at, (key, drafts) in enumerate(parts):
         live = [value for value, used in last_use.items() if home[value] <= at < used]
         reads = [v for draft in parts[at + 1][1] for v in draft.inputs if v in live] if at + 1 < len(parts) else []
@@ -125,11 +125,11 @@ def _chained(name: str, parts: list[tuple[str, list[OperatorDraft]]]) -> list[Dr
             raise UserError(f"model = {name}: {key or 'a block'} is not read by the next block")
         carried = tuple(value for value in live if value != output)
         group = key.rpartition(".")[0] if key else ""
-        arrives = found[-1].output if found else ""
-        found.append(DraftSegment(group, tuple(drafts), output, arrives, carried))
-    memory = {value for segment in found for value in segment.carried if _is_memory(value, found)}
+        arrives = segments[-1].output if segments else ""
+        segments.append(DraftSegment(group, tuple(drafts), output, arrives, carried))
+    memory = {value for segment in segments for value in segment.carried if _is_memory(value, segments)}
     named = next(iter(sorted(memory, key=lambda value: home[value])), "")
-    return [replace(each, memory=named) if named else each for each in found]
+    return [replace(each, memory=named) if named else each for each in segments]
 
 
 def _starts_anew(drafts: list[OperatorDraft]) -> bool:
@@ -137,9 +137,9 @@ def _starts_anew(drafts: list[OperatorDraft]) -> bool:
     return any(draft.inputs == (INPUT_VALUE,) for draft in drafts)
 
 
-def _is_memory(value: str, found: Sequence[DraftSegment]) -> bool:
+def _is_memory(value: str, segments: Sequence[DraftSegment]) -> bool:
     """Whether an attention in another segment makes its keys and values from this value."""
-    for segment in found:
+    for segment in segments:
         if value in {out for draft in segment.drafts for out in draft.outputs}:
             continue
         made = makers(list(segment.drafts))

@@ -112,19 +112,19 @@ def search_plans(room: JobSlot) -> None:
     progress = SearchProgress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
     try:
         with _ended_when(room.is_stopped):
-            found = find_space(None, asked.cluster)(problem, progress)
+            result = find_space(None, asked.cluster)(problem, progress)
     except Infeasible as reason:
         if not progress.interrupted:
             raise
         raise UserError("stopped before any layout that fits was found") from reason
     room.say({
         "found": {
-            "candidates": [_row(candidate, room.scenario) for candidate in found.candidates],
-            "certified": found.certified_optimal,
-            "gap": found.gap,
-            "seconds": found.search_seconds,
+            "candidates": [_row(candidate, room.scenario) for candidate in result.candidates],
+            "certified": result.certified_optimal,
+            "gap": result.gap,
+            "seconds": result.search_seconds,
             "stopped": progress.interrupted,
-            **vars(found.counts),
+            **vars(result.counts),
         }
     })  # fmt: skip
 

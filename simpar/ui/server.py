@@ -157,9 +157,9 @@ def make_app(desk: AppState) -> Guard:
         "open": take_in,
     }  # fmt: skip
     routes = [
-        *(Route(path, _file(*found)) for path, found in FILES.items()),
+        *(Route(path, _file(*entry)) for path, entry in FILES.items()),
         Route("/api/start", start),
-        *(Route(f"/api/{name}", found, methods=["POST"]) for name, found in posts.items()),
+        *(Route(f"/api/{name}", entry, methods=["POST"]) for name, entry in posts.items()),
     ]
     return Guard(Starlette(routes=routes, exception_handlers=_handlers()))
 

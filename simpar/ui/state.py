@@ -101,7 +101,7 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
         cluster = cluster | to_cluster_section(recorded)
     else:
         cluster["hardware"] = _plain(hardware)
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "model": scenario.model,
         "cluster": {"nodes": 1, **cluster},
         "training": scenario.training.model_dump(mode="json", exclude_none=True),
@@ -110,7 +110,7 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
         "perturbation": scenario.perturbation.model_dump(mode="json", exclude_defaults=True),
         "noise_scale_tokens": scenario.noise_scale_tokens,
     }
-    return {key: value for key, value in found.items() if value not in (None, {})}
+    return {key: value for key, value in data.items() if value not in (None, {})}
 
 
 def _plain(hardware: str | ClusterProfile) -> str | dict[str, Any]:

@@ -136,12 +136,12 @@ class MemoryRisk:
         """
         _, whole = self.excess_bytes(parts)
         scale = NORMAL.inv_cdf(DEFAULT_FIT_PROBABILITY) / max(float(whole), 1.0)
-        found = {
+        squares = {
             name: max(float(mean) + scale * float(deviation) ** 2, 0.0)
             for name, (mean, deviation) in self.causes(parts).items()
         }
-        total = sum(found.values())
-        return {name: part / total for name, part in found.items() if total and part / total > 0.0}
+        total = sum(squares.values())
+        return {name: part / total for name, part in squares.items() if total and part / total > 0.0}
 
     def spread(self, parts: Parts) -> float:
         """The relative standard deviation of the bytes that the allocator reserves."""

@@ -17,10 +17,10 @@ CONDITIONS = ("mixture", "spread", "long", "bits8", "bits4")
 def lacks(support: Support) -> dict[str, bool]:
     """Whether each condition that makes a prediction less sure holds, by the names of ``TimeErrors.lacking``."""
     traits = support.traits
-    found = {f"{aspect}<{least}": support.shared[aspect] < least for aspect in ASPECTS for least in THRESHOLDS}
-    found["runs"] = support.runs < FEW_RUNS
+    result = {f"{aspect}<{least}": support.shared[aspect] < least for aspect in ASPECTS for least in THRESHOLDS}
+    result["runs"] = support.runs < FEW_RUNS
     conditions = (traits.mixture, traits.spread, traits.long, traits.bits == 8, traits.bits == 4)
-    return found | dict(zip(CONDITIONS, conditions, strict=True))
+    return result | dict(zip(CONDITIONS, conditions, strict=True))
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ def rank_layouts(step_s: Floats, parts_s: Floats, layout_spread: float) -> Stand
     distinct, which, count = np.unique(seconds, axis=0, return_inverse=True, return_counts=True)
     which = which.reshape(-1)
     shares = distinct[:, 1:] / distinct[:, :1]
-    found = standing_from_draws(np.log(distinct[:, :1]) + draw_errors(shares - shares[0], layout_spread), count)
-    return Standing(found.best_probability[which], found.expected_regret[which])
+    standing = standing_from_draws(np.log(distinct[:, :1]) + draw_errors(shares - shares[0], layout_spread), count)
+    return Standing(standing.best_probability[which], standing.expected_regret[which])
 
 
 def standing_from_draws(logs: Floats, count: NDArray[np.int_] | int = 1) -> Standing:

@@ -221,17 +221,17 @@ def has_rate(row: Row) -> bool:
     return any(measurement(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
 
 
-def with_rates(found: Measurements, row: Row, case: Case) -> Measurements:
+def with_rates(measured: Measurements, row: Row, case: Case) -> Measurements:
     """The measurements with the step time that a row's rate implies, and that of another tool's predicted rate."""
     tokens = measurement(row, "tokens_per_s_per_gpu")
     if tokens:
-        return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
+        return replace(measured, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
     rate = (measurement(row, "tflops_per_gpu") or 0.0) * TERA or (
         measurement(row, "mfu_pct") or 0.0
     ) / 100 * peak_flop_per_s(case)
     flop = _flop_per_token(row, case) * case.training.tokens_per_step / case.num_devices
     peer = measurement(row, "peer_pred_tflops_per_gpu")
-    return replace(found, step_time_s=flop / rate, peer_step_time_s=flop / (peer * TERA) if peer else None)
+    return replace(measured, step_time_s=flop / rate, peer_step_time_s=flop / (peer * TERA) if peer else None)
 
 
 def peak_flop_per_s(case: Case) -> float:

@@ -121,8 +121,8 @@ def _intervals(outcomes: Sequence[RowOutcome]) -> dict[str, float | None]:
 
 
 def _percent(values: Iterable[float], reduce: Any) -> float | None:
-    found = list(values)
-    return round(100 * float(reduce(found)), 3) if found else None
+    numbers = list(values)
+    return round(100 * float(reduce(numbers)), 3) if numbers else None
 
 
 def _p90(values: Sequence[float]) -> float:

@@ -31,12 +31,12 @@ def choose_open_settings(entry: Case) -> tuple[Case, Prediction]:
     reason = Unmodelled("nothing that the row leaves open divides its batch")
     for choice in _choices(entry):
         try:
-            found = predict(choice)
+            result = predict(choice)
         except Unmodelled as error:
             reason = error
             continue
-        per_token = found.step_time_s / choice.training.tokens_per_step
-        tried.append(((not found.fits, per_token if found.fits else found.peak_reserved_bytes), choice, found))
+        per_token = result.step_time_s / choice.training.tokens_per_step
+        tried.append(((not result.fits, per_token if result.fits else result.peak_reserved_bytes), choice, result))
     if not tried:
         raise reason
     _, case, prediction = min(tried, key=lambda one: one[0])

@@ -200,8 +200,8 @@ def least_moving_bytes(
         return np.asarray(size, dtype=np.float64)[expand] if np.ndim(size) else float(size)
 
     def sized(block: Block, recompute: str) -> BlockActivations:
-        found = block_activations(block, dims, stack, layout, recompute)
-        return BlockActivations(*(counted(getattr(found, each.name)) for each in fields(found)))
+        activations = block_activations(block, dims, stack, layout, recompute)
+        return BlockActivations(*(counted(getattr(activations, each.name)) for each in fields(activations)))
 
     head = sized(graph.head, "none")
     saved = flight.heads[1] * head.saved_bytes

@@ -82,51 +82,51 @@ def _number(element: ElementTree.Element, key: str, file: str) -> int:
     return int(text)
 
 
-def _device(found: Reading, root: ElementTree.Element) -> None:
+def _device(reading: Reading, root: ElementTree.Element) -> None:
     """Note which device it is, by the PCI id of the element that holds it."""
     ids = {pci.get("device", "") for pci in root.iter("pci") if pci.find("gpu") is not None}
     names = {DEVICES.get(each.lower()) for each in ids}
     if len(ids) == 1 and None not in names:
-        found.devices = tuple(name for name in names if name)
+        reading.devices = tuple(name for name in names if name)
     elif ids != {""}:
-        found.unread.append(f"device: PCI {', '.join(sorted(ids))} is none that simpar knows")
+        reading.unread.append(f"device: PCI {', '.join(sorted(ids))} is none that simpar knows")
 
 
-def _cards(found: Reading, root: ElementTree.Element, hosts: int) -> None:
+def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
     """Note the fastest cards of a node; slower ones serve other traffic."""
     cards = list(root.iter("net"))
-    speeds = Counter(_number(card, "speed", found.file) for card in cards)
+    speeds = Counter(_number(card, "speed", reading.file) for card in cards)
     if not cards:
-        found.unread.append("network cards: the file has none")
+        reading.unread.append("network cards: the file has none")
         return
     fastest = max(speeds)
     if speeds[fastest] % hosts:
-        found.unread.append(f"scale_out.nics_per_node: {speeds[fastest]} cards on {hosts} hosts")
+        reading.unread.append(f"scale_out.nics_per_node: {speeds[fastest]} cards on {hosts} hosts")
     else:
-        found.say("scale_out.nics_per_node", speeds[fastest] // hosts)
-    found.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
+        reading.say("scale_out.nics_per_node", speeds[fastest] // hosts)
+    reading.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
     for speed, count in sorted(speeds.items())[:-1]:
-        found.unread.append(f"slower cards, {count} of {speed / 1000:g} Gb/s: left out of the network")
+        reading.unread.append(f"slower cards, {count} of {speed / 1000:g} Gb/s: left out of the network")
     if any(pci.get("vendor") == "0x1d0f" for pci in root.iter("pci") if pci.find("nic/net") is not None):
-        found.say("scale_out.kind", "efa")  # Amazon's cards
+        reading.say("scale_out.kind", "efa")  # Amazon's cards
     else:
-        found.unread.append("scale_out.kind: the file does not tell InfiniBand from RoCE")
+        reading.unread.append("scale_out.kind: the file does not tell InfiniBand from RoCE")
 
 
-def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
+def _links(reading: Reading, devices: Sequence[ElementTree.Element]) -> None:
     """Note the NVLinks, if every device has equally many and all lead to switches or all to devices."""
-    counts = {sum(_number(link, "count", found.file) for link in device.findall("nvlink")) for device in devices}
+    counts = {sum(_number(link, "count", reading.file) for link in device.findall("nvlink")) for device in devices}
     classes = {link.get("tclass", "")[:6] for device in devices for link in device.findall("nvlink")}
     if counts == {0}:
-        found.say("scale_up.kind", "pcie")
+        reading.say("scale_up.kind", "pcie")
     elif len(counts) > 1 or len(classes) > 1:
-        found.unread.append(f"scale_up: GPUs have {sorted(counts)} NVLinks; a profile has as many of each")
+        reading.unread.append(f"scale_up: GPUs have {sorted(counts)} NVLinks; a profile has as many of each")
     elif classes == {SWITCH}:
-        found.links = Links(found.file, counts.pop(), switched=True)
+        reading.links = Links(reading.file, counts.pop(), switched=True)
     elif classes == {"0x0302"} and _all_joined(devices):
-        found.links = Links(found.file, counts.pop(), switched=False)
+        reading.links = Links(reading.file, counts.pop(), switched=False)
     else:
-        found.unread.append("scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all")
+        reading.unread.append("scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all")
 
 
 def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
@@ -138,16 +138,16 @@ def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
     return all(len(each) == len(devices) - 1 and len(set(each.values())) == 1 for each in pairs)
 
 
-def _pcie(found: Reading, root: ElementTree.Element) -> None:
+def _pcie(reading: Reading, root: ElementTree.Element) -> None:
     """Note the number of devices below one PCIe switch, and the rate of their links."""
     shares = {sum(1 for _ in top.iter("gpu")) for top in _highest(root)} - {0}
     if len(shares) == 1:
-        found.say("host.devices_per_switch", shares.pop(), MORE)
+        reading.say("host.devices_per_switch", shares.pop(), MORE)
     elif shares:
-        found.unread.append(f"host.devices_per_switch: PCIe switches have {sorted(shares)} GPUs")
+        reading.unread.append(f"host.devices_per_switch: PCIe switches have {sorted(shares)} GPUs")
     rates = {_rate_gb_per_s(pci) for pci in root.iter("pci") if pci.find("gpu") is not None}
     if len(rates) == 1 and (rate := rates.pop()):
-        found.unread.append(
+        reading.unread.append(
             f"host.pcie_bandwidth: links of {rate:.1f} GB/s by their clock, of which copies reach less; measure it"
         )
 

@@ -88,24 +88,24 @@ def import_profile(
 def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
     """Every file read by its kind; a topology tree last, because it counts only nodes with GPUs. Raises UserError."""
     texts = {path: files.read_text(path, most=MOST_BYTES) for path in paths}
-    found: list[Reading] = []
+    readings: list[Reading] = []
     trees: list[str] = []
     for path, text in texts.items():
         if nccl_xml.is_topology(text):
-            found.append(nccl_xml.read_topology(text, path))
+            readings.append(nccl_xml.read_topology(text, path))
         elif topo_matrix.is_matrix(text):
-            found.append(topo_matrix.read_matrix(text, path))
+            readings.append(topo_matrix.read_matrix(text, path))
         elif slurm.is_nodes(text):
-            found.append(slurm.read_nodes(text, path, partition))
+            readings.append(slurm.read_nodes(text, path, partition))
         elif slurm.is_tree(text):
             trees.append(path)
         else:
             raise UserError(f"{path}: is none of {', '.join(KINDS)}")
-    named = [reading.nodes for reading in found if reading.nodes is not None]
+    named = [reading.nodes for reading in readings if reading.nodes is not None]
     if partition is not None and not named:
         raise UserError(f"--partition {partition}: wants the output of {slurm.NODES} among the files")
     nodes = frozenset().union(*named) if named else None
-    return [*found, *(slurm.read_tree(texts[path], path, nodes) for path in trees)]
+    return [*readings, *(slurm.read_tree(texts[path], path, nodes) for path in trees)]
 
 
 def _devices(readings: Sequence[Reading]) -> tuple[str, ...]:

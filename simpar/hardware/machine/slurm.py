@@ -73,7 +73,7 @@ def _fields(record: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)(NodeName|Gres|RealMemory|State|Partitions)=(\S*)", record))
 
 
-def _gpus(node: Mapping[str, str], found: Reading) -> tuple[str, int] | None:
+def _gpus(node: Mapping[str, str], reading: Reading) -> tuple[str, int] | None:
     """Type and number of the whole GPUs of a node."""
     listed = []
     for entry in re.split(r",(?![^(]*\))", node.get("Gres", "")):
@@ -82,21 +82,21 @@ def _gpus(node: Mapping[str, str], found: Reading) -> tuple[str, int] | None:
             continue
         kind, count = match["type"] or "", int(match["count"] or 1)
         if _MIG.search(kind):
-            found.unread.append(f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out")
+            reading.unread.append(f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out")
             continue
         listed.append((kind, count))
     if len(listed) > 1:
-        raise UserError(f"{found.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}")
+        raise UserError(f"{reading.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}")
     return listed[0] if listed else None
 
 
-def _memory(found: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
+def _memory(reading: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
     """Memory of the smallest node, as it is configured."""
     sizes = Counter(int(node["RealMemory"]) for node in nodes if node.get("RealMemory", "").isdigit())
     if sizes:
-        found.say("host.memory_bytes", f"{min(sizes)} MiB")
+        reading.say("host.memory_bytes", f"{min(sizes)} MiB")
     if len(sizes) > 1:
-        found.unread.append(f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken")
+        reading.unread.append(f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken")
 
 
 def devices_called(name: str) -> tuple[str, ...]:

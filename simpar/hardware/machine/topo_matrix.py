@@ -67,7 +67,7 @@ def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:
     return rows, columns
 
 
-def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequence[str]) -> None:
+def _cards(reading: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequence[str]) -> None:
     """Note the cards that a device reaches without its host, if every device has equally many."""
     near: dict[str, list[str]] = {}
     for device in devices:
@@ -76,19 +76,19 @@ def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequen
     used = {card for names in near.values() for card in names}
     shares = {len(names) for names in near.values()}
     if not cards:
-        found.unread.append("network cards: the matrix has none")
+        reading.unread.append("network cards: the matrix has none")
     elif len(shares) > 1 or shares == {0}:
-        found.unread.append(
+        reading.unread.append(
             f"network cards: which of {len(cards)} the GPUs use (not every GPU has as many behind its PCIe switches)"
         )
     else:
-        found.say("scale_out.nics_per_node", len(used), LEAST)
+        reading.say("scale_out.nics_per_node", len(used), LEAST)
         others = [card for card in cards if card not in used]
         if others:
-            found.unread.append(f"{', '.join(others)}: behind no PCIe switch of a GPU, left out of the network")
+            reading.unread.append(f"{', '.join(others)}: behind no PCIe switch of a GPU, left out of the network")
 
 
-def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
+def _links(reading: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
     """Note the NVLinks, if every pair of devices has equally many."""
     counts = set()
     for device in devices:
@@ -97,12 +97,12 @@ def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
             if device != other and match:
                 counts.add(int(match[1] or 0))
     if counts == {0}:
-        found.say("scale_up.kind", "pcie")
+        reading.say("scale_up.kind", "pcie")
     elif len(counts) == 1:
         (pair,) = counts
-        found.links = Links(found.file, pair, switched=None)
+        reading.links = Links(reading.file, pair, switched=None)
     elif counts:
-        found.unread.append(
+        reading.unread.append(
             "scale_up: pairs of GPUs have "
             + " and ".join(f"{count} NVLinks" if count else "none" for count in sorted(counts))
             + "; a profile has as many between all"

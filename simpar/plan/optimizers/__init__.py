@@ -12,8 +12,8 @@ from simpar.plan.optimizers.optimizer import Optimizer
 
 
 def _listed() -> dict[str, Optimizer]:
-    found: list[Optimizer] = entries(__name__, __path__, "OPTIMIZERS")
-    return {each.name: each for each in sorted(found, key=lambda one: (not one.usual, one.month))}
+    optimizers: list[Optimizer] = entries(__name__, __path__, "OPTIMIZERS")
+    return {each.name: each for each in sorted(optimizers, key=lambda one: (not one.usual, one.month))}
 
 
 OPTIMIZERS = _listed()

@@ -20,8 +20,8 @@ EVEN_COSTS = (1.0, 1.0, 1.0)
 
 def _listed() -> dict[str, Producer]:
     """The producers of all files."""
-    found: list[Producer] = entries(__name__, __path__, "PRODUCERS")
-    return {each.name: each for each in sorted(found, key=lambda one: (one.sliced, one.promise.month))}
+    producers: list[Producer] = entries(__name__, __path__, "PRODUCERS")
+    return {each.name: each for each in sorted(producers, key=lambda one: (one.sliced, one.promise.month))}
 
 
 SCHEDULES = _listed()

@@ -136,8 +136,8 @@ class Schedule:
         """The rank that runs a stage for a microbatch; ints, or arrays that broadcast."""
         ahead = np.asarray(self.rank_of_stage)[stage]
         mirrored = np.asarray(microbatch) >= self.num_microbatches - self.num_mirrored
-        found = np.where(mirrored, self.num_ranks - 1 - ahead, ahead)
-        return int(found) if found.ndim == 0 else found
+        ranks = np.where(mirrored, self.num_ranks - 1 - ahead, ahead)
+        return int(ranks) if ranks.ndim == 0 else ranks
 
     def to_csv(self) -> str:
         """The compute-only CSV that torch's pipeline runtime reads: a line a rank."""

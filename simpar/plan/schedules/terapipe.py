@@ -59,12 +59,12 @@ def find_fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[
     for bound in candidates.tolist():
         if unbounded + (stages - 1) * bound >= best:
             break
-        _, found = least_sum(times, bound)
-        if not found:
+        _, result = least_sum(times, bound)
+        if not result:
             continue
-        seconds = pipeline_s(times, found, stages, microbatches)
+        seconds = pipeline_s(times, result, stages, microbatches)
         if seconds < best:
-            best, lengths = seconds, found
+            best, lengths = seconds, result
     return lengths
 
 

@@ -114,12 +114,12 @@ class AlternativesSearch:
             if not frontier.may_fit(row):
                 self.why_not = describe_need(float(frontier.needed_bytes[row]), self.field.problem)
                 continue
-            found = self.simulate(row)
-            if found is not None and found.fits:
-                yield row, found
+            simulated = self.simulate(row)
+            if simulated is not None and simulated.fits:
+                yield row, simulated
                 continue
             misfits += 1
-            if found is None:
+            if simulated is None:
                 limit_s[frontier.as_large(row)] = 0.0
 
 
@@ -145,8 +145,8 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
         if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
             tried += 1
             with suppress(TooManyOps):
-                found = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
-                best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
+                simulated = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
+                best_s = min([best_s, *([simulated.step_time_s] if simulated.fits else [])])
     need, limit_bytes = field.need, problem.memory_limit_bytes
     risky = (need.needed_bytes > limit_bytes) | select_undecided(field.rows)
     risky &= need.predicted_bytes <= limit_bytes
@@ -160,8 +160,8 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
         more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
         beside = AlternativesSearch(more, near)
         limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
-        for _, found in islice(beside.quickest(limit_s), MOST_UNSURE):
-            best_s = min(best_s, found.step_time_s)
+        for _, simulated in islice(beside.quickest(limit_s), MOST_UNSURE):
+            best_s = min(best_s, simulated.step_time_s)
             np.minimum(limit_s, best_s, out=limit_s)
     return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
 
@@ -185,8 +185,8 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
-    for _, found in islice(beside.quickest(np.where(beside.promising(mask), np.inf, 0.0)), 1):
-        result = found.report()
+    for _, simulated in islice(beside.quickest(np.where(beside.promising(mask), np.inf, 0.0)), 1):
+        result = simulated.report()
         return {
             "step_time_s": result.step_time_s,
             "mfu": result.mfu,
@@ -264,26 +264,26 @@ def simulate_runners_up(beside: AlternativesSearch, taken: list[int], count: int
     frontier = beside.frontier
     rows, layout = frontier.rows, frontier.layouts()
     others = ~np.isin(layout, layout[taken])
-    found: dict[int, tuple[float, int, SimulatedPlan]] = {}
+    best_of: dict[int, tuple[float, int, SimulatedPlan]] = {}
     for row, one in frontier.simulated.items():
         if one.fits and others[row]:
             each = one.step_time_s, row, one
-            found[layout[row]] = min(each, found.get(layout[row], each), key=lambda known: known[:2])
+            best_of[layout[row]] = min(each, best_of.get(layout[row], each), key=lambda known: known[:2])
     inside = rows.at("tp", ...) <= rows.problem.cluster.domain_size
     told = others & inside if (others & inside).any() else others
     few = told & (frontier.level >= STEP) | beside.promising(others)
-    limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(found)), np.inf, 0.0)
+    limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(best_of)), np.inf, 0.0)
 
     def best() -> list[tuple[float, int, SimulatedPlan]]:
-        return sorted(found.values(), key=lambda known: known[:2])[:count]
+        return sorted(best_of.values(), key=lambda known: known[:2])[:count]
 
     def limit() -> float:
-        losses = (step_s / frontier.bound_s[row] for step_s, row, _ in found.values() if told[row])
-        return best()[-1][0] / min(losses, default=1.0) if len(found) >= count else np.inf
+        losses = (step_s / frontier.bound_s[row] for step_s, row, _ in best_of.values() if told[row])
+        return best()[-1][0] / min(losses, default=1.0) if len(best_of) >= count else np.inf
 
     np.minimum(limit_s, limit(), out=limit_s)
     for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP):
-        found[layout[row]] = one.step_time_s, row, one
+        best_of[layout[row]] = one.step_time_s, row, one
         limit_s[layout == layout[row]] = 0.0
         np.minimum(limit_s, limit(), out=limit_s)
     return [one for _, _, one in best()]
@@ -305,9 +305,9 @@ def front(beside: AlternativesSearch, winner: int) -> list[dict[str, object]]:
         if min(one.needed_bytes for one in points.values()) > limit:
             less = frontier.needed_bytes <= limit
             few = less & (frontier.level >= STEP) & ~frontier.greedy | beside.promising(less)
-            for row, found in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
-                points[row] = found
-                if found.needed_bytes <= limit:
+            for row, simulated in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
+                points[row] = simulated
+                if simulated.needed_bytes <= limit:
                     break
     kept: list[tuple[int, SimulatedPlan]] = []
     for row, one in sorted(points.items(), key=lambda point: (point[1].step_time_s, point[1].needed_bytes)):

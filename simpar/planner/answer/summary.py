@@ -16,9 +16,9 @@ from simpar.units import format_bytes, format_energy, format_seconds, number_of
 FOLDER = Path(__file__).parent
 
 
-def save_summary(found: SearchResult, path: str | Path) -> None:
+def save_summary(result: SearchResult, path: str | Path) -> None:
     """Write the page atomically; equal searches give equal bytes. Raises Infeasible without a plan."""
-    save_sections(plan_words(found), summary(found), path)
+    save_sections(plan_words(result), summary(result), path)
 
 
 def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
@@ -27,26 +27,26 @@ def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) 
     write_atomic(path, fill_template(environment(FOLDER).get_template("summary.html.j2"), page))
 
 
-def plan_words(found: SearchResult) -> str:
+def plan_words(result: SearchResult) -> str:
     """The chosen plan in a few words."""
-    return describe(found.best.to_dict()["plan"])
+    return describe(result.best.to_dict()["plan"])
 
 
-def summary(found: SearchResult) -> list[dict[str, Any]]:
+def summary(result: SearchResult) -> list[dict[str, Any]]:
     """The five sections, each a title and its sentences. Raises Infeasible without a plan."""
     parts = {
-        "What was asked": _asked(found),
-        "What was chosen": _chosen(found),
-        "By how much": _by_how_much(found),
-        "How sure": _how_sure(found),
-        "What would change it": _what_would_change_it(found),
+        "What was asked": _asked(result),
+        "What was chosen": _chosen(result),
+        "By how much": _by_how_much(result),
+        "How sure": _how_sure(result),
+        "What would change it": _what_would_change_it(result),
     }
     return [{"title": title, "lines": list(lines)} for title, lines in parts.items()]
 
 
-def _asked(found: SearchResult) -> Iterator[str]:
-    yield headline(found)
-    asked = found.details.get("constraints", {})
+def _asked(result: SearchResult) -> Iterator[str]:
+    yield headline(result)
+    asked = result.details.get("constraints", {})
     if asked.get("deadline_s"):
         yield f"a step in at most {format_seconds(asked['deadline_s'])}"
     if asked.get("fit_probability"):
@@ -58,9 +58,9 @@ def _asked(found: SearchResult) -> Iterator[str]:
         yield f"{name} held at {', '.join(map(str, values if isinstance(values, list | tuple) else [values]))}"
 
 
-def _chosen(found: SearchResult) -> Iterator[str]:
-    best, figures = found.best, found.best.figures
-    yield plan_words(found)
+def _chosen(result: SearchResult) -> Iterator[str]:
+    best, figures = result.best, result.best.figures
+    yield plan_words(result)
     interval = figures.get("step_time_interval_s")
     step = format_seconds(best.step_time_s)
     around = f" (90 % interval {interval_words(interval)})" if interval else ""
@@ -73,16 +73,16 @@ def _chosen(found: SearchResult) -> Iterator[str]:
     yield from describe_whole_run(best)
 
 
-def _by_how_much(found: SearchResult) -> Iterator[str]:
-    yield from found.best.why
-    for one in found.details.get("naive", ()):
+def _by_how_much(result: SearchResult) -> Iterator[str]:
+    yield from result.best.why
+    for one in result.details.get("naive", ()):
         yield f"{one['name']}: {'; '.join(one['why'])}"
 
 
-def _how_sure(found: SearchResult) -> Iterator[str]:
-    yield from certificate(found)
-    yield f"the plan is {probably(found.best.figures['fit_probability'])} to fit"
-    support = found.best.figures.get("support")
+def _how_sure(result: SearchResult) -> Iterator[str]:
+    yield from certificate(result)
+    yield f"the plan is {probably(result.best.figures['fit_probability'])} to fit"
+    support = result.best.figures.get("support")
     shared = "in stack, device, kind of model, bits and lengths"
     if support:
         runs = f"{number_of(support, 'pair')} of source and model family"
@@ -91,14 +91,14 @@ def _how_sure(found: SearchResult) -> Iterator[str]:
         yield f"no measured run is like this one {shared}: the interval is wide"
 
 
-def _what_would_change_it(found: SearchResult) -> Iterator[str]:
-    yield from ties(found)
-    for one in found.candidates[1:3]:
+def _what_would_change_it(result: SearchResult) -> Iterator[str]:
+    yield from ties(result)
+    for one in result.candidates[1:3]:
         yield f"{describe(one.to_dict()['plan'])}: {'; '.join(one.why)}"
-    for point in found.details.get("pareto", ())[1:2]:
+    for point in result.details.get("pareto", ())[1:2]:
         size = format_bytes(point["needed_bytes"])
         yield f"with {size} of memory: {describe(point['plan'])}, {format_seconds(point['step_time_s'])} a step"
-    scope = found.details.get("scope", {})
+    scope = result.details.get("scope", {})
     for words in scope.get("left_out", ()):
         yield f"not searched: {words}"
     yield "another software stack, other hardware, or measured runs of your own (simpar learn) may rank plans otherwise"

@@ -32,26 +32,26 @@ TITLES = {BY_REGRET: "time"}
 """Names of objectives in titles where they differ from the option's name."""
 
 
-def print_search(found: SearchResult, console: Console) -> None:
+def print_search(result: SearchResult, console: Console) -> None:
     """Print the whole answer to a rich console."""
-    console.print(headline(found), style="bold", soft_wrap=True)
+    console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
-    _print_candidates(found, console)
-    for line in ties(found):
+    _print_candidates(result, console)
+    for line in ties(result):
         console.print(line, soft_wrap=True)
     console.print()
-    for line in certificate(found):
+    for line in certificate(result):
         console.print(line, soft_wrap=True)
     sections = (
-        ("The whole run of the first, without failures", describe_whole_run(found.best)),
-        ("Why the first wins", list(found.best.why)),
-        ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
+        ("The whole run of the first, without failures", describe_whole_run(result.best)),
+        ("Why the first wins", list(result.best.why)),
+        ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in result.candidates[1:]]),
         (
             "Chosen without a search",
-            [f"{one['name']}: {'; '.join(one['why'])}" for one in found.details.get("naive", ())],
+            [f"{one['name']}: {'; '.join(one['why'])}" for one in result.details.get("naive", ())],
         ),
-        ("Less memory", [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]]),
-        ("What the space holds", list(_scope(found))),
+        ("Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]),
+        ("What the space holds", list(_scope(result))),
     )
     for title, lines in sections:
         if lines:
@@ -67,70 +67,70 @@ def describe_whole_run(best: Candidate) -> list[str]:
     return [f"{name}: {words}" for name, words in rows if name != "failures"]
 
 
-def certificate(found: SearchResult) -> Iterator[str]:
+def certificate(result: SearchResult) -> Iterator[str]:
     """Lines on how sure the answer is and how much work the search did."""
-    counts, stopped = found.counts, found.details.get("stopped")
+    counts, stopped = result.counts, result.details.get("stopped")
     if stopped:
         yield f"stopped early ({stopped}): the best of what was simulated so far"
-    if found.certified_optimal:
-        yield f"certified: no plan of the space {_unbeaten(found)}"
-    elif found.gap >= 1:
+    if result.certified_optimal:
+        yield f"certified: no plan of the space {_unbeaten(result)}"
+    elif result.gap >= 1:
         yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
-    elif found.gap > 0:
-        first = _shortest(found)[1]
-        than = f" than {first}" if found.objective == BY_REGRET and first else ""
-        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}{than}"
+    elif result.gap > 0:
+        first = _shortest(result)[1]
+        than = f" than {first}" if result.objective == BY_REGRET and first else ""
+        yield f"not certified: a plan that was not simulated may be better by up to {result.gap:.2%}{than}"
     else:
         yield "not certified: stopped before the whole space was bounded"
-    if count := found.details.get("not_built"):
+    if count := result.details.get("not_built"):
         yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
-    tried_alone = found.details.get("feasible_of") == "simulated"
+    tried_alone = result.details.get("feasible_of") == "simulated"
     fit = "" if tried_alone else f"{counts.feasible:,} fit, "
     of_tried = f", of which {counts.feasible:,} fit," if tried_alone else ""
     yield (
         f"{counts.space_size:,} plans, {fit}{counts.bounded:,} bounded, {counts.swept:,} swept, "
-        f"{counts.simulated:,} simulated{of_tried} in {found.search_seconds:.1f} s"
+        f"{counts.simulated:,} simulated{of_tried} in {result.search_seconds:.1f} s"
     )
-    if margin := found.details.get("margin"):
+    if margin := result.details.get("margin"):
         gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
         yield f"with --fit-probability {margin['fit_probability']:g}: {gain}"
-    sure = found.best.figures["fit_probability"]
+    sure = result.best.figures["fit_probability"]
     if sure < DEFAULT_FIT_PROBABILITY and not margin:
         hint = f"--fit-probability {DEFAULT_FIT_PROBABILITY:g} finds the best that is so sure"
         yield f"the first is {probably(sure)} to fit; {hint}"
-    if lost := found.details.get("not_portable"):
+    if lost := result.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
 
 
-def _unbeaten(found: SearchResult) -> str:
+def _unbeaten(result: SearchResult) -> str:
     """The certified statement: about the cost model, whichever of the tied plans is chosen."""
-    if found.objective != BY_REGRET:
-        return f"has a better {found.objective}"
-    shortest_s, first = _shortest(found)
-    rank = found.shortest.rank
-    hidden = f", which --top {rank} shows" if rank > len(found.candidates) else ""
+    if result.objective != BY_REGRET:
+        return f"has a better {result.objective}"
+    shortest_s, first = _shortest(result)
+    rank = result.shortest.rank
+    hidden = f", which --top {rank} shows" if rank > len(result.candidates) else ""
     which = f" ({first}{hidden})" if first else ""
     return f"is predicted to be faster than {format_seconds(shortest_s)}{which}"
 
 
-def _shortest(found: SearchResult) -> tuple[float, str]:
+def _shortest(result: SearchResult) -> tuple[float, str]:
     """The shortest step of all compared plans in seconds, and whose it is (empty for the first candidate).
 
     A saved search has only the candidates it shows, but records that step.
     """
-    at_hand = found.shortest
-    shortest_s = found.details.get("tie", {}).get("shortest_step_time_s", at_hand.step_time_s)
+    at_hand = result.shortest
+    shortest_s = result.details.get("tie", {}).get("shortest_step_time_s", at_hand.step_time_s)
     if shortest_s < at_hand.step_time_s:
         return shortest_s, "a candidate that is not shown"
     return shortest_s, "" if at_hand.rank == 1 else f"candidate {at_hand.rank}"
 
 
-def ties(found: SearchResult) -> Iterator[str]:
+def ties(result: SearchResult) -> Iterator[str]:
     """Which candidates are tied, and how many plans that were not simulated may be among the ties."""
-    tie = found.details.get("tie", {})
+    tie = result.details.get("tie", {})
     if tied := tie.get("candidates"):
-        hidden = f" (--top {tied} shows them)" if tied > len(found.candidates) else ""
+        hidden = f" (--top {tied} shows them)" if tied > len(result.candidates) else ""
         which = f"1 {'to' if tied > 2 else 'and'} {tied}"
         yield f"{which} cannot be told apart{hidden}: predictions err by more than they differ"
     if count := tie.get("not_simulated"):
@@ -139,9 +139,9 @@ def ties(found: SearchResult) -> Iterator[str]:
         yield f"{more} not simulated may be as good: bounded below {limit}"
 
 
-def _scope(found: SearchResult) -> Iterator[str]:
+def _scope(result: SearchResult) -> Iterator[str]:
     """What the certificate covers: axes with their values, axes held, and values left out."""
-    told = found.details["scope"]
+    told = result.details["scope"]
     yield "searched: " + "; ".join(f"{name} {list_values(values)}" for name, values in told["searched"].items())
     yield from told.get("meanings", ())
     usual = default_axis_values()
@@ -149,7 +149,7 @@ def _scope(found: SearchResult) -> Iterator[str]:
     if held:
         yield f"held as the plan has it: {', '.join(held)}"
     if decided := told.get("decided_by"):
-        yield _decided(decided, found.details["stack"])
+        yield _decided(decided, result.details["stack"])
     if told["restricted"]:
         yield f"by --fix: {', '.join(told['restricted'])}"
     for words in told["left_out"]:
@@ -193,41 +193,41 @@ def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
             yield f"{name} {value}"
 
 
-def _asked(found: SearchResult) -> Iterable[str]:
+def _asked(result: SearchResult) -> Iterable[str]:
     """Axes whose values were given."""
-    asked: Iterable[str] = found.details.get("constraints", {}).get("fixed", ())
+    asked: Iterable[str] = result.details.get("constraints", {}).get("fixed", ())
     return asked
 
 
-def headline(found: SearchResult) -> str:
+def headline(result: SearchResult) -> str:
     """Model, cluster, step time and objective in one line."""
-    model, cluster = found.details["model"], found.details["cluster"]
+    model, cluster = result.details["model"], result.details["cluster"]
     size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
-    training, best = found.details["training"], TITLES.get(found.objective, found.objective)
+    training, best = result.details["training"], TITLES.get(result.objective, result.objective)
     return (
         f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
         f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens, "
-        f"{found.details['stack']} stack: best {best}"
+        f"{result.details['stack']} stack: best {best}"
     )
 
 
-def _print_candidates(found: SearchResult, console: Console) -> None:
-    extra = EXTRA.get(found.objective, {})
-    compared = "best_probability" in found.best.figures
+def _print_candidates(result: SearchResult, console: Console) -> None:
+    extra = EXTRA.get(result.objective, {})
+    compared = "best_probability" in result.best.figures
     columns: list[Column | str] = [
         "", "step", Column("slower by", spare=2), *[Column("is best", spare=4)] * compared,
         Column("MFU", spare=1), Column("reserved GiB", spare=3), Column("fits", least=9), *extra,
         text("plan", least=24),
     ]  # fmt: skip
     rows = []
-    for one in found.candidates:
-        lost = one.step_time_s - found.shortest.step_time_s
+    for one in result.candidates:
+        lost = one.step_time_s - result.shortest.step_time_s
         odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
         rows.append((
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
             f"{one.mfu:.1%}", f"{one.figures['peak_reserved_bytes'] / GIB:.1f}",
             probably(one.figures["fit_probability"]),
-            *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
+            *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(result)),
         ))  # fmt: skip
     console.print(ReportTable(columns, rows))
 

@@ -241,11 +241,11 @@ def finishes_ns(
 
 
 def _sweep(
-    graph: ActionColumns, charges: tuple[Floats, Floats], floors: Floats, found: tuple[Floats, Floats], all_sent: bool
+    graph: ActionColumns, charges: tuple[Floats, Floats], floors: Floats, times: tuple[Floats, Floats], all_sent: bool
 ) -> None:
-    """:func:`finishes_ns` action by action instead of by level; fills ``found`` with ends and arrivals of messages."""
+    """:func:`finishes_ns` action by action instead of by level; fills ``times`` with ends and arrivals of messages."""
     durations, messages = charges
-    finish, arrival = found
+    finish, arrival = times
     for at in graph.order:
         before, source, other, queue = graph.before[at], graph.source[at], graph.other[at], graph.queue[at]
         for row in range(finish.shape[1]):

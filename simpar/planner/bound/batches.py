@@ -68,8 +68,8 @@ class RowBatch:
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """A field of Moves for the passes of a letter, for every configuration, [configurations, kinds]."""
-        found = self.each(("moves", letter, boundary), lambda one: one.moves(letter, boundary=boundary))
-        return np.asarray(found[:, BlockCollectives._fields.index(name)])
+        collectives = self.each(("moves", letter, boundary), lambda one: one.moves(letter, boundary=boundary))
+        return np.asarray(collectives[:, BlockCollectives._fields.index(name)])
 
     def pass_times(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [len(mine), kinds]."""

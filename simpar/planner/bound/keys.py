@@ -139,6 +139,6 @@ class Keys:
             each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}
             prices = {id(price): price for price in each.values()}
             which = np.array([id(each[at]) for at in batch.mesh.tolist()])
-            found = [(np.flatnonzero(which == number), price) for number, price in prices.items()]
-            batch.prices[use.op, use.group] = found
+            groups = [(np.flatnonzero(which == number), price) for number, price in prices.items()]
+            batch.prices[use.op, use.group] = groups
         return batch.prices[use.op, use.group]

@@ -36,15 +36,15 @@ class OverlappedPasses:
         """
         unique, where = np.unique(keys, return_inverse=True)
         alone = {one: self.blocks.plain_ns(unique, (one,))[one] for one in ("F", letter)}
-        found = np.zeros(len(unique))
+        times_ns = np.zeros(len(unique))
         for forward, backward in zip_longest(ahead, back[::-1]):
             if forward is None:
-                found += alone[letter][:, backward]
+                times_ns += alone[letter][:, backward]
             elif backward is None:
-                found += alone["F"][:, forward]
+                times_ns += alone["F"][:, forward]
             else:
-                found += self._blocks_ns(unique, forward, backward, letter)
-        return np.asarray(found[where])
+                times_ns += self._blocks_ns(unique, forward, backward, letter)
+        return np.asarray(times_ns[where])
 
     def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
         """Bounds of two blocks that meet, int64[len(keys)] in nanoseconds."""

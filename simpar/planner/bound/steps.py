@@ -193,14 +193,14 @@ class RowCharge:
         parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
         share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
         share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
-        found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
+        seconds, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
         for at in np.unique(which).tolist():
             sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
             products_s = self._products_s(sync.job.layout, parts, mine)
-            found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
-        found = np.where(share > 0, found, 0.0)  # a single process updates on the first device only
-        found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
-        return np.asarray(found + self._behind("late_gathers"))
+            seconds[mine] = to_ns(sync.update_s(share[mine]) + products_s)
+        seconds = np.where(share > 0, seconds, 0.0)  # a single process updates on the first device only
+        seconds = np.maximum(seconds, share * self.each("on host", self._on_host_ns)[:, None])
+        return np.asarray(seconds + self._behind("late_gathers"))
 
     def _products_s(self, numerics: DecidedNumerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
         """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
@@ -299,9 +299,9 @@ class RowCharge:
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
         which = pipelines.index[self.rows]
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
-        found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
-        found = found + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
-        return np.asarray(ROUNDING_MARGIN * NS_PER_S * found.max(axis=2))
+        seconds = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        seconds = seconds + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
+        return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
 
     def crowded(self) -> Floats:
         """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
@@ -310,8 +310,8 @@ class RowCharge:
         """
         if not self.each("crowded", lambda one: bool(one.crowded)).any():
             return np.zeros((len(self.mine), self.shape.num_ranks))
-        found = self._over_passes(self._crowded)
-        return np.asarray(ROUNDING_MARGIN * NS_PER_S * found.max(axis=2))
+        seconds = self._over_passes(self._crowded)
+        return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
 
     def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
         """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""

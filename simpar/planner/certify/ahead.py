@@ -123,21 +123,21 @@ class SpeculativeWorkers:
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
         most = 2 * TASKS_PER_PROCESS * (pool.size + 1)
-        found = [
+        places = [
             (float(frontier.worth(row)), at, row)
             for at, frontier in enumerate(self.frontiers)
             for row in frontier.nearest(SWEPT, most)
             if (at, row) not in self._found and (at, row) != now
         ]
-        for worth, at, row in sorted(found):
+        for worth, at, row in sorted(places):
             rows = self.frontiers[at].rows
             room = worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
             if room and not refusals(rows, row):
                 yield at, row
 
 
-def _done(found: SimulatedPlan | None) -> Future[SimulatedPlan | None]:
+def _done(simulated: SimulatedPlan | None) -> Future[SimulatedPlan | None]:
     """A future that already has its result."""
     future: Future[SimulatedPlan | None] = Future()
-    future.set_result(found)
+    future.set_result(simulated)
     return future

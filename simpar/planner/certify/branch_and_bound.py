@@ -84,12 +84,12 @@ class BranchAndBound:
     @property
     def best(self) -> float:
         """The incumbent: the lowest objective of a simulated plan that satisfies the constraints, else infinity."""
-        return min((found.worth for found in self.found if self.counts_for(found)), default=np.inf)
+        return min((one.worth for one in self.found if self.counts_for(one)), default=np.inf)
 
-    def counts_for(self, found: SimulatedPlan) -> bool:
+    def counts_for(self, simulated: SimulatedPlan) -> bool:
         """Whether a simulated plan satisfies the constraints."""
-        deadline = found.problem.constraints.deadline_s
-        return found.fits and (deadline is None or found.step_time_s <= deadline)
+        deadline = simulated.problem.constraints.deadline_s
+        return simulated.fits and (deadline is None or simulated.step_time_s <= deadline)
 
     def hear(self, phase: str, layouts: int) -> None:
         """Report a phase on so many layouts, before any of them is simulated."""
@@ -192,7 +192,7 @@ class BranchAndBound:
 
     def ranked(self) -> list[SimulatedPlan]:
         """Simulated plans that satisfy the constraints, best first; ties in the order of the space."""
-        return sorted((found for found in self.found if self.counts_for(found)), key=lambda found: found.worth)
+        return sorted((one for one in self.found if self.counts_for(one)), key=lambda one: one.worth)
 
 
 def fields_of(problem: Problem, node_counts: list[int], hear: Hear = nobody) -> list[Field]:

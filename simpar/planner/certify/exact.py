@@ -153,12 +153,12 @@ def measure(
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
     worth = per_s * step_s
-    found = SimulatedPlan(
+    simulated = SimulatedPlan(
         problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), name, partial(_report, context)
     )
     if known is not None and key is not None:
-        known[key] = replace(found, kept=None)
-    return found
+        known[key] = replace(simulated, kept=None)
+    return simulated
 
 
 def _report(context: SummaryInputs) -> Result:
@@ -167,13 +167,13 @@ def _report(context: SummaryInputs) -> Result:
     return summarise(replace(context, nominal_ns=nominal_ns), with_timeline=False)
 
 
-def reports(found: Sequence[SimulatedPlan], workers: Workers) -> list[Result]:
+def reports(plans: Sequence[SimulatedPlan], workers: Workers) -> list[Result]:
     """The full results of some plans; large steps that have to be run again run in parallel."""
-    again = [one for one in found if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
+    again = [one for one in plans if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
     results = workers.map(_result, [(one.problem, one.plan, one.engine) for one in again])
     for one, result in zip(again, results, strict=True):
         one._result = result
-    return [one.report() for one in found]
+    return [one.report() for one in plans]
 
 
 def _result(task: tuple[Problem, Plan, str]) -> Result:

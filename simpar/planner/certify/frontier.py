@@ -293,12 +293,12 @@ class Frontier:
                     return result
         return None
 
-    def note(self, row: int, found: SimulatedPlan) -> None:
+    def note(self, row: int, simulated: SimulatedPlan) -> None:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
-        self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
-        if found.kept:
-            self._let_go(found)
-        if not found.fits:
+        self.simulated[row], self.num_ops = simulated, self.num_ops + simulated.num_ops
+        if simulated.kept:
+            self._let_go(simulated)
+        if not simulated.fits:
             self.drop(np.array([row]))
 
     def _let_go(self, last: SimulatedPlan | None = None) -> None:
@@ -312,9 +312,9 @@ class Frontier:
 
     def unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
-        found = (self.bound_s < limit_s) & (self.level < EXACT)
-        found[list(self.simulated)] = False
-        return int(found.sum())
+        mask = (self.bound_s < limit_s) & (self.level < EXACT)
+        mask[list(self.simulated)] = False
+        return int(mask.sum())
 
     def drop(self, rows: Ints) -> None:
         """Exclude rows for good: they do not fit."""
@@ -384,11 +384,11 @@ class Frontier:
         """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
         pipelines = self.bounds.pipelines
         which = np.unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
-        found = np.zeros(len(pipelines.row))
-        found[which] = pipelines.passes_bound_ns(which)
-        mine = np.flatnonzero((self.level == KERNELS) & (found[pipelines.index] > 0))
+        bound_ns = np.zeros(len(pipelines.row))
+        bound_ns[which] = pipelines.passes_bound_ns(which)
+        mine = np.flatnonzero((self.level == KERNELS) & (bound_ns[pipelines.index] > 0))
         assert not self.own[mine].any(), "such rows are bounded by themselves"
-        self._raise(mine, found[pipelines.index[mine]], PASSES)
+        self._raise(mine, bound_ns[pipelines.index[mine]], PASSES)
         waiting = mine[select_undecided(self.rows, mine)]
         if len(waiting):
             self._raise(waiting, self._squeezed(waiting), PASSES)

@@ -39,7 +39,7 @@ def explain_no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
         return Infeasible(f"stopped ({progress.stopped}) before any plan that fits was found")
     if not search.fields:
         return Infeasible("no plan is possible on any number of nodes")
-    misfits = [found.needed_bytes for found in search.found if not found.fits]
+    misfits = [one.needed_bytes for one in search.found if not one.fits]
     if not search.frontiers or (misfits and len(misfits) == len(search.found)):
         hints = [] if progress.brief else [hint for hint in _hints(problem) if hint]
         tried = f"; try {' or '.join(hints)}" if hints else ""
@@ -87,11 +87,11 @@ def _least(field: Field) -> str:
 
 def _quickest(search: BranchAndBound) -> SimulatedPlan | None:
     """The fastest simulated plan that fits, ignoring the deadline and the export target; simulates one if need be."""
-    known = [found for found in search.found if found.fits]
+    known = [one for one in search.found if one.fits]
     if known:
-        return min(known, key=lambda found: found.step_time_s)
+        return min(known, key=lambda one: one.step_time_s)
     with at_most(FEW_OPS):
-        return search.frontiers[-1].first_that(lambda found: found.fits, on_any_target=True)
+        return search.frontiers[-1].first_that(lambda one: one.fits, on_any_target=True)
 
 
 def _rounded_up(seconds: float) -> str:
@@ -105,19 +105,19 @@ def _hints(problem: Problem) -> Iterator[str | None]:
     constraints = problem.constraints
 
     def without(said: Callable[[Smallest], str], **changes: object) -> str | None:
-        found = _smallest(replace(problem, constraints=replace(constraints, **changes)))  # type: ignore[arg-type]
-        return said(found) if found else None
+        smallest = _smallest(replace(problem, constraints=replace(constraints, **changes)))  # type: ignore[arg-type]
+        return said(smallest) if smallest else None
 
     fixed = fixed_values(constraints.fixed)
     for name in fixed:
         others = {axis: values for axis, values in fixed.items() if axis != name}
-        yield without(lambda found, name=name: _fixing(name, found), fixed=others)  # type: ignore[misc]
+        yield without(lambda smallest, name=name: _fixing(name, smallest), fixed=others)  # type: ignore[misc]
     if constraints.fit_probability > AS_PREDICTED:
-        yield without(lambda found: f"--fit-probability {_sure(found[1]):g}", fit_probability=AS_PREDICTED)
+        yield without(lambda smallest: f"--fit-probability {_sure(smallest[1]):g}", fit_probability=AS_PREDICTED)
     if constraints.headroom:
-        yield without(lambda found: f"--headroom {_left(found[1]):g}", headroom=0.0)
+        yield without(lambda smallest: f"--headroom {_left(smallest[1]):g}", headroom=0.0)
     if constraints.schedules:
-        yield without(lambda found: f"--schedules {found[1].plan.schedule}", schedules=None)
+        yield without(lambda smallest: f"--schedules {smallest[1].plan.schedule}", schedules=None)
     if problem.target:
         yield without(lambda _: f"--portable {ANY}", portable=ANY)
     yield _more_nodes(problem)
@@ -128,25 +128,25 @@ def _fixing(name: str, smallest: Smallest) -> str:
 
     Axes on request that are not asked for are no columns: they have the value of the plan, or of the stack.
     """
-    rows, found = smallest
+    rows, simulated = smallest
     if name == "dp":
         value = rows[name][0]
     elif name in rows.domain:
         value = rows.domain[name][rows.code[name][0]]
     else:
-        value = value_of(resolve(found.plan, found.problem.stack), name)
+        value = value_of(resolve(simulated.plan, simulated.problem.stack), name)
     return f"no --fix {name}" if value is None else f"--fix {name}={value}"
 
 
-def _left(found: SimulatedPlan) -> float:
+def _left(simulated: SimulatedPlan) -> float:
     """The share of the device that a plan leaves free, rounded down to whole percent."""
-    memory = found.report().memory
+    memory = simulated.report().memory
     return max(0, math.floor(100 * memory.headroom_bytes / memory.capacity_bytes)) / 100
 
 
-def _sure(found: SimulatedPlan) -> float:
+def _sure(simulated: SimulatedPlan) -> float:
     """The probability that a plan fits, in whole percent, at most MOST_SURE."""
-    known = found.report().certainty
+    known = simulated.report().certainty
     percent = math.floor(100 * known.fit_probability) if known else 0
     return max(AS_PREDICTED, min(percent, MOST_SURE) / 100)
 

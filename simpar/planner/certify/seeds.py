@@ -27,7 +27,7 @@ def first_plan(search: BranchAndBound, problem: Problem) -> None:
         frontier = Field.of(replace(problem, constraints=narrow)).frontier
     except UserError:
         return
-    found = frontier.first_that(search.counts_for) if frontier is not None else None
-    if found is not None:
-        search.found.append(replace(found, problem=problem))
+    simulated = frontier.first_that(search.counts_for) if frontier is not None else None
+    if simulated is not None:
+        search.found.append(replace(simulated, problem=problem))
         search.is_bounded = bool(search.fields) and problem.objective != "devices"

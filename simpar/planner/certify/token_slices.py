@@ -137,8 +137,8 @@ def _stacked(dims: list[RankDims], *, first: bool) -> RankDims:
     """Dims of several slices as arrays; without earlier keys the number of these stays a plain zero."""
 
     def columns(each: list[Dims]) -> dict[str, Numbers]:
-        found: dict[str, Numbers] = {name: np.array([one[name] for one in each]) for name in each[0]}
-        return found | ({"before": 0} if first else {})
+        values: dict[str, Numbers] = {name: np.array([one[name] for one in each]) for name in each[0]}
+        return values | ({"before": 0} if first else {})
 
     tensor, sequence = (columns([getattr(one, name) for one in dims]) for name in ("tensor", "sequence"))
     expert = None if dims[0].expert is None else columns([one.expert or {} for one in dims])

@@ -107,10 +107,10 @@ def needs(rows: Rows) -> Need:
         some, here = rows.some(part), np.arange(first, min(first + ROW_BATCH, rows.count))
         waiting = select_undecided(some)
         for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
-            found = some.some(mine)
+            need = some.some(mine)
             if policy is not None:
-                found.set("recompute", np.arange(found.count), policy)
-            (most, least), rank = _most(found)
+                need.set("recompute", np.arange(need.count), policy)
+            (most, least), rank = _most(need)
             better = most < needed[here[mine]]
             needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]
             predicted[here[mine]] = np.minimum(predicted[here[mine]], least)
@@ -121,8 +121,8 @@ def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | No
     """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
     one = rows.some([row])
     one.problem = problem or rows.problem
-    found = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
-    return float(Least(*found).needed_bytes.max())
+    parts = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
+    return float(Least(*parts).needed_bytes.max())
 
 
 def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
@@ -144,27 +144,27 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
     places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
     most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
-        found = Least(*_of_alike(rows, which, places))
-        place = np.argmax(found.needed_bytes, axis=0), np.arange(len(which))
-        most[:, which] = found.needed_bytes[place], found.predicted_bytes.max(axis=0)
-        rank[which] = found.rank[place]
+        least_held = Least(*_of_alike(rows, which, places))
+        place = np.argmax(least_held.needed_bytes, axis=0), np.arange(len(which))
+        most[:, which] = least_held.needed_bytes[place], least_held.predicted_bytes.max(axis=0)
+        rank[which] = least_held.rank[place]
     return most, rank
 
 
 def fullest(rows: Rows, row: int) -> dict[str, float]:
     """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
-    found = least(rows.some([row]), PLACES)
-    place = int(np.argmax(found.needed_bytes[:, 0]))
-    return {name: float(getattr(found, name)[place, 0]) for name in Least.__annotations__}
+    least_held = least(rows.some([row]), PLACES)
+    place = int(np.argmax(least_held.needed_bytes[:, 0]))
+    return {name: float(getattr(least_held, name)[place, 0]) for name in Least.__annotations__}
 
 
 def least(rows: Rows, places: Sequence[int | float]) -> Least:
     """The least that pipeline ranks at ``places`` hold."""
-    found = np.zeros((len(Least.__annotations__), len(places), rows.count))
+    values = np.zeros((len(Least.__annotations__), len(places), rows.count))
     for which in _alike(rows) if rows.count else ():
-        for part, column in zip(found, _of_alike(rows, which, places), strict=True):
+        for part, column in zip(values, _of_alike(rows, which, places), strict=True):
             part[:, which] = column
-    return Least(*found)
+    return Least(*values)
 
 
 def _of_alike(
@@ -226,12 +226,12 @@ def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_])
     """
     outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
-    found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
+    reserved = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
     risk, share = memory_risk(problem.stack, problem.cluster), 1.0 - problem.constraints.headroom
-    needed = outside + found.needed_bytes
+    needed = outside + reserved.needed_bytes
     surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
     surely = np.maximum(needed, surely - ROUNDING_BYTES)
-    reported = found.reserved_bytes if share < 1.0 else 0.0
+    reported = reserved.reserved_bytes if share < 1.0 else 0.0
     return np.maximum(share * surely, outside + reported), np.maximum(share * needed, outside + reported)
 
 

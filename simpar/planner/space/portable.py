@@ -126,12 +126,12 @@ def keep_expressible(rows: Rows) -> Rows:
 
 def _columns(rows: Rows) -> dict[str, Ints]:
     """What distinguishes layouts for a target, 0 if an axis is not in use: int64[rows] per axis."""
-    found = {
+    columns = {
         name: (rows[name] > 1).astype(np.int64) if name in ANY_DEGREE else rows.code[name].astype(np.int64)
         for name in rows.domain
         if name not in UNCHECKED_AXES
     }
-    return found | {"dp": (rows["dp"] > 1).astype(np.int64)}
+    return columns | {"dp": (rows["dp"] > 1).astype(np.int64)}
 
 
 def _values(rows: Rows, name: str, value: int) -> tuple[Any, ...]:

@@ -81,16 +81,16 @@ class Rows:
         """Values of a numeric axis or of a derived quantity: dp, microbatches, stages."""
         if name not in self._known:
             derived = name in _DERIVED
-            found = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
-            self._known[name] = found
+            values = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
+            self._known[name] = values
         return self._known[name]
 
     def at(self, name: str, which: Any) -> Any:
         """Values of some rows, or of one, without computing and keeping the column of all rows."""
-        found = Rows(self.problem)
-        found.domain = self.domain
-        found.code = _Taken(self.code, which)
-        return found[name]
+        row = Rows(self.problem)
+        row.domain = self.domain
+        row.code = _Taken(self.code, which)
+        return row[name]
 
     def some(self, which: Any) -> Rows:
         """A copy with some of the rows."""

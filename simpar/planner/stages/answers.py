@@ -146,11 +146,11 @@ class StagesSearch(ABC):
         with progress.stoppable():
             if not progress.interrupted:
                 self.run()
-        found = [exact(problem, even.best.plan)] if even else []
+        results = [exact(problem, even.best.plan)] if even else []
         count = num_compared(problem, progress.top)
-        found += [done.report() for done in self.ranked()[:count]]
+        results += [done.report() for done in self.ranked()[:count]]
         distinct: dict[tuple[float, float], Result] = {}
-        for result in found:
+        for result in results:
             distinct.setdefault((result.step_time_s, result.peak_memory_bytes), result)
         unbuilt = self.unbuilt() + (even.details["not_built"] if even else 0)
         if unbuilt and not distinct:

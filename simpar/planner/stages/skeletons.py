@@ -146,11 +146,11 @@ class SkeletonPrices:
         except UserError:
             return None
         names = job.graph.embedding.name, *job.graph.layers, job.graph.head.name
-        found = []
+        parts = []
         for column, ranks in self._columns(job).items():
             priced = [self._blocks(job, *stage) for stage in zip(column, ranks, strict=True)]
-            found.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
-        return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
+            parts.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
+        return Skeleton(job, np.moveaxis(np.array(parts), 2, 1))
 
     def _columns(self, job: TrainingJob) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
         """The distinct columns of rank hardware, stage by stage, each with one example column of ranks."""
@@ -173,10 +173,10 @@ class SkeletonPrices:
         key = place, repr(replace(job.layout, **blank, order=tuple(ahead.tolist())))
         if key not in self._known:
             alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
-            found: dict[str, Floats] = {}
+            costs: dict[str, Floats] = {}
             for piece in {(p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage}.values():
                 taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS], np.float64)
                 name = piece.block.name
-                found[name] = np.minimum(found.get(name, np.inf), taken)
-            self._known[key] = found
+                costs[name] = np.minimum(costs.get(name, np.inf), taken)
+            self._known[key] = costs
         return self._known[key]

@@ -229,11 +229,11 @@ class Uneven(StagesSearch):
 
     def ranked(self) -> list[SimulatedPlan]:
         """The best cut of every skeleton that fits, best first."""
-        found: dict[Skeleton, SimulatedPlan] = {}
+        best_of: dict[Skeleton, SimulatedPlan] = {}
         fitting = [(skeleton, done) for (skeleton, _), done in self.trials.items() if done and done.fits]
         for skeleton, done in sorted(fitting, key=lambda one: one[1].step_time_s):
-            found.setdefault(skeleton, done)
-        return list(found.values())
+            best_of.setdefault(skeleton, done)
+        return list(best_of.values())
 
 
 def search_uneven(problem: Problem, progress: SearchProgress) -> SearchResult:

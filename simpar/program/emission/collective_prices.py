@@ -182,12 +182,12 @@ class Prices:
 
 
 def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
-    found, loads = offers_and_loads(op, ranks, cluster)
+    result, loads = offers_and_loads(op, ranks, cluster)
     each = [edges.link_id for edges in loads.values()]
     links, index = np.unique(np.concatenate(each), return_inverse=True)
     places = dict(zip(loads, np.split(index, np.cumsum([len(one) for one in each])), strict=False))
     rates, slopes = [], np.full(len(links), np.inf)
-    for line in found:
+    for line in result:
         edges = loads[line.algorithm]
         coefficient = quantise(edges.coefficient / line.share(is_port(edges.link_id, cluster)))
         capacity = np.floor(cluster.link_capacity_bytes_per_s[edges.link_id])
@@ -198,8 +198,8 @@ def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
         slopes = np.minimum(slopes, mine)
     used = np.flatnonzero(slopes)
     return Price(
-        latency_s=np.array([line.latency_s for line in found]),
-        seconds_per_byte=np.array([line.seconds_per_byte for line in found]),
+        latency_s=np.array([line.latency_s for line in result]),
+        seconds_per_byte=np.array([line.seconds_per_byte for line in result]),
         rate=np.array(rates, dtype=np.int64),
         links=links[used],
         slope_s=slopes[used],

@@ -144,7 +144,7 @@ class Emitter:
     def digest(self) -> bytes:
         """A digest of what :meth:`finish` reads; steps with equal digests differ at most in the names of links."""
         network, quotient = self.network, self.network.quotient
-        found = hashlib.sha256(repr((tuple(self._streams), [group.members for group in quotient.groups])).encode())
+        hashed = hashlib.sha256(repr((tuple(self._streams), [group.members for group in quotient.groups])).encode())
         directed = np.array([group.directed for group in quotient.groups])
         parts: list[NDArray[Any]] = [quotient.multiplicity, directed]
         known: dict[int, list[NDArray[Any]]] = {}
@@ -152,7 +152,7 @@ class Emitter:
             tables = self._tables_of(actions)
             for template, table in zip(actions.templates, tables, strict=True):
                 if id(template) not in known:
-                    found.update(repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode())
+                    hashed.update(repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode())
                     known[id(template)] = [np.array(len(known)), table.ops, *table.rows.values()]
                     parts += known[id(template)]
                 parts.append(known[id(template)][0])
@@ -162,9 +162,9 @@ class Emitter:
         routes = network.program_routes()
         parts += [routes.links.pointer, routes.links.item, routes.coefficient, routes.capacity_bytes_per_s]
         for part in parts:
-            found.update(repr((part.dtype.str, part.shape)).encode())
-            found.update(np.ascontiguousarray(part).data)
-        return found.digest()
+            hashed.update(repr((part.dtype.str, part.shape)).encode())
+            hashed.update(np.ascontiguousarray(part).data)
+        return hashed.digest()
 
     def finish(self) -> tuple[Program, Slots, Indices]:
         """The Program of all slots, the slots, and the op that each slot became (int32[num_slots])."""
@@ -305,11 +305,11 @@ class Emitter:
 def _uses(tables: Sequence[_TemplateColumns]) -> tuple[list[CollectiveUse], Ints]:
     """Distinct collectives of templates, and for each node, template after template, its collective's index or -1."""
     uses: dict[CollectiveUse, int] = {}
-    found = [np.full(table.ops.shape[1], -1) for table in tables]
-    for of_node, table in zip(found, tables, strict=True):
+    result = [np.full(table.ops.shape[1], -1) for table in tables]
+    for of_node, table in zip(result, tables, strict=True):
         for use, at in table.uses.items():
             of_node[at] = uses.setdefault(use, len(uses))
-    return list(uses), np.concatenate(found)
+    return list(uses), np.concatenate(result)
 
 
 def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _TemplateColumns:
@@ -406,8 +406,8 @@ def _merge(slots: Slots, quotient: Quotient) -> tuple[Indices, Flags]:
         nth * len(members) + group, return_index=True, return_inverse=True, return_counts=True
     )
     for uneven in first[many != members[group[first]]][:1]:
-        found = quotient.groups[group[uneven]]
-        raise AssertionError(f"classes {found.members} call the {found.kind} group unequally often")
+        groups = quotient.groups[group[uneven]]
+        raise AssertionError(f"classes {groups.members} call the {groups.kind} group unequally often")
     owner[joint] = joint[first][call]
     kept = owner == np.arange(len(owner), dtype=np.int32)
     return (np.cumsum(kept, dtype=np.int32) - 1)[owner], kept

@@ -219,11 +219,11 @@ class QuotientNetwork:
         for place in np.flatnonzero(many > 1).tolist():
             key = among.row(place).tobytes()
             if key not in known:
-                found = among.row(place).tolist()
-                joined = (set() if groups[at].directed else {*groups[at].members} for at in found)
+                members = among.row(place).tolist()
+                joined = (set() if groups[at].directed else {*groups[at].members} for at in members)
                 # a rank class that all these groups have in common serves them one after the other
                 serial = set.intersection(*joined)
-                each = [stream for at in found for stream in streams[at]]
+                each = [stream for at in members for stream in streams[at]]
                 known[key] = len(each) - len(set(each)) if serial else 0
             users[place // len(families)] -= known[key]
         return (users > 1) & self.contention
@@ -331,13 +331,13 @@ class QuotientNetwork:
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """The lines that the library considers for an op on a group class; equal for groups in like places."""
-        found = self.quotient.groups[group]
-        key = (found.kind_index, found.place, op)
+        result = self.quotient.groups[group]
+        key = (result.kind_index, result.place, op)
         if key not in self._lines:
-            ranks = in_first_domain(found.ranks, self.cluster)
-            moved = op, is_tensor_parallel(found.kind), ranks.tobytes()
+            ranks = in_first_domain(result.ranks, self.cluster)
+            moved = op, is_tensor_parallel(result.kind), ranks.tobytes()
             if moved not in self._offers:
-                self._offers[moved] = offers(op, ranks, on_time(self.cluster, found.kind))
+                self._offers[moved] = offers(op, ranks, on_time(self.cluster, result.kind))
             self._lines[key] = self._offers[moved]
         return self._lines[key]
 
@@ -357,7 +357,7 @@ def streams_of(
     Collectives of a block follow one another and count as one stream, except where passes run beside each other.
     """
     beside = syncs[0].job.layout.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
-    ways = {hop_kind(delta): found for delta, found in _ways(schedule).items()}
+    ways = {hop_kind(delta): hops for delta, hops in _ways(schedule).items()}
     gathering = {each.shard_group for sync in syncs for each in sync.replicas if each.zero}
 
     def streams(kind: str) -> set[str]:

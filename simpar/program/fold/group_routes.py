@@ -50,20 +50,20 @@ def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
 
     Links that can never be the narrowest of a route are left out: they change no time, and would split classes.
     """
-    found = {
+    result = {
         (op, algorithm): edges.take(cluster.can_bind(edges.link_id))
         for op in kind.ops
         for algorithm, edges in link_loads(op, groups, cluster).items()
     }
-    keys = [edges.group_index * cluster.num_links + edges.link_id for edges in found.values()]
+    keys = [edges.group_index * cluster.num_links + edges.link_id for edges in result.values()]
     every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *keys]))
-    table = np.zeros((len(every), len(found)))
-    for column, (edges, key) in enumerate(zip(found.values(), keys, strict=True)):
+    table = np.zeros((len(every), len(result)))
+    for column, (edges, key) in enumerate(zip(result.values(), keys, strict=True)):
         table[np.searchsorted(every, key), column] = edges.coefficient
     label = _row_numbers(table)
-    loads = np.zeros((int(label.max(initial=-1)) + 1, len(found)))
+    loads = np.zeros((int(label.max(initial=-1)) + 1, len(result)))
     loads[label] = table
-    return KindLoads(every // cluster.num_links, every % cluster.num_links, label, loads, tuple(found))
+    return KindLoads(every // cluster.num_links, every % cluster.num_links, label, loads, tuple(result))
 
 
 def _row_numbers(table: Floats) -> Ints:
@@ -93,14 +93,16 @@ class PlacedGroups:
     loads: KindLoads
 
     @staticmethod
-    def of(kind: GroupKind, found: Sequence[GroupPattern], symmetry: Symmetry, cluster: Cluster) -> PlacedGroups:
+    def of(kind: GroupKind, patterns: Sequence[GroupPattern], symmetry: Symmetry, cluster: Cluster) -> PlacedGroups:
         """The places of a kind, with their loads."""
-        lowest = [np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in found]
-        pattern = np.repeat(np.arange(len(found)), [len(first) for first in lowest])
+        lowest = [
+            np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in patterns
+        ]
+        pattern = np.repeat(np.arange(len(patterns)), [len(first) for first in lowest])
         first = np.concatenate(lowest)
-        ranks = first[:, None] + np.stack([each.offset for each in found])[pattern]
-        fixed = np.stack([fixed_digits(each, symmetry.digits) for each in found])[pattern]
-        return PlacedGroups(kind, found, pattern, first, ranks, ~fixed.T, kind_loads(kind, ranks, cluster))
+        ranks = first[:, None] + np.stack([each.offset for each in patterns])[pattern]
+        fixed = np.stack([fixed_digits(each, symmetry.digits) for each in patterns])[pattern]
+        return PlacedGroups(kind, patterns, pattern, first, ranks, ~fixed.T, kind_loads(kind, ranks, cluster))
 
     def place_of(self, pattern: int, first: Ints, symmetry: Symmetry) -> Ints:
         """The place that groups of a pattern are translates of."""

@@ -58,12 +58,12 @@ def build_graph(
     On mixed clusters they always are, because the links there are no function of a rank's digits.
     """
     world = len(rank_colour)
-    found = [patterns(kind.groups, directed=kind.directed) for kind in kinds]
+    result = [patterns(kind.groups, directed=kind.directed) for kind in kinds]
     symmetry = no_symmetry(world)
     if orbits and not cluster.is_mixed:
         colours = [rank_colour, *_capacities(cluster)]
-        symmetry, found = find_symmetry(world, found, cluster, colours)
-    placed = tuple(PlacedGroups.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, found, strict=True))
+        symmetry, result = find_symmetry(world, result, cluster, colours)
+    placed = tuple(PlacedGroups.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, result, strict=True))
     fabric = RankLinks.of(cluster, symmetry)
     loads = [orbit_loads(each, symmetry, fabric) for each in placed]
     if any(each is None for each in loads):

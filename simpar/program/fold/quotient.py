@@ -140,10 +140,10 @@ def build_quotient(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: In
 def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> bytes:
     """A digest of everything that determines a quotient on a cluster."""
     said = [(kind.name, kind.ops, kind.directed, kind.groups.shape) for kind in kinds]
-    found = hashlib.sha256(repr((said, orbits)).encode())
+    hashed = hashlib.sha256(repr((said, orbits)).encode())
     for each in (rank_colour, *(kind.groups for kind in kinds)):
-        found.update(np.ascontiguousarray(each, dtype=np.int64).data)
-    return found.digest()
+        hashed.update(np.ascontiguousarray(each, dtype=np.int64).data)
+    return hashed.digest()
 
 
 def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quotient:
@@ -166,9 +166,9 @@ def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quoti
         group_class[name] = np.maximum(group_class.get(name, joined), joined)
         by_group = np.argsort(group, kind="stable")
         ends = np.searchsorted(group, np.stack([first_group, first_group + 1], axis=1), sorter=by_group)
-        for index, found in zip(first_group.tolist(), ends.tolist(), strict=True):
+        for index, end in zip(first_group.tolist(), ends.tolist(), strict=True):
             place = int(graph.kinds[number].place[index])
-            joins = tuple(sorted({*rank_class[by_group[slice(*found)]].tolist()}))
+            joins = tuple(sorted({*rank_class[by_group[slice(*end)]].tolist()}))
             directed = placed.kind.directed
             groups.append(GroupClass(name, place, placed.ranks[place], joins, directed, number))
         traffic.append(_traffic(graph, number, classes, links, link_class))

@@ -81,8 +81,8 @@ def refine(graph: Incidence) -> Partition:
     starts = np.flatnonzero(np.diff(ends.node, prepend=-1))
     colour = mix(graph.colour.astype(np.uint64))
     num_classes = 0
-    while (found := len(np.unique(colour))) > num_classes:
-        num_classes = found
+    while (count := len(np.unique(colour))) > num_classes:
+        num_classes = count
         changed = colour * np.uint64(3)
         if len(starts):
             changed[ends.node[starts]] += np.add.reduceat(factor * colour[ends.other], starts)

@@ -138,8 +138,8 @@ class Symmetry:
 
     def fixing(self, digits: Flags) -> Symmetry:
         """The symmetry with all values of some digits kept apart."""
-        found = zip(self.first, digits, strict=True)
-        return replace(self, first=tuple(np.arange(len(first)) if fixed else first for first, fixed in found))
+        pairs = zip(self.first, digits, strict=True)
+        return replace(self, first=tuple(np.arange(len(first)) if fixed else first for first, fixed in pairs))
 
 
 def no_symmetry(world: int) -> Symmetry:

@@ -80,11 +80,11 @@ class _RankBudget:
     held_bytes: float = 0.0
     budget_bytes: float = 0.0
 
-    def take(self, found: list[list[tuple[RecomputeChoice, int]]]) -> dict[int, Taken]:
+    def take(self, choices: list[list[tuple[RecomputeChoice, int]]]) -> dict[int, Taken]:
         """Set ``held_bytes`` for some choices and return these as plans write them, by first layer of every stretch."""
-        saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in found]
-        self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in found for one, _ in taken)
-        return {each.first: _text(taken) for each, taken in zip(self.stretches, found, strict=True)}
+        saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in choices]
+        self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in choices for one, _ in taken)
+        return {each.first: _text(taken) for each, taken in zip(self.stretches, choices, strict=True)}
 
 
 @dataclass(frozen=True)

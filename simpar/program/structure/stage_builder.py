@@ -113,8 +113,8 @@ class PlacedBlockView(BlockView):
 
     def axes(self, op: Operator, *names: str) -> tuple[int, ...]:
         """Axes of more than one rank on which an operator has one of the roles ``names``."""
-        found = enumerate(self.roles[op.name])
-        return tuple(axis for axis, role in found if role.name in names and self.stage.mesh[axis] > 1)
+        roles = enumerate(self.roles[op.name])
+        return tuple(axis for axis, role in roles if role.name in names and self.stage.mesh[axis] > 1)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -166,14 +166,14 @@ def block_weights(view: PlacedBlockView) -> dict[tuple[Axes, bool], float]:
     Gathered parameters are sharded and gathered for every pass, others stay whole. Vectors always stay; their gradients
     are summed over the axes that divide the batch only.
     """
-    found: dict[tuple[Axes, bool], float] = {}
+    weights: dict[tuple[Axes, bool], float] = {}
     for op in (op for op in view.block.operators if op.weights):
         matrices, vectors = (float(count) for count in local_weights(op, view.dims, view.by(op)))
         rows, batch = view.axes(op, "batch", "sequence"), view.axes(op, "batch")
         gathered = bool(rows) and op.name in view.sharding.gathered
         for key, count in (((rows, gathered), matrices), ((batch, False), vectors)):
-            found[key] = found.get(key, 0.0) + count
-    return {key: count for key, count in found.items() if count}
+            weights[key] = weights.get(key, 0.0) + count
+    return {key: count for key, count in weights.items() if count}
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,12 @@ class RolesBuilder(ActionBuilder):
     @cached_property
     def sync(self) -> Synchronisation:
         """The replicas of its parameters: ranks along the axes over which gradients are summed."""
-        found: dict[str, ReplicaRanks] = {}
+        result: dict[str, ReplicaRanks] = {}
         for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
             usual = ReplicaRanks.of(kind, size, self.job.layout)
-            found[kind] = ReplicaRanks(kind, size, size, 3, gathered=True) if gathered else usual
-        replicas = tuple(found.values()) or (ReplicaRanks(OWN_GROUP, 1, 1, 0),)
+            result[kind] = ReplicaRanks(kind, size, size, 3, gathered=True) if gathered else usual
+        replicas = tuple(result.values()) or (ReplicaRanks(OWN_GROUP, 1, 1, 0),)
         cut = prod(self.view.mesh) // min(each.width for each in replicas)
         return Synchronisation(self.job, replicas, cut)
 

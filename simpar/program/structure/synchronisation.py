@@ -95,10 +95,10 @@ class Synchronisation:
         """Read the scheme from a checked plan."""
         layout = job.layout
         apart_in = int(layout.replicas) if layout.steps_apart else 1
-        found = [ReplicaRanks.of(DENSE, int(layout.width) // apart_in, layout)]
+        replicas = [ReplicaRanks.of(DENSE, int(layout.width) // apart_in, layout)]
         if job.graph.is_mixture:
-            found.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
-        return Synchronisation(job, tuple(found), int(layout.tp))
+            replicas.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
+        return Synchronisation(job, tuple(replicas), int(layout.tp))
 
     @property
     def alone(self) -> bool:

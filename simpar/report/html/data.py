@@ -130,24 +130,26 @@ def _stage_bars(result: Result) -> list[dict[str, Any]]:
     """The parts of the step of every pipeline rank, and the share of it not spent on kernels."""
     if result.overview is None:
         return []
-    found = []
+    values = []
     for stage in result.overview.stages:
         step_s = sum(stage.parts_s.values())
         if step_s:
             idle_s = sum(value for name, value in stage.parts_s.items() if name not in KERNELS)
             bars = [asdict(bar) for bar in _parts(stage.parts_s, step_s)]
             idle = f"{format_seconds(idle_s)} ({idle_s / step_s:.1%})"
-            found.append({"name": stage.name, "bars": bars, "idle": idle})
-    return found
+            values.append({"name": stage.name, "bars": bars, "idle": idle})
+    return values
 
 
 def _staleness(result: Result) -> list[dict[str, Any]]:
     """The share of updates by staleness, scaled so that the tallest bar is 1."""
-    found = result.cooperation.staleness if result.cooperation else None
-    if found is None:
+    staleness = result.cooperation.staleness if result.cooperation else None
+    if staleness is None:
         return []
-    tallest = max(found.shares)
-    return [{"updates": k, "share": share / tallest, "text": f"{share:.1%}"} for k, share in enumerate(found.shares)]
+    tallest = max(staleness.shares)
+    return [
+        {"updates": k, "share": share / tallest, "text": f"{share:.1%}"} for k, share in enumerate(staleness.shares)
+    ]
 
 
 def _communication(result: Result) -> list[dict[str, Any]]:

@@ -86,14 +86,14 @@ def _has_memory(block: Block) -> bool:
 
 def _stream(name: str, mesh: tuple[int, ...], users: Sequence[Dims], rows: str) -> Variable:
     """States that shard batch and rows evenly in all blocks at a stream; ``users`` are the dims of these blocks."""
-    found = []
+    names = []
     for states in product(STREAM_STATES, repeat=len(mesh)):
         parts = dict.fromkeys(STREAM_STATES, 1)
         for letter, size in zip(states, mesh, strict=True):
             parts[letter] *= size
         if all(dims["batch"] % parts["B"] == 0 and dims[rows] % parts["S"] == 0 for dims in users):
-            found.append(states)
-    return Variable(name, codes(found))
+            names.append(states)
+    return Variable(name, codes(names))
 
 
 @dataclass
@@ -148,11 +148,11 @@ class _BlockBuilder:
         self.follows[op.name] = self.graph.add(variable)
 
     def _follow(self, op: Operator) -> None:
-        found = self._leader(op, set())
-        if found is None or not self._restrict(op, found):
+        leader = self._leader(op, set())
+        if leader is None or not self._restrict(op, leader):
             self._own_variable(op)
         else:
-            self.follows[op.name] = found
+            self.follows[op.name] = leader
 
     def _leader(self, op: Operator, seen: set[str]) -> int | None:
         """The stream that an operator works on, or else the variable of the operator that reads its output."""
@@ -177,8 +177,8 @@ class _BlockBuilder:
         source = self.block.operator(name)
         if source.kind not in CHEAP_KINDS or source.name in seen:
             return None
-        found = self.follows[name] if name in self.follows else self._leader(source, seen)
-        return found if found is not None and self.graph.variables[found].table is None else None
+        leader = self.follows[name] if name in self.follows else self._leader(source, seen)
+        return leader if leader is not None and self.graph.variables[leader].table is None else None
 
     def _restrict(self, op: Operator, leader: int) -> bool:
         """Drop the leader's choices for which the follower has no role; False if that is not possible."""

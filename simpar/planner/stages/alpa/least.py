@@ -46,18 +46,18 @@ def bound_profile_step_s(profile: Profile, sizes: Sequence[int]) -> float:
 
     Infinite if no mesh has a legal sharding.
     """
-    found: dict[int, Floats] = {}
+    bounds: dict[int, Floats] = {}
     for size in sizes:
         graphs = [graph for mesh in logical_meshes(size, profile.cluster) if (graph := profile.graph(mesh))]
         if graphs:
-            found[size] = np.min([_on_mesh(profile, graph) for graph in graphs], axis=0)
-    if not found:
+            bounds[size] = np.min([_on_mesh(profile, graph) for graph in graphs], axis=0)
+    if not bounds:
         return np.inf
-    steps, forwards = np.stack([*found.values()], axis=1)
+    steps, forwards = np.stack([*bounds.values()], axis=1)
     steps = np.where(np.tril(np.ones(steps.shape[1:], dtype=bool)), np.inf, steps)
     devices = profile.cluster.world_size
     unit = -(-devices // MOST_UNITS)  # sizes are rounded down to units, which keeps the bound low
-    return bound_step_s(steps, forwards, np.array(list(found)) // unit, devices // unit)
+    return bound_step_s(steps, forwards, np.array(list(bounds)) // unit, devices // unit)
 
 
 def bound_step_s(steps_s: Floats, forwards_s: Floats, sizes: Ints, devices: int) -> float:
@@ -122,6 +122,6 @@ def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
             own[:, [Metric.SYNC, Metric.UPDATE, Metric.STATIC]] = 0.0  # may be tied to the embedding
         least = [value for value, _ in eliminate(graph, own, {name: 1})]
         each[:, number] = np.array(least) - steps * ROUNDED_S * len(block.operators)
-    found = sum_between(each[:, chain.kind_of_block])
-    own_s = found[:-1] - (price * whole_s)[:, None, None]
-    return own_s.max(axis=0), np.maximum(found[-1], 0.0)
+    sums = sum_between(each[:, chain.kind_of_block])
+    own_s = sums[:-1] - (price * whole_s)[:, None, None]
+    return own_s.max(axis=0), np.maximum(sums[-1], 0.0)

@@ -46,10 +46,10 @@ def place_stages(sizes: Sequence[int], cluster: Cluster) -> list[int]:
     """The first device of every stage: in order if every stage stays in nodes that way, otherwise the largest first."""
     inside = cluster.profile.devices_per_node
     for order in (range(len(sizes)), sorted(range(len(sizes)), key=lambda stage: -sizes[stage])):
-        first, found = 0, dict[int, int]()
+        first, places = 0, dict[int, int]()
         for stage in order:
-            found[stage] = first
+            places[stage] = first
             first += sizes[stage]
-        if all(first % min(sizes[stage], inside) == 0 for stage, first in found.items()):
+        if all(first % min(sizes[stage], inside) == 0 for stage, first in places.items()):
             break
-    return [found[stage] for stage in range(len(sizes))]
+    return [places[stage] for stage in range(len(sizes))]

@@ -119,16 +119,16 @@ class OperatorCosts:
                 result[Metric.PASS, at] += use.count * self.pricer.collective_s(use.op, axis, sizes[at])
         return result
 
-    def _keys(self, chosen: OperatorChoices, found: Floats) -> None:
+    def _keys(self, chosen: OperatorChoices, values: Floats) -> None:
         """Keys and values of sharded sequences are gathered in both passes, and their gradients scattered."""
         whole = shared_keys_elements(chosen.op, self.dims) * self.job.kernels.activation_bytes
         others = chosen.by["batch"] * chosen.by["columns"] * chosen.by["seq"]
         for axis, at in chosen.along("sequence", self.pricer):
             sizes = whole * self.pricer.mesh[axis] / others[at]
-            found[Metric.PASS, at] += 2 * self.pricer.collective_s("all_gather", axis, sizes)
-            found[Metric.PASS, at] += self.pricer.collective_s("reduce_scatter", axis, sizes)
+            values[Metric.PASS, at] += 2 * self.pricer.collective_s("all_gather", axis, sizes)
+            values[Metric.PASS, at] += self.pricer.collective_s("reduce_scatter", axis, sizes)
 
-    def _weights(self, chosen: OperatorChoices, kernels_s: tuple[Floats, Numbers], found: Floats) -> None:
+    def _weights(self, chosen: OperatorChoices, kernels_s: tuple[Floats, Numbers], values: Floats) -> None:
         """Static bytes, update and synchronisation; for weights gathered in every pass, the exposed part of that.
 
         Updates count without launches, which a stage pays once for all its weights. Collectives count by the time on a
@@ -150,10 +150,10 @@ class OperatorCosts:
             states_bytes=parameter_widths(layout, stack).states * owned,
             buckets=np.where(chosen.gathered | (shards == 1), 0.0, matrices),
         )
-        found[Metric.STATIC] = sum(term.elements * term.width for term in terms)
+        values[Metric.STATIC] = sum(term.elements * term.width for term in terms)
         if not layout.offloads:
             launched = optimizer_time_s(0.0, layout, self.job.kernels, stack)
-            found[Metric.UPDATE] = optimizer_time_s(owned, layout, self.job.kernels, stack) - launched
+            values[Metric.UPDATE] = optimizer_time_s(owned, layout, self.job.kernels, stack) - launched
         ((_, reduction, _),) = sync.reduce_ops(ReplicaRanks(DENSE, 2, 2, 1))
         for group in dict.fromkeys(filter(None, groups)):
             at = np.array([each == group for each in groups])
@@ -165,9 +165,9 @@ class OperatorCosts:
                     (reduction, sync.gradient_bytes),
                 )
             )
-            found[Metric.SYNC, at] = gather + np.where(chosen.gathered[at], scatter, reduce)
+            values[Metric.SYNC, at] = gather + np.where(chosen.gathered[at], scatter, reduce)
             exposed = [
                 np.maximum(moved - np.broadcast_to(hidden, at.shape)[at], 0.0)
                 for moved, hidden in zip((gather, gather + scatter), kernels_s, strict=True)
             ]
-            found[Metric.EXPOSED, at] = np.where(chosen.gathered[at], sum(exposed), 0.0)
+            values[Metric.EXPOSED, at] = np.where(chosen.gathered[at], sum(exposed), 0.0)

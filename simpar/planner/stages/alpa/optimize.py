@@ -192,19 +192,19 @@ class AlpaSearch(StagesSearch):
 
         Sizes are tried from a likely one in both directions, until one falls behind the best so far.
         """
-        found: list[CutTrial] = []
+        trials: list[CutTrial] = []
         sizes, likely = list(self.bounds_s), max(self.problem.cluster.world_size // MAX_BATCH_RATIO, 1)
         for direction in ([n for n in sizes if n >= likely], [n for n in sizes if n < likely][::-1]):
             for size in direction:
                 if self.bounds_s[size] >= self.best_s:
                     continue
-                best = min([self.best_s, *(trial.cut.estimate_s for trial in found)])
+                best = min([self.best_s, *(trial.cut.estimate_s for trial in trials)])
                 fresh = self.cuts_of(self.profile(size), best * SLACK)
-                found += fresh
+                trials += fresh
                 self.progress.report("cutting", self.counts(), None)
-                if not fresh and found:
+                if not fresh and trials:
                     break
-        return sorted(found, key=lambda trial: trial.cut.estimate_s)[:SIMULATED_CUTS]
+        return sorted(trials, key=lambda trial: trial.cut.estimate_s)[:SIMULATED_CUTS]
 
     def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[CutTrial]:
         """For one size of microbatch: the best cut, the best of another length, the best of equal submeshes."""

@@ -117,8 +117,8 @@ class Profile:
             return []
         filled = np.zeros(len(Metric))
         filled[[Metric.STATIC, Metric.SAVED]] = 1.0 / self.limit_bytes, TYPICAL_IN_FLIGHT / self.limit_bytes
-        found = eliminate(graph, np.array([free + price * fastest_s * filled for price in PRICES]))
-        distinct = dict.fromkeys(assignment for _, assignment in found)
+        solutions = eliminate(graph, np.array([free + price * fastest_s * filled for price in PRICES]))
+        distinct = dict.fromkeys(assignment for _, assignment in solutions)
         return [option for assignment in distinct for option in self._options(graph, assignment)]
 
     def _options(self, graph: ChoiceGraph, assignment: tuple[int, ...]) -> Iterator[Option]:
@@ -203,11 +203,11 @@ class Profile:
         seconds, flying = (part[:, ends[0], ends[1]] for part in self.ranges(size, share))
         if not (flying >= in_flight).any():
             return None
-        found = self.options(size)[int(np.argmin(np.where(flying >= in_flight, seconds, np.inf)))].stage
+        option = self.options(size)[int(np.argmin(np.where(flying >= in_flight, seconds, np.inf)))].stage
         layers = min(ends[1], len(self.chain.blocks) - 1) - max(ends[0], 1)
         names = {block.name for block in self.chain.blocks[ends[0] : ends[1]]}
-        sharding = {name: each for name, each in found.sharding.items() if name in names}
-        return found.model_copy(update={"layers": layers, "sharding": sharding})
+        sharding = {name: each for name, each in option.sharding.items() if name in names}
+        return option.model_copy(update={"layers": layers, "sharding": sharding})
 
     def latency(self) -> Floats:
         """Seconds that messages at every boundary add to the first and last microbatch: float64[K + 1]."""

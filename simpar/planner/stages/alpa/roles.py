@@ -145,8 +145,8 @@ class Pricer:
         """Seconds of every pass of every change of a tensor: float64[passes, states, states]."""
         if size_bytes not in self._changes:
             known = moves(self.mesh)
-            found = np.zeros((3, *known.legal.shape))
+            seconds = np.zeros((3, *known.legal.shape))
             for (axis, op), (which, written, read, share) in known.at.items():
-                np.add.at(found, (which, written, read), self.collective_s(op, axis, size_bytes * share))
-            self._changes[size_bytes] = found
+                np.add.at(seconds, (which, written, read), self.collective_s(op, axis, size_bytes * share))
+            self._changes[size_bytes] = seconds
         return self._changes[size_bytes]
