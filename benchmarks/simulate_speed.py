@@ -21,7 +21,7 @@ from simpar.architectures.training import Training
 from simpar.engine import choose_engine, reference
 from simpar.engine.event import Runner
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.jitter import JitteredStep, units_of
 from simpar.program.lower import lower

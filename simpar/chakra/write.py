@@ -13,7 +13,7 @@ from simpar.chakra.step import StepTraces, step_traces
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.program.ir.program import check_countable
 from simpar.program.job import TrainingJob
 from simpar.program.lower import outline

@@ -17,8 +17,8 @@ from simpar.frameworks.subject import cluster_of, node_of
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_plan
-from simpar.layout.check import check
-from simpar.layout.deciders import resolve
+from simpar.layout.decide import decide
+from simpar.layout.deciders import stating
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
@@ -158,12 +158,9 @@ def _checked(plan: Plan, target: Workload, cluster: Cluster | None, differing: P
     except UserError as error:
         raise UserError(f"{error}; or give the stack that the plan was made for: --stack FILE") from None
     found_for = stack if plan.stack else None
-    checked = check(resolve(plan, stack), target)
-    mesh = plan.mesh.model_copy(update={"dp": checked.mesh.dp})
-    pipeline = plan.pipeline.model_copy(
-        update={"schedule": checked.pipeline.schedule, "stages": checked.pipeline.stages}
-    )
-    whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()})
+    layout = decide(plan, target, stack)
+    whole = stating(plan, {"dp": layout.dp, "schedule": layout.schedule})
+    whole = whole.model_copy(update={"training": target.training.model_dump()})
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster
         whole = whole.model_copy(update={"cluster": to_cluster_section(recorded(there))})

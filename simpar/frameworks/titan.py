@@ -12,7 +12,7 @@ from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, TargetNumerics
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import LETTERS
 

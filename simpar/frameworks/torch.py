@@ -14,7 +14,7 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import OF_TORCH, Options, Target, TargetNumerics
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB

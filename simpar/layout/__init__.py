@@ -1,4 +1,6 @@
 """Layouts: plans with everything decided."""
 
-OPEN = ("check", "decide", "deciders", "layout", "mirrored", "moves", "sharding")
+OPEN = (
+    "action_table", "check", "decide", "deciders", "layout", "mirrored", "moves", "rules", "sharding", "staged",
+)  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simpar.layout.check import check
-from simpar.layout.deciders import BY_MODEL, fill_open_choices, resolve
-from simpar.layout.layout import Layout
+from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, fill_open_choices, stating
+from simpar.layout.layout import Layout, stated
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
-from simpar.stacks.stack import Stack
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 
 def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
@@ -15,5 +17,22 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
 
     Everything is decided but what depends on costs. Raises UserError with the first rule that the plan breaks.
     """
-    by_model = fill_open_choices(resolve(plan, stack), BY_MODEL, (target.graph, stack))
-    return Layout.of(check(by_model, target))
+    choices = fill_open_choices(stated(plan), BY_PLAN, None)
+    choices = fill_open_choices(choices, BY_STACK, stack)
+    choices = fill_open_choices(choices, BY_MODEL, (target.graph, stack))
+    layout = Layout.of(plan, fill_open_choices(choices, BY_DEVICES, target))
+    layout = replace(layout, record=layout.record.model_copy(update={"stack": stack.name}))
+    check(layout, target)
+    return layout
+
+
+def completed(plan: Plan, target: Workload) -> Plan:
+    """The checked plan that also states what follows from its devices; what it leaves to its stack stays open.
+
+    It is checked under the stack that it names, else the default. Raises UserError as :func:`decide` does.
+    """
+    layout = decide(plan, target, load_stack(plan.stack or DEFAULT_STACK))
+    names = ["schedule", *(name for decider in BY_DEVICES for name in decider.decides)]
+    if layout.stages:
+        names += ["pp", "layers"]
+    return stating(plan, {name: getattr(layout, name) for name in names})

@@ -1,7 +1,7 @@
 """What a plan leaves open, decided: every choice by one decider, in one visible order.
 
-Three groups know more and more: the software stack, the model, the devices. What depends on costs (recomputation where
-it is "optimal", durations of passes, token slices) is decided after them, on the layout, by
+Four groups know more and more: the plan's other choices, the software stack, the model, the devices. What depends on
+costs (recomputation where it is "optimal", durations of passes, token slices) is decided after them, on the layout, by
 :func:`simpar.simulation.make_job`.
 """
 
@@ -12,102 +12,141 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from simpar.architectures.graph import ModelGraph
+from simpar.errors import UserError
+from simpar.layout.layout import stated
 from simpar.plan.choices import CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel
+from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.target import Workload
 from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import layers_by_cost
-from simpar.plan.staged import has_tensor_ranks
+from simpar.plan.stages import StagePlan
 from simpar.plan.sync import scheme_defaults
 from simpar.stacks.stack import Stack
 
 Known = TypeVar("Known", contravariant=True)
+Stages = tuple[StagePlan, ...] | None
 
 
 @dataclass(frozen=True)
 class Decider(Generic[Known]):
     """One step of deciding a plan.
 
-    ``values`` are those of the choices that it ``decides``, for a plan that states what it ``needs`` and for what else
-    is known. What a plan states itself stays.
+    ``values`` are those of the choices that it ``decides``, by name, from the values of those that it ``needs``
+    (keywords) and from what else is known. What a plan states itself stays; a choice is left open where its value is
+    ``open_value``.
     """
 
     decides: tuple[str, ...]
     needs: tuple[str, ...]
-    values: Callable[[Plan, Known], Mapping[str, Any]]
+    values: Callable[..., Mapping[str, Any]]
+    open_value: object = None
 
 
-def _by_cost(plan: Plan, known: tuple[ModelGraph, Stack]) -> Mapping[str, Any]:
-    """Layers spread over stages by cost where the stack does so; as evenly as possible, they stay open."""
-    (graph, stack), stages = known, plan.mesh.pp * plan.pipeline.vpp
-    if stack.launch.pipeline_balance != "cost" or plan.pipeline.layers or stages == 1:
+def _stages_of_their_own(_: object, *, stages: Stages) -> Mapping[str, Any]:
+    """Stages with devices of their own are the ranks of a pipeline; the mesh inside each is its own."""
+    return {"pp": len(stages)} if stages else {}
+
+
+def _layers(known: tuple[ModelGraph, Stack], *, pp: int, vpp: int, stages: Stages) -> Mapping[str, Any]:
+    """Layers as stages state them, or spread by cost where the stack does so; as evenly as possible, they stay open."""
+    graph, stack = known
+    if stages:
+        return {"layers": tuple(stage.layers for stage in stages)}
+    if stack.launch.pipeline_balance != "cost" or pp * vpp == 1:
         return {}
-    return {"layers": layers_by_cost(graph, stages)}
+    return {"layers": layers_by_cost(graph, pp * vpp)}
 
 
-def _of_devices(plan: Plan, target: Workload) -> Mapping[str, Any]:
-    mesh = plan.mesh
-    return {"dp": target.world_size // (mesh.tp * mesh.cp * mesh.pp), "schedule": plan.schedule}
+def _replicas(target: Workload, *, tp: int, cp: int, pp: int, dp: int | None, stages: Stages) -> Mapping[str, Any]:
+    """The ranks that the other axes leave. Raises UserError unless the mesh has as many ranks as there are devices."""
+    if stages:
+        return {"dp": 1}
+    factors = f"tp x cp x pp = {tp} x {cp} x {pp} = {tp * cp * pp}"
+    left, rest = divmod(target.world_size, tp * cp * pp)
+    if rest:
+        raise UserError(f"plan: {factors} does not divide the {target.world_size} devices; allowed: a divisor")
+    if dp not in (None, left):
+        raise UserError(
+            f"plan.dp = {dp}: {factors} on {target.world_size} devices leaves {left}; allowed: {left}, or no dp"
+        )
+    return {"dp": left}
 
 
+def _scheme(target: Workload, *, sync: str) -> Mapping[str, Any]:
+    return scheme_defaults(sync, -(-target.world_size // target.devices_per_node))
+
+
+def _offloaded_gradients(
+    _: object, *, offload_optimizer: str, zero: int, dp: int | None, cp: int, stages: Stages
+) -> Mapping[str, Any]:
+    """Under stages of their own, :func:`simpar.layout.staged.stage_layout` decides for each."""
+    sends = None if stages else offloads_gradients(offload_optimizer, None, zero, (dp or 1) * cp)
+    return {"offload_gradients": sends}
+
+
+DISPATCH = Decider[object](
+    ("token_dispatch",),
+    ("token_dispatch", "dispatcher"),
+    lambda _, **needed: execution.resolve_dispatch(**needed),
+    open_value=Experts().token_dispatch,
+)
+BY_PLAN: tuple[Decider[object], ...] = (DISPATCH, Decider(("pp",), ("stages",), _stages_of_their_own, open_value=1))
 BY_STACK: tuple[Decider[Stack], ...] = (
     Decider(
         (
             "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
             "reshard_after_forward",
         ),
-        ("zero", "pp", "stages"),
-        lambda plan, stack: data_parallel.by_stack(
-            plan.data_parallel, stack, max(plan.mesh.pp, len(plan.pipeline.stages or ()))
-        ),
+        ("kind", "zero", "pp", "stages"),
+        data_parallel.by_stack,
     ),
-    Decider(("cp_method", "cp_balance"), (), lambda _, stack: context_parallel.by_stack(stack)),
-    Decider(
-        ("sequence_parallel", "tp_overlap"),
-        ("tp", "stages"),
-        lambda plan, stack: tensor_parallel.by_stack(stack, has_tensor_ranks(plan)),
-    ),
-    Decider(
-        ("grad_dtype", "master_weights", "moment_dtype"),
-        ("precision", "optimizer"),
-        lambda plan, stack: numerics.by_stack(plan.numerics, stack),
-    ),
+    Decider(("cp_method", "cp_balance"), (), context_parallel.by_stack),
+    Decider(("sequence_parallel", "tp_overlap"), ("tp", "stages"), tensor_parallel.by_stack),
+    Decider(("grad_dtype", "master_weights", "moment_dtype"), ("precision", "optimizer"), numerics.by_stack),
 )  # fmt: skip
-BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp"), _by_cost),)
-BY_DEVICES: tuple[Decider[Workload], ...] = (
-    Decider(("dp", "schedule"), ("tp", "cp", "pp", "vpp", "actions"), _of_devices),
-    Decider(
-        ("sync_every", "staleness", "servers"),
-        ("sync",),
-        lambda plan, target: scheme_defaults(plan.data_parallel, -(-target.world_size // target.devices_per_node)),
-    ),
-    Decider(
-        ("offload_gradients",),
-        ("offload_optimizer", "zero", "dp", "cp"),
-        lambda plan, _: {
-            "offload_gradients": offloads_gradients(plan.offload, plan.data_parallel.zero, plan.mesh.gradient_ranks)
-        },
-    ),
+BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp", "stages"), _layers),)
+SCHEME = Decider[Workload](("sync_every", "staleness", "servers"), ("sync",), _scheme)
+OFFLOAD = Decider[object](
+    ("offload_gradients",), ("offload_optimizer", "zero", "dp", "cp", "stages"), _offloaded_gradients
 )
-DECIDERS: tuple[Decider[Any], ...] = (*BY_STACK, *BY_MODEL, *BY_DEVICES)
+BY_DEVICES: tuple[Decider[Workload], ...] = (
+    Decider(("dp",), ("tp", "cp", "pp", "dp", "stages"), _replicas),
+    SCHEME,
+    OFFLOAD,
+)
+DECIDERS: tuple[Decider[Any], ...] = (*BY_PLAN, *BY_STACK, *BY_MODEL, *BY_DEVICES)
 """All of them, in the order in which they decide."""
 
 
-def fill_open_choices(plan: Plan, deciders: Iterable[Decider[Known]], known: Known) -> Plan:
-    """The plan in which some deciders have decided what it leaves open."""
+def fill_open_choices(choices: Mapping[str, Any], deciders: Iterable[Decider[Known]], known: Known) -> dict[str, Any]:
+    """Values of choices by name, in which some deciders have decided what is left open. Raises UserError."""
+    result = dict(choices)
     for decider in deciders:
-        for name, value in decider.values(plan, known).items():
-            section, field = path_of(name)
-            part = getattr(plan, section)
-            if value is not None and getattr(part, field) is None:
-                plan = plan.model_copy(update={section: part.model_copy(update={field: value})})
-    return plan
+        values = decider.values(known, **{name: result[name] for name in decider.needs})
+        for name, value in values.items():
+            if result[name] == decider.open_value and value is not None:
+                result[name] = value
+    return result
 
 
 def resolve(plan: Plan, stack: Stack) -> Plan:
-    """The plan with everything that it leaves to its stack decided."""
-    sent = {"stack": stack.name, "experts": execution.resolve_dispatch(plan)}
-    return fill_open_choices(plan, BY_STACK, stack).model_copy(update=sent)
+    """The plan that also states what it leaves to its stack."""
+    deciders: tuple[Decider[Any], ...] = (DISPATCH, *BY_STACK)
+    choices = fill_open_choices(stated(plan), deciders, stack)
+    decided = {name: choices[name] for decider in deciders for name in decider.decides}
+    return stating(plan, decided).model_copy(update={"stack": stack.name})
+
+
+def stating(plan: Plan, choices: Mapping[str, Any]) -> Plan:
+    """The plan that also states the values of some choices of its sections, by name; None stays open."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in choices.items():
+        section, field = path_of(name)
+        if value is not None and getattr(getattr(plan, section), field) != value:
+            sections.setdefault(section, {})[field] = value
+    changed = {name: getattr(plan, name).model_copy(update=values) for name, values in sections.items()}
+    return plan.model_copy(update=changed)
 
 
 def apply_execution_choices(stack: Stack, plan: Plan) -> Stack:

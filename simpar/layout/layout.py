@@ -22,7 +22,6 @@ from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.choices.tensor_parallel import DecidedTensor
 from simpar.plan.choices.tuning import DecidedTuning
 from simpar.plan.mesh import AXES, Mesh, MeshSizes
-from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan, Record
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import HALF_SCHEDULES, natural_vpp
@@ -48,15 +47,14 @@ class Layout(
     record: Record = field(default_factory=Record)
 
     @staticmethod
-    def of(plan: Plan) -> Layout:
-        """The layout of a resolved plan; what a plan leaves open has the default of its field."""
-        stated = {
-            name: getattr(getattr(plan, section) if section else plan, key) for name, (section, key) in _PATHS.items()
-        }
-        values = {name: value for name, value in stated.items() if value is not None}
-        values |= {"schedule": plan.schedule, "stages": plan.pipeline.stages}
+    def of(plan: Plan, choices: Mapping[str, Any] | None = None) -> Layout:
+        """The layout of a plan and of the values of its choices, by name; by default those that it states.
+
+        What is left open has the default of its field.
+        """
+        values = stated(plan) if choices is None else choices
         record = Record.model_construct(**{name: getattr(plan, name) for name in Record.model_fields})
-        return Layout(**values, record=record)
+        return Layout(**{name: value for name, value in values.items() if value is not None}, record=record)
 
     def to_plan(self) -> Plan:
         """The plan that states all of it: of the whole pipeline where microbatches enter at both ends."""
@@ -137,21 +135,11 @@ def unfold_two_ended(layout: Layout) -> Layout:
     return replace(layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False)
 
 
-def stage_layout(layout: Layout, index: int) -> Layout:
-    """The layout whose stages all have the mesh of one stage in Megatron's roles; layers stay those of each."""
-    stages = layout.stages or ()
-    dp, tp = stages[index].mesh[0], stages[index].num_devices // stages[index].mesh[0]
-    changed = replace(
-        layout,
-        stages=None,
-        layers=tuple(stage.layers for stage in stages),
-        micro_batch=layout.micro_batch // dp,
-        tp=tp,
-        dp=dp,
-        sequence_parallel=tp > 1 and bool(layout.sequence_parallel),
-        recompute=stages[index].recompute,
-    )
-    return replace(changed, offload_gradients=offloads_gradients(changed, changed.zero, changed.width))
+def stated(plan: Plan) -> dict[str, Any]:
+    """What a plan states, by the name of the choice: None for what it leaves open, but the schedule that follows."""
+    parts = {section: getattr(plan, section) if section else plan for section, _ in _PATHS.values()}
+    values = {name: getattr(parts[section], key) for name, (section, key) in _PATHS.items()}
+    return values | {"schedule": plan.schedule, "stages": plan.pipeline.stages}
 
 
 def stack_for_layout(stack: Stack, layout: Layout) -> Stack:

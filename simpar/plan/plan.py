@@ -22,12 +22,12 @@ from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.memory import MemoryPolicy
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.offload import Offload
-from simpar.plan.choices.pipeline import CUSTOM, Pipeline
+from simpar.plan.choices.pipeline import CUSTOM, Pipeline, runs_slices
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.tensor_parallel import TensorParallel
 from simpar.plan.choices.tuning import Tuning
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import SCHEDULES, default_schedule
+from simpar.plan.schedules import default_schedule
 from simpar.units import Count
 
 VERSION = str(PLAN.version)
@@ -163,8 +163,7 @@ class Plan(Record):
     @property
     def runs_slices(self) -> bool:
         """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-        named = SCHEDULES.get(self.schedule)
-        return bool(self.pipeline.slices) or (named is not None and named.sliced)
+        return runs_slices(self.schedule, self.pipeline.slices)
 
     @property
     def ulysses(self) -> int:

@@ -35,12 +35,6 @@ SCHEMES = {
 }
 
 
-def num_replicas(plan: Plan) -> int:
-    """Copies of the model's states; ``plan`` has its dp."""
-    data = plan.data_parallel
-    return data.hsdp if data.zero else plan.mesh.replicas
-
-
 def replicas_are_independent(plan: Plan) -> bool:
     """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
     return is_independent(plan.data_parallel.sync, plan.data_parallel.servers)
@@ -71,15 +65,8 @@ def problem(data: DataParallel) -> str | None:
     return None
 
 
-def fill_scheme_defaults(data: DataParallel, num_nodes: int) -> DataParallel:
-    """The section with the scheme's defaults where the plan leaves them open."""
-    defaults = scheme_defaults(data, num_nodes)
-    left = {name: value for name, value in defaults.items() if getattr(data, name) is None}
-    return data.model_copy(update=left)
-
-
-def scheme_defaults(data: DataParallel, num_nodes: int) -> dict[str, int | None]:
-    """Period, bound and servers (one per node) of the section's scheme; None for what it does not have."""
-    scheme = SCHEMES[data.sync]
+def scheme_defaults(sync: str, num_nodes: int) -> dict[str, int | None]:
+    """Period, bound and servers (one per node) of a scheme; None for what it does not have."""
+    scheme = SCHEMES[sync]
     servers = num_nodes if scheme.servers == "must" else None
     return {"sync_every": scheme.sync_every, "staleness": scheme.staleness, "servers": servers}

@@ -16,8 +16,7 @@ from simpar.errors import UserError
 from simpar.frameworks import load_target
 from simpar.frameworks.subject import idle_overlaps, subject
 from simpar.frameworks.target import Imported
-from simpar.layout.check import check
-from simpar.layout.decide import decide
+from simpar.layout.decide import completed, decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan, Record
@@ -135,10 +134,10 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     loaded = load_target(target)
-    named = plan.model_copy(update={"stack": loaded.habits(plan)})
-    settled = check(named, _place(problem))
+    stack = loaded.habits(plan)
+    settled = completed(plan.model_copy(update={"stack": stack}), _place(problem))
     per_node = problem.cluster.profile.devices_per_node
-    return loaded.options(subject(settled, problem.graph, problem.training, loaded.habits(plan), per_node))
+    return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))
 
 
 def _place(problem: Problem) -> Workload:

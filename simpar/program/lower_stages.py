@@ -20,7 +20,8 @@ import numpy as np
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import Block
 from simpar.hardware.cluster import Cluster
-from simpar.layout.layout import Layout, stack_for_layout, stage_layout
+from simpar.layout.layout import Layout, stack_for_layout
+from simpar.layout.staged import stage_layout
 from simpar.plan.placement import SHARDED, States, count_slices
 from simpar.plan.schedules import default_schedule, make_schedule
 from simpar.plan.schedules.actions import Schedule

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.check import check, schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
-from simpar.layout.deciders import resolve
-from simpar.layout.layout import Layout
-from simpar.plan.choices.target import Workload
+from simpar.layout.deciders import OFFLOAD, SCHEME, fill_open_choices, resolve, stating
+from simpar.layout.layout import Layout, stated
+from simpar.layout.rules import offload_refusals
+from simpar.layout.staged import role_refusals
+from simpar.plan.choices.target import Workload, refuse
 from simpar.plan.megatron_roles import in_roles
-from simpar.plan.offload import check_offload, decide_offload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
-from simpar.plan.staged import refuse_in_roles
-from simpar.plan.sync import fill_scheme_defaults
+from simpar.plan.sync import scheme_defaults
 from simpar.runtime.strategy import Strategy, choose
 from simpar.stacks.stack import load_stack
 
@@ -42,20 +42,26 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
     if training.documents is not None:
         raise UserError("training.documents: a real run takes the lengths that its data has; allowed: none")
     stack = load_stack(plan.stack or STACK)
-    plan = resolve(plan, stack)
     if graph is None:
-        dp = plan.mesh.dp or world_size
-        data = fill_scheme_defaults(plan.data_parallel, 1)
-        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp}), "data_parallel": data})
-        check_offload(plan)
-        plan = plan.model_copy(update={"offload": decide_offload(plan)})
+        plan = _of_one_machine(resolve(plan, stack), world_size)
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     target = Workload(graph, training, world_size, world_size)
-    plan = decide(plan, target, stack).to_plan()
-    if stages := plan.pipeline.stages:
-        plan = in_roles(plan, graph)
-        if not any(stage.sharding for stage in stages):  # otherwise refused above, for another reason
-            refuse_in_roles(plan, graph, "a real run gives every operator its role")
-        plan = check(plan, target)
-    schedule = schedule_of(Layout.of(plan), training)
+    layout = decide(plan, target, stack)
+    if layout.stages:
+        plan = in_roles(layout.to_plan(), graph)
+        if not any(stage.sharding for stage in layout.stages):  # otherwise refused above, for another reason
+            in_their_roles = replace(layout, stages=plan.pipeline.stages)
+            refuse(role_refusals(in_their_roles, graph, "a real run gives every operator its role"))
+        layout = decide(plan, target, stack)
+    plan, schedule = layout.to_plan(), schedule_of(layout, training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)
+
+
+def _of_one_machine(plan: Plan, world_size: int) -> Plan:
+    """The plan of a user's model, with what follows from one machine. Raises UserError."""
+    choices = stated(plan)
+    choices["dp"] = plan.mesh.dp or world_size
+    choices |= {name: value for name, value in scheme_defaults(choices["sync"], 1).items() if choices[name] is None}
+    layout = Layout.of(plan, fill_open_choices(choices, (OFFLOAD,), None))
+    refuse(offload_refusals(layout))
+    return stating(plan, {name: getattr(layout, name) for name in ("dp", *SCHEME.decides, *OFFLOAD.decides)})

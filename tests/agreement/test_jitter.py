@@ -10,7 +10,7 @@ import pytest
 from simpar.architectures.training import Training
 from simpar.engine import event, reference
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program
 from simpar.program.jitter import JitteredStep, num_ops, slowest, units_of

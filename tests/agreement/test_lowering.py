@@ -11,7 +11,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered, lower

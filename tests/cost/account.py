@@ -8,7 +8,7 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.memory.static import ParameterGroup, StaticMemory, parameter_terms
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import RankView

@@ -9,7 +9,8 @@ from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import read, unsupported
 from simpar.frameworks.subject import settle
-from simpar.plan.offload import decide_offload
+from simpar.layout.deciders import OFFLOAD, fill_open_choices, stating
+from simpar.layout.layout import stated
 from simpar.plan.plan import Plan
 
 from .conftest import PLANS, TRAINING, checked, exported
@@ -37,7 +38,8 @@ def test_a_plan_comes_back(label):
     """All that the config says is as it was; model, sequence length and recomputation are not in it."""
     plan = checked(**PLANS[label])
     back = read(exported("deepspeed", plan)["ds_config.json"], "ds_config.json", "deepspeed").plan
-    back = back.model_copy(update={"offload": decide_offload(back)})
+    decided = fill_open_choices(stated(back), (OFFLOAD,), None)
+    back = stating(back, {name: decided[name] for name in OFFLOAD.decides})
     found, expected = settle(back, "deepspeed")[0], settle(plan, "deepspeed")[0]
     for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "offload", "numerics"):
         assert getattr(found, section) == getattr(expected, section), section

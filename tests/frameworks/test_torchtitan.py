@@ -10,7 +10,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import read, unsupported
 from simpar.frameworks.titan import FLAVORS, modules
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 

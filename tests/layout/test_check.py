@@ -7,22 +7,21 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.check import check, schedule_of
-from simpar.layout.deciders import resolve
+from simpar.layout.action_table import schedule_of
+from simpar.layout.decide import completed
 from simpar.layout.layout import Layout
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.stage_layers import layers_by_cost, stage_layers
-from simpar.stacks.stack import load_stack
 
 
 def test_dp_and_the_schedule_are_filled_in(target):
     """What follows from the rest is written into the checked plan."""
-    plan = check(Plan(tp=8, pp=2), target(64))
+    plan = completed(Plan(tp=8, pp=2), target(64))
     assert (plan.mesh.dp, plan.pipeline.schedule) == (4, "1f1b")
-    assert check(Plan(pp=2, vpp=2), target(2)).pipeline.schedule == "interleaved"
-    assert check(plan, target(64)) == plan
+    assert completed(Plan(pp=2, vpp=2), target(2)).pipeline.schedule == "interleaved"
+    assert completed(plan, target(64)) == plan
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_dp_and_the_schedule_are_filled_in(target):
 def test_what_cannot_be_says_why(target, values, said):
     """The line names the culprit, its value, the rule and what is allowed."""
     with pytest.raises(UserError) as caught:
-        check(Plan(**values), target(64))
+        completed(Plan(**values), target(64))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -96,7 +95,7 @@ def test_what_cannot_be_says_why(target, values, said):
 def test_the_training_shape_has_to_fit(target, values, shape, said):
     """Sequence length and batch are checked against the split."""
     with pytest.raises(UserError) as caught:
-        check(Plan(**values), target(64, **shape))
+        completed(Plan(**values), target(64, **shape))
     assert said in str(caught.value)
     assert not said.endswith("allowed: 1") or str(caught.value).endswith(said)
 
@@ -104,13 +103,13 @@ def test_the_training_shape_has_to_fit(target, values, shape, said):
 def test_key_value_heads_are_divided_or_copied(target):
     """With 8 key-value heads, tp 4 divides and tp 16 copies them."""
     for tp in (4, 16, 32):
-        assert check(Plan(tp=tp), target(64)).mesh.tp == tp
+        assert completed(Plan(tp=tp), target(64)).mesh.tp == tp
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_sharded_gradients_and_pipelines_combine(target, zero):
     """ZeRO 2 and 3 are allowed with a pipeline, with and without replicas."""
-    check(Plan(pp=4, zero=zero, hsdp=2, kind="fsdp"), target(64))
+    completed(Plan(pp=4, zero=zero, hsdp=2, kind="fsdp"), target(64))
 
 
 @pytest.mark.parametrize(
@@ -153,14 +152,14 @@ def test_layers_by_cost_leave_no_stage_empty_before_the_last(stages, expected):
 
 def test_layers_as_given(target):
     """An explicit list is taken as it is; the ends may hold embedding and head alone."""
-    plan = check(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
+    plan = completed(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
     assert stage_layers(plan, 32) == (0, 16, 16, 0)
 
 
 def test_a_plan_can_carry_its_own_table(target):
     """A CSV of the right shape is the schedule; anything the table says is run."""
     table = make_schedule("zb-h2", 4, 16)
-    plan = check(Plan(pp=4, actions=table.to_csv()), target(64))
+    plan = completed(Plan(pp=4, actions=table.to_csv()), target(64))
     assert plan.pipeline.schedule == "custom"
     assert schedule_of(Layout.of(plan), target(64).training).to_csv() == table.to_csv()
 
@@ -169,7 +168,7 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
     """V-Half made for the true durations is another table than for equal ones; 1F1B is not."""
     training = target(64).training
     for name, differs in (("v-half", True), ("1f1b", False)):
-        plan = check(Plan(pp=8, schedule=name), target(64))
+        plan = completed(Plan(pp=8, schedule=name), target(64))
         tables = {
             schedule_of(Layout.of(plan.with_values(pass_costs=costs)), training).to_csv()
             for costs in ((1.0, 1.0, 1.0), (10.0, 12.0, 8.0))
@@ -192,8 +191,8 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
 )
 def test_experts_that_cannot_be_spread_say_why(values, said):
     """Experts, their slices and the ranks that hold copies of them must divide."""
-    plan = resolve(Plan(**values), load_stack("megatron"))
+    plan = Plan(**values)
     target = Workload(load_model("tiny-mixture"), Training(seq_len=512, global_batch=64), 64, 8)
     with pytest.raises(UserError) as caught:
-        check(plan, target)
+        completed(plan, target)
     assert said in str(caught.value)

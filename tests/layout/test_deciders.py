@@ -10,7 +10,7 @@ import pytest
 from simpar import files
 from simpar.layout.decide import decide
 from simpar.layout.deciders import BY_STACK, DECIDERS, fill_open_choices, resolve
-from simpar.layout.layout import Layout
+from simpar.layout.layout import Layout, stated
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices import BY_STACK as LEFT_TO_STACKS
 from simpar.plan.plan import Plan
@@ -27,7 +27,7 @@ def test_every_choice_has_one_decider_at_most() -> None:
     assert len(decided) == len(set(decided))
     assert set(decided) <= set(BY_NAME)
     for at, decider in enumerate(DECIDERS):
-        later = set(chain.from_iterable(each.decides for each in DECIDERS[at:]))
+        later = set(chain.from_iterable(each.decides for each in DECIDERS[at + 1 :]))
         assert not later & set(decider.needs)
 
 
@@ -53,9 +53,18 @@ def test_a_decided_plan_stays_as_it_is(name: str, plan: Plan, target) -> None:
     stack = load_stack(name)
     layout = decide(plan, target(8), stack)
     assert decide(layout.to_plan(), target(8), stack) == layout
+    choices = stated(layout.to_plan())
     for decider in BY_STACK:
-        values = decider.values(plan, stack)
+        values = decider.values(stack, **{name: choices[name] for name in decider.needs})
         assert set(values) == set(decider.decides)
-    stated = layout.to_plan()
-    assert fill_open_choices(stated, BY_STACK, stack) == stated
+    assert fill_open_choices(choices, BY_STACK, stack) == choices
     assert resolve(plan, stack).stack == name
+
+
+def test_stages_of_their_own_are_a_pipeline(target) -> None:
+    """Their number is that of pipeline ranks and their layers are theirs, also where a stack spreads layers by cost."""
+    stages = [{"layers": 20, "first_device": 0, "mesh": [4]}, {"layers": 12, "first_device": 4, "mesh": [4]}]
+    for pp in (1, 2):
+        plan = Plan.model_validate({"pp": pp, "micro_batch": 4, "pipeline": {"stages": stages}})
+        layout = decide(plan, target(8), load_stack("nanotron"))
+        assert (layout.pp, layout.dp, layout.layers) == (2, 1, (20, 12))

@@ -13,7 +13,7 @@ from simpar.architectures.training import Training
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from simpar.architectures.training import Training
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, make_schedule, producer_of, producer_on_ranks

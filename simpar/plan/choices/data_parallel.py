@@ -34,6 +34,7 @@ from simpar.plan.choices.experts import KEEPS_EXPERTS
 from simpar.plan.choices.pipeline import select_two_ended
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Workload
+from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, is_independent, problem, replicas_are_independent
 from simpar.stacks.stack import Stack
 from simpar.units import MIB, Bytes, Count, Counts, Flags
@@ -111,18 +112,20 @@ class DecidedData:
         return is_independent(self.sync, self.servers)
 
 
-def by_stack(data: DataParallel, stack: Stack, stages: int) -> dict[str, Any]:
-    """What a stack decides of data parallelism in a pipeline of so many stages."""
-    at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
-    kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
-    once = bool(stack.once_a_step(kind == "fsdp", stages))
+def by_stack(
+    stack: Stack, *, kind: str | None, zero: int, pp: int, stages: tuple[StagePlan, ...] | None
+) -> dict[str, Any]:
+    """What a stack decides of data parallelism."""
+    at_once = zero == 1 and not stack.overlap.grad_reduce_zero1
+    kind = kind or ("fsdp" if stack.shards(zero) else "ddp")
+    once = bool(stack.once_a_step(kind == "fsdp", max(pp, len(stages or ()))))
     return {
         "kind": kind,
         "bucket_bytes": ALL_AT_ONCE if at_once else stack.buckets.bucket,
         "first_bucket_bytes": stack.buckets.first or None,
         "overlap_grad_reduce": stack.overlap.grad_reduce and not at_once and not once,
         "overlap_param_gather": stack.overlap.param_gather,
-        "reshard_after_forward": data.zero == 3 and not once,
+        "reshard_after_forward": zero == 3 and not once,
     }
 
 

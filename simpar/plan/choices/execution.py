@@ -15,7 +15,6 @@ from simpar.plan.choices.section import Section
 from simpar.units import Count
 
 if TYPE_CHECKING:
-    from simpar.plan.plan import Plan
     from simpar.stacks.stack import Stack
 
 AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
@@ -99,21 +98,17 @@ class DecidedExecution:
     parameter_dtype: Literal["fp32", "bf16"] | None = None
 
 
-def resolve_dispatch(plan: Plan) -> Experts:
-    """The choices about experts, with the copies that the dispatcher sends.
-
-    Raises UserError if the plan asks for others.
-    """
-    dispatcher, experts = plan.execution.dispatcher, plan.experts
+def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
+    """The copies of tokens that a dispatcher sends. Raises UserError if a plan asks for others."""
     if dispatcher is None:
-        return experts
+        return {}
     sent = SENT_BY_DISPATCHER[dispatcher]
-    if experts.token_dispatch not in (Experts().token_dispatch, sent):
+    if token_dispatch not in (Experts().token_dispatch, sent):
         raise UserError(
-            f"plan.token_dispatch = {experts.token_dispatch}: dispatcher {dispatcher} sends tokens {sent}; allowed: "
+            f"plan.token_dispatch = {token_dispatch}: dispatcher {dispatcher} sends tokens {sent}; allowed: "
             f"{sent}, or no dispatcher"
         )
-    return experts.model_copy(update={"token_dispatch": sent})
+    return {"token_dispatch": sent}
 
 
 def _with_attention(stack: Stack, kernel: str) -> Stack:

@@ -87,9 +87,9 @@ class DecidedNumerics:
         return PRECISIONS[self.precision]
 
 
-def by_stack(numerics: Numerics, stack: Stack) -> dict[str, Any]:
+def by_stack(stack: Stack, *, precision: str, optimizer: str) -> dict[str, Any]:
     """What a stack decides of dtypes: products in fp32 have all else in fp32, too."""
-    low, own_width = numerics.products.is_mixed, OPTIMIZERS[numerics.optimizer].has_own_width
+    low, own_width = PRECISIONS[precision].is_mixed, OPTIMIZERS[optimizer].has_own_width
     return {
         "grad_dtype": stack.numerics.grad_dtype if low else "fp32",
         "master_weights": stack.numerics.master_weights and low,

@@ -10,7 +10,6 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from simpar import files
-from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     JOB,
     KERNELS,
@@ -33,7 +32,7 @@ from simpar.plan.choices.choice import (
     select_all,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Workload
+from simpar.plan.choices.target import Refusals, Workload, kept
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import (
     HALF_SCHEDULES,
@@ -129,40 +128,53 @@ class DecidedPipeline:
     @property
     def runs_slices(self) -> bool:
         """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-        named = SCHEDULES.get(self.schedule)
-        return bool(self.slices) or (named is not None and named.sliced)
+        return runs_slices(self.schedule, self.slices)
 
 
-def check_slices(plan: Plan, target: Workload) -> None:
-    """Raises UserError unless slices of tokens belong to a causal model and divide over their ranks."""
-    slices, seq_len = plan.pipeline.slices, target.training.seq_len
-    if not plan.runs_slices:
+def slices_refusals(
+    target: Workload, *, schedule: str, slices: tuple[int, ...] | None, cp: Counts, rows_over: Counts, is_sampled: Any
+) -> Refusals:
+    """Where token slices do not belong to a causal model, or do not divide over their ranks.
+
+    ``rows_over`` are the ranks that share rows under sequence parallelism, else 1; ``is_sampled``: whether expert ranks
+    have loads of their own.
+    """
+    if not runs_slices(schedule, slices):
         return
-    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {plan.schedule}"
-    masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
-    if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
-        raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
-    if target.graph.has_state:
-        raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
-    if plan.mesh.cp > 1:
-        raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
-    if has_sampled_loads(plan.experts, plan.mesh.ep):
-        raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
-    if slices and sum(slices) != seq_len:
-        raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
-    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
-    if any(size % rows for size in slices or ()):
-        raise UserError(f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}")
+    graph, seq_len = target.graph, target.training.seq_len
+    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {schedule}"
+    masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
+    sees_later = not all(mask.causal and mask.context == "context" for mask in masks) or len(graph.scopes) > 1
+    yield sees_later, lambda: f"{what}: {graph.name} has tokens that see later ones; allowed: causal models"
+    yield graph.has_state, lambda: f"{what}: {graph.name} carries states along the sequence; allowed: none"
+    yield cp > 1, lambda: f"{what}: plan.cp = {cp} spreads the tokens of a sequence; allowed: cp 1"
+    yield is_sampled, lambda: f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected"
+    total = sum(slices) if slices else seq_len
+    yield total != seq_len, lambda: f"{what}: {total} tokens in all; allowed: the sequence's {seq_len}"
+    shared = f"{what}: sequence parallelism shares rows over tp = {rows_over}; allowed: multiples of {rows_over}"
+    for size in slices or ():
+        yield size % rows_over != 0, lambda: shared
+
+
+def runs_slices(schedule: str, slices: tuple[int, ...] | None) -> bool:
+    """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
+    named = SCHEDULES.get(schedule)
+    return bool(slices) or (named is not None and named.sliced)
 
 
 def may_be_sliced(problem: Question, schedule: str) -> bool:
     """Whether sequences of the problem may pass through a pipeline in token slices."""
-    plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
-    try:
-        check_slices(plan, Workload(problem.graph, problem.training, problem.cluster.world_size, 1))
-    except UserError:
-        return False
-    return True
+    base = problem.base
+    target = Workload(problem.graph, problem.training, problem.cluster.world_size, 1)
+    refusals = slices_refusals(
+        target,
+        schedule=schedule,
+        slices=base.pipeline.slices,
+        cp=base.mesh.cp,
+        rows_over=base.mesh.tp if base.tensor_parallel.sequence_parallel else 1,
+        is_sampled=has_sampled_loads(base.experts, base.mesh.ep),
+    )
+    return bool(kept(refusals))
 
 
 def schedules_to_try(problem: Question) -> list[str]:

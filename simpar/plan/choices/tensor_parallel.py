@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
 
-from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,
@@ -29,9 +29,10 @@ from simpar.plan.choices.choice import (
     replace_with,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Workload, format_divisors
+from simpar.plan.choices.target import Refusals, Workload, format_divisors, kept, refuse
+from simpar.plan.stages import StagePlan
 from simpar.stacks.stack import Stack
-from simpar.units import Flags
+from simpar.units import Counts, Flags
 
 REMOVED = {"tp_method": "1d", "tp_depth": 1}
 """Keys that plan files of earlier releases have, with the only value that is left."""
@@ -59,62 +60,59 @@ class DecidedTensor:
     tp_overlap: bool = False
 
 
-def by_stack(stack: Stack, has_tensor_ranks: bool) -> dict[str, Any]:
-    """What a stack decides of tensor parallelism, where some layers have several tensor-parallel ranks or none have."""
+def has_tensor_ranks(tp: Counts, stages: tuple[StagePlan, ...] | None) -> bool:
+    """Whether some layers are tensor-parallel in Megatron's roles: in all stages, or in a stage of its own."""
+    own = (stage for stage in stages or () if not stage.sharding)
+    return bool(tp > 1) or any(stage.num_devices > stage.mesh[0] for stage in own)
+
+
+def by_stack(stack: Stack, *, tp: int, stages: tuple[StagePlan, ...] | None) -> dict[str, Any]:
+    """What a stack decides of tensor parallelism."""
     return {
-        "sequence_parallel": has_tensor_ranks and stack.sequence_parallel,
+        "sequence_parallel": has_tensor_ranks(tp, stages) and stack.sequence_parallel,
         "tp_overlap": stack.overlap.tensor_forward,
     }
 
 
-def refuse_tensor_parallel(tp: int, target: Workload, *, sequence_parallel: bool = False) -> None:
-    """Raise UserError where a model cannot be split over ``tp`` ranks.
-
-    Without ``sequence_parallel``, sequences aside.
-    """
-    if sequence_parallel and tp == 1:
-        raise UserError("plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out")
-    if tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
-        raise UserError(f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1")
+def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flags = False) -> Refusals:
+    """Where a model cannot be split over ``tp`` ranks; without ``sequence_parallel``, sequences aside."""
+    yield (
+        np.asarray(sequence_parallel) & (np.asarray(tp) == 1),
+        lambda: "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out",
+    )
+    if refusal := target.graph.facts.get("no_tensor_parallel"):
+        yield np.asarray(tp) > 1, lambda: f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1"
     for dims in target.graph.scopes:
-        seq_len = int(dims.get("seq", target.training.seq_len))
-        _divide_dims(tp, dims, seq_len if sequence_parallel else None)
+        yield from _divided_dims(tp, dims, int(dims.get("seq", target.training.seq_len)), sequence_parallel)
 
 
-def _divide_dims(tp: int, dims: Mapping[str, int], seq_len: int | None) -> None:
-    """The rules on one tower's dims; ``seq_len`` where sequences are sharded, too."""
+def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_parallel: bool | Flags) -> Refusals:
+    """The rules on one tower's dims, with ``seq_len`` where sequences are sharded, too."""
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
     if dims.get("shared_ffn"):
         sizes["ffn size of the shared expert"] = dims["shared_ffn"]
     if "state" in dims:
         sizes["heads of state-space layers"] = dims["mamba_heads"]
         sizes["groups of state-space layers"] = dims["mamba_groups"]
-    if seq_len is not None:
-        sizes["seq_len (sequence parallel)"] = seq_len
-    whole = gcd(*sizes.values())
-    for name, size in sizes.items():
-        if size % tp:
-            raise UserError(f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {format_divisors(whole)}")
+    shared = np.where(sequence_parallel, seq_len, 0)  # every number of ranks divides 0
+    for name, size in (*sizes.items(), ("seq_len (sequence parallel)", shared)):
+        yield np.asarray(size % np.asarray(tp) != 0), partial(_undivided, tp, name, size, (*sizes.values(), shared))
     kv_heads = dims["kv_heads"]
-    if kv_heads % tp and tp % kv_heads:
-        raise UserError(
-            f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
-        )
+    yield (
+        np.asarray((kv_heads % np.asarray(tp) != 0) & (np.asarray(tp) % kv_heads != 0)),
+        lambda: f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it",
+    )
 
 
-def allows_tensor_parallel(tp: int, target: Workload) -> bool:
-    """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
-    try:
-        refuse_tensor_parallel(tp, target)
-    except UserError:
-        return False
-    return True
+def _undivided(tp: Counts, name: str, size: Any, sizes: tuple[Any, ...]) -> str:
+    return f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {format_divisors(gcd(*sizes))}"
 
 
 def tensor_degrees(problem: Question) -> list[int]:
     """Tensor-parallel degrees that divide the devices and the sizes of the model."""
-    degrees, target = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])), _target(problem)
-    return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
+    degrees = np.array(divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])))
+    legal: list[int] = degrees[kept(tensor_refusals(degrees, _target(problem)))].tolist()
+    return legal
 
 
 def tensor_fits(rows: Columns) -> Flags:
@@ -122,7 +120,7 @@ def tensor_fits(rows: Columns) -> Flags:
     legal = np.isin(rows["tp"], tensor_degrees(rows.problem))
     if not legal.any():
         for tp in rows.domain["tp"]:
-            refuse_tensor_parallel(tp, _target(rows.problem))
+            refuse(tensor_refusals(tp, _target(rows.problem)))
     return legal
 
 

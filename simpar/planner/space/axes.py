@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from simpar.layout.check import keeps_rules
-from simpar.layout.deciders import resolve
-from simpar.plan.choices import AXES, OPTIONAL_AXES, name_of, value_of
+from simpar.layout.deciders import BY_STACK, DISPATCH, SCHEME, Decider, fill_open_choices
+from simpar.layout.layout import Layout, stated
+from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
-from simpar.plan.sync import fill_scheme_defaults
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted
 from simpar.planner.space.table import Mask, Rows, factorize
@@ -29,6 +29,10 @@ AXIS_NAMES = tuple(axis.name for axis in AXES)
 OPTIONAL_NAMES = tuple(axis.name for axis in OPTIONAL_AXES)
 ALL_NAMES = (*AXIS_NAMES, *OPTIONAL_NAMES)
 MEMORY_AXES = tuple(axis for axis in AXES if MEMORY in axis.decides)
+_DECIDERS: tuple[Decider[Any], ...] = (DISPATCH, *BY_STACK, SCHEME)
+_NEEDED = {name for decider in _DECIDERS for name in decider.needs}
+_COLUMNS = tuple(choice.name for choice in CHOICES if choice.is_number and choice.name not in _NEEDED)
+"""Sizes from which no other choice of a row is decided."""
 LATE_AXES = tuple(axis for axis in AXES if MEMORY not in axis.decides)
 """Axes that do not change memory: they are joined only to the rows that fit."""
 
@@ -79,16 +83,19 @@ def _keep_where_it_matters(axis: OptionalAxis, rows: Rows) -> Mask:
 
 
 def rows_keeping(rows: Rows, rules: Rules) -> Mask:
-    """Rows whose plans keep some rules, checked once per combination of the choices that the rules read."""
+    """Rows whose layouts keep some rules: in columns of sizes, once per combination of the other choices they read."""
     problem = rows.problem
     cluster = problem.cluster
     target = Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
-    first, which = factorize(rows.number(rules.reads))
-    keeps = np.zeros(len(first), dtype=bool)
+    first, which = factorize(rows.number([name for name in rules.reads if name not in _COLUMNS]))
+    keeps = np.zeros(rows.count, dtype=bool)
     for at, row in enumerate(first.tolist()):
-        plan = resolve(counted(rows, row), problem.stack)
-        data = fill_scheme_defaults(plan.data_parallel, cluster.nodes)
-        decided_plan = plan.model_copy(update={"data_parallel": data})
-        keeps[at] = not (plan.tuning.is_used and not may_be_tuned(decided_plan))
-        keeps[at] &= keeps_rules(decided_plan, target, *rules.names)
-    return np.asarray(keeps[which])
+        plan = counted(rows, row)
+        if plan.tuning.is_used and not may_be_tuned(plan):
+            continue
+        alike = np.flatnonzero(which == at)
+        choices = fill_open_choices(stated(plan), (DISPATCH, *BY_STACK), problem.stack)
+        layout = Layout.of(plan, fill_open_choices(choices, (SCHEME,), target))
+        columns = layout.with_columns({name: rows[name][alike] for name in _COLUMNS if name in ("dp", *rows.domain)})
+        keeps[alike] = keeps_rules(columns, target, *rules.names)
+    return keeps

@@ -21,15 +21,15 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_mov
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
-from simpar.layout.deciders import resolve
-from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout
+from simpar.layout.deciders import BY_STACK, DISPATCH, OFFLOAD, fill_open_choices
+from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout, stated
 from simpar.layout.sharding import dims_of
 from simpar.plan.choices import BY_NAME, OPTIONAL_AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, MEMORY
 from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.pipeline import select_two_ended
-from simpar.plan.offload import decide_offload, leaves_unasked
+from simpar.plan.offload import leaves_unasked
 from simpar.plan.schedules import HALF_SCHEDULES, producer_of
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
@@ -278,8 +278,8 @@ def _template(rows: Rows, index: int) -> Layout:
     is left open, parameters are resharded as under ZeRO-3, which some of the rows may have.
     """
     plan, stack = counted(rows, index), rows.problem.stack
-    resolved, reshards = resolve(plan, stack), plan.data_parallel.reshard_after_forward
-    layout = fold_two_ended(Layout.of(resolved.model_copy(update={"offload": decide_offload(resolved)})))
+    reshards = plan.data_parallel.reshard_after_forward
+    layout = fold_two_ended(Layout.of(plan, fill_open_choices(stated(plan), (DISPATCH, *BY_STACK, OFFLOAD), stack)))
     return replace(
         layout,
         recompute=FULL if layout.recompute == OPTIMAL else layout.recompute,

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.recompute import OPTIMAL
-from simpar.layout.deciders import BY_MODEL, fill_open_choices, resolve
-from simpar.layout.layout import Layout
+from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD, fill_open_choices
+from simpar.layout.layout import Layout, stated
 from simpar.plan.choices import AXES, made_for, names_that_decide, path_of
 from simpar.plan.choices.choice import LAYOUT, SIZES
 from simpar.plan.choices.mesh import split_order
-from simpar.plan.offload import decide_offload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, HALF_SCHEDULES, default_schedule, looks_at_costs, natural_vpp, producer_of
 from simpar.planner.problem import Problem
@@ -84,20 +83,17 @@ class RowJobs:
         """The layout of a row; what depends on costs is left open."""
         problem = self.problem
         plan = plan_of(self.rows, row)
+        choices = stated(plan) | {"dp": int(self.rows.at("dp", row))}
         if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
-            plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
-        mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
-        pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
+            choices["recompute"] = "none"
         if producer_of(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py
-            pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
+            choices["slices"] = (problem.training.seq_len,)
         if plan.schedule in HALF_SCHEDULES:  # passes are priced as on a pipeline with one end
-            pipeline = pipeline.model_copy(update={"schedule": default_schedule()})
+            choices["schedule"] = default_schedule()
         if looks_at_costs(plan.schedule):  # tables are made in planner/bound/batched_sweep.py
-            pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
-        counted_plan = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
-        counted_plan = counted_plan.model_copy(update={"offload": decide_offload(counted_plan)})
-        resolved = resolve(counted_plan, problem.stack)
-        return Layout.of(fill_open_choices(resolved, BY_MODEL, (problem.graph, problem.stack)))
+            choices["pass_costs"] = choices["pass_costs"] or EVEN_COSTS
+        choices = fill_open_choices(choices, (DISPATCH, *BY_STACK, OFFLOAD), problem.stack)
+        return Layout.of(plan, fill_open_choices(choices, BY_MODEL, (problem.graph, problem.stack)))
 
     def job(self, row: int) -> TrainingJob:
         """The job of a row."""

@@ -15,7 +15,7 @@ from math import comb
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import looks_at_costs

@@ -9,7 +9,7 @@ import pytest
 from simpar.architectures.training import Training
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase

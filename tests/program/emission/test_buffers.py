@@ -10,7 +10,7 @@ from simpar.architectures.training import Training
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.ir.program import Timing

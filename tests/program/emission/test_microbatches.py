@@ -15,7 +15,7 @@ from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.program.emission import emit
 from simpar.program.emission import microbatches as merging
 from simpar.program.lower import Lowered, lower

@@ -10,7 +10,7 @@ import pytest
 from simpar.architectures.training import Training
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower

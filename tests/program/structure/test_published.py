@@ -18,7 +18,7 @@ from simpar.architectures.graph import Block, Operator, evaluate
 from simpar.architectures.recompute import operators as recomputed
 from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.check import schedule_of
+from simpar.layout.action_table import schedule_of
 from simpar.layout.sharding import rank_dims
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock

@@ -1,0 +1,27 @@
+"""The action table of a layout."""
+
+from __future__ import annotations
+
+from simpar.architectures.training import Training
+from simpar.layout.layout import Layout
+from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.schedules import EVEN_COSTS, make_schedule
+from simpar.plan.schedules.actions import Schedule, from_csv
+from simpar.plan.schedules.terapipe import slice_schedule
+
+
+def schedule_of(layout: Layout, training: Training) -> Schedule:
+    """The layout's action table: its own CSV, or that of its named schedule for its durations of F, I and W.
+
+    Raises UserError for a table that cannot run or a shape the schedule does not allow.
+    """
+    table = _whole_table(layout, training)
+    return slice_schedule(table, len(layout.slices)) if layout.slices else table
+
+
+def _whole_table(layout: Layout, training: Training) -> Schedule:
+    """The action table of whole microbatches."""
+    if layout.actions:
+        return from_csv(layout.actions, name=CUSTOM)
+    microbatches, ranks, chunks = layout.num_microbatches(training.global_batch), int(layout.pp), int(layout.vpp)
+    return make_schedule(layout.schedule, ranks, microbatches, chunks, costs=layout.pass_costs or EVEN_COSTS)
