@@ -1,4 +1,4 @@
-"""Slow cases of what changed run: found by rooms and by imports, drawn by the commit, within a budget."""
+"""Slow cases of what changed run: found by rooms and by imports, drawn by the commit, while there is time."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def test_nothing_is_touched_without_a_change(repository: Path) -> None:
         assert "5 passed, 100 deselected" in run_pytest(repository, *arguments).stdout
 
 
-def test_beyond_the_budget_cases_are_counted_in_one_line(repository: Path) -> None:
+def test_beyond_the_time_cases_are_counted_in_one_line(repository: Path) -> None:
     """None of them runs for nothing."""
-    done = run_pytest(repository, "--touched", "HEAD~1", "--touched-budget", "0")
+    done = run_pytest(repository, "--touched", "HEAD~1", "--touched-until", "0")
     assert "5 passed, 60 skipped, 40 deselected" in done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     assert len(lines) == 1
     assert lines[0].startswith("SKIPPED [60] ")
-    assert lines[0].endswith("slow cases of what changed, beyond --touched-budget 0")
+    assert lines[0].endswith("slow cases of what changed, beyond --touched-until 0")
 
 
 def test_the_order_is_that_of_the_commit(repository: Path, tmp_path: Path) -> None:

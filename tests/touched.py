@@ -1,4 +1,4 @@
-"""``pytest --touched BASE``: slow cases of the tests of what changed since a revision run as well, within a budget.
+"""``pytest --touched BASE``: slow cases of the tests of what changed since a revision run as well, while there is time.
 
 A test file is touched if it changed, if it is in the room of a changed file (``tests/cost/`` is that of
 ``simpar/cost/``, ``tests/test_units.py`` that of ``simpar/units.py``), or if it imports a changed module.
@@ -20,7 +20,7 @@ import pytest
 WITHOUT_SLOW = "not slow"
 """The expression on marks under which the gate runs."""
 AT_A_TIME = 8
-"""Cases of a file before those of the next one: files share the budget, and their cases share fixtures."""
+"""Cases of a file before those of the next one: files share the time, and their cases share fixtures."""
 
 
 def changed_files(base: str, root: Path) -> list[str]:
@@ -68,12 +68,12 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The revision, and the budget."""
+    """The revision, and the time."""
     group = parser.getgroup("touched", "slow cases of what changed")
     group.addoption("--touched", metavar="BASE", help="run slow cases of tests of what changed since this revision")
     group.addoption(
-        "--touched-budget", metavar="S", type=float, default=120.0,
-        help="seconds in which each process runs such cases (default: 120)",
+        "--touched-until", metavar="S", type=float, default=600.0,
+        help="start such cases in the first S seconds of the run (default: 600)",
     )  # fmt: skip
 
 
@@ -89,18 +89,18 @@ def pytest_configure(config: pytest.Config) -> None:
         head = ["git", "rev-parse", "HEAD"]
         files = sorted(touched_tests(changed_files(base, config.rootpath), config.rootpath))
         known = (files, subprocess.run(head, cwd=config.rootpath, capture_output=True, text=True, check=True).stdout)
-    config.pluginmanager.register(Touched(*known, config.option.touched_budget))
+    config.pluginmanager.register(Touched(*known, config.option.touched_until))
 
 
 class Touched:
     """Runs slow cases of touched test files behind all other tests, in an order that differs from commit to commit.
 
-    Beyond ``budget_s`` of such cases in a process, the rest is skipped, and counted in the summary.
+    They start in the first ``until_s`` seconds of the run; the rest is skipped, and counted in the summary.
     """
 
-    def __init__(self, files: list[str], seed: str, budget_s: float) -> None:
-        self.files, self.seed, self.budget_s = files, seed, budget_s
-        self.slow, self.spent_s = set[str](), 0.0
+    def __init__(self, files: list[str], seed: str, until_s: float) -> None:
+        self.files, self.seed, self.until_s = files, seed, until_s
+        self.slow, self.begin_s = set[str](), time.monotonic()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -130,16 +130,6 @@ class Touched:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what is beyond the budget."""
-        if item.nodeid in self.slow and self.spent_s >= self.budget_s:
-            pytest.skip(f"slow cases of what changed, beyond --touched-budget {self.budget_s:g}")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Count the time of slow cases, with that of their fixtures."""
-        begin = time.monotonic()
-        try:
-            return (yield)
-        finally:
-            if item.nodeid in self.slow:
-                self.spent_s += time.monotonic() - begin
+        """Skip what there is no time for."""
+        if item.nodeid in self.slow and time.monotonic() - self.begin_s >= self.until_s:
+            pytest.skip(f"slow cases of what changed, beyond --touched-until {self.until_s:g}")
