@@ -50,7 +50,7 @@ MODELS = (
 
 def matrix() -> Iterator[tuple[str, Plan, str]]:
     """Every plan of the matrix for every model it fits."""
-    from simpar.layout.decide import completed
+    from simpar.layout.decide import complete_plan
     from simpar.plan.choices.target import Workload
 
     for label, values in PLANS.items():
@@ -58,7 +58,7 @@ def matrix() -> Iterator[tuple[str, Plan, str]]:
             plan = Plan.model_validate({**values, "model": model, "micro_batch": 1})
             graph = load_model(model)
             try:
-                checked = completed(plan, Workload(graph, TRAINING, 8, 8))
+                checked = complete_plan(plan, Workload(graph, TRAINING, 8, 8))
             except UserError:
                 continue  # a plan of 32 layers on a model of 12
             yield f"{label}, {model}", checked, model

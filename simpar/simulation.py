@@ -23,11 +23,9 @@ from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.deciders import apply_execution_choices
 from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout
-from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
-from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import replicas_are_independent
 from simpar.precisions import narrower
 from simpar.program.footprint import footprints
@@ -35,9 +33,7 @@ from simpar.program.ir.program import check_countable
 from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered, Outline, outline
 from simpar.program.perturbation import Perturbation
-from simpar.program.resolve.checkpointing import with_checkpoints
-from simpar.program.resolve.pass_costs import pass_costs
-from simpar.program.resolve.token_slices import choose_slices
+from simpar.program.resolve.by_cost import decide_by_cost
 from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
@@ -192,17 +188,13 @@ def job_of_layout(
     graph = _with_documents(graph, layout, training)
     named_layout = replace(layout, record=layout.record.model_copy(update=named))
     job = TrainingJob(graph, training, named_layout, habits, first, tuple(others))
-    return _decided(with_checkpoints(job, cluster, partial(_room, cluster, fit_probability)), cluster)
-
-
-def _decided(job: TrainingJob, cluster: Cluster) -> TrainingJob:
-    """The job whose layout also states what follows from the durations of its passes: pass costs and token slices."""
-    return with_slices(with_pass_costs(job, cluster), cluster)
+    return decide_by_cost(job, cluster, partial(_room, cluster, fit_probability))
 
 
 def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[int, tuple[float, float]]:
     """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
-    lowered = lower_job(_decided(job, cluster), cluster)
+    decided = decide_by_cost(job, cluster, partial(_room, cluster, fit_probability))
+    lowered = lower_job(decided, cluster)
     timing = choose_engine_here(lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
@@ -263,26 +255,6 @@ def check_drives(layout: Layout, cluster: Cluster) -> None:
                 f"plan.{name} = nvme: hardware {cluster.profile.name} has no drives (host.nvme_bandwidth); allowed: "
                 "none, cpu"
             )
-
-
-def with_pass_costs(job: TrainingJob, cluster: Cluster) -> TrainingJob:
-    """The job whose layout states the durations of F, I and W that a greedy schedule is made for.
-
-    Unchanged where the schedule does not depend on durations, or the layout states them already.
-    """
-    layout = job.layout
-    if layout.pass_costs or layout.stages or layout.pp == 1 or layout.schedule == CUSTOM:
-        return job
-    if not looks_at_costs(layout.schedule):
-        return job
-    return replace(job, layout=replace(layout, pass_costs=pass_costs(job, cluster)))
-
-
-def with_slices(job: TrainingJob, cluster: Cluster) -> TrainingJob:
-    """The job whose layout states the token slices that its schedule cuts sequences into; unchanged where it does."""
-    if not job.layout.runs_slices or job.layout.slices:
-        return job
-    return replace(job, layout=replace(job.layout, slices=choose_slices(job, cluster)))
 
 
 def _check_tokens(job: TrainingJob) -> None:

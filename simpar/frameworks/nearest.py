@@ -10,7 +10,7 @@ from simpar import frameworks
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.layout.moves import choice_of, choices_following, forgone_savings, replacements, savings
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -107,7 +107,7 @@ def _with(near: Near, values: dict[str, Any], job: ExportJob) -> Near | None:
     """The plan with other values; None if that is not a valid plan."""
     target = Workload(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
     try:
-        plan = completed(near.plan.with_values(**values), target)
+        plan = complete_plan(near.plan.with_values(**values), target)
     except (UserError, ValueError):
         return None
     now = near.plan.flat_values()

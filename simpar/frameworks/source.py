@@ -18,7 +18,7 @@ from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_plan
 from simpar.layout.decide import decide
-from simpar.layout.deciders import stating
+from simpar.layout.deciders import state_choices
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
@@ -159,7 +159,7 @@ def _checked(plan: Plan, target: Workload, cluster: Cluster | None, differing: P
         raise UserError(f"{error}; or give the stack that the plan was made for: --stack FILE") from None
     found_for = stack if plan.stack else None
     layout = decide(plan, target, stack)
-    whole = stating(plan, {"dp": layout.dp, "schedule": layout.schedule})
+    whole = state_choices(plan, {"dp": layout.dp, "schedule": layout.schedule})
     whole = whole.model_copy(update={"training": target.training.model_dump()})
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster

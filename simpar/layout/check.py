@@ -8,7 +8,7 @@ from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.layout.rules import RULES, STAGED_RULES
 from simpar.layout.staged import batch_refusals, feature_refusals, role_refusals, stage_layout
-from simpar.plan.choices.target import Workload, kept, refuse
+from simpar.plan.choices.target import Workload, refuse, select_kept
 from simpar.plan.stages import check_stages
 from simpar.units import Flags
 
@@ -24,7 +24,7 @@ def check(layout: Layout, target: Workload) -> None:
 
 def keeps_rules(layout: Layout, target: Workload, *names: str) -> Flags:
     """Which of the layouts that a layout of columns stands for keep the rules ``names`` of :data:`RULES`."""
-    return kept(refusal for name in names for refusal in RULES[name](layout, target))
+    return select_kept(refusal for name in names for refusal in RULES[name](layout, target))
 
 
 def _check_staged(layout: Layout, target: Workload) -> None:

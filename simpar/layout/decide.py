@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simpar.layout.check import check
-from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, fill_open_choices, stating
-from simpar.layout.layout import Layout, stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, state_choices
+from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
@@ -17,7 +18,7 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
 
     Everything is decided but what depends on costs. Raises UserError with the first rule that the plan breaks.
     """
-    choices = fill_open_choices(stated(plan), BY_PLAN, None)
+    choices = fill_open_choices(stated_choices(plan), BY_PLAN, None)
     choices = fill_open_choices(choices, BY_STACK, stack)
     choices = fill_open_choices(choices, BY_MODEL, (target.graph, stack))
     layout = Layout.of(plan, fill_open_choices(choices, BY_DEVICES, target))
@@ -26,7 +27,7 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
     return layout
 
 
-def completed(plan: Plan, target: Workload) -> Plan:
+def complete_plan(plan: Plan, target: Workload) -> Plan:
     """The checked plan that also states what follows from its devices; what it leaves to its stack stays open.
 
     It is checked under the stack that it names, else the default. Raises UserError as :func:`decide` does.
@@ -35,4 +36,4 @@ def completed(plan: Plan, target: Workload) -> Plan:
     names = ["schedule", *(name for decider in BY_DEVICES for name in decider.decides)]
     if layout.stages:
         names += ["pp", "layers"]
-    return stating(plan, {name: getattr(layout, name) for name in names})
+    return state_choices(plan, {name: getattr(layout, name) for name in names})

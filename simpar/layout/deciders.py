@@ -1,19 +1,18 @@
 """What a plan leaves open, decided: every choice by one decider, in one visible order.
 
 Four groups know more and more: the plan's other choices, the software stack, the model, the devices. What depends on
-costs (recomputation where it is "optimal", durations of passes, token slices) is decided after them, on the layout, by
-:func:`simpar.simulation.make_job`.
+costs is decided after them, on the layout: by the deciders of :mod:`simpar.program.resolve.by_cost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
-from simpar.layout.layout import stated
+from simpar.layout.decider import Decider, fill_open_choices
+from simpar.layout.layout import stated_choices
 from simpar.plan.choices import CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.target import Workload
@@ -24,23 +23,7 @@ from simpar.plan.stages import StagePlan
 from simpar.plan.sync import scheme_defaults
 from simpar.stacks.stack import Stack
 
-Known = TypeVar("Known", contravariant=True)
 Stages = tuple[StagePlan, ...] | None
-
-
-@dataclass(frozen=True)
-class Decider(Generic[Known]):
-    """One step of deciding a plan.
-
-    ``values`` are those of the choices that it ``decides``, by name, from the values of those that it ``needs``
-    (keywords) and from what else is known. What a plan states itself stays; a choice is left open where its value is
-    ``open_value``.
-    """
-
-    decides: tuple[str, ...]
-    needs: tuple[str, ...]
-    values: Callable[..., Mapping[str, Any]]
-    open_value: object = None
 
 
 def _stages_of_their_own(_: object, *, stages: Stages) -> Mapping[str, Any]:
@@ -119,26 +102,15 @@ DECIDERS: tuple[Decider[Any], ...] = (*BY_PLAN, *BY_STACK, *BY_MODEL, *BY_DEVICE
 """All of them, in the order in which they decide."""
 
 
-def fill_open_choices(choices: Mapping[str, Any], deciders: Iterable[Decider[Known]], known: Known) -> dict[str, Any]:
-    """Values of choices by name, in which some deciders have decided what is left open. Raises UserError."""
-    result = dict(choices)
-    for decider in deciders:
-        values = decider.values(known, **{name: result[name] for name in decider.needs})
-        for name, value in values.items():
-            if result[name] == decider.open_value and value is not None:
-                result[name] = value
-    return result
-
-
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan that also states what it leaves to its stack."""
     deciders: tuple[Decider[Any], ...] = (DISPATCH, *BY_STACK)
-    choices = fill_open_choices(stated(plan), deciders, stack)
+    choices = fill_open_choices(stated_choices(plan), deciders, stack)
     decided = {name: choices[name] for decider in deciders for name in decider.decides}
-    return stating(plan, decided).model_copy(update={"stack": stack.name})
+    return state_choices(plan, decided).model_copy(update={"stack": stack.name})
 
 
-def stating(plan: Plan, choices: Mapping[str, Any]) -> Plan:
+def state_choices(plan: Plan, choices: Mapping[str, Any]) -> Plan:
     """The plan that also states the values of some choices of its sections, by name; None stays open."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in choices.items():

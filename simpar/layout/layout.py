@@ -52,7 +52,7 @@ class Layout(
 
         What is left open has the default of its field.
         """
-        values = stated(plan) if choices is None else choices
+        values = stated_choices(plan) if choices is None else choices
         record = Record.model_construct(**{name: getattr(plan, name) for name in Record.model_fields})
         return Layout(**{name: value for name, value in values.items() if value is not None}, record=record)
 
@@ -135,7 +135,7 @@ def unfold_two_ended(layout: Layout) -> Layout:
     return replace(layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False)
 
 
-def stated(plan: Plan) -> dict[str, Any]:
+def stated_choices(plan: Plan) -> dict[str, Any]:
     """What a plan states, by the name of the choice: None for what it leaves open, but the schedule that follows."""
     parts = {section: getattr(plan, section) if section else plan for section, _ in _PATHS.values()}
     values = {name: getattr(parts[section], key) for name, (section, key) in _PATHS.items()}

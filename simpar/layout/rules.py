@@ -15,7 +15,7 @@ from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_
 from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
-from simpar.plan.choices.target import Refusals, Workload, format_divisors, saying
+from simpar.plan.choices.target import Refusals, Workload, fixed_reason, format_divisors
 from simpar.plan.choices.tensor_parallel import tensor_refusals
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.routing import has_sampled_loads
@@ -168,7 +168,7 @@ def _recompute(layout: Layout, target: Workload) -> Refusals:
             at, size = segment(of_layer(policy, layer))
             yield (
                 (layer == first and at > 0) or (layer == last and at != size - 1),
-                saying(
+                fixed_reason(
                     f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
                     "segments within a stage"
                 ),
@@ -201,7 +201,7 @@ def _schedule(layout: Layout, target: Workload) -> Refusals:
     passes = microbatches * len(layout.slices or (0,))
     for what, wanted in {"ranks": layout.pp, "stages": stages, "microbatches": passes}.items():
         given = getattr(table, f"num_{what}")
-        yield given != wanted, saying(f"plan.actions: the action table has {given} {what}; allowed: {wanted}")
+        yield given != wanted, fixed_reason(f"plan.actions: the action table has {given} {what}; allowed: {wanted}")
     has_two_ends = table.num_mirrored > 0
     yield (
         has_two_ends and layout.schedule == CUSTOM,
@@ -264,7 +264,7 @@ def _data(layout: Layout, target: Workload) -> Refusals:
 def _single_process(layout: Layout, target: Workload) -> Refusals:
     for axis in ("tp", "pp", "cp"):
         size = getattr(layout, axis)
-        yield size > 1, saying(f"plan.{axis} = {size}: single_process is pure data parallelism; allowed: 1")
+        yield size > 1, fixed_reason(f"plan.{axis} = {size}: single_process is pure data parallelism; allowed: 1")
     zero = layout.zero
     yield zero > 0, lambda: f"plan.zero = {zero}: single_process keeps all states on every device; allowed: 0"
     yield (
@@ -287,7 +287,7 @@ def offload_refusals(layout: Layout, _: object = None) -> Refusals:
     ):
         yield (
             is_given and not away,
-            saying(
+            fixed_reason(
                 f"plan.{name} = {getattr(layout, name)}: belongs to an offloaded optimizer; allowed: with "
                 "offload_optimizer cpu or nvme"
             ),

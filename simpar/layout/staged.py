@@ -7,7 +7,7 @@ from dataclasses import replace
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import OPTIMAL, SIMPLE
 from simpar.layout.layout import Layout
-from simpar.plan.choices.target import Refusals, saying
+from simpar.plan.choices.target import Refusals, fixed_reason
 from simpar.plan.choices.tensor_parallel import has_tensor_ranks
 from simpar.plan.mesh import AXES
 from simpar.plan.offload import offloads_gradients
@@ -41,7 +41,7 @@ def feature_refusals(layout: Layout) -> Refusals:
     stages, policy = layout.stages or (), layout.recompute
     for axis, size in {"tp": 1, "cp": 1, "dp": 1, "pp": len(stages)}.items():
         given = getattr(layout, axis)
-        yield given != size, saying(f"plan.{axis} = {given}: stages have meshes of their own; allowed: {size}")
+        yield given != size, fixed_reason(f"plan.{axis} = {given}: stages have meshes of their own; allowed: {size}")
     own = tuple(stage.layers for stage in stages)
     refused: tuple[tuple[bool, str, object], ...] = (
         (bool(layout.vpp > 1), f"plan.vpp = {layout.vpp}: a rank runs one chunk", 1),
@@ -117,4 +117,4 @@ def role_refusals(layout: Layout, graph: ModelGraph, cause: str = "a stage has a
 
 def _worded(refused: tuple[tuple[bool, str, object], ...], where: str) -> Refusals:
     for is_broken, what, others in refused:
-        yield is_broken, saying(f"{what}, {where}: {others}")
+        yield is_broken, fixed_reason(f"{what}, {where}: {others}")

@@ -16,7 +16,7 @@ from simpar.errors import UserError
 from simpar.frameworks import load_target
 from simpar.frameworks.subject import idle_overlaps, subject
 from simpar.frameworks.target import Imported
-from simpar.layout.decide import completed, decide
+from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan, Record
@@ -135,7 +135,7 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     loaded = load_target(target)
     stack = loaded.habits(plan)
-    settled = completed(plan.model_copy(update={"stack": stack}), _place(problem))
+    settled = complete_plan(plan.model_copy(update={"stack": stack}), _place(problem))
     per_node = problem.cluster.profile.devices_per_node
     return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))
 

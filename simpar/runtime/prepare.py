@@ -9,8 +9,9 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
-from simpar.layout.deciders import OFFLOAD, SCHEME, fill_open_choices, resolve, stating
-from simpar.layout.layout import Layout, stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import OFFLOAD, SCHEME, resolve, state_choices
+from simpar.layout.layout import Layout, stated_choices
 from simpar.layout.rules import offload_refusals
 from simpar.layout.staged import role_refusals
 from simpar.plan.choices.target import Workload, refuse
@@ -59,9 +60,9 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
 
 def _of_one_machine(plan: Plan, world_size: int) -> Plan:
     """The plan of a user's model, with what follows from one machine. Raises UserError."""
-    choices = stated(plan)
+    choices = stated_choices(plan)
     choices["dp"] = plan.mesh.dp or world_size
     choices |= {name: value for name, value in scheme_defaults(choices["sync"], 1).items() if choices[name] is None}
     layout = Layout.of(plan, fill_open_choices(choices, (OFFLOAD,), None))
     refuse(offload_refusals(layout))
-    return stating(plan, {name: getattr(layout, name) for name in ("dp", *SCHEME.decides, *OFFLOAD.decides)})
+    return state_choices(plan, {name: getattr(layout, name) for name in ("dp", *SCHEME.decides, *OFFLOAD.decides)})

@@ -6,7 +6,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.frameworks import export, load_target, read
 from simpar.frameworks.subject import settle
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
@@ -66,7 +66,7 @@ MIXTURES = {
 def checked(model="llama-3-8b", world_size=8, **values):
     """A plan of the matrix as an export gets it."""
     plan = Plan.model_validate({**values, "model": model, "training": TRAINING.model_dump()})
-    return completed(plan, Workload(load_model(model), TRAINING, world_size, 8))
+    return complete_plan(plan, Workload(load_model(model), TRAINING, world_size, 8))
 
 
 def exported(target, plan, *, lossy=False):
@@ -86,7 +86,7 @@ def written_and_lost(target, **value):
 def comes_back(target, plan, name):
     """Whether a plan survives export and import: everything that stack and file together say is equal."""
     back = read(exported(target, plan)[name], name, target).plan
-    whole = completed(back, Workload(load_model(plan.model), TRAINING, plan.mesh.world_size, 8))
+    whole = complete_plan(back, Workload(load_model(plan.model), TRAINING, plan.mesh.world_size, 8))
     stack = load_target(target).stack
     found, expected = settle(whole, stack)[0], settle(plan, stack)[0]
     assert load_model(found.model).dims == load_model(expected.model).dims

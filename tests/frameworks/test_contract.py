@@ -17,7 +17,7 @@ from simpar.frameworks import TARGETS, export, expressible, load_target, read, u
 from simpar.frameworks.launch import STARTS
 from simpar.frameworks.subject import subject
 from simpar.frameworks.target import FEATURES
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from tests.gate import some
@@ -37,7 +37,7 @@ def plan_of(label, model):
     """A checked plan of the matrix."""
     graph = load_model(model)
     plan = Plan.model_validate({**PLANS[label], "model": model, "training": TRAINING.model_dump()})
-    return completed(plan, Workload(graph, TRAINING, 8, 8)), graph
+    return complete_plan(plan, Workload(graph, TRAINING, 8, 8)), graph
 
 
 TRAINERS = ("transformers", "trl", "axolotl", "llama-factory")
@@ -162,7 +162,7 @@ def written(target, world_size=8, **values):
     model = "llama-3.1-8b"
     plan = Plan.model_validate({**values, "model": model, "training": TRAINING.model_dump()})
     graph = load_model(model)
-    checked = completed(plan, Workload(graph, TRAINING, world_size, 8))
+    checked = complete_plan(plan, Workload(graph, TRAINING, world_size, 8))
     return export(checked, graph, TRAINING, target, lossy=True).files
 
 
@@ -200,7 +200,7 @@ def test_a_dtype_of_gradients_that_a_plan_says_is_kept_or_lost_aloud(target, dty
     graph = load_model("llama-3.1-8b")
     values = {"dp": 8, "zero": 3, "model": "llama-3.1-8b", "training": TRAINING.model_dump(), "grad_dtype": dtype}
     stack = {"fp32": "megatron", "bf16": "deepspeed"}[dtype]  # of which it is the habit
-    plan = completed(Plan.model_validate({**values, "stack": stack}), Workload(graph, TRAINING, 8, 8))
+    plan = complete_plan(Plan.model_validate({**values, "stack": stack}), Workload(graph, TRAINING, 8, 8))
     made = export(plan, graph, TRAINING, target, lossy=True)
     lost = "grad_dtype" in {loss.field for loss in made.lost}
     assert lost or made.plan.numerics.grad_dtype == dtype

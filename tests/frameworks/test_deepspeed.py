@@ -9,8 +9,9 @@ from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import read, unsupported
 from simpar.frameworks.subject import settle
-from simpar.layout.deciders import OFFLOAD, fill_open_choices, stating
-from simpar.layout.layout import stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import OFFLOAD, state_choices
+from simpar.layout.layout import stated_choices
 from simpar.plan.plan import Plan
 
 from .conftest import PLANS, TRAINING, checked, exported
@@ -38,8 +39,8 @@ def test_a_plan_comes_back(label):
     """All that the config says is as it was; model, sequence length and recomputation are not in it."""
     plan = checked(**PLANS[label])
     back = read(exported("deepspeed", plan)["ds_config.json"], "ds_config.json", "deepspeed").plan
-    decided = fill_open_choices(stated(back), (OFFLOAD,), None)
-    back = stating(back, {name: decided[name] for name in OFFLOAD.decides})
+    decided = fill_open_choices(stated_choices(back), (OFFLOAD,), None)
+    back = state_choices(back, {name: decided[name] for name in OFFLOAD.decides})
     found, expected = settle(back, "deepspeed")[0], settle(plan, "deepspeed")[0]
     for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "offload", "numerics"):
         assert getattr(found, section) == getattr(expected, section), section

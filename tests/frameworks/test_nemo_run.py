@@ -10,7 +10,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks import export
 from simpar.frameworks.nemo_run import EXECUTORS
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
@@ -64,7 +64,7 @@ def launched(monkeypatch, plan, *arguments, devices_per_node=8):
 def on_four_nodes():
     """A plan of 32 devices."""
     plan = Plan.model_validate({"tp": 2, "dp": 16, "zero": 1, "model": "llama-3-8b"})
-    return completed(plan, Workload(load_model("llama-3-8b"), TRAINING, 32, 8))
+    return complete_plan(plan, Workload(load_model("llama-3-8b"), TRAINING, 32, 8))
 
 
 def test_one_node_runs_here(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import export, unsupported
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
@@ -26,7 +26,7 @@ def whole(stack="megatron", **values):
     """A checked plan of eight devices with ZeRO-1 where there is data parallelism."""
     zero = int(values.get("dp", 1) > 1)
     plan = Plan(**{"zero": zero, "kind": "ddp", "stack": stack, **values})
-    return completed(plan, Workload(GRAPH, TRAINING, 8, 8))
+    return complete_plan(plan, Workload(GRAPH, TRAINING, 8, 8))
 
 
 def staged(*, changes=(), **values):

@@ -14,7 +14,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.frameworks import export, unsupported
 from simpar.frameworks.torch import SCRIPT
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
@@ -96,7 +96,7 @@ ABORTING = "import atexit, os; atexit.register(os.abort) if 'LOCAL_RANK' in os.e
 def losses(folder, steps=3, **values):
     """Losses of an exported script, started by its own launcher."""
     plan = Plan.model_validate({"model": "tiny-llama", "precision": "fp32", **values})
-    plan = completed(plan, Workload(load_model("tiny-llama"), TINY, plan.mesh.world_size, 8))
+    plan = complete_plan(plan, Workload(load_model("tiny-llama"), TINY, plan.mesh.world_size, 8))
     files = export(plan, load_model("tiny-llama"), TINY, "torch", devices_per_node=plan.mesh.world_size).files
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -126,7 +126,7 @@ def test_no_two_matrices_start_alike():
 
     plan = Plan.model_validate({"model": "tiny-llama", "precision": "fp32", "dp": 1})
     graph = load_model("tiny-llama")
-    made = export(completed(plan, Workload(graph, TINY, 1, 8)), graph, TINY, "torch").files
+    made = export(complete_plan(plan, Workload(graph, TINY, 1, 8)), graph, TINY, "torch").files
     stage = Stage(json.loads(made["settings.json"]), 0)
     matrices = [p.detach().flatten()[:64] for p in stage.parameters() if p.dim() > 1]
     assert len(matrices) > 8

@@ -8,7 +8,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.layout.layout import Layout
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -18,10 +18,10 @@ from simpar.plan.stage_layers import layers_by_cost, stage_layers
 
 def test_dp_and_the_schedule_are_filled_in(target):
     """What follows from the rest is written into the checked plan."""
-    plan = completed(Plan(tp=8, pp=2), target(64))
+    plan = complete_plan(Plan(tp=8, pp=2), target(64))
     assert (plan.mesh.dp, plan.pipeline.schedule) == (4, "1f1b")
-    assert completed(Plan(pp=2, vpp=2), target(2)).pipeline.schedule == "interleaved"
-    assert completed(plan, target(64)) == plan
+    assert complete_plan(Plan(pp=2, vpp=2), target(2)).pipeline.schedule == "interleaved"
+    assert complete_plan(plan, target(64)) == plan
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_dp_and_the_schedule_are_filled_in(target):
 def test_what_cannot_be_says_why(target, values, said):
     """The line names the culprit, its value, the rule and what is allowed."""
     with pytest.raises(UserError) as caught:
-        completed(Plan(**values), target(64))
+        complete_plan(Plan(**values), target(64))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_says_why(target, values, said):
 def test_the_training_shape_has_to_fit(target, values, shape, said):
     """Sequence length and batch are checked against the split."""
     with pytest.raises(UserError) as caught:
-        completed(Plan(**values), target(64, **shape))
+        complete_plan(Plan(**values), target(64, **shape))
     assert said in str(caught.value)
     assert not said.endswith("allowed: 1") or str(caught.value).endswith(said)
 
@@ -103,13 +103,13 @@ def test_the_training_shape_has_to_fit(target, values, shape, said):
 def test_key_value_heads_are_divided_or_copied(target):
     """With 8 key-value heads, tp 4 divides and tp 16 copies them."""
     for tp in (4, 16, 32):
-        assert completed(Plan(tp=tp), target(64)).mesh.tp == tp
+        assert complete_plan(Plan(tp=tp), target(64)).mesh.tp == tp
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_sharded_gradients_and_pipelines_combine(target, zero):
     """ZeRO 2 and 3 are allowed with a pipeline, with and without replicas."""
-    completed(Plan(pp=4, zero=zero, hsdp=2, kind="fsdp"), target(64))
+    complete_plan(Plan(pp=4, zero=zero, hsdp=2, kind="fsdp"), target(64))
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_layers_by_cost_leave_no_stage_empty_before_the_last(stages, expected):
 
 def test_layers_as_given(target):
     """An explicit list is taken as it is; the ends may hold embedding and head alone."""
-    plan = completed(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
+    plan = complete_plan(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
     assert stage_layers(plan, 32) == (0, 16, 16, 0)
 
 
 def test_a_plan_can_carry_its_own_table(target):
     """A CSV of the right shape is the schedule; anything the table says is run."""
     table = make_schedule("zb-h2", 4, 16)
-    plan = completed(Plan(pp=4, actions=table.to_csv()), target(64))
+    plan = complete_plan(Plan(pp=4, actions=table.to_csv()), target(64))
     assert plan.pipeline.schedule == "custom"
     assert schedule_of(Layout.of(plan), target(64).training).to_csv() == table.to_csv()
 
@@ -168,7 +168,7 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
     """V-Half made for the true durations is another table than for equal ones; 1F1B is not."""
     training = target(64).training
     for name, differs in (("v-half", True), ("1f1b", False)):
-        plan = completed(Plan(pp=8, schedule=name), target(64))
+        plan = complete_plan(Plan(pp=8, schedule=name), target(64))
         tables = {
             schedule_of(Layout.of(plan.with_values(pass_costs=costs)), training).to_csv()
             for costs in ((1.0, 1.0, 1.0), (10.0, 12.0, 8.0))
@@ -194,5 +194,5 @@ def test_experts_that_cannot_be_spread_say_why(values, said):
     plan = Plan(**values)
     target = Workload(load_model("tiny-mixture"), Training(seq_len=512, global_batch=64), 64, 8)
     with pytest.raises(UserError) as caught:
-        completed(plan, target)
+        complete_plan(plan, target)
     assert said in str(caught.value)

@@ -9,8 +9,9 @@ import pytest
 
 from simpar import files
 from simpar.layout.decide import decide
-from simpar.layout.deciders import BY_STACK, DECIDERS, fill_open_choices, resolve
-from simpar.layout.layout import Layout, stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import BY_STACK, DECIDERS, resolve
+from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices import BY_STACK as LEFT_TO_STACKS
 from simpar.plan.plan import Plan
@@ -53,7 +54,7 @@ def test_a_decided_plan_stays_as_it_is(name: str, plan: Plan, target) -> None:
     stack = load_stack(name)
     layout = decide(plan, target(8), stack)
     assert decide(layout.to_plan(), target(8), stack) == layout
-    choices = stated(layout.to_plan())
+    choices = stated_choices(layout.to_plan())
     for decider in BY_STACK:
         values = decider.values(stack, **{name: choices[name] for name in decider.needs})
         assert set(values) == set(decider.decides)

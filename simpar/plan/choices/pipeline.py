@@ -32,7 +32,7 @@ from simpar.plan.choices.choice import (
     select_all,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Refusals, Workload, kept
+from simpar.plan.choices.target import Refusals, Workload, select_kept
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import (
     HALF_SCHEDULES,
@@ -174,7 +174,7 @@ def may_be_sliced(problem: Question, schedule: str) -> bool:
         rows_over=base.mesh.tp if base.tensor_parallel.sequence_parallel else 1,
         is_sampled=has_sampled_loads(base.experts, base.mesh.ep),
     )
-    return bool(kept(refusals))
+    return bool(select_kept(refusals))
 
 
 def schedules_to_try(problem: Question) -> list[str]:

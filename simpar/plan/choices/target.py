@@ -36,7 +36,7 @@ def refuse(refusals: Iterable[Refusal]) -> None:
             raise UserError(reason())
 
 
-def kept(refusals: Iterable[Refusal]) -> Flags:
+def select_kept(refusals: Iterable[Refusal]) -> Flags:
     """Which layouts break none of the rules: bool of the shape of their columns, 0-dimensional for one layout."""
     result: Flags = np.ones((), dtype=bool)
     for is_broken, _ in refusals:
@@ -44,7 +44,7 @@ def kept(refusals: Iterable[Refusal]) -> Flags:
     return result
 
 
-def saying(reason: str) -> Callable[[], str]:
+def fixed_reason(reason: str) -> Callable[[], str]:
     """A reason that is worded already."""
     return lambda: reason
 

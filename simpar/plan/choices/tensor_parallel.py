@@ -29,7 +29,7 @@ from simpar.plan.choices.choice import (
     replace_with,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Refusals, Workload, format_divisors, kept, refuse
+from simpar.plan.choices.target import Refusals, Workload, format_divisors, refuse, select_kept
 from simpar.plan.stages import StagePlan
 from simpar.stacks.stack import Stack
 from simpar.units import Counts, Flags
@@ -111,7 +111,7 @@ def _undivided(tp: Counts, name: str, size: Any, sizes: tuple[Any, ...]) -> str:
 def tensor_degrees(problem: Question) -> list[int]:
     """Tensor-parallel degrees that divide the devices and the sizes of the model."""
     degrees = np.array(divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])))
-    legal: list[int] = degrees[kept(tensor_refusals(degrees, _target(problem)))].tolist()
+    legal: list[int] = degrees[select_kept(tensor_refusals(degrees, _target(problem)))].tolist()
     return legal
 
 

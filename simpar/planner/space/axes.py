@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from simpar.layout.check import keeps_rules
-from simpar.layout.deciders import BY_STACK, DISPATCH, SCHEME, Decider, fill_open_choices
-from simpar.layout.layout import Layout, stated
+from simpar.layout.decider import Decider, fill_open_choices
+from simpar.layout.deciders import BY_STACK, DISPATCH, SCHEME
+from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
 from simpar.plan.choices.target import Workload
@@ -94,7 +95,7 @@ def rows_keeping(rows: Rows, rules: Rules) -> Mask:
         if plan.tuning.is_used and not may_be_tuned(plan):
             continue
         alike = np.flatnonzero(which == at)
-        choices = fill_open_choices(stated(plan), (DISPATCH, *BY_STACK), problem.stack)
+        choices = fill_open_choices(stated_choices(plan), (DISPATCH, *BY_STACK), problem.stack)
         layout = Layout.of(plan, fill_open_choices(choices, (SCHEME,), target))
         columns = layout.with_columns({name: rows[name][alike] for name in _COLUMNS if name in ("dp", *rows.domain)})
         keeps[alike] = keeps_rules(columns, target, *rules.names)

@@ -21,8 +21,9 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_mov
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
-from simpar.layout.deciders import BY_STACK, DISPATCH, OFFLOAD, fill_open_choices
-from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout, stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import BY_STACK, DISPATCH, OFFLOAD
+from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout, stated_choices
 from simpar.layout.sharding import dims_of
 from simpar.plan.choices import BY_NAME, OPTIONAL_AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, MEMORY
@@ -279,7 +280,9 @@ def _template(rows: Rows, index: int) -> Layout:
     """
     plan, stack = counted(rows, index), rows.problem.stack
     reshards = plan.data_parallel.reshard_after_forward
-    layout = fold_two_ended(Layout.of(plan, fill_open_choices(stated(plan), (DISPATCH, *BY_STACK, OFFLOAD), stack)))
+    layout = fold_two_ended(
+        Layout.of(plan, fill_open_choices(stated_choices(plan), (DISPATCH, *BY_STACK, OFFLOAD), stack))
+    )
     return replace(
         layout,
         recompute=FULL if layout.recompute == OPTIMAL else layout.recompute,

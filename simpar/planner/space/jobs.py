@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.recompute import OPTIMAL
-from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD, fill_open_choices
-from simpar.layout.layout import Layout, stated
+from simpar.layout.decider import fill_open_choices
+from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD
+from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices import AXES, made_for, names_that_decide, path_of
 from simpar.plan.choices.choice import LAYOUT, SIZES
 from simpar.plan.choices.mesh import split_order
@@ -83,7 +84,7 @@ class RowJobs:
         """The layout of a row; what depends on costs is left open."""
         problem = self.problem
         plan = plan_of(self.rows, row)
-        choices = stated(plan) | {"dp": int(self.rows.at("dp", row))}
+        choices = stated_choices(plan) | {"dp": int(self.rows.at("dp", row))}
         if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
             choices["recompute"] = "none"
         if producer_of(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py

@@ -35,15 +35,13 @@ Room = Mapping[int, tuple[float, float]]
 Measure = Callable[[TrainingJob], Room]
 
 
-def with_checkpoints(job: TrainingJob, cluster: Cluster, measure: Measure) -> TrainingJob:
-    """The job whose plan states the choice that ``recompute: optimal`` stands for. Raises UserError, Infeasible.
+def choose_recomputation(job: TrainingJob, cluster: Cluster, measure: Measure) -> str:
+    """The choice by layer that ``recompute: optimal`` stands for. Raises UserError, Infeasible.
 
     ``measure`` simulates a job and returns its :data:`Room`.
     """
     check_optimal(job.layout, cluster)
-    if job.layout.recompute != OPTIMAL:
-        return job
-    return _Checkpointing(job, cluster, measure).chosen()
+    return _Checkpointing(job, cluster, measure).chosen().layout.recompute
 
 
 def check_optimal(layout: Layout, cluster: Cluster) -> None:

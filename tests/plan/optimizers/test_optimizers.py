@@ -7,7 +7,7 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan import optimizers
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.target import Workload
@@ -47,16 +47,16 @@ def test_work_of_matrices_does_not_know_which_side_is_which(name, shape):
 def test_plans_take_it_or_say_what_else(name):
     """Plain plans do; host updates, parameter servers and widths of moments as declared, and refusals name others."""
     each = OPTIMIZERS[name]
-    completed(Plan(optimizer=name, dp=2), TARGET)
+    complete_plan(Plan(optimizer=name, dp=2), TARGET)
     for plan, allowed in (
         (Plan(optimizer=name, dp=2, zero=2, offload_optimizer="cpu"), each.on_host),
         (Plan(optimizer=name, dp=2, sync="asp", servers=1), not each.by_shape),
     ):
         if allowed:
-            completed(plan, TARGET)
+            complete_plan(plan, TARGET)
             continue
         with pytest.raises(UserError, match=f"allowed.*{DEFAULT_OPTIMIZER}"):
-            completed(plan, TARGET)
+            complete_plan(plan, TARGET)
     if each.has_own_width:
         with pytest.raises(ValueError, match="own width"):
             Numerics(optimizer=name, moment_dtype="bf16")

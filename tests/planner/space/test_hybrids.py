@@ -9,7 +9,7 @@ import pytest
 
 import simpar
 from simpar.architectures.hf_config import read
-from simpar.layout.decide import completed
+from simpar.layout.decide import complete_plan
 from simpar.plan.choices.target import Workload
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.exact import measure
@@ -58,7 +58,7 @@ def test_bounds_are_below_the_executed_step(config, count, frontier_of):
     overhead = given.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        completed(plan, Workload(given.graph, given.training, 8, 8))
+        complete_plan(plan, Workload(given.graph, given.training, 8, 8))
         bound = float(frontier.bounds.of(np.array([row]))[0]) / NS_PER_S
         exact = measure(given, plan).step_time_s - overhead
         assert 0 < bound <= exact * (1 + 1e-12), plan
