@@ -45,10 +45,10 @@ TARGETS = {
     "nanotron": "nanotron:NANOTRON",
     "sagemaker": "sagemaker:SAGEMAKER",
     "maxtext": "maxtext:MAXTEXT",
-    "transformers": "transformers:TRANSFORMERS",
-    "trl": "trl:TRL",
-    "axolotl": "axolotl:AXOLOTL",
-    "llama-factory": "llama_factory:LLAMA_FACTORY",
+    "transformers": "trainers:TRANSFORMERS",
+    "trl": "trainers:TRL",
+    "axolotl": "trainers:AXOLOTL",
+    "llama-factory": "trainers:LLAMA_FACTORY",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from simpar.frameworks import hugging_face, rules
 from simpar.frameworks.accelerate_read import read
-from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job
+from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job, scripts
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
 from simpar.frameworks.yaml_text import yaml_file
@@ -50,14 +50,14 @@ _CONTEXT_FORWARD = """                labels = batch.pop("labels")
                     accelerator.backward(loss)"""
 _LOCAL = (
     LOCAL_HEAD
-    + """exec accelerate launch --config_file {config} "$@" train.py
+    + f"""exec accelerate launch --config_file {CONFIG} "$@" train.py
 """
 )
 _SLURM = (
     SLURM_HEAD
-    + """export HEAD_NODE
+    + f"""export HEAD_NODE
 # shellcheck disable=SC2016 # expanded on every node
-exec srun bash -c 'accelerate launch --config_file {config} --machine_rank "$SLURM_NODEID" \\
+exec srun bash -c 'accelerate launch --config_file {CONFIG} --machine_rank "$SLURM_NODEID" \\
     --main_process_ip "$HEAD_NODE" --main_process_port 29500 train.py'
 """
 )
@@ -137,15 +137,12 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         recompute=_RECOMPUTE if s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full" else "",
         forward=_CONTEXT_FORWARD if s.plan.mesh.cp > 1 else _FORWARD,
     )
-    shape = {"nodes": s.nodes, "devices": s.devices_per_node, "config": CONFIG}
-    texts = {
+    return {
         CONFIG: yaml_file(s, given),
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, main),
-        "slurm.sh": _SLURM.format(**shape),
-        **job(s, _POD),
+        **scripts(s, _LOCAL, _SLURM, job(s, _POD)),
     }
-    return texts | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def notes(s: Subject) -> Iterator[str]:

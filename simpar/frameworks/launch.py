@@ -112,9 +112,14 @@ def launchers(s: Subject, command: Iterable[str], environment: Mapping[str, str]
     """
     exports = [f"export {name}={value}" for name, value in (environment or {}).items()]
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
+    return {"command.sh": "\n".join(lines) + "\n", **scripts(s, _LOCAL, _SLURM, job(s))}
+
+
+def scripts(s: Subject, local: str, slurm: str, others: Mapping[str, str] | None = None) -> dict[str, str]:
+    """``slurm.sh``, other launchers, and ``local.sh`` for one node, from texts with ``nodes`` and ``devices``."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
-    texts = {"command.sh": "\n".join(lines) + "\n", "slurm.sh": _SLURM.format(**shape)}
-    return texts | job(s) | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    own = {"local.sh": local.format(**shape)} if s.nodes == 1 else {}
+    return {"slurm.sh": slurm.format(**shape), **(others or {}), **own}
 
 
 def words(option: str, value: Any = None) -> str:

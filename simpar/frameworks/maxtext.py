@@ -8,7 +8,7 @@ from math import gcd
 from simpar.architectures.recompute import of_modules
 from simpar.frameworks import placeholders, rules
 from simpar.frameworks.hub import as_shipped
-from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD
+from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, scripts
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.frameworks.yaml_text import yaml_file
@@ -147,11 +147,9 @@ def options(s: Subject) -> Options:
     return values | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
-def written(s: Subject, given: Options) -> Mapping[str, str]:
+def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config and the launchers; JAX has one process per host."""
-    shape = {"nodes": s.nodes, "devices": s.devices_per_node}
-    texts = {CONFIG: yaml_file(s, given), "slurm.sh": _SLURM.format(**shape)}
-    return texts | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+    return {CONFIG: yaml_file(s, given), **scripts(s, _LOCAL, _SLURM)}
 
 
 def notes(s: Subject) -> Iterator[str]:
@@ -174,7 +172,7 @@ MAXTEXT = Target(
     stacks=("maxtext",),
     losses=losses,
     options=options,
-    files=written,
+    files=files,
     notes=notes,
     features=("a part",),
     numerics=TargetNumerics(OPTIMIZERS, tuple(DTYPES)),

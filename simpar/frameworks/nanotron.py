@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from simpar.frameworks import nanotron_read, placeholders, rules
 from simpar.frameworks.architecture import architecture
-from simpar.frameworks.launch import launchers
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
-from simpar.frameworks.yaml_text import yaml_file
+from simpar.frameworks.yaml_text import config_and_launchers
 from simpar.plan.stage_layers import layers_by_cost
 from simpar.units import MIB
 
@@ -155,12 +154,6 @@ def _optimizer(s: Subject) -> Options:
     }
 
 
-def files(s: Subject, given: Options) -> Mapping[str, str]:
-    """The YAML config and the launchers."""
-    command = ['"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"', f"--config-file {CONFIG}"]
-    return {CONFIG: yaml_file(s, given), **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
-
-
 def notes(s: Subject) -> Iterator[str]:
     """Notes for the user."""
     yield "Written for nanotron's git main: the package on PyPI (0.4) is older and lacks context parallelism."
@@ -178,7 +171,12 @@ NANOTRON = Target(
     stacks=("nanotron",),
     losses=losses,
     options=options,
-    files=files,
+    files=config_and_launchers(
+        CONFIG,
+        '"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"',
+        f"--config-file {CONFIG}",
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    ),
     notes=notes,
     read=nanotron_read.read,
     numerics=TargetNumerics(OPTIMIZERS),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from simpar.frameworks.launch import comment
+from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.recipes import nested
 from simpar.frameworks.subject import Subject
 
@@ -14,6 +14,13 @@ from simpar.frameworks.subject import Subject
 def yaml_file(s: Subject, given: Mapping[str, Any]) -> str:
     """A YAML file with dotted names as nested sections, after the comment of every exported file."""
     return "\n".join([*comment(s), *_lines(nested(given))]) + "\n"
+
+
+def config_and_launchers(
+    name: str, *command: str, environment: Mapping[str, str] | None = None
+) -> Callable[[Subject, Mapping[str, Any]], Mapping[str, str]]:
+    """The ``files`` of a target that reads its options from one YAML file, which ``command`` names."""
+    return lambda s, given: {name: yaml_file(s, given), **launchers(s, command, environment)}
 
 
 def _lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:

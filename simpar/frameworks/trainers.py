@@ -1,0 +1,293 @@
+"""Targets that train with Hugging Face's ``TrainingArguments``: its Trainer, TRL, Axolotl and LLaMA-Factory.
+
+The Trainer's arguments are written as JSON, beside a script that trains a model of the plan's architecture; the others
+take YAML and a released model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from simpar.frameworks import hugging_face, placeholders, rules
+from simpar.frameworks.hub import HUB, QUANTISED, as_shipped
+from simpar.frameworks.launch import comment, launchers
+from simpar.frameworks.recipes import nested
+from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.target import Options, Target, TargetNumerics
+from simpar.frameworks.yaml_text import config_and_launchers
+from simpar.units import MIB
+
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
+ARGUMENTS = "training_args.json"
+_SCRIPT = '''"""Train a causal language model on random tokens with Hugging Face's Trainer."""
+
+import os
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SEQ_LEN, VOCAB, SAMPLES = {seq_len}, {vocab}, 1 << 20
+
+
+class RandomTokens(torch.utils.data.Dataset):
+    """Random tokens: replace them with your data."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        tokens = torch.randint(VOCAB, (SEQ_LEN,), generator=torch.Generator().manual_seed(index))
+        return {{"input_ids": tokens, "labels": tokens}}
+
+
+def main():
+    """Build the model, let the Trainer shard it, train."""
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(os.path.join(HERE, "{config}"))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(HERE), dtype=torch.float32)
+    Trainer(model=model, args=arguments, train_dataset=RandomTokens()).train()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """Losses of the Trainer: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option")
+    yield from rules.no_axis(s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option")
+    yield from sharded_losses(s)
+    yield from rules.chosen(s, master_weights="parameters are fp32")
+    if s.plan.data_parallel.hsdp > 1:
+        yield Loss("hsdp", s.plan.data_parallel.hsdp, "states are sharded over all ranks")
+
+
+def sharded_losses(s: Subject) -> Iterator[Loss]:
+    """What Accelerate's FSDP, on which trainers are based, does not have."""
+    data = s.plan.data_parallel
+    if data.zero == 1:
+        yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
+    yield from rules.offload_of_shards(s)
+    where_sharded = "a layer is the unit of communication"
+    yield from rules.chosen(
+        s,
+        **({"bucket_bytes": where_sharded} if data.zero else {}),
+        overlap_grad_reduce="gradients overlap always",
+        overlap_param_gather="parameters are fetched ahead always",
+        grad_dtype="gradients are reduced as they are computed",
+    )
+
+
+def released(s: Subject) -> Iterator[Loss]:
+    """Losses for a model without a name on the hub."""
+    if s.graph.name not in HUB or not as_shipped(s.graph):
+        yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
+
+
+def released_losses(s: Subject) -> Iterator[Loss]:
+    """Losses of the Trainer, and of models that are not on the hub."""
+    yield from released(s)
+    yield from losses(s)
+
+
+def arguments(s: Subject) -> Options:
+    """Options by name; FSDP's options by dotted name."""
+    numerics = s.plan.numerics
+    full = s.plan.memory.recompute == "full"
+    result: Options = {
+        "output_dir": "output",
+        "per_device_train_batch_size": s.plan.micro_batch,
+        "gradient_accumulation_steps": s.microbatches,
+        "max_steps": placeholders.STEPS,
+        "learning_rate": placeholders.LEARNING_RATE,
+        "weight_decay": placeholders.WEIGHT_DECAY,
+        "max_grad_norm": placeholders.CLIPPED_NORM,
+        "optim": OPTIMIZERS[numerics.optimizer],
+        "bf16": numerics.precision == "bf16",
+        "fp16": numerics.precision == "fp16",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    if s.plan.data_parallel.zero < 2:
+        result["gradient_checkpointing"] = full
+        if s.chose("bucket_bytes"):
+            result["ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
+        return result
+    return result | {
+        "gradient_checkpointing": False,
+        "fsdp": True,
+        "fsdp_config.version": 2,
+        **_sharding(s, "cpu_offload"),
+    }
+
+
+def _sharding(s: Subject, offload: str) -> Options:
+    """FSDP's own options; ``offload`` is the name of the one that keeps parameters on the host."""
+    return {
+        "fsdp_config.reshard_after_forward": bool(s.plan.data_parallel.reshard_after_forward),
+        "fsdp_config.activation_checkpointing": s.plan.memory.recompute == "full",
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        f"fsdp_config.{offload}": s.plan.offload.offload_parameters == "cpu",
+        "fsdp_config.state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """Notes on all of them for the user."""
+    yield "Learning rate, data and number of steps are placeholders: a plan does not say them."
+    if s.plan.data_parallel.zero == 2:
+        yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+
+
+def _transformers_files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The arguments, the model's config, the script and the launchers."""
+    script = _SCRIPT.format(seq_len=s.training.seq_len, vocab=s.graph.dims["vocab"], config=ARGUMENTS)
+    return {
+        ARGUMENTS: json.dumps(nested(given), indent=2) + "\n",
+        "config.json": hugging_face.config_json(s),
+        "train.py": "\n".join(comment(s)) + "\n" + script,
+        **launchers(s, ["train.py"]),
+    }
+
+
+def _transformers_notes(s: Subject) -> Iterator[str]:
+    """Notes on the Trainer's script, and on all of them."""
+    yield "`train.py` feeds random tokens: put your data into `RandomTokens`. Needs `accelerate`."
+    yield from notes(s)
+
+
+def _trl_losses(s: Subject) -> Iterator[Loss]:
+    """Losses of the Trainer, and weights that ``trl sft`` loads as they are."""
+    yield from released_losses(s)
+    if s.graph.name in QUANTISED:
+        yield Loss("model", s.graph.name, "its weights on the hub have 4 or 8 bits, which no option of it widens")
+
+
+def _trl_options(s: Subject) -> Options:
+    """The Trainer's options, and TRL's own."""
+    return {
+        "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
+        "dtype": "float32",
+        "dataset_name": "roneneldan/TinyStories",  # plain text: base models have no chat template
+        "max_length": s.training.seq_len,
+        "packing": True,
+        **arguments(s),
+    }
+
+
+def _axolotl_losses(s: Subject) -> Iterator[Loss]:
+    """Losses: what the config cannot express. It has hybrid sharding; axes other than data are not exported."""
+    yield from released(s)
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
+    yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
+    yield from sharded_losses(s)
+    if s.plan.numerics.master_weights:
+        precision = s.plan.numerics.precision
+        yield Loss("master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32")
+    if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
+        yield Loss("bucket_bytes", s.plan.data_parallel.bucket_bytes, "buckets are as DDP makes them")
+
+
+def _axolotl_options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    data, numerics = s.plan.data_parallel, s.plan.numerics
+    full = s.plan.memory.recompute == "full"
+    result: Options = {
+        "base_model": HUB.get(s.graph.name, s.graph.name),
+        "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
+        "output_dir": "output",
+        "sequence_len": s.training.seq_len,
+        "sample_packing": True,
+        "pad_to_sequence_len": True,
+        "micro_batch_size": s.plan.micro_batch,
+        "gradient_accumulation_steps": s.microbatches,
+        "max_steps": placeholders.STEPS,
+        "optimizer": OPTIMIZERS[numerics.optimizer],
+        "learning_rate": placeholders.LEARNING_RATE,
+        "lr_scheduler": "cosine",
+        "weight_decay": placeholders.WEIGHT_DECAY,
+        "max_grad_norm": placeholders.CLIPPED_NORM,
+        "bf16": numerics.precision == "bf16",
+        "fp16": numerics.precision == "fp16",
+        "gradient_checkpointing": full and data.zero < 2,
+        "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
+    }
+    if (widened := QUANTISED.get(s.graph.name)) is not None:
+        result |= {"model_quantization_config": widened, "model_quantization_config_kwargs": {"dequantize": True}}
+    if data.zero < 2:
+        return result
+    return result | {
+        "dp_shard_size": s.dp // data.hsdp,
+        "dp_replicate_size": data.hsdp,
+        "fsdp_version": 2,
+        **_sharding(s, "offload_params"),
+    }
+
+
+def _llama_factory_options(s: Subject) -> Options:
+    """The Trainer's options, and LLaMA-Factory's own.
+
+    LLaMA-Factory checkpoints activations unless that is disabled; under FSDP, FSDP's own option is used.
+    """
+    given = arguments(s)
+    is_own = bool(given.pop("gradient_checkpointing"))
+    return {
+        "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
+        "stage": "pt",
+        "do_train": True,
+        "finetuning_type": "full",
+        "dataset": "c4_demo",
+        "cutoff_len": s.training.seq_len,
+        "packing": True,
+        "disable_gradient_checkpointing": not is_own,
+        **given,
+    }
+
+
+TRANSFORMERS = Target(
+    name="transformers",
+    description="Hugging Face's Trainer: TrainingArguments with FSDP, and a script",
+    version="transformers 5.23 (TrainingArguments)",
+    stacks=("fsdp",),
+    losses=losses,
+    options=arguments,
+    files=_transformers_files,
+    notes=_transformers_notes,
+    features=("offload", "a part"),
+    numerics=TargetNumerics(OPTIMIZERS),
+)
+TRL = replace(
+    TRANSFORMERS,
+    name="trl",
+    description="TRL: the YAML of supervised fine-tuning (trl sft)",
+    version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
+    losses=_trl_losses,
+    options=_trl_options,
+    files=config_and_launchers("sft.yaml", "-m trl.scripts.sft", "--config sft.yaml"),
+    notes=notes,
+)
+AXOLOTL = replace(
+    TRL,
+    name="axolotl",
+    description="Axolotl: its YAML, full parameters under FSDP",
+    version="Axolotl 0.19.0 (AxolotlInputConfig)",
+    losses=_axolotl_losses,
+    options=_axolotl_options,
+    files=config_and_launchers("axolotl.yaml", "-m axolotl.cli.train", "axolotl.yaml"),
+)
+LLAMA_FACTORY = replace(
+    TRL,
+    name="llama-factory",
+    description="LLaMA-Factory: the YAML of llamafactory-cli train, full parameters",
+    version="LLaMA-Factory 0.9.5 (hparams)",
+    losses=released_losses,
+    options=_llama_factory_options,
+    files=config_and_launchers("train.yaml", "-m llamafactory.launcher", "train.yaml"),
+    how="The data set `c4_demo` is in the folder `data` of its repository; name your own with `dataset_dir`.",
+)
