@@ -44,12 +44,38 @@ MOST_HINTS = 3
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """A change of the plan, the figures of its trial, and the plan that it resolved to (None where it is refused)."""
+class TriedChange:
+    """A change of a plan and the step that it gives: ``flags`` are what a user would type for it.
+
+    If it is not possible, ``result`` is None and ``refused`` says why. ``not_with`` names the framework of the stack
+    and says why that cannot run it; "" if it can.
+    """
 
     change: Change
-    trial: Trial
-    plan: dict[str, Any] | None = None
+    flags: str
+    result: Result | None = None
+    refused: str = ""
+    not_with: str = ""
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """The plan that it resolved to."""
+        return None if self.result is None else self.result.setup.plan
+
+    @property
+    def trial(self) -> Trial:
+        """Its figures."""
+        if self.result is None:
+            return Trial(change=self.flags, refused=self.refused)
+        return Trial(
+            change=self.flags,
+            step_time_s=self.result.step_time_s,
+            mfu=self.result.mfu,
+            peak_reserved_bytes=self.result.memory.peak_reserved_bytes,
+            fits=self.result.fits,
+            fit_probability=self.result.certainty and self.result.certainty.fit_probability,
+            not_with=self.not_with,
+        )
 
 
 def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:
@@ -62,22 +88,19 @@ def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], 
     plan = result.plan
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
-    target, asked = target_of(inputs), as_plan(inputs["plan"])
-    stack = stack_for(asked, inputs.get("stack"))
-    framework = framework_of(_with_dp(asked, result), target, stack)
-    run = _Runner(asked, inputs, progress or (lambda _: None), framework)
-    first = _distinct([run(change) for change in single_changes(plan, target)])
-    values = _distinct([*first, *(run(change) for change in _pairs(result, first))])
-    trials = tuple(sorted((tried.trial for tried in values), key=_rating))
+    run = PlanChanger.of(result, inputs, progress)
+    first = _distinct([run(change) for change in single_changes(plan, target_of(inputs))])
+    tried_changes = _distinct([*first, *(run(change) for change in _pairs(result, first))])
+    trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     hints = (*result.why.hints, *_hints(advised))
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
 
 
-def _with_dp(plan: Plan, result: Result) -> Plan:
-    """A plan with the data-parallel degree of its result."""
-    dp = result.setup.plan["mesh"]["dp"]
-    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
+def _placed(plan: Plan, result: Result) -> Plan:
+    """A plan with the data-parallel degree and the cluster of its result."""
+    mesh = plan.mesh.model_copy(update={"dp": result.setup.plan["mesh"]["dp"]})
+    return plan.model_copy(update={"mesh": mesh, "cluster": to_cluster_section(result.setup.cluster)})
 
 
 def target_of(inputs: Mapping[str, Any]) -> Workload:
@@ -87,7 +110,7 @@ def target_of(inputs: Mapping[str, Any]) -> Workload:
     return Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
 
 
-def _distinct(result: Sequence[_Tried]) -> list[_Tried]:
+def _distinct(result: Sequence[TriedChange]) -> list[TriedChange]:
     """Every resolved plan once, under the first change that leads to it, and all refused changes."""
     plans = [tried.plan for tried in result]
     return [tried for at, tried in enumerate(result) if tried.plan is None or tried.plan not in plans[:at]]
@@ -175,16 +198,24 @@ def inputs_of(result: Result) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Runner:
-    """Simulates the run that the flags of a change would give: ``plan`` as it was asked for, with the change on top."""
+class PlanChanger:
+    """Simulates the runs that the flags of changes would give: ``plan`` as it was asked for, with a change on top."""
 
     plan: Plan
     inputs: Mapping[str, Any]
     progress: Callable[[str], None]
     framework: StackFramework | None
 
-    def __call__(self, change: Change) -> _Tried:
-        """Simulate one change; an impossible layout gives a trial with the reason."""
+    @staticmethod
+    def of(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> PlanChanger:
+        """Changes of the plan in the ``inputs`` of simulate, which gave a result."""
+        asked = as_plan(inputs["plan"])
+        framework = framework_of(_placed(asked, result), target_of(inputs), stack_for(asked, inputs.get("stack")))
+        runs_all = framework is not None and framework.runs_all
+        return PlanChanger(asked, inputs, progress or (lambda _: None), framework if runs_all else None)
+
+    def __call__(self, change: Change) -> TriedChange:
+        """Simulate one change; one that is not possible is an answer as well."""
         whole = change | reset_dependents(change, self.plan)
         flags = as_flags(whole)
         self.progress(flags)
@@ -192,25 +223,9 @@ class _Runner:
             plan = self.plan.with_values(**whole)
             result = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})
         except UserError as error:
-            return _Tried(change, Trial(change=flags, refused=_one_line(error)))
-        return _Tried(
-            change,
-            Trial(
-                change=flags,
-                step_time_s=result.step_time_s,
-                mfu=result.mfu,
-                peak_reserved_bytes=result.memory.peak_reserved_bytes,
-                fits=result.fits,
-                fit_probability=result.certainty and result.certainty.fit_probability,
-                not_with=self._not_with(_with_dp(plan, result)) if result.fits else "",
-            ),
-            result.setup.plan,
-        )
-
-    def _not_with(self, plan: Plan) -> str:
-        """The framework of the stack and why it cannot run a plan; "" if it can."""
-        refusal = self.framework.refusal(plan) if self.framework else ""
-        return f"{self.framework.name}: {refusal}" if self.framework and refusal else ""
+            return TriedChange(change, flags, refused=_one_line(error))
+        asked = self.framework if result.fits else None
+        return TriedChange(change, flags, result, not_with=asked.remark(_placed(plan, result)) if asked else "")
 
 
 def _one_line(error: Exception) -> str:
@@ -255,7 +270,7 @@ def _typed(key: str, value: object) -> str:
     return f"{flag.spelling} {value}"
 
 
-def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
+def _pairs(base: Result, tried: Sequence[TriedChange]) -> list[Change]:
     """The most promising pairs of changes: those whose effects, taken as independent, would fit and gain.
 
     Independence (times multiply, bytes add) only serves to choose the pairs to simulate.

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simpar.diagnosis.measured import MeasuredStep
-from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
-from simpar.layout.moves import reset_dependents, single_changes
+from simpar.layout.deciders import apply_execution_choices
+from simpar.layout.moves import single_changes
 from simpar.learning.fit import Learned, Observed, Quantity, learn
 from simpar.learning.parameters import names_of
-from simpar.neighbours import as_flags, target_of
+from simpar.neighbours import PlanChanger, target_of
+from simpar.plan.choices.choice import Change
 from simpar.plan.plan import Plan
 from simpar.report.parts import TimeBreakdown
-from simpar.simulation import simulate
-from simpar.stacks.stack import DEFAULT_STACK
+from simpar.simulation import simulate, stack_for
+from simpar.stacks.stack import DEFAULT_STACK, Stack
 from simpar.uncertainty.ties import draw_related_errors
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, change_stack, replace_field, result_of
 from simpar.validation.rows import Case
@@ -49,7 +49,8 @@ NO_STRAGGLER = "all ranks as fast as the median"
 class Gain:
     """One change: by how much the measured step would get shorter, in s, with a 90 % interval.
 
-    ``step_time_s`` is the resulting step. If the change is not possible, ``refused`` says why and the figures are None.
+    ``step_time_s`` is the resulting step. If the change is not possible, ``refused`` says why and the figures are None;
+    ``not_with`` names the framework of the stack and says why that cannot run it.
     """
 
     change: str
@@ -59,6 +60,14 @@ class Gain:
     fits: bool = False
     fit_probability: float | None = None
     refused: str = ""
+    not_with: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Whether the changed layout fits, how surely, and which framework cannot run it."""
+        sure = "yes" if self.fit_probability is None else f"{self.fit_probability:.0%}"
+        framework = self.not_with.partition(":")[0]
+        return (sure if self.fits else "NO") + (f", not with {framework}" if framework else "")
 
 
 @dataclass(frozen=True)
@@ -124,14 +133,19 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
             "perturbation": perturbation.model_copy(update={"slow_ranks": {**perturbation.slow_ranks, **slow}}),
         }
     base = simulate(**{**inputs, "with_timeline": False})
-    trial = _Trial(seen.step_time_s, base, hear)
-    gains = [trial(NO_STRAGGLER, even)] if slow else []
-    plan = base.plan
-    for change in single_changes(plan, target_of(inputs), is_measured=True):
-        whole = change | reset_dependents(change, scenario.plan)
-        gains.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
-    if graphs := _graphs(inputs):
-        gains.append(trial(*graphs))
+    gain_of = _Comparison(seen.step_time_s, base).gain
+    gains = []
+    if slow:
+        hear(f"trying {NO_STRAGGLER} ...")
+        gains.append(gain_of(NO_STRAGGLER, simulate(**{**even, "with_timeline": False})))
+    run = PlanChanger.of(base, inputs, lambda flags: hear(f"trying {flags} ..."))
+    stack = apply_execution_choices(stack_for(base.plan, inputs["stack"]), base.plan)
+    graphs = map(replace(run, framework=None), _graphs(inputs, stack))  # such stacks have them, but no export does
+    for tried in (*map(run, single_changes(base.plan, target_of(inputs), is_measured=True)), *graphs):
+        if tried.result is None:
+            gains.append(Gain(tried.flags, refused=tried.refused))
+        else:
+            gains.append(replace(gain_of(tried.flags, tried.result), not_with=tried.not_with))
     fitted = Fitted(_moved(learned), before.step_time_s, base.step_time_s)
     if abs(base.step_time_s / seen.step_time_s - 1) > FAR_OFF:
         remarks.append(
@@ -173,33 +187,21 @@ def slow_ranks(measured: MeasuredStep, plan: Plan) -> dict[int, float]:
     return result
 
 
-def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The stack with parts of its layers in CUDA graphs, if it supports that and the host costs anything."""
-    stack = inputs["stack"]
-    launch = stack.launch
-    if stack.known_as not in GRAPHED or launch.graphs or launch.host_time_per_kernel_s == 0:
-        return None
-    parts = ("attention", "router") if inputs["model"].is_mixture else ("attention", "mlp")
-    graphed = stack.model_copy(update={"launch": launch.model_copy(update={"graphs": parts})})
-    return f"CUDA graphs of {' and '.join(parts)}", {**inputs, "stack": graphed}
+def _graphs(inputs: Mapping[str, Any], stack: Stack) -> Iterator[Change]:
+    """Parts of layers in CUDA graphs, if the stack supports that and the host costs anything."""
+    if stack.known_as in GRAPHED and not stack.launch.graphs and stack.launch.host_time_per_kernel_s > 0:
+        yield {"graphs": "attention+router" if inputs["model"].is_mixture else "attention+mlp"}
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """Simulates a change and compares it with the fitted step ``base`` of the measured run."""
+class _Comparison:
+    """Compares changes with the fitted step ``base`` of the measured run."""
 
     measured_s: float
     base: Result
-    hear: Progress
 
-    def __call__(self, name: str, inputs: Mapping[str, Any], plan: Callable[[], Plan] | None = None) -> Gain:
-        """The gain of one change; an impossible change is an answer as well."""
-        self.hear(f"trying {name} ...")
-        try:
-            changed_plan = {} if plan is None else {"plan": plan()}
-            result = simulate(**{**inputs, **changed_plan, "with_timeline": False})
-        except UserError as error:
-            return Gain(name, refused=str(error).splitlines()[-1].strip())
+    def gain(self, name: str, result: Result) -> Gain:
+        """The gain of a change that gives a simulated step."""
         ratio = result.step_time_s / self.base.step_time_s
         errors = self._errors(result)
         low, high = (float(self.measured_s * (1 - ratio * exp(np.quantile(errors, at)))) for at in NINE_OF_TEN[::-1])

@@ -157,7 +157,8 @@ def _gains(changes: Changes) -> Iterator[dict[str, Any]]:
             "interval": f"{low} to {high}",
             "step": format_seconds(each.step_time_s),
             "fits": each.fits,
-            "sure": "NO" if not each.fits else "yes" if each.fit_probability is None else f"{each.fit_probability:.0%}",
+            "sure": each.verdict,
+            "why": each.not_with,
             "verdict": "faster" if each.gain_s > 0 else "slower",
         }
 

@@ -161,14 +161,13 @@ def _print_changes(changes: Changes, screen: Console) -> None:
     for each in worth[:MOST_CHANGES]:
         assert each.interval_s is not None, "of one that was simulated"
         low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
-        sure = "yes" if each.fit_probability is None else f"{each.fit_probability:.0%}"
-        fits = sure if each.fits else "NO"
-        rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits))
+        rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", each.verdict))
     if rows:
         screen.print(ReportTable(columns, rows))
     else:
         screen.print("none of those that were tried gains anything")
-    for line in changes.remarks:
+    unrunnable = (f"{each.change}: not with {each.not_with}" for each in worth[:MOST_CHANGES] if each.not_with)
+    for line in (*unrunnable, *changes.remarks):
         screen.print(line, soft_wrap=True)
 
 

@@ -283,7 +283,7 @@ def readable() -> tuple[str, ...]:
 
 __all__ = [
     "TARGETS",
-    "Draft",
+    "ExportDraft",
     "Exported",
     "Imported",
     "Inexpressible",

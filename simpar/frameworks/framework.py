@@ -1,4 +1,4 @@
-"""The framework behind a software stack, by its export target, and what it cannot run of a plan next to another."""
+"""The framework behind a software stack, by its export target, and what it cannot run of a plan."""
 
 from __future__ import annotations
 
@@ -13,44 +13,62 @@ from simpar.stacks.stack import Stack
 
 @dataclass(frozen=True)
 class StackFramework:
-    """The framework of a stack; ``known`` are its losses of the plan that is asked about, which count no further."""
+    """The framework of a stack, by the export target ``name``, asked about a plan.
+
+    ``lost`` is what it cannot express of that plan; ``error`` says why it cannot be asked, such as a model whose config
+    file is gone. ``runs_all``: what it cannot express, its stack cannot run.
+    """
 
     name: str
     stack: Stack
-    target: Workload
-    known: frozenset[tuple[str, str]]
+    workload: Workload
+    lost: tuple[Loss, ...] = ()
+    error: str = ""
+    runs_all: bool = True
+
+    @staticmethod
+    def asked(name: str, plan: Plan, workload: Workload, stack: Stack) -> StackFramework:
+        """A target, asked about a plan with its dp."""
+        lost, error = tuple[Loss, ...](), ""
+        try:
+            lost = losses_of(plan, workload, stack, name)
+        except UserError as refused:
+            error = str(refused)
+        return StackFramework(name, stack, workload, lost, error, load_target(name).runs_all)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it cannot run the plan that it was asked about; empty if it can."""
+        return [self.error] if self.error else [str(loss) for loss in self.lost]
 
     def refusal(self, plan: Plan) -> str:
-        """Why it cannot run a plan, which has its dp, although it may run the one asked about; "" if it can."""
-        try:
-            lost = losses_of(plan, self.target, self.stack, self.name)
-        except UserError as error:
-            return str(error)
-        return "; ".join(str(loss) for loss in lost if (loss.field, str(loss.value)) not in self.known)
+        """Why it cannot run a plan, which has its dp, although it may run the one it was asked about; "" if it can."""
+        other = StackFramework.asked(self.name, plan, self.workload, self.stack)
+        if other.error:
+            return other.error if other.error != self.error else ""
+        known = {(loss.field, str(loss.value)) for loss in self.lost}
+        return "; ".join(str(loss) for loss in other.lost if (loss.field, str(loss.value)) not in known)
+
+    def remark(self, plan: Plan) -> str:
+        """Its name and why it cannot run a plan next to the one it was asked about; "" if it can."""
+        refusal = self.refusal(plan)
+        return f"{self.name}: {refusal}" if refusal else ""
 
 
-def losses_of(plan: Plan, target: Workload, stack: Stack, name: str) -> tuple[Loss, ...]:
+def losses_of(plan: Plan, workload: Workload, stack: Stack, name: str) -> tuple[Loss, ...]:
     """What an export target cannot express of a plan with its dp. Raises UserError if it cannot be asked."""
     named = plan.model_copy(update={"stack": stack.name})
-    job = named, target.graph, target.training, name
-    return losses(*job, own=stack, devices_per_node=target.devices_per_node)
+    job = named, workload.graph, workload.training, name
+    return losses(*job, own=stack, devices_per_node=workload.devices_per_node)
 
 
-def framework_of(plan: Plan, target: Workload, stack: Stack) -> StackFramework | None:
-    """The framework that a stack belongs to: of its targets that run whole plans, the one that loses least of a plan.
+def framework_of(plan: Plan, workload: Workload, stack: Stack) -> StackFramework | None:
+    """The framework that a stack belongs to: of its targets, the one that loses least of a plan with its dp.
 
-    None if no target has the stack, or if the model cannot be described to any.
+    Targets that write only a part of what their stack does are asked if it has no other; those that cannot be asked
+    about the model come last. None if no target has the stack.
     """
-    asked: list[tuple[int, str, tuple[Loss, ...]]] = []
-    for name in targets_of(stack.known_as):
-        if "a part" in load_target(name).features:
-            continue
-        try:
-            lost = losses_of(plan, target, stack, name)
-        except UserError:  # the model cannot be described, e.g. its config file is gone
-            continue
-        asked.append((len(lost), name, lost))
-    if not asked:
-        return None
-    _, name, lost = min(asked, key=lambda each: each[0])
-    return StackFramework(name, stack, target, frozenset((loss.field, str(loss.value)) for loss in lost))
+    names = targets_of(stack.known_as)
+    whole = [name for name in names if load_target(name).runs_all]
+    asked = [StackFramework.asked(name, plan, workload, stack) for name in whole or names]
+    return min(asked, key=lambda each: (bool(each.error), len(each.lost)), default=None)

@@ -131,6 +131,11 @@ class Target:
         """The software stack whose habits it has."""
         return self.stacks[0]
 
+    @property
+    def runs_all(self) -> bool:
+        """Whether it runs all that its stack does."""
+        return "a part" not in self.features
+
     def habits(self, plan: Plan) -> str:
         """The stack whose habits a plan has in the target: its own if the target starts it, else the target's."""
         return plan.stack if plan.stack in self.stacks else self.stack

@@ -21,6 +21,7 @@ from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_tra
 from simpar.layout.deciders import apply_execution_choices
 from simpar.plan.choices import BY_NAME, name_of
 from simpar.plan.choices.pipeline import SLICING
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import to_cluster_section
@@ -157,6 +158,12 @@ class Problem:
     def place(self) -> dict[str, Any]:
         """The cluster, as plans that are found for it record it."""
         return to_cluster_section(recorded(self.cluster))
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What plans are checked against."""
+        cluster = self.cluster
+        return Workload(self.graph, self.training, cluster.world_size, cluster.profile.devices_per_node)
 
     @property
     def memory_limit_bytes(self) -> float:

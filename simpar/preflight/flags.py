@@ -18,7 +18,6 @@ from simpar.frameworks.subject import idle_overlaps, subject
 from simpar.frameworks.target import Imported
 from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
-from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
 
@@ -135,14 +134,9 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     loaded = load_target(target)
     stack = loaded.habits(plan)
-    settled = complete_plan(plan.model_copy(update={"stack": stack}), _place(problem))
+    settled = complete_plan(plan.model_copy(update={"stack": stack}), problem.workload)
     per_node = problem.cluster.profile.devices_per_node
     return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))
-
-
-def _place(problem: Problem) -> Workload:
-    cluster = problem.cluster
-    return Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
 
 
 def _written(value: Any, syntax: str | None) -> str | None:
@@ -156,10 +150,10 @@ def _written(value: Any, syntax: str | None) -> str | None:
 
 def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
     """A plan as its stack runs it, without keys that are not part of its layout or have no effect."""
-    settled = decide(plan, _place(problem), problem.stack).to_plan()
+    settled = decide(plan, problem.workload, problem.stack).to_plan()
     said = settled.model_dump(exclude=set(Record.model_fields))
     idle = idle_overlaps(settled)
     for section, names in BY_STACK.items():
         said[section] |= dict.fromkeys(idle & set(names))
-    mesh = settled.mesh  # the default of etp may be written out or not
-    return said | {"mesh": said["mesh"] | {"etp": mesh.etp or mesh.tp}}
+    etp = settled.mesh.expert_tensor_parallel  # its default may be written out or not
+    return said | {"mesh": said["mesh"] | {"etp": etp}}

@@ -18,7 +18,6 @@ from simpar.errors import Infeasible
 from simpar.layout.moves import is_size, leaders, values_around
 from simpar.plan.choices import names_that_decide, path_of, value_of
 from simpar.plan.choices.choice import OPS
-from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp
 from simpar.planner.certify.exact import is_allowed, job_of
@@ -184,9 +183,7 @@ def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
 
 def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
     """Values of every axis around those of a plan; axes without any keep the plan's."""
-    cluster = problem.cluster
-    target = Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
-    around = values_around(plan, target)
+    around = values_around(plan, problem.workload)
     return {name: around.get(name, [value_of(plan, name)]) for name in AXIS_NAMES}
 
 

@@ -136,6 +136,24 @@ def test_other_changes_are_ranked_with_intervals(with_straggler):
     assert with_straggler[0].to_dict()["changes"]["slow_ranks"] == {"3": pytest.approx(1.25, rel=0.05)}
 
 
+@pytest.mark.slow
+def test_changes_say_what_the_framework_of_the_stack_cannot_run(tmp_path):
+    """As hints of simulate do: torchtitan shards in full or not at all, and Megatron captures graphs."""
+    plan = scenario(stack="torchtitan", **{"plan.zero": 3})
+    found, _ = explained(tmp_path, plan.inputs(), plan)
+    gains = {each.change: each for each in found.changes.gains if each.fits}
+    assert gains["--zero 1"].not_with.startswith("torchtitan: zero = 1: ")
+    assert gains["--zero 1"].verdict.endswith(", not with torchtitan")
+    assert gains["--micro-batch 8"].not_with == ""
+    assert not any("graphs" in change for change in gains)
+    (tmp_path / "megatron").mkdir()
+    plan = scenario(stack="megatron", **{"plan.zero": 1, "plan.micro_batch": 1, "training.seq_len": 128})
+    found, _ = explained(tmp_path / "megatron", plan.inputs(), plan)
+    (graphed,) = (each for each in found.changes.gains if each.change == "--set plan.graphs=attention+mlp")
+    assert graphed.gain_s > 0
+    assert (graphed.fits, graphed.not_with) == (True, "")
+
+
 def test_a_plan_that_is_not_the_traced_one(tmp_path):
     """All the numbers that contradict, in one line."""
     made, _ = traces(scenario().inputs(), RANKS, 8)

@@ -1,9 +1,11 @@
 """What the framework behind a stack cannot run of a plan next to another."""
 
 from simpar.architectures.catalogue import load_model
+from simpar.frameworks import load_target, targets_of, unsupported
 from simpar.frameworks.framework import framework_of
 from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import load_stack
+from tests.as_stages import as_stages
 
 from .conftest import TRAINING, checked
 
@@ -28,3 +30,31 @@ def test_a_stack_without_a_target_has_no_framework():
     megatron = load_stack("megatron")
     own = megatron.model_copy(update={"name": "ours", "learned_from": "megatron"})
     assert framework_of(plan, TARGET, own).name == framework_of(plan, TARGET, megatron).name
+
+
+def test_targets_that_write_a_part_stand_in_where_there_is_no_other():
+    """They say what they cannot express, but not that the stack cannot run it."""
+    plan = checked("llama-3-8b", dp=4, tp=2, zero=1)
+    framework = framework_of(plan, TARGET, load_stack("maxtext"))
+    assert (framework.name, framework.runs_all) == ("maxtext", False)
+    assert framework.reasons == unsupported(plan, TARGET.graph, TRAINING, "maxtext") != []
+    other = framework_of(plan, TARGET, load_stack("fsdp"))
+    assert other.runs_all
+    assert other.name in {name for name in targets_of("fsdp") if load_target(name).runs_all}
+
+
+def test_what_cannot_be_asked_at_all_is_no_refusal_of_a_neighbour():
+    """Stages with layouts of their own, which no target has, are the reason, and not for a neighbour with the same."""
+    uniform = checked("llama-3-8b", dp=4, pp=2, zero=1)
+    staged = as_stages(uniform, TARGET.graph)
+    swapped = tuple(
+        each.model_copy(update={"first_device": first})
+        for each, first in zip(staged.pipeline.stages, (4, 0), strict=True)
+    )
+    staged = staged.model_copy(update={"pipeline": staged.pipeline.model_copy(update={"stages": swapped})})
+    framework = framework_of(staged, TARGET, load_stack("megatron"))
+    assert framework.reasons == [framework.error] != [""]
+    assert framework.refusal(staged) == ""
+    assert framework.remark(uniform) == ""
+    beside = framework_of(uniform, TARGET, load_stack("megatron"))
+    assert beside.remark(staged) == f"{beside.name}: {framework.error}"

@@ -12,6 +12,7 @@ import numpy as np
 from simpar.errors import Infeasible, TooManyOps
 from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.tensor_parallel import tensor_degrees
+from simpar.plan.mesh import AXES as MESH_AXES
 from simpar.planner.answer.explanations import describe_need, explain_loser
 from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.certify.exact import SimulatedPlan, measure
@@ -171,7 +172,7 @@ def naive_choices(beside: AlternativesSearch, best: Result) -> list[dict[str, ob
 
     Each fixes the values of some axes; all other axes are at their best.
     """
-    pure = {"tp": (1,), "cp": (1,), "pp": (1,)}
+    pure = {axis: (1,) for axis in MESH_AXES if axis != "dp"}
     node = (beside.field.problem.cluster.profile.devices_per_node,)
     layouts: dict[str, dict[str, tuple[int, ...]]] = {
         "pure DDP": {**pure, "zero": (0,)},

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from simpar.errors import UserError
 from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, SECTION_OF, path_of
 from simpar.plan.choices.choice import AnyAxis
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Problem
 from simpar.planner.space.axes import domain_of, offered
-from simpar.planner.space.portable import losses
+from simpar.planner.space.portable import framework_for
 from simpar.planner.space.rows import fixed_values, in_order
 
 MAX_LISTED_VALUES = 6
@@ -103,18 +102,5 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
 
     Also None if the search was restricted to a target, or if no target has the stack.
     """
-    from simpar.frameworks import targets_of
-
-    own = targets_of(problem.stack.name)
-    if problem.held_to is not None or not own:
-        return None
-
-    def refused(name: str) -> list[str]:
-        try:
-            return list(map(str, losses(problem, plan, name)))
-        except UserError as error:  # e.g. the model's config file is gone, or stages have meshes of their own
-            return [str(error)]
-
-    reasons = {name: refused(name) for name in own}
-    first = min(own, key=lambda name: len(reasons[name]))
-    return {"target": first, "reasons": reasons[first]} if reasons[first] else None
+    own = None if problem.held_to is not None else framework_for(problem, plan)
+    return None if own is None or not own.reasons else {"target": own.name, "reasons": own.reasons}

@@ -19,7 +19,6 @@ from simpar.layout.deciders import BY_STACK, DISPATCH, SCHEME
 from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
-from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted
@@ -86,8 +85,7 @@ def _keep_where_it_matters(axis: OptionalAxis, rows: Rows) -> Mask:
 def rows_keeping(rows: Rows, rules: Rules) -> Mask:
     """Rows whose layouts keep some rules: in columns of sizes, once per combination of the other choices they read."""
     problem = rows.problem
-    cluster = problem.cluster
-    target = Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    target = problem.workload
     first, which = factorize(rows.number([name for name in rules.reads if name not in _COLUMNS]))
     keeps = np.zeros(rows.count, dtype=bool)
     for at, row in enumerate(first.tolist()):

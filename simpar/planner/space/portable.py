@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.errors import Infeasible, UserError
+from simpar.errors import Infeasible
+from simpar.frameworks.framework import StackFramework, framework_of, losses_of
 from simpar.layout.moves import choice_of, leaders
 from simpar.plan.choices import ANY_DEGREE, name_of
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
-from simpar.planner.space.jobs import counted
+from simpar.planner.space.jobs import counted, without_axes
 from simpar.planner.space.table import Rows, factorize
 from simpar.units import Ints
 
@@ -35,26 +36,18 @@ SIMPLEST, SPREAD = 32, 32
 def of_its_framework(problem: Problem) -> Problem:
     """The problem with the framework behind its stack, unless the problem says which plans are allowed.
 
-    No framework is set if no export target has the stack, or if the model cannot be described to any.
+    No framework is set if no export target has the stack, if none runs whole plans, or if the model cannot be described
+    to any.
     """
     if problem.constraints.portable is not None or problem.framework is not None:
         return problem
-    from simpar.frameworks import load_target, targets_of
-
-    known: list[tuple[int, str]] = []
-    for name in targets_of(problem.stack.known_as):
-        try:
-            lost = losses(problem, problem.base.with_values(dp=1), name)
-        except UserError:  # the model cannot be described, e.g. its config file is gone
-            continue
-        if "a part" not in load_target(name).features:
-            known.append((sum(axis_of(loss) not in AXIS_NAMES for loss in lost), name))
-    if not known:
+    plan = without_axes(problem.base).with_values(dp=1)  # axes get values that the framework has
+    framework = framework_for(problem, plan)
+    if framework is None or framework.error or not framework.runs_all:
         return problem
     asked = {name_of(name) for name in problem.constraints.fixed}
     asked |= {"schedule"} if problem.constraints.schedules else set()
-    _, target = min(known, key=lambda each: each[0])
-    return replace(problem, framework=Framework(target, frozenset(AXIS_NAMES) - asked))
+    return replace(problem, framework=Framework(framework.name, frozenset(AXIS_NAMES) - asked))
 
 
 def refusals(rows: Rows, row: int) -> list[str]:
@@ -84,12 +77,16 @@ def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
 
     Raises UserError if the target cannot be asked.
     """
-    from simpar import frameworks
-    from simpar.frameworks.subject import node_of
+    return list(losses_of(_placed(problem, plan), problem.workload, problem.stack, target))
 
-    named = plan.model_copy(update={"stack": problem.stack.name, "cluster": problem.place})
-    job, inside = (named, problem.graph, problem.training, target), node_of(problem.cluster)
-    return list(frameworks.losses(*job, own=problem.stack, devices_per_node=inside))
+
+def framework_for(problem: Problem, plan: Plan) -> StackFramework | None:
+    """The framework behind the problem's stack, asked about a plan (which has its dp) on the problem's cluster."""
+    return framework_of(_placed(problem, plan), problem.workload, problem.stack)
+
+
+def _placed(problem: Problem, plan: Plan) -> Plan:
+    return plan.model_copy(update={"cluster": problem.place})
 
 
 def keep_expressible(rows: Rows) -> Rows:
