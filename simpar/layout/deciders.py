@@ -13,7 +13,16 @@ from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
 from simpar.layout.decider import Decider, fill_open_choices
 from simpar.layout.layout import stated_choices
-from simpar.plan.choices import CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel
+from simpar.plan.choices import (
+    CHOICES,
+    context_parallel,
+    data_parallel,
+    execution,
+    left_to_stacks,
+    numerics,
+    path_of,
+    tensor_parallel,
+)
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.target import Workload
 from simpar.plan.offload import offloads_gradients
@@ -76,18 +85,11 @@ DISPATCH = Decider[object](
 )
 BY_PLAN: tuple[Decider[object], ...] = (DISPATCH, Decider(("pp",), ("stages",), _stages_of_their_own, open_value=1))
 BY_STACK: tuple[Decider[Stack], ...] = (
-    Decider(
-        (
-            "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
-            "reshard_after_forward",
-        ),
-        ("kind", "zero", "pp", "stages"),
-        data_parallel.by_stack,
-    ),
-    Decider(("cp_method", "cp_balance"), (), context_parallel.by_stack),
-    Decider(("sequence_parallel", "tp_overlap"), ("tp", "stages"), tensor_parallel.by_stack),
-    Decider(("grad_dtype", "master_weights", "moment_dtype"), ("precision", "optimizer"), numerics.by_stack),
-)  # fmt: skip
+    Decider(left_to_stacks("data_parallel"), ("kind", "zero", "pp", "stages"), data_parallel.by_stack),
+    Decider(left_to_stacks("context_parallel"), (), context_parallel.by_stack),
+    Decider(left_to_stacks("tensor_parallel"), ("tp", "stages"), tensor_parallel.by_stack),
+    Decider(left_to_stacks("numerics"), ("precision", "optimizer"), numerics.by_stack),
+)
 BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp", "stages"), _layers),)
 SCHEME = Decider[Workload](("sync_every", "staleness", "servers"), ("sync",), _scheme)
 OFFLOAD = Decider[object](

@@ -2,7 +2,8 @@
 
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks import load_target, targets_of, unsupported
-from simpar.frameworks.framework import framework_of
+from simpar.frameworks.framework import framework_of, losses_of
+from simpar.layout.decide import decide
 from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import load_stack
 from tests.as_stages import as_stages
@@ -58,3 +59,19 @@ def test_what_cannot_be_asked_at_all_is_no_refusal_of_a_neighbour():
     assert framework.remark(uniform) == ""
     beside = framework_of(uniform, TARGET, load_stack("megatron"))
     assert beside.remark(staged) == f"{beside.name}: {framework.error}"
+
+
+def test_dtypes_that_a_stack_decides_are_lost_where_a_plan_states_others():
+    """A layout states its stack's dtype of optimizer states: it is exported as if it were left open."""
+    stack = load_stack("megatron")
+    numerics = stack.numerics.model_copy(update={"moment_dtype": "bf16"})
+    ours = stack.model_copy(update={"numerics": numerics, "name": "ours", "learned_from": "megatron"})
+    plan = checked("llama-3-8b", dp=8, zero=1)
+    stated = decide(plan, TARGET, ours).to_plan()
+    assert stated.numerics.moment_dtype == "bf16"
+    left_open, as_stated, other = (
+        [loss.field for loss in losses_of(each, TARGET, ours, "megatron")]
+        for each in (plan, stated, plan.with_values(moment_dtype="fp16"))
+    )
+    assert left_open == as_stated == []
+    assert other == ["numerics.moment_dtype"]

@@ -122,6 +122,11 @@ def to_file_value(name: str, value: Any) -> dict[str, Any]:
     return {section: {field: mesh.split_order(value)}}
 
 
+def left_to_stacks(section: str) -> tuple[str, ...]:
+    """The choices of a section that the software stack decides where a plan leaves them open, by name."""
+    return tuple(choice.name for choice in CHOICES if choice.by_stack and choice.section == section)
+
+
 def made_for(what: str) -> tuple[str, ...]:
     """All choices whose values are made for one LAYOUT or JOB, by name."""
     return tuple(choice.name for choice in CHOICES if what in choice.made_for)

@@ -143,6 +143,7 @@ CHOICES = in_section(
     ),
     Choice(
         "moment_dtype",
+        by_stack=True,
         axis=OptionalAxis(
             STATES, lambda rows: ~has_value(rows, "optimizer", *OWN_WIDTH), label="{} moments", after="optimizer"
         ),
