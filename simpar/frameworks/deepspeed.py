@@ -183,6 +183,6 @@ DEEPSPEED = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("offload",),
+    features=("offload", "expandable_segments"),
     read=read,
 )

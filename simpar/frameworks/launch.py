@@ -105,12 +105,18 @@ def job(s: Subject, start: str = _TORCHRUN) -> dict[str, str]:
     return {"pytorchjob.yaml": "\n".join([*comment(s), _JOB.format(**given) + "".join(nodes)])}
 
 
+def allocator(s: Subject) -> dict[str, str]:
+    """What torch's caching allocator is told, unless the plan leaves that to the stack [PyTorch, CUDA semantics]."""
+    expandable = s.plan.execution.expandable_segments
+    return {} if expandable is None else {"PYTORCH_ALLOC_CONF": f"expandable_segments:{expandable}"}
+
+
 def launchers(s: Subject, command: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """``command.sh`` (environment and command), ``slurm.sh``, ``pytorchjob.yaml``, and ``local.sh`` for one node.
 
     The words of ``command`` are used unquoted: quote user input with :func:`words`.
     """
-    exports = [f"export {name}={value}" for name, value in (environment or {}).items()]
+    exports = [f"export {name}={value}" for name, value in ((environment or {}) | allocator(s)).items()]
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
     return {"command.sh": "\n".join(lines) + "\n", **scripts(s, _LOCAL, _SLURM, job(s))}
 

@@ -12,6 +12,7 @@ from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.decoder import megatron_core_losses, period
 from simpar.frameworks.launch import launchers, words
 from simpar.frameworks.megatron_details import detail_arguments, detail_losses, position_type, router_arguments, sinks
+from simpar.frameworks.megatron_execution import BACKENDS, attention_losses, graph_losses, graph_options
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.megatron_read import read
 from simpar.frameworks.subject import Loss, Subject
@@ -28,7 +29,6 @@ NUMERICS = TargetNumerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
 DISPATCHERS = {None: "alltoall", "all_to_all": "alltoall", "all_gather": "allgather"}
-BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 UNSCALED = {"layernorm", "moe_act"}
 """Modules that cannot be recomputed under delayed scaling (``TransformerConfig`` of megatron-core 0.19.2)."""
 
@@ -40,10 +40,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     else:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
-    if (kernel := s.plan.execution.attention_kernel) not in BACKENDS:
-        yield Loss("attention_kernel", kernel, "Transformer Engine has flash, fused and unfused attention")
-    elif sinks(s) and kernel not in (None, "cudnn"):
-        yield Loss("attention_kernel", kernel, "fused attention alone has learned sinks")
+    yield from attention_losses(s, has_sinks=sinks(s))
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -59,6 +56,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
     yield from _overlaps(s)
     yield from _exchange(s)
     yield from _recomputed(s)
+    yield from graph_losses(s, recomputes_layers=_recompute(s).get("--recompute-granularity") == "full")
     yield from rules.chosen(
         s,
         first_bucket_bytes="buckets have one size",
@@ -120,6 +118,7 @@ def options(s: Subject) -> Options:
         **_pipeline(s),
         **_data_parallel(s),
         **_recompute(s),
+        **graph_options(s),
         **_numerics(s),
         **_training(s),
     }
@@ -370,6 +369,6 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
-    features=("attention_kernel", "dispatcher"),
+    features=("attention_kernel", "dispatcher", "expandable_segments", "graphs"),
     numerics=NUMERICS,
 )

@@ -61,6 +61,8 @@ class Code(str):
 
 def losses(s: Subject) -> Iterator[Loss]:
     """Losses: Megatron-Core's limits, and Bridge's own."""
+    if (graphs := s.plan.execution.graphs) == "step":
+        yield Loss("graphs", graphs, "it switches off checks whose settings the exporter does not write")
     if s.graph.has_state:
         yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
     if is_by_name(s):
@@ -241,6 +243,7 @@ MEGATRON_BRIDGE = Target(
     options=options,
     files=files,
     notes=notes,
+    features=("dispatcher", "expandable_segments", "graphs"),
     numerics=megatron.NUMERICS,
     read=read,
 )

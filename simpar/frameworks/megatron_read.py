@@ -12,6 +12,7 @@ from simpar.architectures.recompute import MODULES, by_layer, every, of_layer, o
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
 from simpar.frameworks.megatron_arguments import AXES, SIZES, Arguments, read_arguments
+from simpar.frameworks.megatron_execution import read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
@@ -75,10 +76,7 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     result["etp"] = given.number("--expert-tensor-parallel-size")
     result["capacity_factor"] = given.text("--moe-expert-capacity-factor")
     result["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
-    if given.text("--moe-token-dispatcher-type") == "allgather":
-        result["dispatcher"] = "all_gather"
-    if given.text("--attention-backend") == "unfused":
-        result["attention_kernel"] = "eager"
+    result |= read_execution(given)
     result["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.switch("--tp-comm-overlap")
     if (result["tp"] or 1) > 1:

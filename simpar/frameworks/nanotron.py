@@ -179,6 +179,7 @@ NANOTRON = Target(
     ),
     notes=notes,
     read=nanotron_read.read,
+    features=("expandable_segments",),
     numerics=TargetNumerics(OPTIMIZERS),
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from simpar.frameworks import megatron, megatron_bridge
 from simpar.frameworks.bridge_read import read
-from simpar.frameworks.launch import comment
+from simpar.frameworks.launch import allocator, comment
 from simpar.frameworks.subject import Subject
 from simpar.frameworks.target import Options, Target
 
@@ -116,7 +116,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 def _launch(s: Subject, given: Options) -> str:
     names = [name for name in EXECUTORS if any(key.startswith(f"{name}.") for key in given)]
-    environment = megatron.environment(s)
+    environment = megatron.environment(s) | allocator(s)
     text = "\n".join(comment(s)) + "\n"
     text += _HEAD.format(environment=environment, needed={name: NEEDED[name] for name in names if name in NEEDED})
     for name in names:
@@ -160,7 +160,7 @@ NEMO_RUN = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("a part",),
+    features=("a part", "dispatcher", "expandable_segments", "graphs"),
     numerics=megatron.NUMERICS,
     read=read,
 )

@@ -200,5 +200,5 @@ TORCH = Target(
     files=files,
     notes=notes,
     numerics=TargetNumerics(precisions=("bf16", "fp32")),
-    features=("offload", "a part"),  # `simpar run` runs more than the script
+    features=("offload", "a part", "expandable_segments"),  # `simpar run` runs more than the script
 )

@@ -196,7 +196,7 @@ TORCHTITAN = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    features=("offload",),
+    features=("offload", "expandable_segments"),
     numerics=titan.NUMERICS,
     read=read,
 )

@@ -97,7 +97,7 @@ TORCHTITAN_TOML = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    features=("offload",),
+    features=("offload", "expandable_segments"),
     numerics=titan.NUMERICS,
     read=read,
 )

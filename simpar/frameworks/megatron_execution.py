@@ -1,0 +1,75 @@
+"""How steps are executed, in Megatron-LM's arguments: attention kernels and CUDA graphs, written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simpar.frameworks.architecture import architecture
+from simpar.frameworks.megatron_arguments import Arguments
+from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.target import Options
+
+BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
+GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_router"}
+"""What graphs capture of a layer (``CudaGraphModule`` of megatron-core 0.19.2)."""
+BESIDE_ROUTER = "moe_preprocess"
+"""Is captured with the router only; too small to be a choice of its own."""
+
+
+def attention_losses(s: Subject, *, has_sinks: bool) -> Iterator[Loss]:
+    """Attention kernels that Transformer Engine does not have, or not for the model."""
+    if (kernel := s.plan.execution.attention_kernel) not in BACKENDS:
+        yield Loss("attention_kernel", kernel, "Transformer Engine has flash, fused and unfused attention")
+    elif has_sinks and kernel not in (None, "cudnn"):
+        yield Loss("attention_kernel", kernel, "fused attention alone has learned sinks")
+
+
+def graph_losses(s: Subject, *, recomputes_layers: bool) -> Iterator[Loss]:
+    """What of a layer cannot be captured (``TransformerConfig.__post_init__`` of megatron-core 0.19.2)."""
+    graphs = s.plan.execution.graphs
+    parts = set() if graphs in (None, "none") else set(str(graphs).split("+"))
+    experts = architecture(s.graph).experts
+    reasons = {
+        "a graph of the whole step has no other beside it": "step" in parts and len(parts) > 1,
+        "layers that are recomputed whole need a graph of the whole step": recomputes_layers and parts - {"step"},
+        "the model has no router": "router" in parts and not s.graph.is_mixture,
+        "every layer of the model has experts": "mlp" in parts and bool(experts) and all(experts),
+        "the model has no Mamba layers": "mamba" in parts and not s.graph.has_state,
+    }
+    yield from (Loss("graphs", graphs, reason) for reason, holds in reasons.items() if holds)
+
+
+def graph_options(s: Subject) -> Options:
+    """Arguments of CUDA graphs: per layer by Transformer Engine, or of the whole iteration."""
+    graphs = s.plan.execution.graphs
+    if graphs in (None, "none"):
+        return {}
+    if graphs == "step":
+        switches = ("--te-rng-tracker", "--no-check-for-nan-in-loss-and-grad")
+        return {"--cuda-graph-impl": "full_iteration", **dict.fromkeys(switches)}
+    modules = [GRAPHED[part] for part in str(graphs).split("+") if part in GRAPHED]
+    return {"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": modules, "--te-rng-tracker": None}
+
+
+def read_execution(given: Arguments) -> dict[str, Any]:
+    """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
+    result: dict[str, Any] = {}
+    if given.text("--moe-token-dispatcher-type") == "allgather":
+        result["dispatcher"] = "all_gather"
+    if given.text("--attention-backend") == "unfused":
+        result["attention_kernel"] = "eager"
+    kind = next(iter(given.values.get("--cuda-graph-impl", [])), None)
+    flag = next((each for each in ("--cuda-graph-modules", "--cuda-graph-scope") if each in given.values), None)
+    names = given.values[flag] if flag else []
+    parts = {name: part for part, name in GRAPHED.items()}
+    if kind == "none":
+        result["graphs"] = "none"
+    elif kind == "full_iteration" or (kind and names == ["full_iteration"]):
+        result["graphs"] = "step"
+    elif kind and names and all(name in (*parts, BESIDE_ROUTER) for name in names):
+        result["graphs"] = "+".join(parts[name] for name in names if name in parts)
+    if "graphs" in result:
+        for each in (flag, "--cuda-graph-impl", "--te-rng-tracker", "--no-check-for-nan-in-loss-and-grad"):
+            given.has(each or "")
+    return result

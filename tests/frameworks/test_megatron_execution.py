@@ -1,0 +1,91 @@
+"""How steps are executed, in Megatron-LM's arguments: out and back in."""
+
+import pytest
+
+from simpar.architectures.catalogue import load_model
+from simpar.frameworks import TARGETS, load_target, read, unsupported
+from simpar.plan.plan import Plan
+
+from .conftest import TRAINING, checked, exported
+
+EXPERTS = {"dp": 8, "ep": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "expected"),
+    [
+        ("llama-3-8b", {"graphs": "attention+mlp"}, ["transformer_engine", "--cuda-graph-modules attn mlp"]),
+        ("llama-3-8b", {"graphs": "step"}, ["full_iteration", "--no-check-for-nan-in-loss-and-grad"]),
+        ("qwen3-30b-a3b", {**EXPERTS, "graphs": "router"}, ["--cuda-graph-modules moe_router", "--te-rng-tracker"]),
+        ("llama-3-8b", {"attention_kernel": "eager"}, ["--attention-backend unfused"]),
+        ("qwen3-30b-a3b", {**EXPERTS, "dispatcher": "all_gather"}, ["--moe-token-dispatcher-type allgather"]),
+    ],
+)
+def test_what_is_executed_comes_back(model, values, expected):
+    """Arguments are Megatron-Core's, and are read as the plan that they come from; nothing of them is left unread."""
+    text = exported("megatron", checked(model=model, **values))["command.sh"]
+    assert [words for words in expected if words not in text] == []
+    back = read(text, "command.sh", "megatron")
+    chosen = {name: value for name, value in values.items() if name not in EXPERTS}
+    assert {name: getattr(back.plan.execution, name) for name in chosen} == chosen
+    assert not any("graph" in option or "rng" in option for option in back.ignored)
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "words"),
+    [
+        ("llama-3-8b", {"graphs": "attention", "recompute": "full"}, "recomputed whole"),
+        ("llama-3-8b", {"graphs": "step", "recompute": "full"}, None),
+        ("llama-3-8b", {"graphs": "attention+step"}, "no other beside it"),
+        ("llama-3-8b", {"graphs": "router"}, "no router"),
+        ("llama-3-8b", {"graphs": "mamba"}, "no Mamba"),
+        ("qwen3-30b-a3b", {**EXPERTS, "graphs": "mlp"}, "has experts"),
+        ("qwen3-30b-a3b", {**EXPERTS, "graphs": "attention+router"}, None),
+        ("llama-3-8b", {"attention_kernel": "latent"}, "flash, fused and unfused"),
+        ("llama-3-8b", {"loss_chunks": 4}, "do not know this field"),
+    ],
+)
+def test_what_megatron_core_cannot_execute_is_a_loss(model, values, words):
+    """With its reason, which is Megatron-Core's own."""
+    reasons = unsupported(Plan.model_validate({"dp": 8, **values}), load_model(model), TRAINING, "megatron")
+    assert (words is None) == (not reasons)
+    assert words is None or any(words in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "graphs"),
+    [
+        ("--cuda-graph-impl local --cuda-graph-scope attn moe_router moe_preprocess", "attention+router"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "step"),
+        ("--cuda-graph-impl none", "none"),
+        ("", None),
+    ],
+)
+def test_graphs_as_people_write_them(arguments, graphs):
+    """Names of older releases as well; the router's preprocessing is captured with it."""
+    given = read(f"--micro-batch-size 1 {arguments}", "train.sh", "megatron")
+    assert given.plan.execution.graphs == graphs
+    assert not given.ignored
+
+
+@pytest.mark.parametrize("scope", ["full", "moe", ""])
+def test_graphs_that_no_plan_can_say_are_listed(scope):
+    """They are not read as something else."""
+    given = read(f"--micro-batch-size 1 --cuda-graph-impl local --cuda-graph-scope {scope}", "train.sh", "megatron")
+    assert given.plan.execution.graphs is None
+    assert {"--cuda-graph-impl", "--cuda-graph-scope"} <= set(given.ignored)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_allocator_is_told_by_every_target_that_starts_torch(target):
+    """An environment variable of the command; a loss elsewhere. What the plan leaves to the stack stays as it was."""
+    if "expandable_segments" not in load_target(target).features:
+        plan = Plan(dp=8, expandable_segments=True)
+        reasons = unsupported(plan, load_model("llama-3-8b"), TRAINING, target)
+        assert any("expandable_segments" in reason for reason in reasons)
+        return
+    file = "launch.py" if target == "nemo-run" else "command.sh"
+    for chosen in (True, False):
+        text = exported(target, checked(model="llama-3.1-8b", dp=8, expandable_segments=chosen))[file]
+        assert f"expandable_segments:{chosen}" in text
+        assert f"expandable_segments:{not chosen}" not in text
