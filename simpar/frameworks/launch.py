@@ -116,7 +116,7 @@ def launchers(s: Subject, command: Iterable[str], environment: Mapping[str, str]
 
     The words of ``command`` are used unquoted: quote user input with :func:`words`.
     """
-    exports = [f"export {name}={value}" for name, value in ((environment or {}) | allocator(s)).items()]
+    exports = [f"export {name}={value}" for name, value in {**(environment or {}), **allocator(s)}.items()]
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
     return {"command.sh": "\n".join(lines) + "\n", **scripts(s, _LOCAL, _SLURM, job(s))}
 

@@ -20,6 +20,10 @@ from simpar.frameworks.yaml_text import config_and_launchers
 from simpar.units import MIB
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2", "flash3": "flash_attention_3"}
+"""transformers' names of attention kernels (``attn_implementation``)."""
+FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash2": "fa2", "flash3": "fa3"}
+"""LLaMA-Factory's (``AttentionFunction``)."""
 ARGUMENTS = "training_args.json"
 _SCRIPT = '''"""Train a causal language model on random tokens with Hugging Face's Trainer."""
 
@@ -46,7 +50,7 @@ class RandomTokens(torch.utils.data.Dataset):
 def main():
     """Build the model, let the Trainer shard it, train."""
     (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(os.path.join(HERE, "{config}"))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(HERE), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(HERE), dtype=torch.float32{attention})
     Trainer(model=model, args=arguments, train_dataset=RandomTokens()).train()
 
 
@@ -58,6 +62,7 @@ if __name__ == "__main__":
 def losses(s: Subject) -> Iterator[Loss]:
     """Losses of the Trainer: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
     yield from hugging_face.losses(s)
+    yield from attention_losses(s)
     yield from rules.no_axis(s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option")
     yield from rules.no_axis(s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option")
     yield from sharded_losses(s)
@@ -80,6 +85,15 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
         overlap_param_gather="parameters are fetched ahead always",
         grad_dtype="gradients are reduced as they are computed",
     )
+
+
+def attention_losses(s: Subject) -> Iterator[Loss]:
+    """Attention kernels that transformers does not have, or not for the precision."""
+    kernel = s.plan.execution.attention_kernel
+    if kernel is not None and kernel not in ATTENTION:
+        yield Loss("attention_kernel", kernel, "transformers has eager, sdpa, flash_attention_2 and flash_attention_3")
+    elif kernel in ("flash2", "flash3") and s.plan.numerics.precision == "fp32":
+        yield Loss("attention_kernel", kernel, "FlashAttention takes bf16 and fp16")
 
 
 def released(s: Subject) -> Iterator[Loss]:
@@ -146,7 +160,11 @@ def notes(s: Subject) -> Iterator[str]:
 
 def _transformers_files(s: Subject, given: Options) -> Mapping[str, str]:
     """The arguments, the model's config, the script and the launchers."""
-    script = _SCRIPT.format(seq_len=s.training.seq_len, vocab=s.graph.dims["vocab"], config=ARGUMENTS)
+    kernel = s.plan.execution.attention_kernel
+    attention = f', attn_implementation="{ATTENTION[kernel]}"' if kernel in ATTENTION else ""
+    script = _SCRIPT.format(
+        seq_len=s.training.seq_len, vocab=s.graph.dims["vocab"], config=ARGUMENTS, attention=attention
+    )
     return {
         ARGUMENTS: json.dumps(nested(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
@@ -177,13 +195,19 @@ def _trl_options(s: Subject) -> Options:
         "max_length": s.training.seq_len,
         "packing": True,
         **arguments(s),
-    }
+    } | _attention(s)
+
+
+def _attention(s: Subject) -> Options:
+    kernel = s.plan.execution.attention_kernel
+    return {} if kernel is None else {"attn_implementation": ATTENTION[kernel]}
 
 
 def _axolotl_losses(s: Subject) -> Iterator[Loss]:
     """Losses: what the config cannot express. It has hybrid sharding; axes other than data are not exported."""
     yield from released(s)
     yield from hugging_face.losses(s)
+    yield from attention_losses(s)
     yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
     yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
     yield from sharded_losses(s)
@@ -217,7 +241,9 @@ def _axolotl_options(s: Subject) -> Options:
         "fp16": numerics.precision == "fp16",
         "gradient_checkpointing": full and data.zero < 2,
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
-    }
+    } | _attention(s)
+    if (chunks := s.plan.execution.loss_chunks) is not None:
+        result |= {"chunked_cross_entropy": True, "chunked_cross_entropy_num_chunks": chunks}
     if (widened := QUANTISED.get(s.graph.name)) is not None:
         result |= {"model_quantization_config": widened, "model_quantization_config_kwargs": {"dequantize": True}}
     if data.zero < 2:
@@ -235,7 +261,7 @@ def _llama_factory_options(s: Subject) -> Options:
 
     LLaMA-Factory checkpoints activations unless that is disabled; under FSDP, FSDP's own option is used.
     """
-    given = arguments(s)
+    given, kernel = arguments(s), s.plan.execution.attention_kernel
     is_own = bool(given.pop("gradient_checkpointing"))
     return {
         "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
@@ -247,6 +273,7 @@ def _llama_factory_options(s: Subject) -> Options:
         "packing": True,
         "disable_gradient_checkpointing": not is_own,
         **given,
+        **({} if kernel is None else {"flash_attn": FLASH_ATTN[kernel]}),
     }
 
 
@@ -259,7 +286,7 @@ TRANSFORMERS = Target(
     options=arguments,
     files=_transformers_files,
     notes=_transformers_notes,
-    features=("offload", "a part"),
+    features=("offload", "a part", "attention_kernel", "expandable_segments"),
     numerics=TargetNumerics(OPTIMIZERS),
 )
 TRL = replace(
@@ -279,6 +306,7 @@ AXOLOTL = replace(
     version="Axolotl 0.19.0 (AxolotlInputConfig)",
     losses=_axolotl_losses,
     options=_axolotl_options,
+    features=(*TRANSFORMERS.features, "loss_chunks"),
     files=config_and_launchers("axolotl.yaml", "-m axolotl.cli.train", "axolotl.yaml"),
 )
 LLAMA_FACTORY = replace(
