@@ -26,9 +26,9 @@ from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
-from simpar.planner.workers import Workers
 from simpar.tracing.load import load_model
 from simpar.units import NS_PER_S
+from simpar.workers import Workers
 
 MODELS = ("gpt2", "llama-3.2-1b", "small-llama", "small-mixture", "tiny-mixture", "olmoe-1b-7b", "gemma-3-1b")
 CLUSTERS = (("dgx-h100", 1), ("dgx-h100", 2), ("dgx-a100-80gb", 2), ("a100-pcie-8", 1), ("l4-8", 2))

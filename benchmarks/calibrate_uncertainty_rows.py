@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from as_published import recompute_to_fit
-from joblib import Parallel, delayed
 from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
@@ -50,6 +49,7 @@ from simpar.validation.rows import Case, Measurements, case, read_measurements
 from simpar.validation.summary import CELL
 from simpar.validation.table import suspect
 from simpar.validation.tuned import choose_open_settings
+from simpar.workers import Workers
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs
@@ -214,20 +214,26 @@ def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
             place, source = (path.name, at), text(row, "source")
             counts[source] += 1
             tasks.append((row, place, known.get(place), counts[source] % THINNED.get(source, 1) == 0))
-    found = Parallel(n_jobs=-1, batch_size=8)(delayed(run_of)(*one, move=move) for *one, move in tasks)
+    found = Workers(jobs=-1).map(_run_of_task, tasks)
     return [run for run in found if run is not None]
+
+
+def _run_of_task(task: tuple[Row, tuple[str, int], Run | None, bool]) -> Run | None:
+    row, place, older, move = task
+    return run_of(row, place, older, move=move)
 
 
 def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[ParameterOverrides]]) -> NDArray[np.float64]:
     """log(measured / predicted), float64[runs, k], each run predicted anew under k values of parameters of its own."""
     rows = {path: read_published(DATA / path) for path in {run.row[0] for run in runs}}
     tasks = [(rows[run.row[0]][run.row[1]], run, some) for run, some in zip(runs, tunings, strict=True)]
-    found = Parallel(n_jobs=-1, batch_size=16)(delayed(_errors_under)(*task) for task in tasks)
+    found = Workers(jobs=-1).map(_errors_under, tasks)
     return np.array(found, dtype=np.float64)
 
 
-def _errors_under(row: Row, run: Run, tunings: Sequence[ParameterOverrides]) -> list[float]:
+def _errors_under(task: tuple[Row, Run, Sequence[ParameterOverrides]]) -> list[float]:
     """What a row leaves open is what it is under the profiles."""
+    row, run, tunings = task
     entry, _ = choose_open_settings(case(row))
     return [float(np.log((run.measured_s or np.nan) / predict_time_s(entry, tuning))) for tuning in tunings]
 

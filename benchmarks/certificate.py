@@ -29,7 +29,7 @@ from typing import Any
 
 import simpar
 from simpar.planner.problem import Constraints
-from simpar.planner.workers import Workers
+from simpar.workers import Workers
 
 CLUSTERS = ("dgx-h100", "a100-pcie-8", "rtx-3090-8", "dgx-v100", "l4-8", "dgx-a100-80gb")
 STACKS = (

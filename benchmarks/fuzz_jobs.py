@@ -16,7 +16,7 @@ from certificate import Case, brute_force, drawn, tightened
 
 import simpar
 from simpar.planner.problem import Constraints
-from simpar.planner.workers import BACKENDS, Workers
+from simpar.workers import BACKENDS, Workers
 
 MOST_PLANS = 60
 """Plans that a device is shrunk by, so that the fullest of them do not fit."""

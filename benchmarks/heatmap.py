@@ -19,8 +19,8 @@ import simpar
 from simpar.files import write_atomic
 from simpar.planner.problem import Constraints, make_problem
 from simpar.planner.sweep import Cell, sweep
-from simpar.planner.workers import Workers
 from simpar.report.grid import load_grid, save_grid_plot
+from simpar.workers import Workers
 
 MODELS = "llama-3.2-1b,llama-3.2-3b,llama-3-8b,llama-3-70b"
 NODES = "1,2,4,8,16,32,64"

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from calibrate_uncertainty_rows import NEVER, TABLES
-from joblib import Parallel, delayed
 from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
@@ -38,6 +37,7 @@ from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.predict import cluster_of, has_rate, job_of, with_rates
 from simpar.validation.rows import case, read_measurements
 from simpar.validation.table import suspect
+from simpar.workers import Workers
 
 GIVEN = (0, 1, 3, 5, 10)
 DRAWS = 30
@@ -101,7 +101,7 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
     for source, found in sorted(rows.items()):
         step = max(1.0, len(found) / MOST_RUNS_OF.get(source, MOST_RUNS))
         tasks += [found[int(i * step)] for i in range(int(len(found) / step))]
-    made = Parallel(n_jobs=2, batch_size=8)(delayed(run_of)(row) for row in tasks)
+    made = Workers(jobs=2).map(run_of, tasks)
     return [run for run in made if run is not None]
 
 

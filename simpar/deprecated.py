@@ -23,6 +23,7 @@ MOVED = {
     "export": "frameworks",
     "learn": "learning",
     "models": "architectures",
+    "search.workers": "workers",
     "search": "planner",
     "validate": "validation",
 }

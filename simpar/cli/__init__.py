@@ -1,6 +1,6 @@
 """The command line: a thin layer that turns flags into a scenario, calls the library and prints.
 
-A new command is one new file here, imported below, and its test.
+A new command is one new file here, a word of ``ORDER``, and its test.
 """
 
 from __future__ import annotations
@@ -9,31 +9,13 @@ import errno
 import gc
 import os
 import sys
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
-from simpar.cli import (
-    about,
-    calibrate,
-    check,
-    compare,
-    explain,
-    export,
-    hardware,
-    import_,
-    learn,
-    listing,
-    plot,
-    replay,
-    report,
-    search,
-    simulate,
-    ui,
-    validate,
-)
-from simpar.cli import run as _run
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD, app
 from simpar.cli.flags import better_said, complete_commands
@@ -42,26 +24,8 @@ from simpar.errors import Infeasible, UserError
 OPEN = ()
 """The modules that other rooms may import; all others are inner."""
 
-COMMANDS = (
-    simulate,
-    search,
-    check,
-    compare,
-    report,
-    export,
-    import_,
-    _run,
-    explain,
-    replay,
-    ui,
-    plot,
-    calibrate,
-    learn,
-    validate,
-    hardware,
-    listing,
-    about,
-)  # imported for their registration
+for _module in iter_modules(__path__):  # commands register themselves when they are imported
+    import_module(f"{__name__}.{_module.name}")
 GC_THRESHOLDS = (200_000, 20, 50)
 """Thresholds of the garbage collector: at Python's default of 700, it takes a tenth of a command of one second."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output

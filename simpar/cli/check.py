@@ -8,20 +8,20 @@ from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, json_out
 from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, with_flags
 
 CHECK_FLAGS = (
-    ScenarioFlag("--hardware", "", str, "Hardware profile: a shipped name or a file"),
-    ScenarioFlag("--nodes", "", int, "Number of nodes, if the command does not say"),
-    ScenarioFlag("--model", "", str, "Model, if the command names none: a shipped name or a config.json"),
-    ScenarioFlag("--seq-len", "", int, "Tokens per sequence, if the command does not say"),
-    ScenarioFlag("--global-batch", "", int, "Sequences per optimizer step, if the command does not say"),
-    ScenarioFlag("--stack", "", str, "Software stack (default: the framework's)"),
+    ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file"),
+    ScenarioFlag("--nodes", "Number of nodes, if the command does not say", kind=int),
+    ScenarioFlag("--model", "Model, if the command names none: a shipped name or a config.json"),
+    ScenarioFlag("--seq-len", "Tokens per sequence, if the command does not say", kind=int),
+    ScenarioFlag("--global-batch", "Sequences per optimizer step, if the command does not say", kind=int),
+    ScenarioFlag("--stack", "Software stack (default: the framework's)"),
     *RUN_FLAGS,
-    ScenarioFlag("--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"),
-    ScenarioFlag("--from", "", str, "Framework, if the text alone does not reveal it"),
+    ScenarioFlag("--reliability", "Profile of failure rates, for a run of --tokens (simpar list reliability)"),
+    ScenarioFlag("--from", "Framework, if the text alone does not reveal it"),
     ScenarioFlag(
-        "--fits-with", "", float, "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)"
+        "--fits-with", "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)", kind=float
     ),
-    ScenarioFlag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
-    ScenarioFlag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--output,-o", "Write the text with the best neighbour's flags"),
+    ScenarioFlag("--json", JSON_HELP),
 )
 
 

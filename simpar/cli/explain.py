@@ -11,15 +11,13 @@ from simpar.cli.app import JSON_HELP, app, console, json_out, working
 from simpar.cli.flags import ScenarioFlag, parameter, scenario_flags, values_by_key, with_parameters
 
 EXPLAIN_FLAGS = (
-    ScenarioFlag("--plan", "", str, "Plan, scenario file or shipped scenario of the run, for the prediction"),
-    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    ScenarioFlag("--json", "", str, JSON_HELP),
-    ScenarioFlag(
-        "--html", "", str, "Write a page with measured and predicted timeline, parts of the step, changes and ranks"
-    ),
-    ScenarioFlag("--steps", "", int, "Optimizer steps in a trace without step marks (default: 1)"),
-    ScenarioFlag("--kernel-classes", "", str, "File with patterns for the names of your kernels (docs/explain.md)"),
-    ScenarioFlag("--no-changes", "", bool, "Do not simulate what single changes would gain"),
+    ScenarioFlag("--plan", "Plan, scenario file or shipped scenario of the run, for the prediction"),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
+    ScenarioFlag("--json", JSON_HELP),
+    ScenarioFlag("--html", "Write a page with measured and predicted timeline, parts of the step, changes and ranks"),
+    ScenarioFlag("--steps", "Optimizer steps in a trace without step marks (default: 1)", kind=int),
+    ScenarioFlag("--kernel-classes", "File with patterns for the names of your kernels (docs/explain.md)"),
+    ScenarioFlag("--no-changes", "Do not simulate what single changes would gain", kind=bool),
 )
 
 

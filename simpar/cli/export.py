@@ -13,27 +13,24 @@ if TYPE_CHECKING:
     from simpar.translate import Files
 
 EXPORT_FLAGS = (
-    ScenarioFlag("--to", "", str, "Export target (simpar list targets)"),
-    ScenarioFlag("--output,-o", "", str, "Folder for the files"),
-    ScenarioFlag("--lossy", "", bool, "Export even if parts of the plan are lost, and list them"),
-    ScenarioFlag("--nearest", "", bool, "If the target cannot express the plan, export the nearest plan that it can"),
+    ScenarioFlag("--to", "Export target (simpar list targets)"),
+    ScenarioFlag("--output,-o", "Folder for the files"),
+    ScenarioFlag("--lossy", "Export even if parts of the plan are lost, and list them", kind=bool),
+    ScenarioFlag("--nearest", "If the target cannot express the plan, export the nearest plan that it can", kind=bool),
     ScenarioFlag(
         "--fit-probability",
-        "",
-        float,
         "Lowest probability of fitting under the target's stack (default: that of the plan's search, else 0.95)",
+        kind=float,
     ),
-    ScenarioFlag("--force", "", bool, "Export even a plan that does not fit with that probability"),
-    ScenarioFlag("--model", "", str, "Model, if the plan names none"),
-    ScenarioFlag("--seq-len", "", int, "Tokens per sequence, if the plan does not say"),
-    ScenarioFlag("--global-batch", "", int, "Sequences per optimizer step, if the plan does not say"),
-    ScenarioFlag("--nodes", "", int, "Number of nodes, if the plan leaves dp open"),
-    ScenarioFlag("--gpus-per-node", "", int, "Devices per node (default: 8)"),
-    ScenarioFlag("--hardware", "", str, "Cluster for the prediction, if the plan names none"),
-    ScenarioFlag(
-        "--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"
-    ),
-    ScenarioFlag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--force", "Export even a plan that does not fit with that probability", kind=bool),
+    ScenarioFlag("--model", "Model, if the plan names none"),
+    ScenarioFlag("--seq-len", "Tokens per sequence, if the plan does not say", kind=int),
+    ScenarioFlag("--global-batch", "Sequences per optimizer step, if the plan does not say", kind=int),
+    ScenarioFlag("--nodes", "Number of nodes, if the plan leaves dp open", kind=int),
+    ScenarioFlag("--gpus-per-node", "Devices per node (default: 8)", kind=int),
+    ScenarioFlag("--hardware", "Cluster for the prediction, if the plan names none"),
+    ScenarioFlag("--stack", "Stack for which the plan was made, if the plan names none or the stack is a file"),
+    ScenarioFlag("--json", JSON_HELP),
 )
 
 

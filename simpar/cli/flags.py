@@ -16,12 +16,12 @@ from simpar.cli.completion import KIND_OF_FLAG, names_of
 
 @dataclass(frozen=True)
 class ScenarioFlag:
-    """One flag: its spelling, the scenario key it sets ("" for none), its type and help text, and a number's unit."""
+    """One flag: its spelling and help text, the scenario key it sets ("" for none), its type, and a number's unit."""
 
     spelling: str
-    key: str
-    kind: Any
     help: str
+    key: str = ""
+    kind: Any = str
     unit: str = ""
 
     @property
@@ -34,16 +34,15 @@ class ScenarioFlag:
 JOB_FLAGS = (
     ScenarioFlag(
         "--model",
-        "model",
-        str,
         "Model: a shipped name, a config.json, or package.module:function of yours (which is executed)",
+        "model",
     ),
-    ScenarioFlag("--hardware", "cluster.hardware", str, "Hardware profile: a shipped name or a file"),
-    ScenarioFlag("--nodes", "cluster.nodes", int, "Number of nodes"),
-    ScenarioFlag("--seq-len", "training.seq_len", int, "Tokens per sequence"),
-    ScenarioFlag("--global-batch", "training.global_batch", int, "Sequences per optimizer step"),
+    ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file", "cluster.hardware"),
+    ScenarioFlag("--nodes", "Number of nodes", "cluster.nodes", int),
+    ScenarioFlag("--seq-len", "Tokens per sequence", "training.seq_len", int),
+    ScenarioFlag("--global-batch", "Sequences per optimizer step", "training.global_batch", int),
 )
-STACK_FLAG = ScenarioFlag("--stack", "stack", str, "Software stack profile (simpar list stacks)")
+STACK_FLAG = ScenarioFlag("--stack", "Software stack profile (simpar list stacks)", "stack")
 
 
 @cache
@@ -52,7 +51,7 @@ def scenario_flags() -> tuple[ScenarioFlag, ...]:
     from simpar.plan.choices import CHOICES
 
     of_plan = (
-        ScenarioFlag(choice.flag.spelling, f"plan.{choice.key}", choice.flag.kind, choice.flag.help)
+        ScenarioFlag(choice.flag.spelling, choice.flag.help, f"plan.{choice.key}", choice.flag.kind)
         for choice in CHOICES
         if choice.flag
     )
@@ -62,27 +61,26 @@ def scenario_flags() -> tuple[ScenarioFlag, ...]:
 PERTURBATION_FLAGS = (
     ScenarioFlag(
         "--jitter",
+        "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
         "perturbation.jitter.sigma",
         float,
-        "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
     ),
     ScenarioFlag(
-        "--seeds", "perturbation.jitter.seeds", int, "Number of steps to simulate under jitter, each with its own seed"
+        "--seeds", "Number of steps to simulate under jitter, each with its own seed", "perturbation.jitter.seeds", int
     ),
 )
 
 RUN_FLAGS = (
     ScenarioFlag(
         "--tokens",
-        "training.tokens",
-        str,
         "Tokens of the whole run, such as 15T: also report its days, GPU-hours, dollars and energy",
+        "training.tokens",
     ),
     ScenarioFlag(
         "--price-per-gpu-hour",
+        "US dollars per GPU-hour (default: that of the hardware profile)",
         "cluster.price_per_device_hour",
         float,
-        "US dollars per GPU-hour (default: that of the hardware profile)",
         unit="USD/h",
     ),
 )
@@ -90,13 +88,13 @@ RUN_FLAGS = (
 OPERATION_FLAGS = (
     ScenarioFlag(
         "--days",
+        "Simulate this many days of operation: failures, checkpoints, restarts, goodput",
         "operation.days",
         float,
-        "Simulate this many days of operation: failures, checkpoints, restarts, goodput",
     ),
-    ScenarioFlag("--reliability", "operation.reliability", str, "Profile of failure rates (simpar list reliability)"),
-    ScenarioFlag("--checkpoint", "operation.checkpoint", str, "How checkpoints are written: sync, async or memory"),
-    ScenarioFlag("--spares", "operation.spares", int, "Spare nodes (default: always enough)"),
+    ScenarioFlag("--reliability", "Profile of failure rates (simpar list reliability)", "operation.reliability"),
+    ScenarioFlag("--checkpoint", "How checkpoints are written: sync, async or memory", "operation.checkpoint"),
+    ScenarioFlag("--spares", "Spare nodes (default: always enough)", "operation.spares", int),
 )
 FAILURE_FLAGS = OPERATION_FLAGS[1:]
 """Flags of operation for a run of given tokens, which determines its own length."""

@@ -16,94 +16,90 @@ from simpar.cli.flags import ScenarioFlag, parameter, scenario_flags, values_by_
 from simpar.errors import UserError
 
 RUN_FLAGS = (
-    ScenarioFlag("--nproc", "", int, "Ranks on this node (default: as the plan needs)"),
-    ScenarioFlag("--output,-o", "", str, "Folder for log, report and traces (default: PLAN-run)"),
-    ScenarioFlag("--json", "", str, JSON_HELP),
-    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    ScenarioFlag("--learning-rate", "learning.learning_rate", float, "Learning rate (default: 1e-4)"),
+    ScenarioFlag("--nproc", "Ranks on this node (default: as the plan needs)", kind=int),
+    ScenarioFlag("--output,-o", "Folder for log, report and traces (default: PLAN-run)"),
+    ScenarioFlag("--json", JSON_HELP),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
+    ScenarioFlag("--learning-rate", "Learning rate (default: 1e-4)", "learning.learning_rate", float),
     ScenarioFlag(
-        "--lr-schedule", "learning.schedule", str, "Learning rate after the warm-up: constant, cosine, linear or wsd"
+        "--lr-schedule", "Learning rate after the warm-up: constant, cosine, linear or wsd", "learning.schedule"
     ),
-    ScenarioFlag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"),
+    ScenarioFlag("--lr-warmup", "Steps over which the learning rate rises (default: 0)", "learning.warmup_steps", int),
     ScenarioFlag(
-        "--lr-decay", "learning.decay_steps", int, "Last steps, in which wsd lowers the rate (default: a tenth)"
+        "--lr-decay", "Last steps, in which wsd lowers the rate (default: a tenth)", "learning.decay_steps", int
     ),
     ScenarioFlag(
         "--lr-steps",
+        "Steps of the whole schedule, resumed runs included (default: --steps)",
         "learning.schedule_steps",
         int,
-        "Steps of the whole schedule, resumed runs included (default: --steps)",
     ),
     ScenarioFlag(
-        "--min-learning-rate", "learning.least_rate", float, "Learning rate at the end of the schedule (default: 0)"
+        "--min-learning-rate", "Learning rate at the end of the schedule (default: 0)", "learning.least_rate", float
     ),
-    ScenarioFlag("--weight-decay", "learning.weight_decay", float, "Weight decay of the optimizer (default: 0)"),
-    ScenarioFlag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
-    ScenarioFlag("--seed", "learning.seed", int, "Seed of initial weights, data order and dropout"),
-    ScenarioFlag("--warmup", "measuring.warmup", int, "First steps, which are not measured (default: 2)"),
-    ScenarioFlag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
+    ScenarioFlag("--weight-decay", "Weight decay of the optimizer (default: 0)", "learning.weight_decay", float),
+    ScenarioFlag("--clip-norm", "Clip the gradient to this norm", "learning.clip_norm", float),
+    ScenarioFlag("--seed", "Seed of initial weights, data order and dropout", "learning.seed", int),
+    ScenarioFlag("--warmup", "First steps, which are not measured (default: 2)", "measuring.warmup", int),
+    ScenarioFlag("--trace", "Write the simulated and the measured step as one trace for Perfetto"),
     ScenarioFlag(
         "--trace-steps",
+        "Steps to trace with Kineto, one file per rank (default: 1 with --trace)",
         "measuring.trace_steps",
         int,
-        "Steps to trace with Kineto, one file per rank (default: 1 with --trace)",
     ),
     ScenarioFlag(
-        "--eval-every", "measuring.evaluate_every", int, "Steps between evaluations on held-out data (default: none)"
+        "--eval-every", "Steps between evaluations on held-out data (default: none)", "measuring.evaluate_every", int
     ),
-    ScenarioFlag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (default: 1)"),
-    ScenarioFlag("--held-out", "measuring.held_out", str, "File to evaluate on, in the format of --tokens or --text"),
-    ScenarioFlag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Also log for TensorBoard"),
-    ScenarioFlag("--wandb", "measuring.wandb", str, "Also log to this project of Weights & Biases"),
+    ScenarioFlag("--eval-batches", "Global batches of an evaluation (default: 1)", "measuring.evaluate_batches", int),
+    ScenarioFlag("--held-out", "File to evaluate on, in the format of --tokens or --text", "measuring.held_out"),
+    ScenarioFlag("--tensorboard/--no-tensorboard", "Also log for TensorBoard", "measuring.tensorboard", bool),
+    ScenarioFlag("--wandb", "Also log to this project of Weights & Biases", "measuring.wandb"),
     ScenarioFlag(
         "--memory-snapshot/--no-memory-snapshot",
+        "Record allocations on CUDA, one file per rank (default: no)",
         "measuring.memory_snapshot",
         bool,
-        "Record allocations on CUDA, one file per rank (default: no)",
     ),
-    ScenarioFlag("--tokens", "", str, "Train on a flat binary file of token ids"),
-    ScenarioFlag("--token-dtype", "data.dtype", str, "Data type of that file: uint16, uint32, int32 or int64"),
-    ScenarioFlag("--text", "", str, "Train on a text file"),
-    ScenarioFlag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
-    ScenarioFlag("--device", "machine.device", str, "cpu or cuda (default: cuda if there are enough devices)"),
+    ScenarioFlag("--tokens", "Train on a flat binary file of token ids"),
+    ScenarioFlag("--token-dtype", "Data type of that file: uint16, uint32, int32 or int64", "data.dtype"),
+    ScenarioFlag("--text", "Train on a text file"),
+    ScenarioFlag("--tokenizer", "For --text: bytes, or a tokenizer.json", "data.tokenizer"),
+    ScenarioFlag("--device", "cpu or cuda (default: cuda if there are enough devices)", "machine.device"),
     ScenarioFlag(
-        "--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (default: no)"
+        "--compile/--no-compile", "Compile every layer with torch.compile (default: no)", "machine.compile", bool
     ),
-    ScenarioFlag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
+    ScenarioFlag("--threads", "Threads of each rank (default: cores / ranks)", "machine.threads", int),
     ScenarioFlag(
-        "--timeout", "machine.timeout_s", float, "Seconds after which a rank that does not respond counts as dead"
+        "--timeout", "Seconds after which a rank that does not respond counts as dead", "machine.timeout_s", float
     ),
-    ScenarioFlag("--port", "machine.port", int, "Port on which rank 0 listens (default: a free one, on localhost)"),
-    ScenarioFlag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
-    ScenarioFlag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face format"),
+    ScenarioFlag("--port", "Port on which rank 0 listens (default: a free one, on localhost)", "machine.port", int),
+    ScenarioFlag("--init-from", "Folder of Hugging Face weights to start from", "weights.init_from"),
+    ScenarioFlag("--save-to", "New folder for the trained weights, in Hugging Face format", "weights.save_to"),
     ScenarioFlag(
-        "--checkpoint",
-        "checkpoints.folder",
-        str,
-        "Folder to which checkpoints are saved, and from which the run continues",
+        "--checkpoint", "Folder to which checkpoints are saved, and from which the run continues", "checkpoints.folder"
     ),
     ScenarioFlag(
-        "--checkpoint-every", "checkpoints.every", int, "Steps between checkpoints (one is always written at the end)"
+        "--checkpoint-every", "Steps between checkpoints (one is always written at the end)", "checkpoints.every", int
     ),
-    ScenarioFlag("--keep", "checkpoints.keep", int, "Number of newest checkpoints to keep (default: 2)"),
+    ScenarioFlag("--keep", "Number of newest checkpoints to keep (default: 2)", "checkpoints.keep", int),
     ScenarioFlag(
-        "--resume/--no-resume", "checkpoints.resume", bool, "Continue from the newest checkpoint (default: yes)"
+        "--resume/--no-resume", "Continue from the newest checkpoint (default: yes)", "checkpoints.resume", bool
     ),
     ScenarioFlag(
         "--background/--no-background",
+        "Write checkpoints while training continues (default: yes)",
         "checkpoints.background",
         bool,
-        "Write checkpoints while training continues (default: yes)",
     ),
     ScenarioFlag(
         "--max-restarts",
-        "",
-        int,
         "How often all ranks may restart after a failure (default: 3 with --checkpoint, else 0)",
+        kind=int,
     ),
-    ScenarioFlag("--nnodes", "", int, "Number of nodes of the run; every node runs this command"),
-    ScenarioFlag("--node-rank", "", int, "Number of this node, from 0"),
-    ScenarioFlag("--rendezvous", "", str, "HOST:PORT of one node, which all others can reach"),
+    ScenarioFlag("--nnodes", "Number of nodes of the run; every node runs this command", kind=int),
+    ScenarioFlag("--node-rank", "Number of this node, from 0", kind=int),
+    ScenarioFlag("--rendezvous", "HOST:PORT of one node, which all others can reach"),
 )
 
 

@@ -18,95 +18,72 @@ if TYPE_CHECKING:
     from simpar.planner.problem import Problem
     from simpar.planner.progress import SearchProgress
     from simpar.planner.result import SearchResult
-    from simpar.planner.workers import Workers
     from simpar.scenario import Scenario
+    from simpar.workers import Workers
 
 SEARCH_FLAGS = (
     ScenarioFlag(
         "--space",
-        "",
-        str,
         "Plans to search: uniform, alpa (a mesh for each stage, a sharding for each operator) or uneven (stages of "
         "different sizes, nodes of several kinds)",
     ),
     ScenarioFlag(
         "--objective",
-        "",
-        str,
         "regret (default: of the plans tied with the shortest, the one with the least expected regret), time (shortest "
         "predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens also days or dollars: "
         "how many GPUs to use, of --nodes and its halves or of --over nodes=8,16,32",
     ),
     ScenarioFlag(
-        "--deadline",
-        "",
-        str,
-        "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d",
+        "--deadline", "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d"
     ),
-    ScenarioFlag(
-        "--budget", "", str, "With objective days or dollars: most US dollars that the run may cost, such as 2M"
-    ),
-    ScenarioFlag("--top", "", int, "Number of candidates to show (default: 5)"),
+    ScenarioFlag("--budget", "With objective days or dollars: most US dollars that the run may cost, such as 2M"),
+    ScenarioFlag("--top", "Number of candidates to show (default: 5)", kind=int),
     ScenarioFlag(
         "--fix",
-        "",
-        list[str],
         "Hold an axis at a value, or search only some values: axis=value or axis=value,value; may be repeated. Some "
         "axes are searched only if given here: optimizer, reduce_dtype, bucket_bytes, sync, ... "
         "(docs/search_axes.md). micro_batch counts sequences of one data-parallel rank; with --space alpa, those of "
         "all devices of a stage",
+        kind=list[str],
     ),
-    ScenarioFlag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
+    ScenarioFlag("--schedules", "Pipeline schedules to consider, separated by commas"),
     ScenarioFlag(
         "--portable",
-        "",
-        str,
         "Search only plans that this export target can express, predicted for its stack unless --stack is given; any: "
         "also plans that no framework supports. Default: schedules, recomputation, ZeRO and overlaps that the stack's "
         "framework supports",
     ),
     ScenarioFlag(
         "--fit-probability",
-        "",
-        float,
         "Lowest probability with which a plan may fit (default: 0.95; 0.5: fits as predicted)",
+        kind=float,
     ),
-    ScenarioFlag("--headroom", "", float, "Fraction of device memory to leave free, in addition"),
+    ScenarioFlag("--headroom", "Fraction of device memory to leave free, in addition", kind=float),
     ScenarioFlag(
         "--over",
-        "",
-        list[str],
         "Run a search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
+        kind=list[str],
     ),
     ScenarioFlag(
         "--jobs",
-        "",
-        int,
         "Number of processes; -1: one per core (default: one per core, at most 8, for a single search on Linux; else "
         "1). The answer does not depend on it",
+        kind=int,
     ),
-    ScenarioFlag("--backend", "", str, "Whose processes: local (default), or dask, those of a cluster"),
-    ScenarioFlag(
-        "--time-limit", "", str, "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h"
-    ),
-    ScenarioFlag("--output,-o", "", str, "Write the best plan as plan.json"),
+    ScenarioFlag("--backend", "Whose processes: local (default), or dask, those of a cluster"),
+    ScenarioFlag("--time-limit", "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h"),
+    ScenarioFlag("--output,-o", "Write the best plan as plan.json"),
     ScenarioFlag(
         "--suggest",
-        "",
-        int,
         "Name this many layouts worth measuring before you decide, and write them as a table for simpar learn",
+        kind=int,
     ),
     ScenarioFlag(
-        "--suggest-to",
-        "",
-        str,
-        "File for the table of --suggest (default: suggested.csv); plan files are written beside it",
+        "--suggest-to", "File for the table of --suggest (default: suggested.csv); plan files are written beside it"
     ),
-    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    ScenarioFlag("--json", "", str, JSON_HELP),
-    ScenarioFlag(
-        "--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"
-    ),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
+    ScenarioFlag("--json", JSON_HELP),
+    ScenarioFlag("--csv", "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"),
 )
 FLAGS = (*RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
@@ -381,7 +358,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
 
 def _workers(values: Mapping[str, Any]) -> Workers:
     """The processes of --jobs and --backend; by default a grid has one, so that it can be stopped."""
-    from simpar.planner.workers import Workers
+    from simpar.workers import Workers
 
     jobs, usual = values["jobs"], Workers.usual()
     if jobs is None and not values["backend"]:

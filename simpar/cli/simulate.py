@@ -16,28 +16,26 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 SIMULATE_FLAGS = (
-    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag(
         "--over",
-        "",
-        list[str],
         "Simulate every value of a scenario key: key=value,value; if repeated, every combination",
+        kind=list[str],
     ),
-    ScenarioFlag("--json", "", str, JSON_HELP),
-    ScenarioFlag("--csv", "", str, "Write the table of --over as CSV, in SI units"),
-    ScenarioFlag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
-    ScenarioFlag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
-    ScenarioFlag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
-    ScenarioFlag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
-    ScenarioFlag("--advise", "", bool, "Simulate neighbouring layouts and show what each would gain"),
-    ScenarioFlag("--engine", "", str, "Engine that executes the step: auto, reference, sweep or event"),
-    ScenarioFlag("--seed", "", int, "First seed of jitter"),
-    ScenarioFlag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
+    ScenarioFlag("--json", JSON_HELP),
+    ScenarioFlag("--csv", "Write the table of --over as CSV, in SI units"),
+    ScenarioFlag("--trace", "Write a trace for Perfetto or chrome://tracing"),
+    ScenarioFlag("--timeline", "Write the timeline as .png, .svg or .html"),
+    ScenarioFlag("--memory-plot", "Write memory over time as .png, .svg or .html"),
+    ScenarioFlag("--html", "Write the report as one self-contained page; implies --advise"),
+    ScenarioFlag("--advise", "Simulate neighbouring layouts and show what each would gain", kind=bool),
+    ScenarioFlag("--engine", "Engine that executes the step: auto, reference, sweep or event"),
+    ScenarioFlag("--seed", "First seed of jitter", kind=int),
+    ScenarioFlag("--flops-convention", "How MFU counts causal attention: full or causal"),
     ScenarioFlag(
         "--require-fit",
-        "",
-        bool,
         "Exit with 3 if the layout is predicted not to fit (simpar check takes a probability)",
+        kind=bool,
     ),
 )
 

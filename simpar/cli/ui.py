@@ -12,9 +12,9 @@ from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import UserError
 
 UI_FLAGS = (
-    ScenarioFlag("--port", "", int, "Port on this machine (default: 8877, or any free one if that is taken)"),
-    ScenarioFlag("--no-open", "", bool, "Only print the address of the page, instead of opening it in a browser"),
-    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag("--port", "Port on this machine (default: 8877, or any free one if that is taken)", kind=int),
+    ScenarioFlag("--no-open", "Only print the address of the page, instead of opening it in a browser", kind=bool),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
 )
 SCENARIO = "llama-3-8b-8-h100"
 """The initial scenario of the page if none is named."""

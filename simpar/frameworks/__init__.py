@@ -279,23 +279,3 @@ def read(text: str, name: str, target: str) -> Imported:
 def readable() -> tuple[str, ...]:
     """Targets whose files can be read back."""
     return tuple(name for name in TARGETS if load_target(name).read is not None)
-
-
-__all__ = [
-    "TARGETS",
-    "ExportDraft",
-    "Exported",
-    "Imported",
-    "Inexpressible",
-    "Loss",
-    "Target",
-    "draft",
-    "export",
-    "expressible",
-    "load_target",
-    "losses",
-    "read",
-    "readable",
-    "targets_of",
-    "unsupported",
-]

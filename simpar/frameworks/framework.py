@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.errors import UserError
-from simpar.frameworks import Loss, load_target, losses, targets_of
+from simpar.frameworks import load_target, losses, targets_of
+from simpar.frameworks.subject import Loss
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack

@@ -10,6 +10,7 @@ from simpar import frameworks
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
+from simpar.frameworks.subject import Loss
 from simpar.layout.decide import complete_plan
 from simpar.layout.moves import choice_of, choices_following, forgone_savings, replacements, savings
 from simpar.plan.choices.target import Workload
@@ -85,7 +86,7 @@ def _saving(near: Near, job: ExportJob) -> Iterator[Near]:
             yield replace(other, given_up=near.given_up)
 
 
-def _losses(plan: Plan, job: ExportJob) -> tuple[frameworks.Loss, ...] | None:
+def _losses(plan: Plan, job: ExportJob) -> tuple[Loss, ...] | None:
     """What the target cannot express; None if it is not a valid plan."""
     try:
         return frameworks.losses(plan, job.graph, job.training, job.target, devices_per_node=job.devices_per_node)
@@ -93,7 +94,7 @@ def _losses(plan: Plan, job: ExportJob) -> tuple[frameworks.Loss, ...] | None:
         return None
 
 
-def _changed(near: Near, losses: tuple[frameworks.Loss, ...], job: ExportJob) -> Iterator[Near]:
+def _changed(near: Near, losses: tuple[Loss, ...], job: ExportJob) -> Iterator[Near]:
     """The plan with another value for the first choice that cannot be expressed and can be changed."""
     names = [choice_of(loss.field) for loss in losses]
     for name in sorted(names, key=lambda name: "dp" not in choices_following(name)):  # axes decide others

@@ -7,7 +7,7 @@ from simpar.planner.result import Candidate, Counts, SearchResult
 OPEN = (
     "answer.candidates", "answer.summary", "answer.terminal", "api", "certify.exact", "certify.frontier", "problem",
     "progress", "result", "space.axes", "space.fit", "space.jobs", "space.portable", "space.rows", "space.table",
-    "sweep", "tables", "workers",
+    "sweep", "tables",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

@@ -22,9 +22,9 @@ from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Constraints, Problem, make_problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import SearchResult
-from simpar.planner.workers import LOCAL, Workers
 from simpar.program.perturbation import Perturbation
 from simpar.stacks.stack import Stack
+from simpar.workers import LOCAL, Workers
 
 SPACES = {
     "uniform": "uniform:search_runnable",

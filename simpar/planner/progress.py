@@ -14,7 +14,7 @@ from types import FrameType
 from simpar.errors import UserError
 from simpar.interrupts import imports
 from simpar.planner.result import Counts
-from simpar.planner.workers import Workers
+from simpar.workers import Workers
 
 Report = Callable[[str, Counts, float | None], None]
 TOP = 5

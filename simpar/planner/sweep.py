@@ -12,7 +12,7 @@ from simpar.errors import Infeasible
 from simpar.planner.api import find_space
 from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
-from simpar.planner.workers import Workers
+from simpar.workers import Workers
 
 Done = Callable[[int], None]
 

@@ -22,13 +22,13 @@ from simpar.planner.problem import BY_REGRET, OBJECTIVES, Constraints, make_prob
 from simpar.planner.progress import SearchProgress, in_words
 from simpar.planner.result import Candidate, Counts
 from simpar.planner.space.jobs import without_axes
-from simpar.planner.workers import Workers
 from simpar.report.html import render
 from simpar.report.words import layout
 from simpar.ui.answers import AnswerEngine, add_failures, draw_sections, simulate_request, try_neighbours
 from simpar.ui.state import SOURCE, as_state, ask
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import DAY_S
+from simpar.workers import Workers
 
 if TYPE_CHECKING:
     from simpar.scenario import Scenario

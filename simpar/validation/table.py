@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from simpar.validation.predict import Prediction, has_rate, with_rates
 from simpar.validation.rows import Case, Measurements, read_measurements
 from simpar.validation.summary import CELL, RowOutcome, summary
 from simpar.validation.tuned import choose_open_settings
+from simpar.workers import Workers
 
 
 # Tables of single kernels or collectives: every row predicted by the cost model alone.
@@ -142,17 +144,13 @@ def outcomes_of(
     rows: Sequence[Row], *, jobs: int = -1, chosen: ProfileOverrides = AS_NAMED, predicted: RowPredictor | None = None
 ) -> list[RowOutcome]:
     """Predict rows on ``jobs`` processes (-1: all cores); the results are in order."""
-    from joblib import Parallel, delayed
-
     numbered = list(enumerate(rows, start=2))
     chunks = [numbered[i : i + CHUNK] for i in range(0, len(numbered), CHUNK)]
-    parts = Parallel(n_jobs=1 if len(chunks) == 1 else jobs)(
-        delayed(_outcomes)(chunk, chosen, predicted or predict_row) for chunk in chunks
-    )
+    parts = Workers(jobs).map(partial(_outcomes, chosen, predicted or predict_row), chunks)
     return [outcome for part in parts for outcome in part]
 
 
-def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: ProfileOverrides, predicted: RowPredictor) -> list[RowOutcome]:
+def _outcomes(chosen: ProfileOverrides, predicted: RowPredictor, chunk: Sequence[tuple[int, Row]]) -> list[RowOutcome]:
     return [outcome(line, row, chosen, predicted) for line, row in chunk]
 
 

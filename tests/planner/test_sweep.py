@@ -4,7 +4,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.planner.sweep import Cell, sweep
-from simpar.planner.workers import Workers
+from simpar.workers import Workers
 
 HELD = {"tp": (1, 2), "pp": 1, "zero": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "tp_overlap": False}
 

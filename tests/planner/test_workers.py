@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar import workers
 from simpar.errors import UserError
-from simpar.planner import workers
 from simpar.planner.certify import ahead, branch_and_bound, exact
 from simpar.planner.certify.ahead import SpeculativeWorkers, measure_in_worker
 from simpar.planner.certify.exact import measure
@@ -20,7 +20,7 @@ from simpar.planner.progress import SearchProgress
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_uniform
-from simpar.planner.workers import Pool, Processes, Workers, can_fork, num_cores
+from simpar.workers import Pool, Processes, Workers, can_fork, num_cores
 from tests.gate import some
 
 

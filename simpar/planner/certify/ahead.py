@@ -18,7 +18,7 @@ from simpar.planner.certify.frontier import SWEPT, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
-from simpar.planner.workers import Pool, Workers
+from simpar.workers import Pool, Workers
 
 Place: TypeAlias = tuple[int, int]
 """A frontier (by its index) and one of its rows."""

@@ -26,7 +26,7 @@ from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S
 
 if TYPE_CHECKING:
-    from simpar.planner.workers import Workers
+    from simpar.workers import Workers
 
 
 def exact(problem: Problem, plan: Plan, engine: str = "auto") -> Result:

@@ -25,7 +25,7 @@ from simpar.planner.space.table import Rows, factorize
 from simpar.units import Ints
 
 if TYPE_CHECKING:
-    from simpar.frameworks import Loss
+    from simpar.frameworks.subject import Loss
 
 UNCHECKED_AXES = ("micro_batch",)
 """Axes that no target looks at."""

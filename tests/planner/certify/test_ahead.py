@@ -8,7 +8,7 @@ from simpar.planner.certify.ahead import SpeculativeWorkers, measure_in_worker
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import SWEPT
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.workers import Workers
+from simpar.workers import Workers
 
 
 @pytest.fixture

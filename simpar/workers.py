@@ -1,4 +1,4 @@
-"""Processes that share the work of a search: copies of this one, or the workers of a dask cluster."""
+"""Processes that share work, such as that of a search: copies of this one, or the workers of a dask cluster."""
 
 from __future__ import annotations
 
