@@ -19,6 +19,7 @@ from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.files import allowed
 from simpar.hardware.cluster import Cluster
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Program, ProgramError
 from simpar.units import NS_PER_S, to_ns
@@ -141,7 +142,7 @@ class _Shared:
             if call.is_sent:
                 took = self._took(MESSAGE, (call.source, call.destination), call.size_bytes, event)
                 self._count(MESSAGE, call.size_bytes, took)
-            op = self._add(rank, "pp", event.name, took)
+            op = self._add(rank, PIPELINE, event.name, took)
             self._ends[call.is_sent][call.source, call.destination, call.tag].append((op, call))
             return op
         if event.duration_ns is None:

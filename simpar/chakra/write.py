@@ -14,6 +14,7 @@ from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.layout.action_table import schedule_of
+from simpar.plan.choices.mesh import DEGREES
 from simpar.program.ir.program import check_countable
 from simpar.program.job import TrainingJob
 from simpar.program.lower import outline
@@ -116,9 +117,8 @@ def _notes(job: TrainingJob, cluster: Cluster, step: StepTraces) -> Iterator[str
 
 def _page(job: TrainingJob, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]) -> str:
     """The text on how to run the files, and on what they do not express."""
-    mesh = job.layout.mesh
     network = NETWORK if dimensions(cluster) else "YOUR_NETWORK.yml"
-    layout = f"tp {mesh.tp}, cp {mesh.cp}, dp {mesh.dp}, pp {mesh.pp}, ep {mesh.ep}"
+    layout = ", ".join(f"{name} {getattr(job.layout.mesh, name)}" for name in DEGREES)
     devices = f"{cluster.world_size} x {cluster.devices[0].name}"
     files = f"`{PREFIX}.RANK.et` are nodes of mlcommons/chakra (protocol buffers, each with its length before it)"
     lines = [

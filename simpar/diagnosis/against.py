@@ -115,7 +115,7 @@ def stages_of(measured: MeasuredStep, result: Result) -> list[int]:
     assert result.overview is not None, "made with it"
     mesh = result.plan.mesh
     count = len(result.overview.stages)
-    at = mesh.coordinates([each.rank for each in measured.ranks])["pp"].tolist()
+    at = mesh.pipeline_rank([each.rank for each in measured.ranks]).tolist()
     return [stage if stage < count else 2 * count - 1 - stage for stage in at]  # DualPipe's two directions are alike
 
 

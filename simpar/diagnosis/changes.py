@@ -171,13 +171,8 @@ def _distinct(gains: Sequence[Gain]) -> Iterator[Gain]:
 
 def slow_ranks(measured: MeasuredStep, plan: Plan) -> dict[int, float]:
     """By which factor each rank that others wait for is slower than the median of its stage."""
-    stage = dict(
-        zip(
-            (each.rank for each in measured.ranks),
-            plan.mesh.coordinates([each.rank for each in measured.ranks])["pp"].tolist(),
-            strict=True,
-        )
-    )
+    ranks = [each.rank for each in measured.ranks]
+    stage = dict(zip(ranks, plan.mesh.pipeline_rank(ranks).tolist(), strict=True))
     result = {}
     for straggler in measured.stragglers:
         peers = [each.compute_s for each in measured.ranks if stage[each.rank] == stage[straggler.rank]]

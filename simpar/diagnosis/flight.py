@@ -24,6 +24,7 @@ from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import BYTES, collective_kind
 from simpar.diagnosis.traffic import UNNAMED
 from simpar.errors import UserError
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.units import GIB, MS
 
 MOST_BYTES = GIB
@@ -186,7 +187,7 @@ def _entry(each: Mapping[str, Any], groups: Mapping[str, tuple[str, tuple[int, .
     duration = each.get("duration_ms")
     is_message = bool(each.get("is_p2p"))
     number = ("message", int(each["p2p_seq_id"])) if is_message else ("", int(each["collective_seq_id"]))
-    axis = classes.axis(described, *map(str, rest), str(name)) or ("pp" if is_message else UNNAMED)
+    axis = classes.axis(described, *map(str, rest), str(name)) or (PIPELINE if is_message else UNNAMED)
     seconds = None if duration is None else float(duration) * MS
     if not (0 <= sizes < inf and 0 <= (seconds or 0.0) < inf):
         raise ValueError(f"size {sizes}, duration {duration}")

@@ -20,6 +20,7 @@ from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Win
 from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, sum_waits_by_rank
 from simpar.diagnosis.traffic import MESSAGE, RankTraffic, split_ns, traffic_of, union
 from simpar.errors import UserError
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.units import NS_PER_S, format_seconds, number_of
 
 MOST_UNKNOWN = 8
@@ -238,7 +239,7 @@ def _account(trace: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> Rank
         )
         begin, end = union(traffic.finish_ns[rows] - traffic.cost_ns[rows], traffic.finish_ns[rows])
         causes[name] = transfer
-        idle = "bubble" if axis == "pp" else "waiting"
+        idle = "bubble" if axis == PIPELINE else "waiting"
         causes[idle] = causes.get(idle, 0.0) + waiting
         arrived += over
         axes[axis] = AxisUse(

@@ -10,7 +10,7 @@ import numpy as np
 from simpar.diagnosis.lanes import Lane
 from simpar.diagnosis.measured import MeasuredStep
 from simpar.diagnosis.traffic import UNNAMED, RankTraffic
-from simpar.plan.choices.mesh import COMMUNICATION
+from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR
 from simpar.report.timeline import IDLE_CAUSES
 from simpar.units import Ints
@@ -122,6 +122,6 @@ def _causes(lane: Lane, traffic: RankTraffic, owner: Ints, at_ns: Ints) -> Ints:
         rows = traffic.of_axis(axis)
         begin, end = (np.sort(traffic.finish_ns[rows] - traffic.cost_ns[rows]), np.sort(traffic.finish_ns[rows]))
         moving = np.searchsorted(begin, at_ns, side="right") > np.searchsorted(end, at_ns, side="right")
-        waits = IDLE_CAUSES.index("bubble" if axis == "pp" else "waiting")
+        waits = IDLE_CAUSES.index("bubble" if axis == PIPELINE else "waiting")
         result[owner == number] = np.where(moving, IDLE_CAUSES.index("exposed"), waits)[owner == number]
     return result

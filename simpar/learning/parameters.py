@@ -22,6 +22,7 @@ from simpar.cost.kernels import variants
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.profile import ClusterProfile
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack, load_stack
 from simpar.units import GIB, MIB, MS, NS, US
@@ -87,7 +88,7 @@ RESERVED = {
     "memory.allocator.held_outputs": Parameter(0.0, 200.0, 5.0),
 }
 """What an allocator reserves beyond tensors, per transient byte."""
-_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}
+_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": PIPELINE, DISPATCH: "tp"}
 """Axes without which a parameter has no effect."""
 CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
 SHARE = Parameter(0.1, 1.0, 0.03)

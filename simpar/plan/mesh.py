@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_serializer
 
 from simpar.calls import Strict
 from simpar.files import choose
-from simpar.units import Count, Counts, Ints, number
+from simpar.units import Count, Counts, Flags, Ints, number
 
 AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
@@ -39,6 +39,16 @@ class MeshSizes:
         usual = np.where(np.asarray(self.ep) > 1, 1, self.tp)
         ranks: Counts = number(usual if self.etp is None else np.where(np.asarray(self.etp) > 0, self.etp, usual))
         return ranks
+
+    @property
+    def is_pipelined(self) -> bool | Flags:
+        """Whether there are several pipeline stages."""
+        return self.pp > 1
+
+    @property
+    def replica_ranks(self) -> Counts:
+        """Ranks that hold one replica of the model together: tp x cp x pp."""
+        return self.tp * self.cp * self.pp
 
     @property
     def expert_copies(self) -> Counts:
@@ -132,6 +142,15 @@ class Mesh(Strict):
     def at_stage(self, ranks: Any, stage: Any) -> Ints:
         """The ranks with the same coordinates in another pipeline stage; ints, or arrays that broadcast."""
         return self.at({**self.coordinates(ranks), "pp": stage})
+
+    def pipeline_rank(self, ranks: Any) -> Ints:
+        """The pipeline stage of every rank: int64[n] for ``ranks`` int64[n]."""
+        return self.coordinates(ranks)["pp"]
+
+    @property
+    def pipelines(self) -> Ints:
+        """The ranks of every pipeline, stage by stage: int64[num_pipelines, num_stages]."""
+        return self.groups("pp")
 
     @property
     def grid(self) -> Ints:

@@ -11,6 +11,7 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.routing import sample_loads
 from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
@@ -36,7 +37,7 @@ from simpar.units import Ints
 def pipeline_ranks(layout: Layout, ranks: Ints) -> Ints:
     """The pipeline rank that each rank belongs to, int64 like ``ranks``."""
     if not layout.stages:
-        return layout.mesh.coordinates(ranks)["pp"].astype(np.int64)
+        return layout.mesh.pipeline_rank(ranks)
     starts = np.array([stage.first_device for stage in layout.stages])
     order = np.argsort(starts)
     return order[np.searchsorted(starts[order], ranks, side="right") - 1].astype(np.int64)
@@ -45,7 +46,8 @@ def pipeline_ranks(layout: Layout, ranks: Ints) -> Ints:
 def rank_colours(layout: Layout, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool) -> Ints:
     """Initial colours int64[world], equal for ranks with the same work at the same speed; unfolded, all differ."""
     mesh, world = layout.mesh, np.arange(cluster.world_size)
-    colour, colours = pipeline_ranks(layout, world), mesh.pp
+    colour = pipeline_ranks(layout, world)
+    colours = int(colour.max()) + 1
     if uneven_context:
         colour, colours = colour + colours * mesh.coordinates(world)["cp"], colours * mesh.cp
     if layout.has_sampled_loads:
@@ -366,7 +368,7 @@ class RankClassBuilder:
             if tied:
                 elements = max(self.builders[at].table_elements for at in (0, -1))
                 use = embedding_sum(elements, self.builders[0].sync)
-                sums = (TemplateNode("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
+                sums = (TemplateNode(PIPELINE, "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
             held, matrices = builder.held_parameters(stage), builder.matrices(stage)
             nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
             self._known[key] = Template(nodes, len(nodes) - 1)

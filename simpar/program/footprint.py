@@ -191,10 +191,10 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
         return 0.0, 0.0
     assert isinstance(builder, StageBuilder), "no mixture has roles of its own"
     job, schedule = builder.job, lowered.maker.schedule
-    layout, pp, vpp = job.layout, job.layout.mesh.pp, int(job.layout.vpp)
+    layout, ranks, chunks = job.layout, schedule.num_ranks, int(job.layout.vpp)
     own = schedule if layout.schedule == CUSTOM or looks_at_costs(layout.schedule) else None
-    pipe = np.array([[pp], [vpp], [layout.num_microbatches(job.training.global_batch)]])
-    layers = {(pp, vpp): layout.stage_layers(len(graph.layers))}
+    pipe = np.array([[ranks], [chunks], [layout.num_microbatches(job.training.global_batch)]])
+    layers = {(ranks, chunks): layout.stage_layers(len(graph.layers))}
     first = np.zeros(1, dtype=np.int64)
     flight = flights(graph, ((layout.schedule,), first, own), layout.recompute, tuple(pipe), layers, (stage,))
     imbalance = load_error_table().memory.imbalance

@@ -126,7 +126,7 @@ def outline(
         kinds, boundaries = stage_kinds(builders, layout.stages), Boundaries(job, builders)
     else:
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, layout.mesh))
-        builders = (StageBuilder(view, schedule.rank_of_stage),) * layout.mesh.pp
+        builders = (StageBuilder(view, schedule.rank_of_stage),) * schedule.num_ranks
         kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
     colours = rank_colours(layout, cluster, perturbation, uneven_context=uneven)
     syncs = list({id(each): each.sync for each in builders}.values())

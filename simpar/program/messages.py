@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simpar.layout.mirrored import MirroredMesh
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.emission.traffic import hop_kind, send_bytes
@@ -86,7 +87,7 @@ class Messages:
             stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
             blocks = self.job.stack.overlap.p2p_blocks_compute
             node = TemplateNode(
-                kind="pp",
+                kind=PIPELINE,
                 name="send activations" if letter == "F" else "send gradients",
                 streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
             )

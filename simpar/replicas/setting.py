@@ -73,8 +73,7 @@ class ReplicaSetting:
     @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: those of all ranks of one pipeline, times the tensor-parallel degree."""
-        builder = self.lowered.maker.builders[0]
-        held = [builder.held_parameters(stage) for stage in range(self.layout.mesh.pp)]
+        held = [builder.held_parameters(stage) for stage, builder in enumerate(self.lowered.maker.builders)]
         return sum(sum(each.values()) for each in held) * self.layout.mesh.tp
 
     @property

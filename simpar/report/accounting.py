@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
 from simpar.report.idle import IDLE_REASONS, OWN_CAUSES, IdleTime, Participation, Waiting
@@ -265,7 +266,7 @@ def _shares(
     usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.quotient.multiplicity)[:_FIRST_SORT]
     # share = 1 - usual / time; usual: the mean rank's kernels, the least communication of any class
     share: Floats = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
-    share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0
+    share[:, _FIRST_SORT + _SORTS.index(PIPELINE)] = 0.0
     return share
 
 

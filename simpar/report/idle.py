@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.report.attribution import (
     BUBBLE,
     GROUPS,
@@ -59,7 +60,7 @@ class Participation:
         of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int16)
         kind_of_op, class_of_op = of_label[program.ops.label], program.ops.class_id
         joined = np.flatnonzero((kind_of_op < len(OWN_CAUSES))[lowered.op_of_slot])
-        message = np.flatnonzero((kind_of_op == OWN_CAUSES.index("pp"))[program.dependencies.item])
+        message = np.flatnonzero((kind_of_op == OWN_CAUSES.index(PIPELINE))[program.dependencies.item])
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
         op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
         class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
@@ -237,7 +238,7 @@ def _with_own_in_parallel(
     kept, kind_of = [], part.kind_of_op[waits.op]
     for number, kind in enumerate(COMMUNICATION):
         rows = np.flatnonzero(kind_of == number)
-        if kind == "pp" or not len(rows):
+        if kind == PIPELINE or not len(rows):
             continue
         theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == number)
         need = _per_gap(theirs, theirs.length_ns, gaps)

@@ -20,6 +20,7 @@ from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
@@ -248,7 +249,7 @@ def _communication(
     layout = context.job.layout
     sent_as = {"all_gather": layout.gather_dtype} | dict.fromkeys(REDUCTIONS, layout.reduce_dtype)
     for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
-        kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
+        kind = PIPELINE if group.startswith(PIPELINE) or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         dtype = sent_as.get(op) if kind == "dp" else None
         algorithms.setdefault(kind, set()).add(f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else ""))
     result = {}

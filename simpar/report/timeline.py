@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simpar.plan.choices.mesh import COMMUNICATION
+from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.program.ir.program import Label, Program, Timing
 from simpar.units import NS_PER_S, Floats, Indices, Ints
 
@@ -204,7 +204,7 @@ def _arrows(program: Program, slices: Slices, op: Indices) -> Ints:
     """Rows (message, waiting slice) of every dependency on a pipeline message by an op of another class."""
     row_of_op = np.full(len(program), -1, dtype=np.int64)
     row_of_op[op[::-1]] = np.arange(len(op))[::-1]
-    is_message = np.array([label.kind == "pp" for label in program.labels], dtype=bool)[program.ops.label]
+    is_message = np.array([label.kind == PIPELINE for label in program.labels], dtype=bool)[program.ops.label]
     waits = program.dependencies
     on_message = np.flatnonzero(is_message[waits.item])
     waiting = np.searchsorted(waits.pointer, on_message, side="right") - 1

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from simpar.architectures.recompute import says_layers
-from simpar.plan.choices.mesh import LABELLED
+from simpar.plan.choices.mesh import LABELLED, PIPELINE
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
@@ -50,7 +50,7 @@ def layout(plan: dict[str, Any]) -> str:
     stages = pipeline.get("stages") or ()
     if stages:
         words = [_stages(stages)]
-    if (mesh.get("pp") or 1) > 1:
+    if (mesh.get(PIPELINE) or 1) > 1:
         chunks = pipeline.get("vpp") or 1
         words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
     words.append(f"micro-batch {plan.get('micro_batch')}")

@@ -313,9 +313,9 @@ class Stack(Described):
         third, second = np.asarray(zero) == 3, np.asarray(zero) == 2
         return np.asarray(third | (second & (self.data_parallel == "fsdp")))
 
-    def once_a_step(self, sharded: Flags | bool, stages: Numbers) -> Flags:
+    def once_a_step(self, sharded: Flags | bool, is_pipelined: Flags | bool) -> Flags:
         """Whether FSDP (``sharded``) gathers parameters and reduces whole gradients once a step: in pipelines."""
-        return np.asarray(sharded & self.overlap.once_in_pipelines & (np.asarray(stages) > 1))
+        return np.asarray(sharded & self.overlap.once_in_pipelines & np.asarray(is_pipelined))
 
 
 DEFAULT_STACK = "megatron"

@@ -44,7 +44,7 @@ def read_planned_case(row: Row) -> Case:
         raise Unmodelled(f"{path}: is of a cluster with slow ranks")
     plan, training = scenario.plan, scenario.training
     expected = {name: plan.get(name) for name in dict.fromkeys(PLAN_COLUMNS.values())}
-    expected["dp"] = cluster.world_size // (plan.mesh.tp * plan.mesh.cp * plan.mesh.pp)
+    expected["dp"] = cluster.world_size // int(plan.mesh.sizes.replica_ranks)
     expected |= {"n_gpus": cluster.world_size, "seq_len": training.seq_len, "global_batch_seqs": training.global_batch}
     row = canonical(row)
     for name, own in expected.items():

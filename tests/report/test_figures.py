@@ -24,7 +24,7 @@ def test_the_same_figure_is_the_same_bytes():
 def test_nothing_global_is_touched():
     """A figure is made and written without pyplot, which keeps every figure and looks for a display."""
     code = (
-        "import sys; from simpar.report.figures import canvas, rendered; rendered(canvas(3.0)[0], 'svg'); "
+        "import sys; from simpar.report.figures import canvas, render_figure; render_figure(canvas(3.0)[0], 'svg'); "
         "print('matplotlib.pyplot' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

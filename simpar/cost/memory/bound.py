@@ -103,18 +103,18 @@ def flights(
     """Flights of some ranks of every layout.
 
     ``schedules`` are the names, the index of each layout's name among them (int64[layouts]), and the action table of a
-    single layout, else None. ``pipes`` are pp, vpp and microbatches, each int64[layouts]; ``layers_of`` gives the
-    layers of every virtual stage by (pp, vpp). ``places`` name pipeline ranks: an int counts from the first one (at
-    most to the last), a float is a share of the way to the last (1.0).
+    single layout, else None. ``pipes`` are pipeline ranks, chunks per rank and microbatches, each int64[layouts];
+    ``layers_of`` gives the layers of every virtual stage by (ranks, chunks). ``places`` name pipeline ranks: an int
+    counts from the first one (at most to the last), a float is a share of the way to the last (1.0).
     """
-    pp, vpp, microbatches = pipes
+    num_ranks, num_chunks, microbatches = pipes
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
     distinct = tuple(dict.fromkeys(kinds))
     codes = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
     before = np.cumsum([[0, *(codes == kind)] for kind in range(len(distinct))], axis=1)
     names, number, table = schedules
     parts = list[tuple[Ints | Flags, ...]]()
-    shapes, which = np.unique(np.stack([number, pp, vpp]), axis=1, return_inverse=True)
+    shapes, which = np.unique(np.stack([number, num_ranks, num_chunks]), axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     cuts = np.cumsum(np.bincount(which.ravel(), minlength=shapes.shape[1]))[:-1]
     for (name, ranks, chunks), mine in zip(shapes.T.tolist(), np.split(order, cuts), strict=True):

@@ -54,7 +54,7 @@ def kept_widths(layout: Layout, stack: Stack) -> Widths:
 
 def once_a_step(layout: Layout, stack: Stack) -> Flags:
     """Whether FSDP gathers parameters and reduces whole gradients once a step."""
-    return stack.once_a_step(layout.kind == "fsdp", layout.pp)
+    return stack.once_a_step(layout.kind == "fsdp", layout.is_pipelined)
 
 
 def keeps_parameters(layout: Layout) -> Flags:

@@ -118,7 +118,7 @@ def by_stack(
     """What a stack decides of data parallelism."""
     at_once = zero == 1 and not stack.overlap.grad_reduce_zero1
     kind = kind or ("fsdp" if stack.shards(zero) else "ddp")
-    once = bool(stack.once_a_step(kind == "fsdp", max(pp, len(stages or ()))))
+    once = bool(stack.once_a_step(kind == "fsdp", max(pp, len(stages or ())) > 1))
     return {
         "kind": kind,
         "bucket_bytes": ALL_AT_ONCE if at_once else stack.buckets.bucket,
@@ -189,7 +189,7 @@ def _has_frozen(problem: Question) -> bool:
 
 def _reduce_overlap_fits(rows: Columns) -> Flags:
     """Rows that reduce after the last backward only if whole gradients are kept: under ZeRO-2 and 3 in few stacks."""
-    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["pp"])
+    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["is_pipelined"])
     kept = (rows["zero"] < 2) | once
     first = rows.code["overlap_grad_reduce"] == 0  # stands for both values if nothing is reduced
     return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))

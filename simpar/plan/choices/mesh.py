@@ -50,8 +50,8 @@ ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 CommunicationKind = Literal["tp", "pp", "dp", "cp", "ep"]
 COMMUNICATION: tuple[str, ...] = get_args(CommunicationKind)
 """Kinds of communication, by the degree of parallelism that needs it."""
-MESSAGES = "pp"
-"""The kind of communication that is a message between two ranks; all others are collectives."""
+PIPELINE = "pp"
+"""The axis of pipeline stages, and the communication between them: messages; all other kinds are collectives."""
 COMMUNICATION_NAMES = {
     "tp": "tensor-parallel collective", "pp": "pipeline message", "dp": "data-parallel collective",
     "cp": "context-parallel collective", "ep": "expert-parallel collective",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.plan.choices import OPTIONAL_AXES, SECTION_OF
+from simpar.plan.mesh import AXES
 from simpar.planner.certify.scope import default_axis_values, list_values
 from simpar.planner.problem import BY_REGRET
 from simpar.planner.result import Candidate, SearchResult
@@ -178,7 +179,7 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
     layers = plan.get("pipeline", {}).get("layers") or ()
     words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
     order = [axis for axis in mesh if axis not in ("ep", "etp")]
-    return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
+    return ", ".join([*words, *(["-".join(order)] if order[-1] != AXES[-1] else [])])
 
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:

@@ -52,7 +52,7 @@ class Sweeps:
         pipelines, columns = self.bounds.pipelines, self.bounds.pipelines.jobs.rows
         names, given = columns.domain["schedule"], columns.problem.base.pipeline.pass_costs
         greedy = np.array([looks_at_costs(name) for name in names])[columns.code["schedule"][rows]]
-        waiting = rows[greedy & (columns.at("pp", rows) > 1)] if given is None else rows[:0]
+        waiting = rows[greedy & columns.at("is_pipelined", rows)] if given is None else rows[:0]
         pipes = np.unique(pipelines.index[waiting])
         pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
         for shape, mine in pipelines.by_shape(pipes):

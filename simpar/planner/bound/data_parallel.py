@@ -321,7 +321,7 @@ def find_most_loaded_ranks(
     _, index, beside = np.unique(domains, return_inverse=True, return_counts=True)
     beside = beside[index.reshape(groups.shape)]
     beside = np.where(beside < groups.shape[1], beside, cluster.world_size).ravel()
-    ranks, place = groups.ravel(), mesh.coordinates(groups.ravel())["pp"]
+    ranks, place = groups.ravel(), mesh.pipeline_rank(groups.ravel())
     result = []
     for each in range(mesh.pp):
         mine = np.flatnonzero(place == each)

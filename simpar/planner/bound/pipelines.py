@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
 from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
@@ -216,4 +217,4 @@ class Pipelines:
     @cached_property
     def _strides(self) -> Ints:
         """The distance between neighbouring ranks of a pipeline, int64[rows]."""
-        return stride(self.jobs.rows, "pp")
+        return stride(self.jobs.rows, PIPELINE)

@@ -117,7 +117,7 @@ class Frontier:
     def begun(self) -> NDArray[np.bool_]:
         """Rows that have been bounded by the beginning of their table, or skip that step."""
         begins = [name for name in map(str, self.rows.domain["schedule"]) if producer_of(name).beginnings]
-        held = self.rows.one_of("schedule", *begins) & (self.rows.at("pp", ...) > 1)
+        held = self.rows.one_of("schedule", *begins) & self.rows.at("is_pipelined", ...)
         return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
 
     @staticmethod
@@ -268,7 +268,7 @@ class Frontier:
         hold more. ``problem`` may ask for another probability of fitting.
         """
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
-        if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
+        if row in self.simulated or self.own[row] or not looks_at_costs(name) or not self.rows.at("is_pipelined", row):
             return 0.0
         return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
 

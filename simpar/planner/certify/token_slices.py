@@ -30,7 +30,7 @@ SLICES = "slices"
 
 def sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
-    return np.asarray(rows.one_of("schedule", *list_sliced_schedules(rows)) & (rows.at("pp", ...) > 1))
+    return np.asarray(rows.one_of("schedule", *list_sliced_schedules(rows)) & rows.at("is_pipelined", ...))
 
 
 def with_slices(rows: Rows) -> Rows:

@@ -262,7 +262,7 @@ def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
 
 def _alike(rows: Rows) -> list[Ints]:
     """Groups rows by recomputation, requested axes, kind of data parallelism, and whether they are pipelined."""
-    once = rows.problem.stack.once_a_step(True, rows["pp"])
+    once = rows.problem.stack.once_a_step(True, rows["is_pipelined"])
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
     free = offloads & leaves_unasked(rows["zero"], rows["width"])  # of the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)

@@ -78,7 +78,7 @@ class Rows:
         self.count = len(next(iter(self.code.values()), ()))
 
     def __getitem__(self, name: str) -> Any:
-        """Values of a numeric axis or of a derived quantity: dp, microbatches, stages."""
+        """Values of a numeric axis or of a derived quantity: dp, microbatches, stages, is_pipelined."""
         if name not in self._known:
             derived = name in _DERIVED
             values = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
@@ -185,6 +185,7 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "copies": lambda rows: replace(_expert_sizes(rows), dp=rows["dp"], cp=rows["cp"]).expert_copies,
     "microbatches": lambda rows: rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1),
     "stages": lambda rows: rows["pp"] * rows["vpp"],
+    "is_pipelined": lambda rows: MeshSizes(pp=rows["pp"]).is_pipelined,
 }
 
 

@@ -1,6 +1,6 @@
 """Plans without their cut into stages: durations of every block on every stage, and bounds of all cuts.
 
-A skeleton fixes everything else (tp, pp, micro-batch, recomputation, rank order, schedule). Its blocks are priced once,
+A skeleton fixes everything else (mesh, micro-batch, recomputation, schedule). Its blocks are priced once,
 as the Program prices them if nothing runs beside them. A cut is then bounded by its schedule's table with the sums of
 its stages, in whole nanoseconds.
 """
@@ -158,9 +158,8 @@ class SkeletonPrices:
         ranks = np.arange(cluster.world_size)
         part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
         device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
-        first = ranks[mesh.coordinates(ranks)["pp"] == 0]
         result: dict[tuple[RankHardware, ...], tuple[int, ...]] = {}
-        for column in mesh.at_stage(first[:, None], np.arange(mesh.pp)[None, :]).tolist():
+        for column in mesh.pipelines.tolist():
             places = tuple((int(device[r]), int(part[r]), slow.get(r, 1.0)) for r in column)
             result.setdefault(places, tuple(column))
         return result

@@ -13,6 +13,7 @@ from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import LATE, Cluster
 from simpar.layout.mirrored import MirroredMesh
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.context import HEADS, RING
@@ -56,7 +57,7 @@ def embedding_sum(elements: Numbers, sync: Synchronisation) -> CollectiveUse:
 
 def hop_kind(delta: int) -> str:
     """Name of the point-to-point groups that send ``delta`` pipeline ranks ahead (modulo the pipeline)."""
-    return f"pp+{delta}"
+    return f"{PIPELINE}+{delta}"
 
 
 def send_bytes(view: RankView, block: Block) -> Numbers:
@@ -74,7 +75,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
     """Every kind of process group of a uniform plan, with the collectives that it runs."""
     job = view.job
     mesh = job.layout.mesh
-    pipelines = mesh.groups("pp")
+    pipelines = mesh.pipelines
     kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
     for delta in sorted(_ways(schedule)):
         if delta:

@@ -52,7 +52,7 @@ def unit_tokens(job: TrainingJob) -> int:
 def choose_slices(job: TrainingJob, cluster: Cluster) -> tuple[int, ...]:
     """Tokens of every slice for the shortest pipeline, from forward and backward of the slowest stage."""
     seq_len, unit = job.training.seq_len, unit_tokens(job)
-    if unit == seq_len or job.layout.mesh.pp == 1:
+    if unit == seq_len or not job.layout.is_pipelined:
         return (seq_len,)
     units, alone = seq_len // unit, PassesAlone.of(job, cluster)
     times = np.full((units + 1, units + 1), np.inf)
@@ -62,4 +62,4 @@ def choose_slices(job: TrainingJob, cluster: Cluster) -> tuple[int, ...]:
             own = replace(alone, builder=replace(alone.builder, view=view), known={})
             times[begin, end] = own.slowest_stage_ns("forward", "backward") / NS_PER_S
     microbatches = job.layout.num_microbatches(job.training.global_batch)
-    return tuple(n * unit for n in find_fastest_slices(times, job.layout.mesh.pp, microbatches))
+    return tuple(n * unit for n in find_fastest_slices(times, len(alone.builder.pieces), microbatches))

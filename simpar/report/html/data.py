@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simpar.plan.choices.mesh import COMMUNICATION_NAMES, MESSAGES
+from simpar.plan.choices.mesh import COMMUNICATION_NAMES, PIPELINE
 from simpar.report.explain import WORDS
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
 from simpar.report.parts import TimeBreakdown
@@ -31,7 +31,7 @@ from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_secon
 
 MIN_GAIN = 0.0005  # gains below this print as zero
 WAIT_COLOUR = "#BBBBBB"  # time that no op on the critical path covers
-LANES = {kind: 1 if kind == MESSAGES else 2 for kind in COMMUNICATION_KINDS}
+LANES = {kind: 1 if kind == PIPELINE else 2 for kind in COMMUNICATION_KINDS}
 """Lanes of the timeline by kind: 1 for messages, 2 for collectives and transfers; all else is in 0, with compute."""
 KERNELS = ("compute", "optimizer")
 KIND_NAME = {
