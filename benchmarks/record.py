@@ -61,15 +61,14 @@ def main() -> int:
     return 0
 
 
-def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
-    """One random plan: what was drawn, and what the simulator says of it."""
+def draw_plan(number: int, seed: int, stack: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A random job under a software stack: what is not its plan, and the keys of its plan."""
     rng = random.Random(f"{seed} plan {number}")
-    stacks = sorted(bundled("stacks"))
     drawn = {
         "model": rng.choice(MODELS),
         "hardware": rng.choice(HARDWARE),
         "nodes": rng.choice([1, 2, 4]),
-        "stack": stacks[number % len(stacks)],
+        "stack": stack,
         "seq_len": rng.choice([1024, 4096]),
         "global_batch": rng.choice([32, 64]),
     }
@@ -89,6 +88,13 @@ def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
     for name in rng.sample(sorted(options), rng.choice([0, 1, 2, 3])):
         keys[name] = rng.choice(options[name])
+    return drawn, keys
+
+
+def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
+    """One random plan: what was drawn, and what the simulator says of it."""
+    stacks = sorted(bundled("stacks"))
+    drawn, keys = draw_plan(number, seed, stacks[number % len(stacks)])
     name = json.dumps(drawn | {"plan": keys}, sort_keys=True)
     try:
         plan = simpar.Plan.model_validate(keys)
