@@ -1,7 +1,5 @@
 """The executable: ``simpar`` and ``python -m simpar``. It loads nothing until it can answer an interrupt."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from typing import NoReturn

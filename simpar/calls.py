@@ -1,7 +1,5 @@
 """Calls from Python: what is wrong with one is said as clearly as what is wrong with a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature

@@ -4,8 +4,6 @@ They use only what both support: numbers, tuples, flat arrays that are read and 
 inside. numba is imported once a loop has had enough to do, and compiles once per machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ A file declares everything about what it adds as entries of a tuple, and the pac
 add a schedule, an optimizer, a family of models or a collective is therefore to add one file, without a list of names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import import_module
 from pkgutil import iter_modules

@@ -5,8 +5,6 @@ submodule as an attribute of ``simpar``. What such an import gives is therefore 
 ``simpar.search(...)`` does what it did, whatever was imported before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Errors that users can mend: one clear line each."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """Bad input (exit code 2): names the culprit, its value, the rule and the remedy.

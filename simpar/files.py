@@ -1,7 +1,5 @@
 """Files in and out: strict YAML and JSON, one-line errors with a suggestion, atomic writes, bundled data."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import json

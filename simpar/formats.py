@@ -3,8 +3,6 @@
 ``docs/files.md`` says when a version changes and how long an older one is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a call may give as a model, a cluster, a plan, a training and a perturbation: objects, names, files, dicts."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Ctrl-C that waits for imports: an exception raised inside one may be swallowed there, or become another error."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from types import FrameType

@@ -1,7 +1,5 @@
 """Plain, finite data: how YAML nodes become such data, which scalars are refused, and names for one-line messages."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable

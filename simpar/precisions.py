@@ -4,8 +4,6 @@ An entry declares everything that plans, kernels, memory, learning, the runtime 
 add an entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

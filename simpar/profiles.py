@@ -7,8 +7,6 @@ the name of the profile from which each was learnt. It is accepted wherever a pr
 A profile with ``like: dgx-h100`` takes every field that it does not state from that profile.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """One step simulated many times: the distribution of its time under independent jitter of every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec

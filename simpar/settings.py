@@ -1,7 +1,5 @@
 """Values of a scenario by dotted key: those given with --set, and those that are required."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The data flow of a simulation: a model, a cluster and a plan become a Result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ An export is predicted under its target's stack first; the nearest plan that the
 cannot express the plan itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Quantities: SI inside, units in files, readable text for users. Unit literals live in this module only."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What the command line does beside simulate, search and explain, as functions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Models by name: Hugging Face style configs that travel with simpar, or a config.json of the user's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache

@@ -3,8 +3,6 @@
 Runs compute with them, and exports write them. They are read from a config by :mod:`simpar.architectures.hf_details`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

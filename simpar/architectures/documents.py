@@ -8,8 +8,6 @@ d l counts). The step waits for the fullest of N ranks, at 1 + CV times the expe
 Padded sequences are computed in full: ranks are alike, and E[l] / s of the tokens are of use.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

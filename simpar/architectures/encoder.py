@@ -4,8 +4,6 @@ They are trained on masked tokens; as in Hugging Face's models, logits are compu
 arXiv 1810.04805; Liu et al. 2019, arXiv 1907.11692].
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Weight, term

@@ -1,7 +1,5 @@
 """Model FLOP: the work of a step under any layout, by convention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Sizes are polynomials in named dims ("heads", "ffn", ...), so that the same oper
 one tensor-parallel shard (evaluate with local dims) and for a thousand layouts at once (evaluate with arrays).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

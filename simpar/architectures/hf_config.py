@@ -1,7 +1,5 @@
 """Hugging Face config.json to ModelGraph, by the family of its model_type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Defaults are those of the configuration classes of transformers; where a class has none, those of its code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ The pattern has one letter per layer, as in the configs of Nemotron-H: M state s
 residual; positions are known through the state only.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator

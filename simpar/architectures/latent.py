@@ -4,8 +4,6 @@ Products into the latents are whole on every tensor-parallel rank and work on it
 the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from simpar.architectures.graph import AttentionPattern, Operator, Size, Weight, term

@@ -8,8 +8,6 @@ the authors' fused kernels, the first product's output, the scan's result and th
 convolution and states are computed again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator, Size, Weight, term

@@ -7,8 +7,6 @@ For latent experts, one product makes tokens narrower before they travel, and an
 products are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601.18089].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator, Size, Weight, term

@@ -3,8 +3,6 @@
 Names and defaults of fields are those of the configuration classes of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

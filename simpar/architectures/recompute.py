@@ -6,8 +6,6 @@ Modules have Megatron Core's names; each stands for the operators whose outputs 
 their backward. Their own inputs are kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Field names of mixers are those that Bamba introduced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from simpar.architectures.config import Config

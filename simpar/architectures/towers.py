@@ -4,8 +4,6 @@ The second tower's blocks have a scope: their sizes stand in the model's dims as
 Blocks form one chain, which a pipeline can cut anywhere; an encoder's output travels past every decoder layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term

@@ -1,7 +1,5 @@
 """Decoder transformers of every usual shape as a ModelGraph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

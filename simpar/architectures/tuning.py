@@ -10,8 +10,6 @@ Dettmers et al. 2023, arXiv 2305.14314, section 3]; or in the 8 bits that 8-bit 
 [NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, Weight, is_row_parallel

@@ -1,7 +1,5 @@
 """The page "why so many devices": the question, the choice, its lead, its uncertainty, and the alternatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Operators are the runtime's own modules, executed in a block's order, so that the timed code is the code that trains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

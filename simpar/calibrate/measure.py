@@ -1,7 +1,5 @@
 """A calibration from request to profiles: start workers, gather their samples, fit. No torch here."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Three profiles of a measured machine: the device of a rank, the cluster of its ranks, and the stack."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

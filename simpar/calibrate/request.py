@@ -1,7 +1,5 @@
 """The request of measurements as one JSON file for the workers, and the samples they return. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Work of several processes at once, timed: collectives by group size, and whole steps side by side."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -3,8 +3,6 @@
 Rank 0 times kernels while the others sleep; then groups of growing size communicate, and work side by side.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

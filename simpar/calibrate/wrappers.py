@@ -1,7 +1,5 @@
 """The work of fully_shard and DTensor around their collectives, timed: copies of shards, and dispatch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

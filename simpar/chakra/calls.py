@@ -1,7 +1,5 @@
 """Collectives and messages of a lowered step as calls: operation, bytes, and the real ranks that take part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil

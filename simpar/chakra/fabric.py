@@ -7,8 +7,6 @@ analytical/HGX-H100-validated.yml; astra-network-analytical, which counts a GB a
 neighbours of a switch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

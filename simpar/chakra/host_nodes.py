@@ -5,8 +5,6 @@ csrc/profiler/standalone/execution_trace_observer.cpp (schema 1.1.1-chakra.0.0.4
 (schemas with the same fields).
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

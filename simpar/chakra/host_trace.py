@@ -6,8 +6,6 @@ that it writes waits for it; a collective that is not asynchronous holds up all 
 timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Products and attention are priced by their shapes; all other kernels move their 
 return views, allocate tensors or hand a number to the host do nothing on the device.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from math import prod

@@ -4,8 +4,6 @@ A file has the metadata of the trace and then its nodes, each preceded by its le
 schema/protobuf/et_def.proto (numbers of fields), which ASTRA-sim's feeder reads.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Chakra's execution traces as a recording: ``PREFIX.RANK.et`` of every rank, and the file of process groups."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The content of execution traces in one form: the events of every rank in order, with their dependencies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ An event starts when its dependencies have ended and its stream is free; a colle
 receive when the message was sent. Collectives and messages on a profile have their links to themselves.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

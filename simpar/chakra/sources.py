@@ -1,7 +1,5 @@
 """Execution traces by their files' names, replayed as traced or on a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

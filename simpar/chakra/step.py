@@ -9,8 +9,6 @@ An op waits for the op before it on each of its streams, so stream order is part
 node of its sender, whose stream it occupies, and a node of its receiver, on which ops that need the message depend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

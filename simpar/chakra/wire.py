@@ -4,8 +4,6 @@ It is written here because five small messages need only 100 lines and no genera
 give the same bytes with every version of a library. Source: protobuf.dev, "Encoding".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

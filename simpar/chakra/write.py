@@ -1,7 +1,5 @@
 """The files of an export for ASTRA-sim: a trace per rank, process groups, system, network, and instructions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A new command is one new file here, a word of ``ORDER``, and its test.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

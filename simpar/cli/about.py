@@ -1,7 +1,5 @@
 """``simpar schema`` and ``simpar doctor``: about simpar itself."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

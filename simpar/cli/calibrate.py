@@ -1,7 +1,5 @@
 """``simpar calibrate``: measure this machine with torch and write the profiles that predict it."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

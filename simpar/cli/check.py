@@ -1,7 +1,5 @@
 """``simpar check``: a launch command or a config of another framework, before it is started."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, json_out

@@ -1,7 +1,5 @@
 """Shell completion of names: models, scenarios, hardware and everything else that is shipped. Loaded on Tab."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``simpar explain``: where a measured step went, how it differs from the prediction, and what would help."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Annotated, Any
 

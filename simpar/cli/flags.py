@@ -1,7 +1,5 @@
 """The flags that commands share, as one table: each sets one key of the scenario."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

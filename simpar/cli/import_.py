@@ -1,7 +1,5 @@
 """``simpar import``: a plan from the file of another framework."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``simpar list``: what is shipped, by name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

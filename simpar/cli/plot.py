@@ -1,7 +1,5 @@
 """``simpar plot``: pictures of saved results."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

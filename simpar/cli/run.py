@@ -1,7 +1,5 @@
 """``simpar run``: train a plan for real and compare the measurement with the prediction."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

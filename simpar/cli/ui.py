@@ -1,7 +1,5 @@
 """``simpar ui``: a local page to plan by hand."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.util import find_spec

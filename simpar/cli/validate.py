@@ -1,7 +1,5 @@
 """``simpar validate``: predicted against measured."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

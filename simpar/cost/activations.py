@@ -5,8 +5,6 @@ layer with dropout and unfused attention s b h (34 + 5 a s / h) [Korthikanti et 
 Sizes may be numpy arrays: everything broadcasts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

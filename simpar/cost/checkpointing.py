@@ -7,8 +7,6 @@ whose tensors are as large as their inputs, segments of sqrt(L) then need 2 sqrt
 workspace fixed it is linear in the number of layers under each choice, and there are few different workspaces.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

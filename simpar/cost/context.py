@@ -13,8 +13,6 @@ times, until it is home; an all-gather is repeated and the gradient reduce-scatt
 2407.21783, section 3.3.2 (all-gather); Fang and Zhao 2024, arXiv 2405.07719 (hybrid)].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

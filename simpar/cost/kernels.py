@@ -4,8 +4,6 @@ Every parameter is physical, one set per device, and stands in the device's prof
 profile leaves out has the default below. All functions broadcast numpy arrays and return seconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

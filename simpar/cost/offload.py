@@ -1,7 +1,5 @@
 """What lives on the host: bytes of a rank there and on the drives, and bytes that its processors move."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from simpar.cost.memory.widths import parameter_widths

@@ -5,8 +5,6 @@ Matrix optimizers leave embeddings, the output projection and vectors to AdamW. 
 matrices, as many as its share of them; the shard of a column- or row-parallel matrix counts as a matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

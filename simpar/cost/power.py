@@ -6,8 +6,6 @@ carry all of this heat away, and what its supplies lose. What no data sheet says
 (benchmarks/fit_power.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

@@ -3,8 +3,6 @@
 All sizes broadcast: divisors may be arrays over many choices of roles, and times come back as arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

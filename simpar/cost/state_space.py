@@ -13,8 +13,6 @@ chunk, and the output. Per token, with H heads of width P, N state elements, G g
 Backward computes states, C B^T and the convolution again. A causal Q x Q piece is half empty.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

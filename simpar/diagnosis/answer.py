@@ -1,7 +1,5 @@
 """The answer of ``simpar explain``, as an object, as plain data and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

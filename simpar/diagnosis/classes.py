@@ -1,7 +1,5 @@
 """The class of a kernel by its name, from a table of patterns shipped with simpar and files of the user's."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

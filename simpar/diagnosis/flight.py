@@ -5,8 +5,6 @@ torch/distributed/flight_recorder/components): one dump per rank, a pickle or JS
 Durations are present if the run had ``TORCH_NCCL_ENABLE_TIMING``. A pickle may name code; here only plain data is read.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, or a log."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import zlib

@@ -5,8 +5,6 @@ then copies to and from the host. What remains is idle: either the host was behi
 only then, or launched work waited in a queue.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ NeMo's progress logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_p
 (huggingface/nanotron, src/nanotron/trainer.py and logging/base.py).
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Iterator, Mapping

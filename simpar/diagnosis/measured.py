@@ -5,8 +5,6 @@ Causes are those of :mod:`simpar.report.accounting`, in seconds of one optimizer
 "offload"; and "idle" for what the trace does not explain. They sum to the step.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

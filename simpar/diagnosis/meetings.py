@@ -5,8 +5,6 @@ shows the cost: over the ranks of a collective, the least duration is its cost, 
 of ranks differ; a collective ends for all its ranks together, which tells the difference.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

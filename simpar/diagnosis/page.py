@@ -1,7 +1,5 @@
 """The explanation as one self-contained page: both timelines above each other, parts, changes, ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

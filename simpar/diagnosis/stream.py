@@ -4,8 +4,6 @@ The Trace Event format is an object whose ``traceEvents`` is an array, with othe
 alone. Compression is recognised by the first bytes, not by the file's name.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Measured ranks as rows of the page's timeline: one step, in the columns that the page's scripts draw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Communication of a measured rank: its kind, its axis, and how much of it is exposed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

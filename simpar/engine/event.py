@@ -3,8 +3,6 @@
 It gives the same integers op by op. numba is imported on first use, and compiles once per machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType

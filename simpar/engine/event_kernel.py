@@ -15,8 +15,6 @@ Of millions of flows few are under way at once. The record of a drained flow, wi
 next flow with the same route: there is room for all flows, and memory that is not used is never touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 

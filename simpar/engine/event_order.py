@@ -1,7 +1,5 @@
 """Compiled kernels of the event engine that put ops in order, before a run. They need numba, as `event_kernel` does."""
 
-from __future__ import annotations
-
 from simpar.engine.event_kernel import Records, compiled
 from simpar.units import Ints
 

@@ -4,8 +4,6 @@ There are no SimPy processes: an op is a countdown of the ops for which it waits
 resource is the Network. This reads like the rules, and runs four times as fast as a process per stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Exact where no two flows drain on one link at the same time. Otherwise it refuse
 order, finish times grow with every duration, and no flow is faster beside others than alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.errors import UserError

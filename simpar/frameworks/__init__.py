@@ -5,8 +5,6 @@
 ``tests/frameworks/tables``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Hugging Face Accelerate: the config of ``accelerate launch`` and a script for a Hugging Face model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from simpar.frameworks import hugging_face, rules

@@ -1,7 +1,5 @@
 """Accelerate's YAML back to a plan: FSDP, DeepSpeed, Megatron-LM or plain replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

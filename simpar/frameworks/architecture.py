@@ -1,7 +1,5 @@
 """The kind of decoder that a ModelGraph is, derived from its operators: what other frameworks ask about a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

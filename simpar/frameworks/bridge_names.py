@@ -1,7 +1,5 @@
 """The names of Megatron-LM's arguments as fields of Megatron-Bridge's configs."""
 
-from __future__ import annotations
-
 _FIELDS = (
     ("model", (
         "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "normalization",

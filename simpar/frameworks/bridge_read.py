@@ -3,8 +3,6 @@
 Their fields are Megatron-LM's arguments under other names, so they are read as those.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which decoders Megatron-Core can build; shared by the targets based on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from simpar.frameworks.architecture import Architecture

@@ -1,7 +1,5 @@
 """DeepSpeed: the JSON config, and a script that trains a Hugging Face model with it; the config back in."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """A DeepSpeed config back to a plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

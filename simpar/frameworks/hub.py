@@ -1,7 +1,5 @@
 """Names of released models on Hugging Face's hub, for targets that take a model by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.architectures.catalogue import load_model

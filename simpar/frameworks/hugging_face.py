@@ -1,7 +1,5 @@
 """A training script for a Hugging Face model, shared by the targets that wrap one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

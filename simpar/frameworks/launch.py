@@ -1,7 +1,5 @@
 """Launchers that all targets share, and the README of an export: what it is, for what, and how to start it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

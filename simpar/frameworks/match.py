@@ -1,7 +1,5 @@
 """Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """MaxText: a config on top of its base config, for TPUs and GPUs; the compiler shards as the mesh says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import gcd
 

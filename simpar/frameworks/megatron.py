@@ -1,7 +1,5 @@
 """Megatron-LM: command-line arguments of ``pretrain_gpt.py``, written and read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 

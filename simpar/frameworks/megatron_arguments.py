@@ -1,7 +1,5 @@
 """Megatron-LM's arguments by flag, from a shell script, a bare list of arguments or a YAML file."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set

@@ -3,8 +3,6 @@
 The options are Megatron-LM's arguments, as fields of Bridge's config classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Megatron-LM's arguments for a model besides its sizes: positions, norms, latent attention, and router scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How steps are executed, in Megatron-LM's arguments: attention kernels and CUDA graphs, written and read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A pattern looks like ``MEM*|EMEME/*E/*E``: letters as in the models' configs, a 
 before every pass of prediction layers, which run on the last stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from simpar.architectures.hybrid import PREDICTION

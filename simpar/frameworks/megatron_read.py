@@ -1,7 +1,5 @@
 """Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

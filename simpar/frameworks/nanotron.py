@@ -1,7 +1,5 @@
 """nanotron (its git main): the YAML config of ``run_train.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from simpar.frameworks import nanotron_read, placeholders, rules

@@ -1,7 +1,5 @@
 """nanotron's YAML back to a plan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from simpar import files

@@ -1,7 +1,5 @@
 """The nearest plans that a target can express, if it cannot express a plan: with as few changed fields as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ The executor is chosen at the start: on this machine, in a Docker container, und
 Kubernetes with Kubeflow's trainer. The recipe itself does not need NeMo-Run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

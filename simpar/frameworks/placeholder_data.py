@@ -1,7 +1,5 @@
 """A byte-level tokenizer and some lines of text, for targets that do not start without data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

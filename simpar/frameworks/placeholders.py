@@ -1,7 +1,5 @@
 """Placeholder values that files of frameworks need and plans do not have; users replace them by their own."""
 
-from __future__ import annotations
-
 from simpar.plan.optimizers import in_torch
 
 LEARNING_RATE = 3e-4

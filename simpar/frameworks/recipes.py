@@ -5,8 +5,6 @@ of the file, decided conditions, and fields that are set later are followed. A v
 :class:`Unresolved` with its text and line.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence

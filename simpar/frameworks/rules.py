@@ -1,7 +1,5 @@
 """Rules that several targets share: each yields what cannot be expressed of a plan, with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 
 from simpar.architectures.details import Caps, Scales

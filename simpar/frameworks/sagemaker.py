@@ -1,7 +1,5 @@
 """Amazon SageMaker's model parallelism library v2: its JSON parameters, a training script and a job starter."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Arithmetic of a shell script, evaluated without running it."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -1,7 +1,5 @@
 """The input of an export: a plan file, a result or a scenario, with facts that the plan may lack."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

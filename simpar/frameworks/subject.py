@@ -5,8 +5,6 @@ only what the plan chose against its stack's habit must survive the export. So a
 stack's habit are left open again) and settled with the habits of the target's own stack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

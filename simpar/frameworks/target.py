@@ -1,7 +1,5 @@
 """The definition of an export target: its name, version, what it cannot express, and the files it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """The common part of both generations of torchtitan: their models, what they cannot express, and option names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Plain torch: a self-contained training script, its settings, the action table and the launchers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """torchtitan 0.3: a Python module with one function that returns the Trainer's config, written and read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

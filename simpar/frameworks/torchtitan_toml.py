@@ -1,7 +1,5 @@
 """torchtitan 0.2: a TOML job config, written and read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby

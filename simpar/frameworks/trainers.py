@@ -4,8 +4,6 @@ The Trainer's arguments are written as JSON, beside a script that trains a model
 take YAML and a released model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options by dotted name as YAML text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

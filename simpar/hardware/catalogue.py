@@ -1,7 +1,5 @@
 """Clusters by the name or file of their profile: of one kind of nodes, or of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A device: peak rates, memory, and the fitted parameters of its kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, Self
 

@@ -1,7 +1,5 @@
 """The links of a cluster and the routes over them, both by arithmetic on rank numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

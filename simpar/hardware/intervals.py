@@ -1,7 +1,5 @@
 """How sure the constants of shipped profiles are: intervals from the fits, with nine in ten of plausible values."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a cluster is operated over weeks: checkpoints, detection, restarts, spares, slow nodes."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The price of devices: that of their profile, or what the user pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.hardware.cluster import Cluster

@@ -1,7 +1,5 @@
 """Cluster profiles: what a node is made of and how nodes are joined."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Self
 

@@ -1,7 +1,5 @@
 """A profile as it is shown: resolved, with the origin of its values and the intervals of fitted ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A torus of devices: the slice that a job gets, and the hops of a message through it."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The action table of a layout."""
 
-from __future__ import annotations
-
 from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM

@@ -1,7 +1,5 @@
 """Whether a layout is possible: where it is not, an error says in one line why, and what is allowed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.errors import UserError

@@ -1,7 +1,5 @@
 """From a plan as it is asked for to its layout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.layout.check import check

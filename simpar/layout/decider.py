@@ -1,7 +1,5 @@
 """What a decider is: one step of deciding a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -4,8 +4,6 @@ Four groups know more and more: the plan's other choices, the software stack, th
 costs is decided after them, on the layout: by the deciders of :mod:`simpar.program.resolve.by_cost`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ in the middle of the pipeline, where a V turns on one rank. Costs, memory and Pr
 every schedule that declares a ``half_is``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ those of menus (:func:`menus`), the changes that values require of other choices
 does not have. None of them is checked here: a rule of :mod:`simpar.layout.check` may refuse it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any

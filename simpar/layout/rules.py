@@ -4,8 +4,6 @@ A rule yields its refusals in the order in which they are tried. Sizes may be co
 choices, which searches ask, compute elementwise in degrees of the mesh, zero, hsdp and sequence_parallel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import gcd
 

@@ -1,7 +1,5 @@
 """Layouts whose stages have devices of their own: their rules, and the layout that repeats a stage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.architectures.graph import ModelGraph

@@ -1,7 +1,5 @@
 """What was learnt, as numbers and as one file of profiles with its provenance."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ They are learnt like parameters of step times (:mod:`simpar.learning.fit`), but 
 no kernel time, and no clock changes what is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ is the spread found there (``spreads.json``, benchmarks/fit_runs.py), for all ot
 shipped profiles from their median.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs of ``simpar run`` as measured layouts: the folder records what ran and how long a step took."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From measured runs to layouts with times: repeats are merged, and unusable runs are left out with a reason."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Candidates for a measurement are the layouts that the search shows, on its clust
 replicas on fewer nodes, if they fit. What each measurement tells is computed in :mod:`simpar.uncertainty.experiments`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Sequence

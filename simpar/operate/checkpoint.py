@@ -4,8 +4,6 @@ Notation of the literature, all in seconds: M is the mean time between interrupt
 blocks training, D the work between two checkpoints, R the time from an interruption until work resumes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

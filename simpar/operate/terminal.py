@@ -1,7 +1,5 @@
 """A campaign as terminal output: three tables."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from simpar.operate.outcome import Outcome

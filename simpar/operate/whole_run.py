@@ -4,8 +4,6 @@ The run is operated (:mod:`simpar.operate.campaign`) for as long as it takes, so
 own length. Days follow from that share, and everything that is paid by the hour follows from days.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A flat key wins over the same field in its section, so that flags can be laid ov
 where the user wrote the value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

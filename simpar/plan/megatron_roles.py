@@ -1,7 +1,5 @@
 """Megatron's roles for every operator on a mesh (dp, tp), in the words of a stage with a sharding of its own."""
 
-from __future__ import annotations
-
 from simpar.architectures.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
 from simpar.plan.plan import Plan
 from simpar.plan.stages import BlockSharding, StagePlan

@@ -1,7 +1,5 @@
 """The device mesh: ranks to coordinates and process groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Choices about offloading that a plan leaves open."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.units import Flags, Numbers

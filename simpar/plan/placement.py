@@ -15,8 +15,6 @@ and without sequence parallelism, data, context and vocabulary parallelism are a
 al. 2022, Alpa, arXiv 2201.12023, section 4; partial sums as a state are DTensor's Partial].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The numbers by which roles divide the sizes of operators, and whether the slices come out whole."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which operators run on torch in which roles; everything else is refused in one line."""
 
-from __future__ import annotations
-
 from math import prod
 
 from simpar.architectures.graph import ModelGraph, Operator

@@ -1,7 +1,5 @@
 """Equal stages of their own, written as a uniform plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 

@@ -4,8 +4,6 @@ A space is a function of a Problem and a Progress that returns a SearchResult. S
 type; its module is imported when it is first needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A search while it runs: wanted candidates, progress reports, time limit, workers, and a clean end."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

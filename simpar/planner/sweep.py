@@ -1,7 +1,5 @@
 """Grids of searches: one search per model and cluster, in parallel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ its bound is sharpened, and in the end it is simulated. When the lowest bound pa
 beat that step.
 """
 
-from __future__ import annotations
-
 from simpar.errors import Infeasible
 from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices, simulate_runners_up
 from simpar.planner.answer.candidates import answer_of

@@ -1,7 +1,5 @@
 """The check before a launch: whether it fits, how long a step takes, what limits it, and which flags do better."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

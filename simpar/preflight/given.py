@@ -1,7 +1,5 @@
 """The pasted input: a launch command, a script, or a config of a framework, as a plan and the text it is in."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

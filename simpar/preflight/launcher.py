@@ -3,8 +3,6 @@
 Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only running would tell counts as not given.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ bounded in columns, at the cost of about one simulation for all of them. How man
 of their Programs, so the same input gives the same answer on any machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -4,8 +4,6 @@ A value is replaced where it is, also in the variable that holds it; a new optio
 caller reads the result again (:mod:`simpar.preflight.flags`): a text that does not mean what it should is never shown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Peak memory of every class of ranks: states, the simulated peak, allocator and context; and memory of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ which piece is left to the stage's fast links and not counted [Zheng et al. 2022
 cross-mesh resharding with local all-gather].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

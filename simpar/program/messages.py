@@ -1,7 +1,5 @@
 """Messages between pipeline stages: what every action sends and gathers, and who sends to whom."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What makes ranks differ from the nominal cluster, and how far it may go."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 Source: Dean et al. 2012 (NeurIPS), Downpour SGD.
 """
 
-from __future__ import annotations
-
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep

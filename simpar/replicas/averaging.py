@@ -1,7 +1,5 @@
 """Rounds of local steps with an average of all replicas at the end of each."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.choice import collective

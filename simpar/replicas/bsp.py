@@ -3,8 +3,6 @@
 Without servers BSP reduces gradients inside every step, and there is nothing to do here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.replicas.servers import meet

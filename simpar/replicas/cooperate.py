@@ -1,7 +1,5 @@
 """From one replica's step to the cooperation of all: the Result of a plan whose replicas step on their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 

@@ -5,8 +5,6 @@ it reads the reduced change, the start of the round and the momentum and writes 
 Source: Douillard et al. 2023, arXiv 2311.08105, algorithm 1.
 """
 
-from __future__ import annotations
-
 from simpar.replicas.averaging import meet
 from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep

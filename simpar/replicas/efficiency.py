@@ -13,8 +13,6 @@ The noise scale, where none is given, is the critical batch size of Kaplan et al
 1.1): 2.1e8 L^-4.8 tokens at the loss L = (8.8e13 / parameters)^0.076 of a model that is trained to its end.
 """
 
-from __future__ import annotations
-
 from math import sqrt
 
 from simpar.report.parts import Efficiency, Staleness

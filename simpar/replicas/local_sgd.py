@@ -3,8 +3,6 @@
 Source: Stich 2019 (ICLR), arXiv 1805.09767.
 """
 
-from __future__ import annotations
-
 from simpar.replicas.averaging import meet
 from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep

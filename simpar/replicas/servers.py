@@ -9,8 +9,6 @@ behind its PCIe links. A replica computes, pushes and pulls in turn; no part of 
 Sources: Li et al. 2014 (OSDI), the parameter server; the traffic of an update is that of the optimizer's states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The input of every scheme: replicas with their local steps, the bytes that they exchange, and the cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -3,8 +3,6 @@
 Source: Ho et al. 2013 (NeurIPS), a stale synchronous parallel parameter server.
 """
 
-from __future__ import annotations
-
 from simpar.replicas.servers import meet
 from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep

@@ -1,7 +1,5 @@
 """The outcome of many local steps: the mean step, its parts, and the staleness of parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """How sure a result is: intervals of its step time and memory, the probability that it fits, and what supports them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The inputs of a summary of a simulated step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

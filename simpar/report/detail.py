@@ -4,8 +4,6 @@ Lowering merges the steps of a block into one op whose inner times are constant 
 :mod:`simpar.program.blocks.segments`); adding the offsets back is exact.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.program.emission.emit import moved_layer

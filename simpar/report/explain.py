@@ -1,7 +1,5 @@
 """Limiting factors in words: the critical path, the largest losses, the ranks waited for, the memory peak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

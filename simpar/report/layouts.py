@@ -1,7 +1,5 @@
 """Names of layouts, independent of the parameters that predict them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

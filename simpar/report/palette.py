@@ -1,7 +1,5 @@
 """Colours with the same meaning in every picture and page, safe for the colour-blind (Paul Tol's "bright" scheme)."""
 
-from __future__ import annotations
-
 from simpar.plan.choices.mesh import COMMUNICATION
 
 FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (

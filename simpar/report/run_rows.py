@@ -1,7 +1,5 @@
 """A whole run in words: each amount with its interval."""
 
-from __future__ import annotations
-
 from simpar.report.bill import Amount, WholeRun
 from simpar.units import format_count, format_figure
 

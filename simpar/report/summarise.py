@@ -1,7 +1,5 @@
 """From a timed Program to a Result: speed, breakdown, communication, memory, bill, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan, nan

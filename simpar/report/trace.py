@@ -8,8 +8,6 @@ names start with the kind and end with numbers.
 Sources: google/perfetto PR 1656, PR 3273, issue 208.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator, Mapping

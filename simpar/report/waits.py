@@ -1,7 +1,5 @@
 """The ranks that a rank waits for, in figures and words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from simpar.calls import Strict

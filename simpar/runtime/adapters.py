@@ -4,8 +4,6 @@ An adapter adds up(down(x)) to its product, with ``down`` normal and ``up`` zero
 2021, arXiv 2106.09685, section 4.1, with alpha = r]. Frozen weights are kept in the dtype of the computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

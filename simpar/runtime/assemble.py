@@ -1,7 +1,5 @@
 """From a prepared plan to the engine of one rank: stages built, sharded and wrapped, with their update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Core attention on one rank: rotary positions, masks, and the rank's part of the sequence and of the heads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import partial

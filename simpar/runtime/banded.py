@@ -7,8 +7,6 @@ softmax, for some queries at a time, so that scores never take more than SCORES_
 key-value heads without copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

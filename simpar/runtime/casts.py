@@ -5,8 +5,6 @@ flight would keep a copy of all weights. A single copy is one node of autograd's
 every microbatch returns to the parameter in the parameter's own dtype, so the numbers are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -7,8 +7,6 @@ groups, keys and values travel around a ring while attention to the current bloc
 A rank's tokens are one or two runs of evenly spaced positions, so queries of a run see a band of the keys of any run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

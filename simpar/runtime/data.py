@@ -5,8 +5,6 @@ for single numbers. No list of indices is kept, a run can continue at any step, 
 own part of each global batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ flow, and its parameters are the graph's weights one by one. A product with seve
 and up) is several Linears, so that tensor parallelism can shard each by heads or features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

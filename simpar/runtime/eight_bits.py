@@ -6,8 +6,6 @@ Weights keep their dtype and names; embedding, head, norms and attention stay in
 wider numbers.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

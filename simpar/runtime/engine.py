@@ -1,7 +1,5 @@
 """One rank's training engine: forward and backward of a global batch's local part, then the update."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 None of them saves rows for the backward; at most it saves where they went.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One run from prediction to report: predict, launch, measure, compare, write. No torch here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -12,8 +12,6 @@ their tokens keep their residual; empty places are padded [Fedus et al. 2021, ar
 in Megatron-Core's ``--moe-token-drop-policy probs``].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

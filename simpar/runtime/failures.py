@@ -3,8 +3,6 @@
 For out-of-memory errors it names the rank, its stage, the memory predicted there, and flags that reduce it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from simpar.plan.plan import Plan

@@ -4,8 +4,6 @@ Numbers are drawn by counter, not from a stream: element i of a tensor is a hash
 computes its part of a tensor alone, wherever its parameters are, with the same result in every layout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A job: everything that the workers of a run need to know, as one JSON file. No torch here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self

@@ -4,8 +4,6 @@ Keys have features per head, which come from the latent, and rotary features tha
 computed from this rank's rows of the sequence; ``share`` brings it to the ranks that split the heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

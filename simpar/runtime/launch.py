@@ -1,7 +1,5 @@
 """Starts the workers of a job with torchrun, follows them, and never leaves one behind. No torch here."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

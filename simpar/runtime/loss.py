@@ -1,7 +1,5 @@
 """The training loss: cross entropy of the next token, and of further tokens if a model predicts them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

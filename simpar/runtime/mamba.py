@@ -6,8 +6,6 @@ Inside a chunk that is a masked product like attention's, between chunks one ste
 2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

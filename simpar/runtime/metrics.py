@@ -3,8 +3,6 @@
 Both are written by rank 0, need a package of their own, and continue after a resume where the run stopped.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import uuid

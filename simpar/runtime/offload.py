@@ -5,8 +5,6 @@ into pinned memory, which the host reads only after an event says that the copy 
 itself, the same copies are made, so that the code path is the same.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

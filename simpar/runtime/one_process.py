@@ -5,8 +5,6 @@ logits on the first device; the backward sums the replicas' gradients there. tor
 only, this one also on CPUs, where all replicas share memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators of a block as torch modules, each with the parameters of its graph's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ k places ahead, and predicts the token after that with the model's own embedding
 on the stage of the head, which then has a copy of the embedding.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

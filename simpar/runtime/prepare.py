@@ -1,7 +1,5 @@
 """From a plan as written to one that can run: defaults resolved, combinations checked, schedule made. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import ModelGraph

@@ -1,7 +1,5 @@
 """The place of a rank in the plan's mesh: coordinates, device meshes and process groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning rates by step: warm-up, then constant, cosine, linear, or stable until a decay at the end. No torch."""
 
-from __future__ import annotations
-
 import math
 
 from simpar.runtime.job import Learning

@@ -1,7 +1,5 @@
 """Means of tensors over ranks, in flat buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The request of a user of ``simpar run``, turned into a job and a prediction. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

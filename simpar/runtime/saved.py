@@ -1,7 +1,5 @@
 """Which checkpoints a folder has, and whether a job can resume from one. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors with and without their mesh: DTensors gathered, and local tensors as shards like those of a parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.tensor import DTensor

@@ -1,7 +1,5 @@
 """A stage's devices as a mesh, and the changes of states of local tensors on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod

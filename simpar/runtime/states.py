@@ -1,7 +1,5 @@
 """The training state of a rank as named tensors: parameters, and the optimizer's state of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -18,8 +18,6 @@ DDP broadcasts and reduces plain tensors only, and expects one backward per para
 in hooks that a split backward (I and W) does not reach.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 from typing import Literal

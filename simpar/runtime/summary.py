@@ -1,7 +1,5 @@
 """From the measurements of all ranks to one table with the prediction. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, harmonic_mean, median
 from typing import Any

@@ -7,8 +7,6 @@ own part (norms and biases under sequence parallelism, norms of local heads) hav
 :func:`partial_parameters` names them, and one all-reduce per step sums them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a hardware profile describes the machine of a run: cores, memory, speed of products. No torch here."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ ones. Very long traces keep only their longest events. Events that stick out of 
 because Perfetto drops such events silently.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

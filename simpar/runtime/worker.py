@@ -3,8 +3,6 @@
 A rank leaves its measurements, or the reason for its failure, as a file in the job's folder, which the launcher reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

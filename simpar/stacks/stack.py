@@ -1,7 +1,5 @@
 """Software stacks: what a training framework fuses, overlaps, buckets and keeps in memory. Chosen by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

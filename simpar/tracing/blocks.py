@@ -1,7 +1,5 @@
 """One segment of a trace as a block: operators whose sizes are polynomials in named dims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

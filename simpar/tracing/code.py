@@ -1,7 +1,5 @@
 """Models that are the user's Python functions, ``module:function``: the only place where simpar runs their code."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The calls between (scores, top-k, sorting tokens by expert and back) become thre
 combine. The experts are two grouped products, each of a stack of matrices, one per expert, with their tokens' rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod

@@ -1,7 +1,5 @@
 """From the blocks of a traced module to its ModelGraph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

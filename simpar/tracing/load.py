@@ -1,7 +1,5 @@
 """Load a model by catalogue name, by file, or by ``module:function``."""
 
-from __future__ import annotations
-
 from simpar.architectures.catalogue import load_model as load_known
 from simpar.architectures.graph import ModelGraph
 from simpar.tracing.code import is_code

@@ -1,7 +1,5 @@
 """Constants of a trace, evaluated to see which keys their masks hide."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

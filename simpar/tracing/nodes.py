@@ -1,7 +1,5 @@
 """One call of an exported graph as plain data, with sizes as polynomials in batch and sequence. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Operators of a trace before their sizes have names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 

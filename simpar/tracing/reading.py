@@ -1,7 +1,5 @@
 """From calls to drafts: views vanish, pointwise neighbours become one pass, eager attention core attention."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Which products of a block are column- and row-parallel in attention and MLP: by data flow, not by names."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace

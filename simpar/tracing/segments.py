@@ -1,7 +1,5 @@
 """Where a chain of drafts can be cut: at the members of module lists, and between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """ATen operators by their cost: none, a pass over memory, a product. Operators in no list are refused."""
 
-from __future__ import annotations
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

@@ -1,7 +1,5 @@
 """The results for a state: the figures of a step at once, its timeline and memory over time, and changes to try."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any

@@ -6,8 +6,6 @@ microbatch, ...), and the value is offered with the first of them that makes it 
 listed with the rule they break.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A request whose Host is not this machine is refused, because a foreign name that
 site read answers; so is a request from another site (Origin, Sec-Fetch-Site).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files to download and to open: scenarios as YAML, exports as archives."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

@@ -6,8 +6,6 @@ information (the knowledge gradient with correlated beliefs: Frazier, Powell and
 as the best.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

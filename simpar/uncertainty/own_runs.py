@@ -5,8 +5,6 @@ and these errors show how far the next layout may be off. The spread that publis
 number of such layouts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import sqrt
 

@@ -4,8 +4,6 @@ Errors of runs outside every fit depend on this more than on anything else: a mo
 of device tells little about another stack, and nothing about another kind of device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

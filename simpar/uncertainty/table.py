@@ -1,7 +1,5 @@
 """The table of measured errors that travels with the package, written by ``benchmarks/calibrate_uncertainty.py``."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from pathlib import Path

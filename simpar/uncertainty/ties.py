@@ -9,8 +9,6 @@ With these constants, layouts of runs outside every fit differ as they were meas
 two was the faster one as often as stated (``benchmarks/near_ties.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Cells of a table of measured runs: text, numbers, values, and the reason if one cannot be used."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us`
 bandwidth is that of nccl-tests: size over time, times 2 (n - 1) / n for all-reduce and (n - 1) / n for others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

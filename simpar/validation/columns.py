@@ -1,7 +1,5 @@
 """The columns that tables of measured runs may have, with their units. Blank means unknown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from simpar.files import suggest

@@ -1,7 +1,5 @@
 """Cluster profiles by the words of a table for devices and networks: a vocabulary, word by word."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from simpar import files

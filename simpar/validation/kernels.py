@@ -6,8 +6,6 @@ that of values, if it differs; with ``flop_count`` full the rate of a causal ker
 ``in_step`` true a kernel was timed inside training steps.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The model of a row: released, or a decoder that is described by its sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any

@@ -5,8 +5,6 @@ gradient reduction on one NIC) the difference is below a percent of the step. Co
 where all groups share the same ports, and where devices are processes on the same cores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ unknown: if a plan needs a value that the row lacks, that is a reason, and never
 are tuned may stay open (:mod:`simpar.validation.tuned`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

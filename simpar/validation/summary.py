@@ -1,7 +1,5 @@
 """Aggregate errors: per source and overall, rank correlation, fits, and the regret of trusting predictions."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A whole table: read it, predict every row (in parallel), and aggregate."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ stages and the recomputation; in a contest also the method of context parallelis
 any fixed one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product

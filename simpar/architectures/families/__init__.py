@@ -1,7 +1,5 @@
 """Families of models, each in a file that declares everything about it; to add one, add a file with ``FAMILIES``."""
 
-from __future__ import annotations
-
 from simpar.architectures.families.family import ModelFamily
 from simpar.declared import entries
 

@@ -1,7 +1,5 @@
 """What a family of models declares: the reader of its config, its details, its weights, a tiny config."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What the file of an algorithm says: its hops in sequence (latency), and the bytes that it puts on links."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar

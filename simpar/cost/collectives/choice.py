@@ -1,7 +1,5 @@
 """Cost of a collective on many groups at once: the fastest algorithm and the links that it loads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -5,8 +5,6 @@ link of its PCIe switch and the host's memory; drives read and write through hos
 states through it. So two devices behind a switch, all devices of a node, and copies beside an update contend.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.lines import Line

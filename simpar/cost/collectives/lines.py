@@ -1,7 +1,5 @@
 """What an algorithm takes on one group: straight lines in the size, one per protocol."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

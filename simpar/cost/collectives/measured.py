@@ -1,7 +1,5 @@
 """A cluster whose collectives run at bandwidths that a job measured on it, not at those of its profile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

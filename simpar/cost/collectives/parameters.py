@@ -3,8 +3,6 @@
 Latencies are microseconds and rates GB/s here, because people read them in cluster files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

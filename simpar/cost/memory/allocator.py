@@ -5,8 +5,6 @@ them where passes of different microbatches alternate. Before it gives up, the a
 so a layout fits when what it needs fits, not what it happens to hold.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@ less. Greedy schedules depend on the durations of passes: only those forwards ar
 because no gradient can be back before them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -6,8 +6,6 @@ experts stay popular), so over many layers a rank's load is less uneven than in 
 they are evaluated like the sizes of tensors, for arrays of layouts at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import numpy as np

@@ -11,8 +11,6 @@ With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack t
 (4 + 4 + 8)/N under ZeRO-3. The same code evaluates one plan and arrays of plans; sizes are whole bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

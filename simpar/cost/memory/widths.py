@@ -3,8 +3,6 @@
 Every function takes one plan, or arrays of the columns that it names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

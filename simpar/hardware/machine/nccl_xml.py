@@ -5,8 +5,6 @@ Elements and attributes: github.com/NVIDIA/nccl, src/graph/topo.cc and xml.cc: `
 document types, which such files do not have, are refused.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """From files about a cluster to a profile that is like a shipped one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

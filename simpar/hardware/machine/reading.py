@@ -1,7 +1,5 @@
 """The content of one file about a cluster: fields of a profile, links of its devices, and what could not be read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

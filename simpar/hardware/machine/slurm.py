@@ -4,8 +4,6 @@ Formats: slurm.schedmd.com/topology.conf.html and scontrol.html. Names of parame
 hosts as Slurm writes them (``n[01-16,20]``).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter, defaultdict

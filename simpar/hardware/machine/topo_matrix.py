@@ -4,8 +4,6 @@ Format: the legend that the command prints, and outputs of it in public reports 
 mlx5_0, 4 H100 without cards). A header line names the columns; "CPU Affinity" and what follows are none of the matrix.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

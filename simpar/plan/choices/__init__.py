@@ -1,7 +1,5 @@
 """The choices of a plan, each declared once: a file a section, and queries over all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 

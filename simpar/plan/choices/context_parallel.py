@@ -1,7 +1,5 @@
 """Choices of context parallelism."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Choices about mixtures of experts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Choices about what is kept for backward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

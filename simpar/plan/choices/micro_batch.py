@@ -1,7 +1,5 @@
 """The choice of the micro-batch, a key of the plan itself."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.plan.choices.choice import (

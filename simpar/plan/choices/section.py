@@ -1,7 +1,5 @@
 """The base of a plan's sections."""
 
-from __future__ import annotations
-
 from simpar.calls import Strict
 
 

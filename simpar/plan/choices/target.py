@@ -1,7 +1,5 @@
 """What a layout is checked against, and what its rules are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Choices of tensor parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Choices about what of the model is trained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

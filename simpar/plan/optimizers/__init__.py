@@ -3,8 +3,6 @@
 To add an optimizer, add a file that says what :class:`~simpar.plan.optimizers.optimizer.Optimizer` asks.
 """
 
-from __future__ import annotations
-
 from simpar import files
 from simpar.declared import entries
 from simpar.plan.optimizers.optimizer import InTorch as InTorch

@@ -3,8 +3,6 @@
 It reads gradients twice more than others: for the factors, and to clip the update.
 """
 
-from __future__ import annotations
-
 from simpar.plan.optimizers.optimizer import Optimizer
 
 OPTIMIZERS = (

@@ -1,7 +1,5 @@
 """Optimizers that update value by value: SGD, AdamW, Lion, and AdamW with states of eight bits."""
 
-from __future__ import annotations
-
 from simpar.plan.optimizers.optimizer import SCALE_BLOCK, InTorch, Optimizer
 from simpar.units import DTYPE_BYTES
 

@@ -1,7 +1,5 @@
 """Muon: momentum, orthogonalised by Newton-Schulz [kellerjordan.github.io/posts/muon, arXiv 2502.16982]."""
 
-from __future__ import annotations
-
 from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer
 
 NEWTON_SCHULZ_STEPS = 5

@@ -4,8 +4,6 @@ A file of this folder holds a tuple ``OPTIMIZERS``. Plans, costs, memory, search
 entries; none of them knows an optimizer by its name. Widths are in bytes, sizes of matrices numbers or arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Shampoo with AdamW's grafting, in blocks [Shi et al. 2023, arXiv 2309.06497]."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer

@@ -5,8 +5,6 @@ gradient and momentum into the basis and the update back (six products) and adds
 turns the bases by one power iteration and a QR decomposition. A side beyond 10,000 has no factor.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer

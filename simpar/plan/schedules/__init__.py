@@ -5,8 +5,6 @@ published, those of whole microbatches first. To add a schedule, add a file that
 :class:`~simpar.plan.schedules.producer.Producer` asks.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from simpar import files

@@ -6,8 +6,6 @@ this into a V: rank r holds stages r and 2p - 1 - r once [DeepSeek-V3, arXiv 241
 the phases published as github.com/deepseek-ai/DualPipe].
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Under 1F1B a rank needs the gradient of a microbatch right after the forward bef
 flight it has other work to do while that is sent [Zhuang et al. 2022, arXiv 2211.05322, section 4].
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.plan.schedules.actions import F, Schedule, columns

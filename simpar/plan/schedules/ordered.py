@@ -1,7 +1,5 @@
 """Schedules given by a fixed order and a warm-up count: naive, GPipe, 1F1B, interleaved, breadth-first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ stays on a rank, hence the memory, is the sum of these. No two passes of a rank 
 modulo six. The repeated pattern is an order; weight gradients fill what it leaves open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -4,8 +4,6 @@ A file of this folder holds a tuple ``PRODUCERS``. Plans, searches, memory bound
 none of them knows a schedule by its name.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Later slices see more keys. Where equal slices would take unequal time, :func:`f
 dynamic programming (section 3.3 of the paper).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Rank r holds stages r and 2p - 1 - r, so the loss is computed on rank 0 [Qi et a
 section 6; phases as in torch.distributed.pipelining's ScheduleZBVZeroBubble].
 """
 
-from __future__ import annotations
-
 from simpar.plan.schedules.actions import F, I, RankActions, Schedule, W, rank_actions
 from simpar.plan.schedules.producer import Names, Producer, Promise, moment
 

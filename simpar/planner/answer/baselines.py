@@ -1,7 +1,5 @@
 """Alternatives to the winner: runners-up, layouts chosen without a search, and the Pareto front of time and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Turns the simulated results of a search into its answer: ranked candidates with reasons, and the problem."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 

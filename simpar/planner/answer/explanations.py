@@ -1,7 +1,5 @@
 """The answer in words: why the winner wins, what limits it, and why the others are slower."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from simpar.planner.problem import Problem

@@ -1,7 +1,5 @@
 """The page "why this plan": the question, the choice, its lead, its uncertainty, and what would change it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The choice among plans whose predicted steps differ by less than predictions err."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

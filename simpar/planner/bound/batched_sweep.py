@@ -4,8 +4,6 @@ The result equals what the sweep engine finds for the row's Program without cont
 are gathered or reduced one by one: there only the row's own gathers and reductions lengthen a pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -4,8 +4,6 @@ A rank runs half of the microbatches on its own stage and half on the mirrored s
 on half the pipeline, as which the row is costed (:mod:`simpar.layout.mirrored`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

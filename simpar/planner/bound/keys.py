@@ -6,8 +6,6 @@ a batch: one walk through a block makes the phases of all of them, with arrays o
 that would have to branch on such an array raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property

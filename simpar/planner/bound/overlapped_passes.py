@@ -5,8 +5,6 @@ links, the bound is the larger of the time each stream carries of both and the t
 exchange tokens only the forward counts alone, because weight gradients leave their place in the backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest

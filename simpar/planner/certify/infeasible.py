@@ -1,7 +1,5 @@
 """Why a search has no answer, in one line, and which flags would give one that was checked by simulation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All of it is read from the tables of axes, so that it follows their changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

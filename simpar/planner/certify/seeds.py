@@ -1,7 +1,5 @@
 """A first plan for a search that was stopped before it had one: the best of the plans people start from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from simpar.errors import UserError

@@ -6,8 +6,6 @@ backward. Then slices are chosen as in :mod:`simpar.program.resolve.token_slices
 without contention.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

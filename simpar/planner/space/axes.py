@@ -5,8 +5,6 @@ asked for (``--fix axis=value,value``); each value is tried where it changes any
 :mod:`simpar.layout.check` allow it, and other rows have the neutral value, the default of a Plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of the space as plans and as jobs, without the checks that the axis tables make superfluous."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

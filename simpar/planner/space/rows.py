@@ -1,7 +1,5 @@
 """The uniform space as columns: every legal plan of the axis tables, each once, enumerated in numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared parts of the searches over unlike stages: values of axes, the optimum of even stages, and the answer."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

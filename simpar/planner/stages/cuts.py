@@ -4,8 +4,6 @@ A cut is the number of blocks of every stage, at least one. Embedding and head c
 stages at the ends may have no layers.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

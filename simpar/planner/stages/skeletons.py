@@ -5,8 +5,6 @@ as the Program prices them if nothing runs beside them. A cut is then bounded by
 its stages, in whole nanoseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property

@@ -6,8 +6,6 @@ cuts are enumerated and bounded one by one by the schedule's table; the cut with
 lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product

@@ -5,8 +5,6 @@ of region "tensor" need their inputs whole, a contraction over a sharded dim lea
 them is sliced under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

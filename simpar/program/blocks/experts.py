@@ -14,8 +14,6 @@ only at the end of the block, and kernels do without the multiprocessors that it
 dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import Operator

@@ -6,8 +6,6 @@ whole duration stands for it, and adding the offsets back is exact because sums 
 of different classes, and in the uncollapsed Programs that tests compare against.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce

@@ -6,8 +6,6 @@ backward (:mod:`simpar.program.blocks.changes`). Ranks of uniform plans and of s
 only in these states, so they share this walk [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ of them; the k-th use of a group kind in one class is the k-th use in the others
 op that sits on the streams of all of them (its rendezvous is its dependencies).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ them: a stage that waits leaves its cores to the others. Collectives over shared
 adding, so they take cores as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ that stands for n neighbours of a stands for n |orbit of a| / |orbit of b| neigh
 either side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

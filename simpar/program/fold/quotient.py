@@ -5,8 +5,6 @@ and reads the classes back. Symmetry is not declared anywhere: a slow device, a 
 not divide the nodes splits exactly the classes that it must.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Building op by op in Python costs more than running; every method takes whole columns, and scalars broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

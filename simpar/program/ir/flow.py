@@ -5,8 +5,6 @@ are fixed point. int64 then holds 9.2 TB of work an op and links up to 549 TB/s
 (:data:`simpar.units.MOST_LINK_BYTES_PER_S` is what users may ask for).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,7 +1,5 @@
 """Memory over time: exact step functions per class of ranks, from the Program's memory table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What plans leave to costs, decided: the second phase of deciding a plan, on its layout, before it is lowered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """``recompute: optimal`` resolved: for every pipeline rank the choice by layer that fits with the least time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ A slice of tokens a to b is a sequence of b - a rows whose queries also meet the
 slices before. Its backward adds to the gradients of those keys and values: they are read twice and written once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import lcm

@@ -1,7 +1,5 @@
 """Gradient buckets of one backward pass: which units are reduced together, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache

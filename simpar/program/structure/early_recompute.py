@@ -8,8 +8,6 @@ Under 1F1B with m microbatches, p stages of equal times, and f, r, b for forward
 is m (f + r + b) + (p - 1)(f + b) instead of (m + p - 1)(f + r + b): every stage but the last hides one recomputation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

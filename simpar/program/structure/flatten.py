@@ -1,7 +1,5 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import terminals

@@ -1,7 +1,5 @@
 """Units of a stage and what data parallelism does with their parameters and gradients in one action."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -11,8 +11,6 @@ The update begins when all gradients are there, because their norm clips them [R
 sections 4 and 5]. A delayed update works on the gradients of the step before and begins with the step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

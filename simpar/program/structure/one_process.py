@@ -5,8 +5,6 @@ device, which computes the loss of the whole batch; a backward sends the logits'
 therefore holds and processes the logits of all devices [PyTorch documentation of torch.nn.DataParallel].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from simpar.program.blocks.block_view import RankBlock

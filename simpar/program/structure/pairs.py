@@ -9,8 +9,6 @@ is hidden by kernels of the other pass, and by weight gradients, for which nothi
 there).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@ schedule's actions; this module decides what stands in them. The data-parallel r
   buffers for gathered parameters and two for gradients, however many passes run (:class:`Await`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The content of the page as plain data: every number is formatted here, every series in compact columns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

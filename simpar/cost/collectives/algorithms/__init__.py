@@ -4,8 +4,6 @@
 ones is taken. To add one, add a file with what :class:`~simpar.cost.collectives.algorithm.Algorithm` asks.
 """
 
-from __future__ import annotations
-
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.declared import entries
 

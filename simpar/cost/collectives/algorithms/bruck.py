@@ -6,8 +6,6 @@ distance with binary digit k set: half of them or fewer, so blocks travel severa
 small blocks; NCCL does not have it, so it is used only where it is named.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm

@@ -6,8 +6,6 @@ In an all-to-all over rails data first moves to the device on the receiver's rai
 stays on that rail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

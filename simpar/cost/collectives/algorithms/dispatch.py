@@ -9,8 +9,6 @@ all-to-all of these copies would. How many domains those ranks are in depends on
 where they may be; the name of the operation says it (:class:`simpar.plan.routing.Routing`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ Source: Rabenseifner 2004, "Optimization of collective reduction operations". Wi
 stands for NCCL's PAT.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Source: Jia et al. 2018, arXiv 1807.11205 (hierarchical all-reduce): reduce-scat
 across, all-gather inside.
 """
 
-from __future__ import annotations
-
 from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.algorithms.ring import Ring, volume
 from simpar.cost.collectives.placement import GroupShape, Placement

@@ -4,8 +4,6 @@ A device reads its reduced 1/N share and stores it once for all, so a port carri
 ring needs 2S(N-1)/N. Source: NCCL transport/nvls.cc, graph/tuning.cc (NVLS, NVLSTree).
 """
 
-from __future__ import annotations
-
 import math
 
 from simpar.cost.collectives.algorithm import Algorithm

@@ -4,8 +4,6 @@ Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for cl
 NCCL, several channels run the ring; each enters and leaves a domain once, by a NIC of its own.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds

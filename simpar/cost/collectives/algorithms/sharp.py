@@ -4,8 +4,6 @@ Source: Graham et al. 2016, "Scalable Hierarchical Aggregation Protocol (SHArP)"
 rarely enable it, so a profile has to say ``sharp: true``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm

@@ -3,8 +3,6 @@
 The first member of a group is its root. NCCL has no scatter or gather; programs send from the root like this.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds

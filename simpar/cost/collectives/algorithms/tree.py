@@ -6,8 +6,6 @@ Sources: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth
 scan"; NCCL graph/trees.cc.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -8,8 +8,6 @@ same states. Such graphs are nearly chains, so that eliminating one variable aft
 program is solved exactly in well under a millisecond, for several prices of memory at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod

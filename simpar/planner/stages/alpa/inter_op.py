@@ -18,8 +18,6 @@ unnecessary:
 * sum t_i is at least work / D, which bounds t_max from above as soon as any plan is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -15,8 +15,6 @@ repeated moves of weights that are gathered for every pass, backwards of earlier
 under these times bounds all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

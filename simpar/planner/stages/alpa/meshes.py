@@ -1,7 +1,5 @@
 """Submeshes of a cluster, their logical shapes, and the placement of pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from simpar.hardware.cluster import Cluster

@@ -1,7 +1,5 @@
 """Costs of an operator under every choice of roles: kernels, its own collectives, weights and their synchronisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod

@@ -5,8 +5,6 @@ recompute choice, is an option, whose blocks are priced as in the Program of a s
 are sums over its blocks, so identical layers cost nothing more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -4,8 +4,6 @@ The states of a tensor on all axes together are one number, its code; tables are
 Everything that depends on the mesh alone is computed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, reduce
