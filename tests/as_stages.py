@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simpar.architectures.graph import ModelGraph
+from simpar.layout.layout import Layout
 from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
-from simpar.plan.stage_layers import stage_layers
 from simpar.plan.stages import StagePlan
 
 
@@ -23,7 +23,7 @@ def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
             layers=count, first_device=index * dp * mesh.tp, mesh=(dp, mesh.tp), sharding=sharding,
             recompute=plan.memory.recompute,
         )
-        for index, count in enumerate(stage_layers(plan, len(graph.layers)))
+        for index, count in enumerate(Layout.of(plan).stage_layers(len(graph.layers)))
     )  # fmt: skip
     changed = {
         "micro_batch": plan.micro_batch * dp,

@@ -218,8 +218,7 @@ def _group_sizes(plan: Plan) -> dict[str, set[int]]:
     """The possible sizes of the process groups of each axis."""
     mesh = plan.mesh
     dp, copies = mesh.replicas, plan.data_parallel.hsdp
-    etp = int(mesh.etp or (1 if mesh.ep > 1 else mesh.tp))
-    experts = dp * mesh.cp * mesh.tp // (mesh.ep * etp)
+    etp, experts = mesh.expert_tensor_parallel, mesh.expert_data_parallel
     wide = {dp, dp * mesh.cp, dp // copies, dp * mesh.cp // copies, copies, experts, max(experts // copies, 1)}
     return {
         "tp": {mesh.tp, etp, mesh.tp * mesh.cp}, "cp": {mesh.cp, mesh.tp * mesh.cp}, "pp": {mesh.pp, 2},

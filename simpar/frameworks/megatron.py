@@ -217,7 +217,7 @@ def _layout(s: Subject) -> Options:
 
 
 def _context(s: Subject) -> Options:
-    method, cp, heads = s.plan.context_parallel.cp_method or "ring", s.plan.mesh.cp, s.plan.ulysses
+    method, cp, heads = s.plan.context_parallel.cp_method or "ring", s.plan.mesh.cp, s.layout.ulysses_ranks
     if cp == 1:
         return {}
     if method == "ring" and heads > 1:

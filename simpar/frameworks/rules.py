@@ -111,8 +111,8 @@ def context_parallel(s: Subject, methods: Iterable[str], balances: Iterable[str]
     ):
         if value not in known:
             yield Loss(name, value, f"the target has {', '.join(known)}")
-    if choice.cp_method != "ulysses" and s.plan.ulysses > 1 and not (hybrid and choice.cp_method == "ring"):
-        yield Loss("ulysses", s.plan.ulysses, "the target exchanges heads in all of cp, or not")
+    if choice.cp_method != "ulysses" and s.layout.ulysses_ranks > 1 and not (hybrid and choice.cp_method == "ring"):
+        yield Loss("ulysses", s.layout.ulysses_ranks, "the target exchanges heads in all of cp, or not")
 
 
 def offload_of_shards(s: Subject) -> Iterator[Loss]:

@@ -21,9 +21,9 @@ from simpar.architectures.recompute import is_full, of_layer
 from simpar.architectures.training import Training
 from simpar.hardware.cluster import Cluster
 from simpar.layout.deciders import resolve
+from simpar.layout.layout import Layout
 from simpar.plan.choices import BY_STACK, CHOICES
 from simpar.plan.plan import Plan, Record
-from simpar.plan.stage_layers import stage_layers
 from simpar.scenario import ClusterChoice
 from simpar.stacks.stack import Stack, load_stack
 
@@ -62,6 +62,11 @@ class Subject:
     devices_per_node: int = DEVICES_PER_NODE
     predicted: str = ""
 
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout that the settled plan states, with what follows from it."""
+        return Layout.of(self.plan)
+
     @property
     def dp(self) -> int:
         """Data-parallel ranks."""
@@ -86,12 +91,12 @@ class Subject:
     @property
     def microbatches(self) -> int:
         """Microbatches a rank runs in one step."""
-        return self.plan.num_microbatches(self.training.global_batch)
+        return self.layout.num_microbatches(self.training.global_batch)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """Transformer layers of every virtual stage."""
-        return stage_layers(self.plan, len(self.graph.layers))
+        return self.layout.stage_layers(len(self.graph.layers))
 
     @property
     def even(self) -> bool:

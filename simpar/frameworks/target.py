@@ -51,8 +51,7 @@ class Imported:
         return told or (self.per_replica * replicas if self.per_replica and replicas else None)
 
     def _replicas(self, world_size: int) -> int:
-        mesh = self.plan.mesh
-        return world_size // (mesh.tp * mesh.cp * mesh.pp)
+        return world_size // int(self.plan.mesh.sizes.replica_ranks)
 
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
         """The plan on ``world_size`` devices, if its micro-batch depends on their number. Raises UserError."""

@@ -11,7 +11,6 @@ from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, TargetNumerics
 from simpar.layout.action_table import schedule_of
-from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import LETTERS
 
 ROTATION = "parallelism.context_parallel_rotate_method"
@@ -127,7 +126,7 @@ def _data_parallel(s: Subject) -> Iterator[Loss]:
 def _pipeline(s: Subject) -> Iterator[Loss]:
     if s.plan.mesh.pp == 1:
         return
-    table = schedule_of(Layout.of(s.plan), s.training)
+    table = schedule_of(s.layout, s.training)
     if table.num_mirrored:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
         return
@@ -145,7 +144,7 @@ def placement(s: Subject) -> str | None:
     """A schedule of torch with the plan's placement of stages; the plan's own schedule if torch has it."""
     if s.plan.schedule in SCHEDULES:
         return SCHEDULES[s.plan.schedule]
-    pp, stages = s.plan.mesh.pp, schedule_of(Layout.of(s.plan), s.training).rank_of_stage
+    pp, stages = s.plan.mesh.pp, schedule_of(s.layout, s.training).rank_of_stage
     if stages == tuple(range(pp)):
         return "1F1B"
     if stages == tuple(stage % pp for stage in range(len(stages))):
@@ -157,7 +156,7 @@ def parallelism(s: Subject, head: str) -> Options:
     """Options of the section ``parallelism``; ``head`` is the name of the output projection."""
     mesh, data = s.plan.mesh, s.plan.data_parallel
     sharded = data.zero >= 1
-    replicas = data.hsdp if sharded else s.dp
+    replicas = int(s.layout.replicas)
     options: Options = {
         "parallelism.data_parallel_replicate_degree": replicas,
         "parallelism.data_parallel_shard_degree": s.dp // replicas,
@@ -213,7 +212,7 @@ def schedule_file(s: Subject) -> Mapping[str, str]:
     """The action table in torch's format, if torch does not have the schedule."""
     if s.plan.mesh.pp == 1 or s.plan.schedule in SCHEDULES:
         return {}
-    return {CSV: schedule_of(Layout.of(s.plan), s.training).to_csv()}
+    return {CSV: schedule_of(s.layout, s.training).to_csv()}
 
 
 def notes(s: Subject) -> Iterator[str]:

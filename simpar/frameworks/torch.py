@@ -13,7 +13,6 @@ from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import OF_TORCH, Options, Target, TargetNumerics
 from simpar.layout.action_table import schedule_of
-from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB
 
@@ -81,7 +80,7 @@ def _model(s: Subject) -> Iterator[Loss]:
 def _pipeline(s: Subject) -> Iterator[Loss]:
     if s.plan.mesh.pp == 1:
         return
-    table = schedule_of(Layout.of(s.plan), s.training)
+    table = schedule_of(s.layout, s.training)
     if table.num_mirrored:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
     if s.plan.data_parallel.zero >= 2 and s.dp > 1 and _split(table):
@@ -97,7 +96,7 @@ def options(s: Subject) -> Options:
     mesh, data, dims = s.plan.mesh, s.plan.data_parallel, s.graph.dims
     style, rope = architecture(s.graph), s.graph.details.positions.rope
     sizes = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-    table = schedule_of(Layout.of(s.plan), s.training) if mesh.pp > 1 else None
+    table = schedule_of(s.layout, s.training) if mesh.pp > 1 else None
     return {
         **{f"model.{name}": dims[name] for name in sizes},
         "model.positions": dims.get("positions", 0) if style.positions == "learned" else 0,
@@ -168,7 +167,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         **launchers(s, ["train.py"], {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     }
     if s.plan.mesh.pp > 1:
-        table = schedule_of(Layout.of(s.plan), s.training)
+        table = schedule_of(s.layout, s.training)
         rows = [",".join(_texts(table, rank)) for rank in range(table.num_ranks)]
         result["schedule.csv"] = "\n".join(rows) + "\n"
     return result

@@ -22,7 +22,7 @@ from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.memory import MemoryPolicy
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.offload import Offload
-from simpar.plan.choices.pipeline import CUSTOM, Pipeline, runs_slices
+from simpar.plan.choices.pipeline import CUSTOM, Pipeline
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.tensor_parallel import TensorParallel
 from simpar.plan.choices.tuning import Tuning
@@ -161,25 +161,11 @@ class Plan(Record):
         return self.pipeline.schedule or default_schedule(self.pipeline.vpp)
 
     @property
-    def runs_slices(self) -> bool:
-        """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
-        return runs_slices(self.schedule, self.pipeline.slices)
-
-    @property
-    def ulysses(self) -> int:
-        """Context ranks that exchange heads for tokens; 1 where nothing else is decided yet."""
-        return int(self.context_parallel.degree(self.mesh.cp))
-
-    @property
     def world_size(self) -> int | None:
         """Devices of all stages or of the mesh; None where the data-parallel ranks are left open."""
         if self.pipeline.stages:
             return sum(stage.num_devices for stage in self.pipeline.stages)
         return None if self.mesh.dp is None else self.mesh.world_size
-
-    def num_microbatches(self, global_batch: int) -> int:
-        """Microbatches a pipeline runs in one step: global batch / (dp x micro-batch)."""
-        return global_batch // (self.mesh.replicas * self.micro_batch)
 
     def with_values(self, **values: Any) -> Plan:
         """A copy with flat values replaced, validated again. Raises UserError."""

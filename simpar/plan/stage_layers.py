@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simpar.architectures.graph import ModelGraph
-
-if TYPE_CHECKING:
-    from simpar.plan.plan import Plan
 
 
 def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
@@ -32,11 +27,6 @@ def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
                 return None
             counts[empty], counts[full] = 1, counts[full] - 1
     return tuple(counts)
-
-
-def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
-    """Transformer layers of every virtual stage, in model order; embedding and head come on top."""
-    return plan.pipeline.layers or spread_layers(num_layers, plan.mesh.pp * plan.pipeline.vpp)
 
 
 def spread_layers(num_layers: int, stages: int) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def make_engine(
     plan, here = blueprint.plan, ranks.here["pp"]
     if blueprint.strategy.reduction != "servers":
         ranks.make_groups(experts=blueprint.strategy.spread)
-    every = parts(blueprint.graph, plan)
+    every = parts(blueprint.graph, blueprint.layout)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
     stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
     owned = [each for stage in stages.values() for each in own(stage, plan)]
@@ -103,7 +103,7 @@ def make_own_engine(
     engine = TrainingEngine(
         plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
         update=make_update(Scope(plan, learning, blueprint.strategy, ranks), owned, blueprint),
-        microbatches=plan.num_microbatches(training.global_batch),
+        microbatches=blueprint.layout.num_microbatches(training.global_batch),
     )  # fmt: skip
     rehearse(engine, training, blueprint)
     return engine

@@ -45,7 +45,7 @@ def stage_of(plan: Plan, rank: int) -> tuple[int, int]:
         return next((i for i, stage in enumerate(own) if stage.holds(rank)), 0), len(own)
     if rank >= plan.mesh.world_size:
         return 0, 1
-    return int(plan.mesh.coordinates([rank])["pp"][0]), plan.mesh.pp
+    return int(plan.mesh.pipeline_rank([rank])[0]), plan.mesh.pp
 
 
 def _expected(result: Result | None, stage: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
+from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
-from simpar.plan.stage_layers import stage_layers
 from simpar.precisions import IN_TORCH, PRECISIONS
 from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
@@ -67,15 +67,20 @@ class Blueprint:
     released: Released | None = None
     compiled: bool = False
 
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout that the plan states, with what follows from it."""
+        return Layout.of(self.plan)
+
     @property
     def fetches(self) -> bool:
         """Whether parameters live on the host and are fetched for every pass."""
         return self.plan.offload.offload_parameters != "none"
 
 
-def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
+def parts(graph: ModelGraph, layout: Layout) -> list[Part]:
     """The content of every virtual stage, in order."""
-    counts = stage_layers(plan, len(graph.layers))
+    counts = layout.stage_layers(len(graph.layers))
     starts = [sum(counts[:stage]) for stage in range(len(counts))]
     last = len(counts) - 1
     return [
@@ -93,7 +98,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     if own is not None:
         recompute = replace(recompute, kind=own.stage.recompute)
     with torch.device("meta"):
-        model = Decoder(blueprint.graph, part, place_of(plan, ranks), recompute)
+        model = Decoder(blueprint.graph, part, place_of(blueprint.layout, ranks), recompute)
         model.to(blueprint.dtypes.storage)
         if plan.tuning.is_used:
             adapters.tune(model, plan.tuning, blueprint.dtypes.compute)
@@ -131,21 +136,20 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     return model
 
 
-def place_of(plan: Plan, ranks: Ranks) -> Place:
+def place_of(layout: Layout, ranks: Ranks) -> Place:
     """The part of the sequence that this rank works on."""
-    sequence = bool(plan.tensor_parallel.sequence_parallel) and plan.mesh.tp > 1
-    choice = plan.context_parallel
+    sequence, ulysses = bool(layout.sequence_parallel) and layout.tp > 1, int(layout.ulysses_ranks)
     context = ContextRank(
-        cp=plan.mesh.cp,
+        cp=int(layout.cp),
         rank=ranks.here["cp"],
-        ulysses=plan.ulysses,
-        method=choice.cp_method or "ring",
-        balance=choice.cp_balance or "contiguous",
-        ring_group=ranks.ring_group(plan.ulysses),
-        head_group=ranks.head_group(plan.ulysses),
+        ulysses=ulysses,
+        method=layout.cp_method,
+        balance=layout.cp_balance,
+        ring_group=ranks.ring_group(ulysses),
+        head_group=ranks.head_group(ulysses),
     )
     return Place(
-        context, sequence_ranks=plan.mesh.tp if sequence else 1, sequence_rank=ranks.here["tp"] if sequence else 0
+        context, sequence_ranks=int(layout.tp) if sequence else 1, sequence_rank=ranks.here["tp"] if sequence else 0
     )
 
 

@@ -1,6 +1,7 @@
 """From a plan as written to one that can run: defaults resolved, combinations checked, schedule made. No torch."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
@@ -31,6 +32,11 @@ class Prepared:
     schedule: Schedule | None
     strategy: Strategy
     selective: str
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout that the plan states."""
+        return Layout.of(self.plan)
 
 
 def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size: int) -> Prepared:

@@ -27,12 +27,12 @@ from simpar.architectures.details import ROPE_TYPES, SCORES
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import SIMPLE, modes
 from simpar.errors import UserError
+from simpar.layout.layout import Layout
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import HALF_SCHEDULES
 from simpar.plan.schedules.actions import B, F, Schedule
-from simpar.plan.stage_layers import stage_layers
 from simpar.plan.sync import replicas_are_independent
 from simpar.plan.torch_roles import explain_no_copies, refuse_roles
 from simpar.simulation import apply_tuning
@@ -135,7 +135,7 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
-    if plan.runs_slices:
+    if Layout.of(plan).runs_slices:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if plan.memory.recompute_early:
         raise UserError(
@@ -300,7 +300,7 @@ def is_decoder(graph: ModelGraph) -> bool:
 def _refuse_further(plan: Plan, graph: ModelGraph, schedule: Schedule) -> None:
     """Layers that predict further tokens must be on the stage of the head, whose weights they use again."""
     further = sum(name in graph.auxiliary for name in graph.layers)
-    last = stage_layers(plan, len(graph.layers))[-1]
+    last = Layout.of(plan).stage_layers(len(graph.layers))[-1]
     if last < further:
         raise UserError(
             f"plan.layers: the last stage has {last}, the model predicts further tokens with {further}, which stand "

@@ -242,7 +242,7 @@ def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
     """The local part of sequences int64[sequences, seq_len + 1], as :func:`local_batch` returns it."""
     samples = torch.from_numpy(drawn).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
-    here = place_of(session.prepared.plan, session.ranks).positions(length, samples.device)
+    here = place_of(session.prepared.layout, session.ranks).positions(length, samples.device)
     return samples[:, here], next_tokens(samples, here, layers_of(session.job.graph()))
 
 

@@ -13,7 +13,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
-from simpar.plan.stage_layers import layers_by_cost, stage_layers
+from simpar.plan.stage_layers import layers_by_cost
 
 
 def test_dp_and_the_schedule_are_filled_in(target):
@@ -128,12 +128,12 @@ def test_sharded_gradients_and_pipelines_combine(target, zero):
 )
 def test_layers_are_spread_evenly(layers, pp, vpp, expected):
     """A remainder goes one each to stages without embedding and head, from the front; then first, last."""
-    assert stage_layers(Plan(pp=pp, vpp=vpp), layers) == expected
+    assert Layout.of(Plan(pp=pp, vpp=vpp)).stage_layers(layers) == expected
 
 
 def test_llama_3_405b_has_one_layer_fewer_at_both_ends():
     """126 layers in 64 chunks are 2 each, 1 in the first and in the last [arXiv 2407.21783, 3.3.2]."""
-    counts = stage_layers(Plan(pp=16, vpp=4), 126)
+    counts = Layout.of(Plan(pp=16, vpp=4)).stage_layers(126)
     assert counts == (1, *[2] * 62, 1)
 
 
@@ -153,7 +153,7 @@ def test_layers_by_cost_leave_no_stage_empty_before_the_last(stages, expected):
 def test_layers_as_given(target):
     """An explicit list is taken as it is; the ends may hold embedding and head alone."""
     plan = complete_plan(Plan(pp=4, layers=(0, 16, 16, 0)), target(64))
-    assert stage_layers(plan, 32) == (0, 16, 16, 0)
+    assert Layout.of(plan).stage_layers(32) == (0, 16, 16, 0)
 
 
 def test_a_plan_can_carry_its_own_table(target):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.layout.layout import Layout
 from simpar.plan.flat import SECTION_OF, SYNONYMS
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.plan import Plan
@@ -112,7 +113,7 @@ def test_buckets_have_units(tmp_path):
 
 def test_microbatches():
     """A pipeline runs global batch / (dp x micro-batch) microbatches."""
-    assert Plan(dp=4, micro_batch=2).num_microbatches(64) == 8
+    assert Layout.of(Plan(dp=4, micro_batch=2)).num_microbatches(64) == 8
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from simpar.architectures.hf_config import read
 from simpar.architectures.training import Training
 from simpar.errors import UserError
+from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.runtime import experts
 from simpar.runtime.assemble import make_engine
@@ -137,7 +138,7 @@ def steps(engine, first: int, last: int) -> list[float]:
     ranks, losses = engine.ranks, []
     for step in range(first, last):
         samples = batch_of_samples(step).chunk(ranks.mesh.dp)[ranks.data_rank]
-        here = place_of(engine.plan, ranks).positions(TRAINING.seq_len // ranks.mesh.cp, samples.device)
+        here = place_of(Layout.of(engine.plan), ranks).positions(TRAINING.seq_len // ranks.mesh.cp, samples.device)
         further = max(len(getattr(stage, "further", ())) for stage in engine.stages.values())
         loss, _ = engine.step(samples[:, here], next_tokens(samples, here, further))
         losses.append(average_loss(loss, ranks, samples.device))

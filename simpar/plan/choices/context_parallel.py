@@ -44,10 +44,6 @@ class ContextParallel(Section):
         None, description="context ranks that exchange heads; default all of them for ulysses, else 1"
     )
 
-    def degree(self, cp: Any) -> Any:
-        """Ranks (an int, or an array like ``cp``) that exchange heads for tokens."""
-        return self.ulysses or (cp if self.cp_method == "ulysses" else 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecidedContext:

@@ -43,7 +43,7 @@ from simpar.plan.schedules import (
     schedule_named,
     suggest_schedules,
 )
-from simpar.plan.stage_layers import spread_layers, stage_layers
+from simpar.plan.stage_layers import spread_layers
 from simpar.plan.stages import StagePlan
 from simpar.units import Count, Counts, Flags
 
@@ -264,7 +264,7 @@ def _evened(plan: Plan, facts: Workload) -> Iterator[tuple[int, ...]]:
     if plan.mesh.pp == 1 or plan.schedule == CUSTOM or layers + 2 < 2 * stages:
         return
     first, *middle, last = spread_layers(layers + 2, stages)
-    if (evened := (first - 1, *middle, last - 1)) != stage_layers(plan, layers):
+    if (evened := (first - 1, *middle, last - 1)) != (plan.pipeline.layers or spread_layers(layers, stages)):
         yield evened
 
 
