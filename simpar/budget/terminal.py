@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
 from simpar.report.run_rows import NO_FAILURES, amount, figure
-from simpar.report.table import Column, ReportTable, text
+from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
 
@@ -23,19 +23,15 @@ CLOSE = 0.01
 
 def print_how_many(answer: HowMany, console: Console) -> None:
     """Print the answer to a rich console."""
-    for line in answer_lines(answer):
-        console.print(line, soft_wrap=True)
+    print_lines(console, answer_lines(answer))
     console.print()
     columns: list[Column | str] = [
         "", "nodes", Column("GPUs", spare=3), "days", Column("90 % interval", spare=4), "dollars",
         Column("MWh", spare=1), Column("step", spare=2), text("limits", least=16),
     ]  # fmt: skip
     console.print(ReportTable(columns, [_cells(answer, row) for row in answer.rows]))
-    for line in certificate_lines(answer):
-        console.print(line, soft_wrap=True)
-    console.print("\nPlans", style="bold")
-    for row in answer.rows:
-        console.print(f"- {plan_words(row)}", soft_wrap=True)
+    print_lines(console, certificate_lines(answer))
+    print_lines(console, map(plan_words, answer.rows), "Plans", mark="- ")
 
 
 def answer_lines(answer: HowMany) -> Iterator[str]:

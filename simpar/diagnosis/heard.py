@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpar.diagnosis.flight import FlightRun, Stuck
 from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
-from simpar.report.table import ReportTable, text
+from simpar.report.table import ReportTable, print_lines, text
 from simpar.report.words import format_significant
 from simpar.units import GIB, format_bytes, format_seconds, number_of
 
@@ -46,12 +46,11 @@ def print_flight(run: FlightRun, screen: Console) -> None:
         times = ("not said" if s is None else format_seconds(s) for s in (use.cost_s, use.waiting_s))
         table.add(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
     screen.print(table)
-    for rank, count in list(run.last.items())[:MOST_NAMED]:
-        screen.print(f"rank {rank} came last to {count} collectives that took others twice as long", soft_wrap=True)
-    for each in run.stuck[:MOST_NAMED]:
-        screen.print(_stuck(each), soft_wrap=True)
-    for line in run.remarks:
-        screen.print(line, soft_wrap=True)
+    late = [
+        f"rank {rank} came last to {count} collectives that took others twice as long"
+        for rank, count in list(run.last.items())[:MOST_NAMED]
+    ]
+    print_lines(screen, (*late, *map(_stuck, run.stuck[:MOST_NAMED]), *run.remarks))
 
 
 def _stuck(each: Stuck) -> str:

@@ -13,7 +13,7 @@ from simpar.diagnosis.heard import print_flight, print_log
 from simpar.diagnosis.measured import AxisUse, MeasuredStep
 from simpar.diagnosis.memory import MemoryBeside, find_fullest_rank
 from simpar.diagnosis.traffic import collective_uses
-from simpar.report.table import Column, ReportTable, text
+from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def print_explanation(explanation: Explanation, screen: Console) -> None:
         for table in (_communication(measured), _collectives(measured)):
             if table.rows:
                 screen.print(table)
-        for line in sentences(explanation):
-            screen.print(line, soft_wrap=True)
+        print_lines(screen, sentences(explanation))
     if explanation.log is not None:
         print_log(explanation.log, explanation.logged, screen)
     if explanation.flight is not None:
@@ -167,8 +166,7 @@ def _print_changes(changes: Changes, screen: Console) -> None:
     else:
         screen.print("none of those that were tried gains anything")
     unrunnable = (f"{each.change}: not with {each.not_with}" for each in worth[:MOST_CHANGES] if each.not_with)
-    for line in (*unrunnable, *changes.remarks):
-        screen.print(line, soft_wrap=True)
+    print_lines(screen, (*unrunnable, *changes.remarks))
 
 
 def _communication(measured: MeasuredStep) -> ReportTable:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.preflight.check import Checked, Neighbour
 from simpar.report.run_rows import run_rows
+from simpar.report.table import print_lines
 from simpar.report.words import headline, is_at_the_limit, memory_state, probably, step_time_words
 from simpar.units import format_bytes, format_seconds
 
@@ -33,24 +34,14 @@ def print_checked(checked: Checked, console: Console) -> None:
         *run_rows(result.whole_run),
     ]
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"{name:{width}}  {value}", soft_wrap=True)
-    _section(console, "Limiting factors", result.why.binds)
-    _section(console, "Note", checked.notes)
+    print_lines(console, (f"{name:{width}}  {value}" for name, value in rows))
+    print_lines(console, result.why.binds, "Limiting factors", mark="- ")
+    print_lines(console, checked.notes, "Note", mark="- ")
     _print_neighbours(checked, console)
 
 
-def _section(console: Console, title: str, lines: tuple[str, ...]) -> None:
-    if lines:
-        console.print(f"\n{title}", style="bold")
-    for line in lines:
-        console.print(f"- {line}", soft_wrap=True)
-
-
 def _print_neighbours(checked: Checked, console: Console) -> None:
-    console.print("\nNeighbouring layouts", style="bold")
-    for line in _of_neighbours(checked):
-        console.print(line, soft_wrap=True)
+    print_lines(console, _of_neighbours(checked), "Neighbouring layouts")
     best = checked.best
     if best is None:
         return

@@ -126,6 +126,14 @@ class ReportTable:
             yield f"left out for width: {', '.join(left_out)} (--json has them)"
 
 
+def print_lines(console: Console, lines: Iterable[str], title: str = "", *, mark: str = "") -> None:
+    """Print lines as they are, each behind a ``mark`` and all below a bold ``title``; nothing if there are none."""
+    for at, line in enumerate(lines):
+        if title and not at:
+            console.print(f"\n{title}", style="bold")
+        console.print(f"{mark}{line}", soft_wrap=True)
+
+
 def _safe(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "-") else cell
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simpar.report.table import Column, ReportTable, text
+from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.words import describe_certainty, figures, format_significant, headline, verdict
 from simpar.scenario import Published
@@ -32,8 +32,7 @@ def print_report(result: Result, console: Console) -> None:
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
     console.print(_rows(figures(result)))
-    for line in _published_lines(result):
-        console.print(line, soft_wrap=True)
+    print_lines(console, _published_lines(result))
     for title, table in (
         ("Where the step goes (critical rank)", _breakdown(result, console)),
         ("Communication (critical rank)", _communication(result)),
@@ -51,10 +50,7 @@ def print_report(result: Result, console: Console) -> None:
         ("Limiting factors", result.why.binds),
         ("What to try", result.why.hints),
     ):
-        if lines:
-            console.print(f"\n{title}", style="bold")
-        for line in lines:
-            console.print(f"- {line}", soft_wrap=True)
+        print_lines(console, lines, title, mark="- ")
     if not result.why.trials:
         console.print(f"\n{ADVISE_HINT}", soft_wrap=True)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.table import ReportTable, text
+from simpar.report.table import ReportTable, print_lines, text
 from simpar.report.words import format_significant
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ def print_validation(answer: Mapping[str, Any], console: Console) -> None:
     for name, meant in answer.get("columns_not_read", {}).items():
         console.print(f"column {name} is not read{'; ' if meant else ''}{meant}", soft_wrap=True)
     for title, counts in (("Not modelled", answer["unmodelled_reasons"]), ("Suspect", answer["suspect_rows"])):
-        if counts:
-            console.print(f"\n{title}", style="bold")
-        for reason, count in counts.items():
-            console.print(f"- {count} rows: {reason}", soft_wrap=True)
+        print_lines(console, (f"{count} rows: {reason}" for reason, count in counts.items()), title, mark="- ")
 
 
 _OF_RUNS = {

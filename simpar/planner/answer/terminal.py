@@ -14,7 +14,7 @@ from simpar.planner.result import Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
-from simpar.report.table import Column, ReportTable, text
+from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.words import interval_words, layout, probably
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
@@ -38,11 +38,9 @@ def print_search(result: SearchResult, console: Console) -> None:
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
     _print_candidates(result, console)
-    for line in ties(result):
-        console.print(line, soft_wrap=True)
+    print_lines(console, ties(result))
     console.print()
-    for line in certificate(result):
-        console.print(line, soft_wrap=True)
+    print_lines(console, certificate(result))
     sections = (
         ("The whole run of the first, without failures", describe_whole_run(result.best)),
         ("Why the first wins", list(result.best.why)),
@@ -55,10 +53,7 @@ def print_search(result: SearchResult, console: Console) -> None:
         ("What the space holds", list(_scope(result))),
     )
     for title, lines in sections:
-        if lines:
-            console.print(f"\n{title}", style="bold")
-        for line in lines:
-            console.print(f"- {line}", soft_wrap=True)
+        print_lines(console, lines, title, mark="- ")
 
 
 def describe_whole_run(best: Candidate) -> list[str]:
