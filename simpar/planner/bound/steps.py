@@ -136,12 +136,13 @@ class RowCharge:
         the first and the last block of a pass there run the third and later gathers, all reductions but the last two,
         and everything inside the blocks between.
         """
-        distinct, like = self.shape.distinct
-        times = weigh(kinds, self.shape.by_stage[distinct])
+        distinct, like = self.shape.distinct  # d stages that differ in their blocks; [stages] which of them each is
+        times = weigh(kinds, self.shape.by_stage[distinct])  # [n, d]: blocks one after the other, nothing waited for
         gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
         if not gather.any():
             return times[:, like]
         first, last, later, between, earlier = self.shape.windows[letter == "F"]
+        # [n, d, links]: seconds that what must run between the first and the last block takes of each link
         linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
         linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
         used = ROUNDING_MARGIN * NS_PER_S * linked.max(axis=2, initial=0.0)
@@ -159,7 +160,9 @@ class RowCharge:
         gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
         both = np.stack([weigh(each, self.shape.by_stage[:1])[:, 0] for each in (gather, kinds)])
-        # the last block follows all gathers G: delay = G + t(last) - sum of t (if freed: see stage_times)
+        # both[0], both[1] [n]: G = gathers of all blocks of stage 0, T = their kernels. The last block follows all
+        # gathers, so stage 0 ends no earlier than G + t(last); the path already counts T: delay = G + t(last) - T.
+        # Where parameters are freed, stage_times has counted the gathers behind the first one already.
         late = both[0] + kinds[:, first[-1]] - both[1]
         opened = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
         return np.asarray(opened * (both[0] > 0))
@@ -191,6 +194,7 @@ class RowCharge:
     def optimizer(self) -> Floats:
         """The update and the gather after it, [n, ranks]."""
         parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
+        # [n, ranks]: parameters whose states a rank updates, P / shards, summed over dense and experts
         share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
         share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
         seconds, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
@@ -199,6 +203,7 @@ class RowCharge:
             products_s = self._products_s(sync.job.layout, parts, mine)
             seconds[mine] = to_ns(sync.update_s(share[mine]) + products_s)
         seconds = np.where(share > 0, seconds, 0.0)  # a single process updates on the first device only
+        # device and host update their parts at the same time: the longer of the two
         seconds = np.maximum(seconds, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(seconds + self._behind("late_gathers"))
 
@@ -206,7 +211,8 @@ class RowCharge:
         """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
         if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
-        counts = self.shape.of_rank @ self.shape.by_stage
+        counts = self.shape.of_rank @ self.shape.by_stage  # [ranks, kinds]: blocks of each kind that a rank holds
+        # [n, kinds, (dense, experts), (all matrices of a block, its dearest matrix)]
         table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]
         result = np.zeros((len(mine), len(counts)))
         for expert, kind in enumerate((DENSE, EXPERTS)):
@@ -259,6 +265,8 @@ class RowCharge:
         ``ready`` is the end of their passes and first reductions, ``again`` that of their second reductions. Tied
         embeddings are summed when both ends of the pipeline are ready.
         """
+        # end = max(first reductions (+ sum of embeddings), second reductions) + optimizer; the sum starts when both
+        # ends of the pipeline are ready, so both finish at max(ends) + t(sum)
         reduced, last = ready + self.late, self.shape.rank_of_stage[-1]
         tied = np.flatnonzero(self.embedding > 0)
         if last and len(tied):
@@ -273,6 +281,8 @@ class RowCharge:
         second.
         """
         first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
+        # [n, ranks] each: what is left behind the pass that completes the last gradients. With W passes apart this may
+        # be any stage of the rank, so the least of them; else it is the backward of the rank's first stage.
         if self.shape.splits:
             placed = list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
             held = [[pieces[0] for pieces, rank in placed if rank == r] for r in range(self.shape.num_ranks)]
@@ -299,6 +309,8 @@ class RowCharge:
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
         which = pipelines.index[self.rows]
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
+        # [n, ranks, links]: seconds per byte x bytes. A link serves its bytes one after the other, whatever overlaps,
+        # so the step takes at least their sum: m messages (``drains_s``) and m passes of every letter
         seconds = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
         seconds = seconds + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
         return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
@@ -330,7 +342,7 @@ class RowCharge:
         distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
         each = (self.batch.configurations[at] for at in distinct.tolist())
         held = [one.crowded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]
-        slopes = np.stack(held)[which]
+        slopes = np.stack(held)[which]  # [n, (dense, experts), ranks, links]: seconds per parameter moved
         moved = (self._moved(kind, counts)[..., None] for kind in (DENSE, EXPERTS))
         return np.asarray(sum(size * slopes[:, at] for at, size in enumerate(moved)))
 
@@ -343,6 +355,7 @@ class RowCharge:
         name = "slopes", letter, boundary
         slopes = self.each(name, lambda one: one.slopes_s(letter, boundary=boundary))[:, :, parts].sum(axis=2)
         result = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
+        # slopes [n, (dense, experts), links] seconds per parameter; moved [n, len(counts)] parameters
         for at, kind in enumerate((DENSE, EXPERTS)):
             if slopes[:, at].any():
                 result += self._moved(kind, counts)[..., None] * slopes[:, None, at]

@@ -316,7 +316,19 @@ def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _Templa
         if node.collective:
             uses.setdefault(node.collective, []).append(i)
     each = list(enumerate(nodes))
+    # _OPS: of a collective, all but the node come from its group's flow (_FLOWS); -1 names no group and no route
+    zero, none = [0] * len(nodes), [-1] * len(nodes)
+    ops = {
+        "node": range(len(nodes)),
+        "group": none,
+        "fixed_ns": [0 if node.collective else node.duration_ns for node in nodes],
+        "work_bytes": zero,
+        "route": none,
+        "rate_cap_bytes_per_s": zero,
+    }
     changes = [(i, change) for i, node in each for change in node.memory]
+    # by kind of row: (node, node waited for), (node, stream), (node, at its finish?, bytes, category), (node,),
+    # (node, first node of the action, buffer, how many uses back), (node, buffer)
     rows: dict[str, list[tuple[int, ...]]] = {
         "dependency": [(i, after) for i, node in each for after in node.after],
         "stream": [(i, streams[name]) for i, node in each for name in node.streams if name in streams],
@@ -328,7 +340,7 @@ def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _Templa
         "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
     }
     return _TemplateColumns(
-        ops=_rows([(i, -1, 0 if node.collective else node.duration_ns, 0, -1, 0) for i, node in each], 6),
+        ops=_rows(list(zip(*(ops[name] for name in _OPS), strict=True)), len(_OPS)),
         rows={name: _rows(some, _WIDTH[name]) for name, some in rows.items()},
         uses=uses,
     )

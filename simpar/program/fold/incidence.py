@@ -92,10 +92,14 @@ def _where_loads_agree(placed: Sequence[PlacedGroups], symmetry: Symmetry, fabri
 
 def _kind_nodes(placed: PlacedGroups, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: RankLinks) -> KindNodes:
     """The representatives among the groups of a kind, with their edges: those of their places, translated."""
+    # G representative groups, K places of groups of N members with E edges in all. A group is its place's first group
+    # translated by ``moved`` (a sum of digits), so everything below is read at the place and shifted.
     index, first, place = _representative_groups(placed, symmetry)
     by_index = np.argsort(index, kind="stable")
     first, place = first[by_index], place[by_index]
     moved = first - placed.first[place]
+    # edges to ranks: of the members only those that are the lowest of their orbit; the group sees ``many`` like each,
+    # one for every combination of values of the digits in which its members vary
     row, position = np.nonzero(symmetry.is_lowest[placed.ranks])
     rank, role = placed.ranks[row, position], position * placed.kind.directed
     many = symmetry.num_like(rank, placed.varying[:, row])
@@ -103,6 +107,8 @@ def _kind_nodes(placed: PlacedGroups, loads: tuple[Ints, ...], symmetry: Symmetr
     member = np.stack([group, rank[edge] + moved[group], role[edge], many[edge]], axis=1)
     group, edge = _repeat(loads[0], place, len(placed.first))
     block, owner, label, num_links = (column[edge] for column in loads[1:])
+    # edges to links: digits in which neither the members vary nor the link's number depends [digits, edges] tell apart
+    # groups that load the same link, so the link sees one group for every combination of their values
     others = ~placed.varying[:, place[group]] & ~fabric.depends[:, block]
     link, num_groups = fabric.link(block, owner + moved[group]), symmetry.num_like(first[group], others)
     load = np.stack([group, link, label, num_links, num_groups], axis=1)
@@ -121,6 +127,8 @@ def _representative_groups(placed: PlacedGroups, symmetry: Symmetry) -> tuple[In
 
 def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:
     """(Group, edge) of the edges of every group's place; edges of a place are adjacent in ``row``."""
+    # edges of place k are start[k] .. start[k] + count[k] - 1, those of the g-th group begin[g] .. in the result; the
+    # j-th edge of a group is edge start[place] + (j - begin)
     count = np.bincount(row, minlength=num_places)
     start = np.cumsum(count) - count
     group = np.repeat(np.arange(len(place)), count[place])
@@ -139,12 +147,15 @@ def _assemble(
     ranks = np.flatnonzero(symmetry.is_lowest)
     loaded: list[Ints] = [np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]
     links = np.unique(np.concatenate(loaded))
+    # node numbers: ranks 0 .., then the groups of kind k from group_start[k], then links from group_start[-1]
     sizes = [len(ranks), *(len(nodes.place) for nodes in kinds)]
     group_start = np.cumsum(sizes, dtype=np.int64)
     edges, label = [np.zeros((0, 5), dtype=np.int64)], 0
     for nodes, each, start in zip(kinds, placed, group_start[:-1], strict=True):
+        # columns of an edge as in Incidence: u, v, label, neighbours like v that u sees, neighbours like u that v sees;
+        # labels of kinds do not overlap, so that groups of two kinds are never taken for each other
         group, rank, role, many = nodes.member.T
-        ones = np.ones_like(group)
+        ones = np.ones_like(group)  # the rank is in one of the groups that v stands for
         edges.append(np.stack([np.searchsorted(ranks, rank), start + group, label + role, ones, many], axis=1))
         label += int(role.max(initial=0)) + 1
         group, link, row, num_links, num_groups = nodes.load.T
@@ -176,6 +187,7 @@ def _colours(
     family = np.array([block.removesuffix("_up").removesuffix("_down") for block in family])
     block = np.unique(family, return_inverse=True)[1][cluster.block_of(links)]
     capacity = np.unique(cluster.capacity_of(links), return_inverse=True)[1]
+    # (block, capacity) as one number: block x (number of capacities) + capacity
     pieces.append(_beyond(pieces) + block * (int(capacity.max(initial=0)) + 1) + capacity)
     return np.concatenate(pieces)
 

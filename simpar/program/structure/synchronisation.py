@@ -240,20 +240,38 @@ class Synchronisation:
         )
 
     def _copies(self, replicas: ReplicaRanks, kind: str, *, boundary: bool, opens: bool) -> Copies:
+        """What a pass does with the parameters of one kind of ranks; arguments as for :meth:`policy`.
+
+        Stages are those in effect for these ranks. "Every" is every pass that needs the parameters (not W) or completes
+        gradients (B, W); "first" and "last" are boundaries. ZeRO-3 with parameters kept after the forward is stage 2.
+
+        | stage | parameters gathered before | freed after use | gradients reduced behind |
+        |---|---|---|---|
+        | 0 | - | - | last |
+        | 1 | first forward (FSDP, or overlap_param_gather; else behind the update) | - | last |
+        | 2 | as 1 | - | every; last of a run if by runs; last if FSDP reduces once a step |
+        | 3 | every | yes | as 2 |
+        | ``gathered`` ranks, from stage 1 on | every | yes | every; last in stage 1 or once a step |
+
+        Without overlap_grad_reduce no pass reduces: :meth:`late_reductions` does, but for ``gathered`` ranks.
+        """
         layout, host, zero = self.job.layout, self.host, replicas.zero
-        own_units, forgets = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
-        frees = replicas.gathered or (zero == 3 and forgets)  # gathered parameters, after every pass
-        runs = self.by_runs and zero >= 2 and not replicas.gathered
-        every = zero >= 2 and not runs and not once_a_step(layout, self.job.stack)
-        beside = replicas.gathered or layout.overlap_grad_reduce
-        makes = kind in ("backward", "weight_gradient") and beside
-        reduces = makes and (boundary or every)
-        held = own_units and zero >= 2 and (reduces or (makes and runs))
-        kept = max(self.gradient_bytes, self.compute_bytes) if runs else self.gradient_bytes
-        in_place = runs and self.job.stack.numerics.gradient_accumulation_fusion
+        own_units, reshards = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
+        frees_after_use = replicas.gathered or (zero == 3 and reshards)
+        by_runs = self.by_runs and zero >= 2 and not replicas.gathered
+        every_pass = zero >= 2 and not by_runs and not once_a_step(layout, self.job.stack)
+        # else gradients wait for the end of the step (late_reductions)
+        reduces_beside = replicas.gathered or layout.overlap_grad_reduce
+        completes_gradients = kind in ("backward", "weight_gradient") and reduces_beside
+        reduces = completes_gradients and (boundary or every_pass)
+        # FSDP has no flat buffer: whole gradients of a unit live from its backward to its reduction
+        holds_whole = own_units and zero >= 2 and (reduces or (completes_gradients and by_runs))
+        # a sum over a run is kept in the wider of the two dtypes; fused accumulation adds into it, without a copy
+        kept = max(self.gradient_bytes, self.compute_bytes) if by_runs else self.gradient_bytes
+        in_place = by_runs and self.job.stack.numerics.gradient_accumulation_fusion
         made = kept * opens if in_place else self.compute_bytes
-        first = kind == "forward" and boundary and (self.per_unit or layout.overlap_param_gather)
-        gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
+        gathers_first = kind == "forward" and boundary and (self.per_unit or layout.overlap_param_gather)
+        gathers = kind != "weight_gradient" and zero > 0 and (frees_after_use or gathers_first)
         bucket = self._bucket_bytes / self.gradient_bytes  # parameters; all at once fill none
         in_buckets = not own_units and layout.bucket_bytes != ALL_AT_ONCE
         return Copies(
@@ -261,13 +279,13 @@ class Synchronisation:
             gather_group=replicas.shard_group if gathers else "",
             gathered_bytes=self.parameter_bytes,
             gather_bucket_bytes=bucket * self.parameter_bytes if in_buckets else 0.0,
-            buffer_bytes=self.compute_bytes if frees or host.fetches else 0.0,
+            buffer_bytes=self.compute_bytes if frees_after_use or host.fetches else 0.0,
             fetched_bytes=host.fetched_bytes(replicas.shards, kind),
             sent_bytes=host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
-            whole=Whole(made, kept, adds=runs and not opens) if held else Whole(),
+            whole=Whole(made, kept, adds=by_runs and not opens) if holds_whole else Whole(),
             reduce_ops=self.reduce_ops(replicas) if reduces else (),
-            reshard=host.fetches or replicas.gathered or (self.zero == 3 and forgets),
+            reshard=host.fetches or replicas.gathered or (self.zero == 3 and reshards),
             per_unit=own_units,
         )
 
