@@ -65,7 +65,7 @@ class Document:
                 return self.elsewhere[location[:end]]
         return self.source
 
-    def naming(self, location: tuple[str, ...], check: Callable[[str], object]) -> None:
+    def check_name(self, location: tuple[str, ...], check: Callable[[str], object]) -> None:
         """Check the name at a location. Raises the UserError of ``check`` with file, line and key in front.
 
         Nothing is checked where there is no text, or where it was laid over the file: its user reports the error.

@@ -208,9 +208,9 @@ def read_as(
         raise
     require(data, document.source, required)
     if isinstance(carrying, files.Document):
-        carrying.naming(("model",), _check_model)
-        carrying.naming(("cluster", "hardware"), _check_hardware)
-        carrying.naming(("stack",), _check_stack)
+        carrying.check_name(("model",), _check_model)
+        carrying.check_name(("cluster", "hardware"), _check_hardware)
+        carrying.check_name(("stack",), _check_stack)
     return result
 
 

@@ -99,16 +99,16 @@ def export(
     try:
         drafted = draft_of(source.plan)
     except Inexpressible as error:
-        near = foretell.nearest()
+        near = foretell.find_nearest()
         if near is None or not (nearest and (near.is_allowed or force)):
             raise UserError(f"{error}{near.offer if near else ''}") from None
         drafted = draft_of(near.plan)
         foretold: ExportPrediction = near
     else:
-        foretold = foretell.again(drafted.plan)
+        foretold = foretell.predict_on_target(drafted.plan)
         if not foretold.is_allowed and not force:
-            raise UserError(f"{foretold.said} (--force exports it anyway)")
-    made = drafted.written(foretold.predicted, *filter(None, [foretold.said]))
+            raise UserError(f"{foretold.note} (--force exports it anyway)")
+    made = drafted.written(foretold.predicted, *filter(None, [foretold.note]))
     return Files(target, made.files, tuple(map(str, made.lost)), made.notes)
 
 
@@ -146,11 +146,11 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
 class ExportPrediction:
     """Whether a plan, as the target runs it, fits with the wanted probability, in words with the numbers.
 
-    ``said`` is the note for the user, ``predicted`` the figures for the files; "" if there is nothing.
+    ``note`` is the text for the user, ``predicted`` the figures for the files; "" if there is nothing.
     """
 
     is_allowed: bool
-    said: str
+    note: str
     predicted: str
 
 
@@ -175,7 +175,7 @@ class ExportPredictor:
             raise UserError(f"--fit-probability {wanted:g}: allowed: above 0 and below 1")
         self.source, self.target, self.wanted = source, target, wanted
 
-    def again(self, runs: Plan) -> ExportPrediction:
+    def predict_on_target(self, runs: Plan) -> ExportPrediction:
         """Whether the plan fits with the wanted probability under the target's stack.
 
         ``runs`` is the plan as the target runs it. Nothing is said if the plan was made for that very stack, or if it
@@ -192,12 +192,12 @@ class ExportPredictor:
             return ExportPrediction(True, "", predicted)
         said = f"Under {runs.stack}, the stack of {self.target}, the plan {numbers(there)}"
         if stack is not None and not is_same:
-            said += f"; under {stack.name}, for which it was made, it {numbers(self._own)}"
+            said += f"; under {stack.name}, for which it was made, it {numbers(self._own_result)}"
         if there.fits and not is_sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
         return ExportPrediction(is_sure, said, predicted)
 
-    def nearest(self) -> NearPlan | None:
+    def find_nearest(self) -> NearPlan | None:
         """The nearest plan that the target can express; of those that fit, the one that keeps most memory savings.
 
         Among equals it is the fastest. If none of the nearest fits, more is sharded or recomputed. If that does not
@@ -210,13 +210,13 @@ class ExportPredictor:
             return None
         if self.source.cluster is None:
             said = f"{'; '.join(plans[0].changes)}, not predicted: {MISSING_CLUSTER} (--hardware NAME does)"
-            return self._near(plans[0].plan, said, "", is_sure=True)
-        first = timed = self._timed(plans)
-        sure = self._surely(timed)
+            return self._make_near_plan(plans[0].plan, said, "", is_sure=True)
+        first = timed = self._predict_all(plans)
+        sure = self._keep_sure(timed)
         for more in saving(plans, job):
             if not sure:
-                timed = self._timed(more)
-                sure = self._surely(timed)
+                timed = self._predict_all(more)
+                sure = self._keep_sure(timed)
         if not (sure or first):
             return None
 
@@ -225,12 +225,12 @@ class ExportPredictor:
             return len(kept.given_up), there.step_time_s if sure else there.peak_memory_bytes
 
         near, result = min(sure or first, key=order)
-        said = f"{'; '.join(near.changes)}: {numbers(result)} under {near.plan.stack}, {self._beside(result)}"
+        said = f"{'; '.join(near.changes)}: {numbers(result)} under {near.plan.stack}, {self._compare_with_own(result)}"
         if result.fits and not sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
-        return self._near(near.plan, said, step_and_memory(result), is_sure=bool(sure))
+        return self._make_near_plan(near.plan, said, step_and_memory(result), is_sure=bool(sure))
 
-    def _near(self, plan: Plan, said: str, predicted: str, *, is_sure: bool) -> NearPlan:
+    def _make_near_plan(self, plan: Plan, said: str, predicted: str, *, is_sure: bool) -> NearPlan:
         """The text for a plan; predictions of a search belong to another plan and are dropped."""
         how = "--nearest exports it" if is_sure else "--nearest --force exports it anyway"
         own = self.source.plan
@@ -238,11 +238,11 @@ class ExportPredictor:
         noted = f"Not the plan but the nearest that can be said: {said}."
         return NearPlan(is_sure, noted, predicted, plan, f"; the nearest that it can: {said} ({how})")
 
-    def _timed(self, plans: Iterable[Near]) -> list[tuple[Near, Result]]:
+    def _predict_all(self, plans: Iterable[Near]) -> list[tuple[Near, Result]]:
         """Plans with their results under their stacks in the target, without those that cannot be simulated."""
         timed = []
         for near in plans:
-            habit = load_target(self.target).habits(near.plan)
+            habit = load_target(self.target).stack_for(near.plan)
             there = Near(near.plan.model_copy(update={"stack": habit}), near.changes, near.given_up)
             try:
                 timed.append((there, self._run(there.plan)))
@@ -250,11 +250,11 @@ class ExportPredictor:
                 continue
         return timed
 
-    def _beside(self, result: Result) -> str:
+    def _compare_with_own(self, result: Result) -> str:
         """How a step compares with the plan's own step."""
         stack = self.source.stack.name if self.source.stack else self.source.plan.stack or DEFAULT_STACK
         try:
-            own = self._own
+            own = self._own_result
         except UserError as error:
             return f"and the plan itself cannot be predicted under {stack}: {error}"
         change = result.step_time_s / own.step_time_s - 1
@@ -262,7 +262,7 @@ class ExportPredictor:
         return f"{than}, which {numbers(own)} under {stack}"
 
     @cached_property
-    def _own(self) -> Result:
+    def _own_result(self) -> Result:
         """The plan's result under the stack it was made for."""
         return self._run(self.source.plan, self.source.stack)
 
@@ -280,7 +280,7 @@ class ExportPredictor:
             with_timeline=False,
         )
 
-    def _surely(self, timed: list[tuple[Near, Result]]) -> list[tuple[Near, Result]]:
+    def _keep_sure(self, timed: list[tuple[Near, Result]]) -> list[tuple[Near, Result]]:
         return [each for each in timed if self._is_sure(each[1])]
 
     def _is_sure(self, result: Result) -> bool:

@@ -81,7 +81,7 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; "causal" counts only unmasked scores.
     """
     matmuls = matmul_flop_per_token(graph, seq_len)
-    if graph.embedding.still:
+    if graph.embedding.has_no_backward:
         return _tuning_flop(graph, seq_len, matmuls, convention)
     return 3.0 * (matmuls + attention_flop_per_token(graph, seq_len, convention))
 
@@ -91,10 +91,10 @@ def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: st
 
     Input gradients count above the first trained layer, weight gradients for trained weights.
     """
-    above = tuple(block for block in (*_layers(graph), graph.head) if not block.still)
+    above = tuple(block for block in (*_layers(graph), graph.head) if not block.has_no_backward)
     trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
     attention = attention_flop_per_token(graph, seq_len, convention)
-    share = sum(not block.still for block in _layers(graph)) / len(graph.layers)
+    share = sum(not block.has_no_backward for block in _layers(graph)) / len(graph.layers)
     backward = _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained)
     return matmuls + backward + attention * (1.0 + 2.0 * share)
 

@@ -149,15 +149,15 @@ class Block:
 
     A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
     "scope.seq", ... replace those of the model. ``passes`` are elements that travel on beside the output, such as an
-    encoder's output past the layers of a decoder. A ``still`` block has nothing trained in it or below it: no gradient
-    passes through it, and nothing is kept for one.
+    encoder's output past the layers of a decoder. A block that ``has_no_backward`` has nothing trained in it or below
+    it: no gradient passes through it, and nothing is kept for one.
     """
 
     name: str
     operators: tuple[Operator, ...]
     scope: str = ""
     passes: Size = ()
-    still: bool = False
+    has_no_backward: bool = False
 
     def view(self, dims: Mapping[str, Number]) -> Mapping[str, Number]:
         """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""

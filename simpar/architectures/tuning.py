@@ -52,14 +52,14 @@ def tuned(
     blocks |= {block.name: block for block in still.values()}
     layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
     head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head)
-    embedding = replace(_frozen(graph.embedding), still=True)
+    embedding = replace(_frozen(graph.embedding), has_no_backward=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
 
 
 def _still(block: Block, stored: float | None) -> Block:
     """A frozen block below everything that is trained."""
-    return replace(_frozen(block, stored), name=f"{block.name}.still", still=True)
+    return replace(_frozen(block, stored), name=f"{block.name}.still", has_no_backward=True)
 
 
 def _frozen(block: Block, stored: float | None = None) -> Block:

@@ -61,7 +61,7 @@ class TraceNode:
     duration_us: int = 0
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The message."""
         parts = [
             integer(1, self.id),
@@ -88,9 +88,9 @@ class ChakraTrace:
 
     nodes: tuple[TraceNode, ...]
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The file."""
-        return delimited([text(1, VERSION), *(node.encoded() for node in self.nodes)])
+        return delimited([text(1, VERSION), *(node.encode() for node in self.nodes)])
 
 
 def decode(data: bytes, source: str) -> ChakraTrace:
@@ -165,4 +165,4 @@ def _node(data: bytes) -> TraceNode:
 
 def trace_files(traces: Iterable[ChakraTrace], prefix: str) -> dict[str, bytes]:
     """The files of all ranks in order, by name."""
-    return {f"{prefix}.{rank}.et": trace.encoded() for rank, trace in enumerate(traces)}
+    return {f"{prefix}.{rank}.et": trace.encode() for rank, trace in enumerate(traces)}

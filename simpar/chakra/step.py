@@ -117,7 +117,7 @@ class _StepColumns:
         """The tag of the ``number``-th message of an op: unique in the trace."""
         return self._tags.setdefault((op, number), len(self._tags))
 
-    def met(self, op: int, waited: int, *, is_met: bool) -> None:
+    def note_wait(self, op: int, waited: int, *, is_met: bool) -> None:
         """Note whether a rank of an op has the op for which it waits: at least one of its ranks must."""
         (self._met if is_met else self._missed).add((op, waited))
 
@@ -218,13 +218,13 @@ class _RankPieces:
     def _end_of(self, op: int, waited: int) -> set[int]:
         """Positions of the pieces that end op ``waited``: its last ones here, or the arrival of its message."""
         if waited in self.ends:
-            self.step.met(op, waited, is_met=True)
+            self.step.note_wait(op, waited, is_met=True)
             return self.ends[waited]
         call = self.step.calls.get(waited)
         if call is None or call.operation != MESSAGE or call.members[1] != self.rank:
-            self.step.met(op, waited, is_met=False)
+            self.step.note_wait(op, waited, is_met=False)
             return set()
-        self.step.met(op, waited, is_met=True)
+        self.step.note_wait(op, waited, is_met=True)
         if waited not in self.received:
             for number in range(call.calls):
                 span = self.step.start[waited], self.step.finish[waited]

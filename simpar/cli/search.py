@@ -143,7 +143,7 @@ def search(scenario: str | None, **values: Any) -> int:
         from simpar.learning.suggest import suggestions
 
         chosen = suggestions(result, problem, values["suggest"])
-        result = result.saying({"suggestions": [one.to_dict() for one in chosen]})
+        result = result.with_details({"suggestions": [one.to_dict() for one in chosen]})
     _write(result, values)
     if table and not progress.is_user_stop:
         lines = _suggested(chosen, table, values["suggest"], loaded)

@@ -55,8 +55,8 @@ def block_activations(
     width = activation_bytes(numerics)
     cast = numerics.products.is_cast and stack.memory.transformer_engine
     kept = numerics.products.operand_bytes if cast else width
-    result = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).under(recompute)
-    if block.still:  # nothing is kept, nothing runs backward
+    result = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).for_policy(recompute)
+    if block.has_no_backward:  # nothing is kept, nothing runs backward
         return BlockActivations(0.0 * result.saved_bytes, 0.0, result.forward_workspace_bytes, 0.0)
     return result
 
@@ -85,7 +85,7 @@ class _Sizes:
     width: float
     kept: float
 
-    def under(self, recompute: str) -> BlockActivations:
+    def for_policy(self, recompute: str) -> BlockActivations:
         """Sizes under one recompute choice."""
         total = self._saved()
         peak_loss = _largest(np.maximum(peak - saved, 0.0) for saved, peak in self._loss_bytes())
@@ -97,7 +97,7 @@ class _Sizes:
             # the segment is kept from forward on, by its first layer.
             at, _ = segment(recompute)
             kept = self.boundary if at == 0 else 0.0 * self.boundary
-            return BlockActivations(kept, (at + 1) * total - self.boundary, self._discarding(), backward)
+            return BlockActivations(kept, (at + 1) * total - self.boundary, self._discard_workspace(), backward)
         if chosen := operators(recompute):
             # outputs of these operators are dropped, but for attention's: the product behind it keeps that as its input
             dropped = sum(
@@ -127,14 +127,14 @@ class _Sizes:
         """Bytes of all saved tensors, logits as the loss keeps them, scores of unfused attention, and habits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(saved for saved, _ in self._loss_bytes())
-        return tensors + losses + self._scores() + self._habits() + self._experts()
+        return tensors + losses + self._scores() + self._framework_copies() + self._experts()
 
     def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):
             return self._own(op, what)
         if op is not None and any(key in loss.inputs for loss in self._all("loss")):
             return 0.0  # logits are counted with their loss, which has a width of its own
-        if op is not None and self._again(op):
+        if op is not None and self._is_recomputed_in_backward(op):
             return 0.0
         size = self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
         return size * self._as_kept(key)
@@ -245,7 +245,7 @@ class _Sizes:
         sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if is_row_parallel(op) else 1.0
         return [rows * part * sequence for part in parts]
 
-    def _habits(self) -> Numbers:
+    def _framework_copies(self) -> Numbers:
         """Bytes that a stack keeps in a layer with attention beyond the tensors that its gradients need."""
         if not self._all("attention"):
             return 0.0
@@ -290,8 +290,8 @@ class _Sizes:
         """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
         inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
         return self.boundary + _largest(
-            (1.0 + self._again(op)) * self._output(op) + self._input(op) + self._gathered(op) + self._query_sum(op)
-            + self._exchanged(op, backward=True) + self._empty_gradient(op)
+            (1.0 + self._is_recomputed_in_backward(op)) * self._output(op) + self._input(op) + self._gathered(op)
+            + self._query_sum(op) + self._exchanged(op, backward=True) + self._empty_gradient(op)
             for op in inner
         )  # fmt: skip
 
@@ -315,7 +315,7 @@ class _Sizes:
             return 0.0
         return sum(evaluate(weight.size, self.dims.tensor) for weight in op.weights) * self.width
 
-    def _again(self, op: Operator) -> bool:
+    def _is_recomputed_in_backward(self, op: Operator) -> bool:
         """Whether an operator's output is not kept because the kernel of its backward computes it once more."""
         return op.kind == "gated_activation" and self.stack.memory.gate == "inputs"
 
@@ -332,7 +332,7 @@ class _Sizes:
         made = {other.name: other for other in self.block.operators}
         return sum(self.boundary if name == INPUT else self._output(made[name]) for name in op.inputs)
 
-    def _discarding(self) -> Numbers:
+    def _discard_workspace(self) -> Numbers:
         """Workspace of a forward that keeps its input alone: the residual, and one operator's input and output."""
         inner = (op for op in self.block.operators if op.kind != "loss")
         return self.boundary + _largest(self._output(op) + self._input(op) + self._exchanged(op) for op in inner)

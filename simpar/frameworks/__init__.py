@@ -151,7 +151,7 @@ def losses(
     """
     loaded = load_target(target)
     plan, unknown = expressible(_one_layout(plan, model), loaded)
-    return (*unknown, *_losses(loaded, subject(plan, model, training, loaded.habits(plan), devices_per_node, own)))
+    return (*unknown, *_losses(loaded, subject(plan, model, training, loaded.stack_for(plan), devices_per_node, own)))
 
 
 def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
@@ -175,7 +175,7 @@ def _said_gradients(s: Subject, plan: Plan) -> Subject:
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    return (*not_understood(s.plan, target.habits(s.plan), target.features), *target.losses(s))
+    return (*not_understood(s.plan, target.stack_for(s.plan), target.features), *target.losses(s))
 
 
 def _of_data(training: Training) -> Iterator[Loss]:
@@ -241,7 +241,7 @@ def draft(
     except NotOneLayout as error:
         raise UserError(f"{target} cannot express {error}") from None
     plan, unknown = expressible(plan, result)
-    s = _said_gradients(subject(plan, model, training, result.habits(plan), devices_per_node), plan)
+    s = _said_gradients(subject(plan, model, training, result.stack_for(plan), devices_per_node), plan)
     lost = (*unknown, *_losses(result, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))

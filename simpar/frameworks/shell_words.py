@@ -47,7 +47,7 @@ class Variables(dict[str, list[str]]):
         if kind == "string":
             return self._string(node)
         if kind in ("simple_expansion", "expansion"):
-            expanded = self.expanded(text.removeprefix("$").removeprefix("{").removesuffix("}"), text)
+            expanded = self.expand(text.removeprefix("$").removeprefix("{").removesuffix("}"), text)
             return [part for word in expanded for part in word.split()] if is_split else [" ".join(expanded)]
         if kind == "arithmetic_expansion":
             value = self.arithmetic(text.removeprefix("$((").removesuffix("))"))
@@ -66,18 +66,18 @@ class Variables(dict[str, list[str]]):
     def _string(self, node: Node) -> list[str]:
         text = text_of(node)[1:-1].replace("\\\n", "")
         if whole := _LISTS.fullmatch(text):
-            return self.expanded(whole.group(1) or whole.group(2), text)
+            return self.expand(whole.group(1) or whole.group(2), text)
         return [re.sub(r'\\(["$`\\])', r"\1", self.put_in(text))]
 
     def put_in(self, text: str) -> str:
         """A text with the values of the variables substituted."""
 
         def value(match: re.Match[str]) -> str:
-            return " ".join(self.expanded(match.group(1) or match.group(2), match.group(0)))
+            return " ".join(self.expand(match.group(1) or match.group(2), match.group(0)))
 
         return _IN_TEXT.sub(value, text)
 
-    def expanded(self, inside: str, whole: str) -> list[str]:
+    def expand(self, inside: str, whole: str) -> list[str]:
         """The words of ``${inside}``; the text itself if they are not known."""
         if (part := _PART.fullmatch(inside)) and (part.group(1) or "@") in self:
             words = self[part.group(1) or "@"]

@@ -133,6 +133,6 @@ class Target:
         """Whether it runs all that its stack does."""
         return "a part" not in self.features
 
-    def habits(self, plan: Plan) -> str:
+    def stack_for(self, plan: Plan) -> str:
         """The stack whose habits a plan has in the target: its own if the target starts it, else the target's."""
         return plan.stack if plan.stack in self.stacks else self.stack

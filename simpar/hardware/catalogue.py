@@ -34,7 +34,7 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
         if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
         elif isinstance(profile.device, str):
-            document.naming(("device",), lambda name: files.find(name, "devices", "device"))
+            document.check_name(("device",), lambda name: files.find(name, "devices", "device"))
     return make_cluster(profile, 1 if nodes is None else nodes)
 
 

@@ -5,7 +5,7 @@ image, which runs the same passes of the other half of the microbatches at the s
 rank under DualPipeV on p / 2 ranks, with two chunks, twice the data parallelism and half the microbatches ("cut in
 half" of github.com/deepseek-ai/DualPipe). Two things differ: where the ranks are, and a message between the two ranks
 in the middle of the pipeline, where a V turns on one rank. Costs, memory and Programs are made for the folded form of
-every schedule that declares a ``half_is``.
+every schedule that declares a ``half_schedule``.
 """
 
 from typing import Any

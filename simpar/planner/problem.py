@@ -143,7 +143,7 @@ class Problem:
         return self.objective in (BY_REGRET, "time")
 
     @property
-    def held_to(self) -> str | None:
+    def export_target(self) -> str | None:
         """The export target that plans must be expressible for, if one was asked for."""
         return None if self.constraints.portable == ANY else self.constraints.portable
 
@@ -151,7 +151,7 @@ class Problem:
     def target(self) -> str | None:
         """The export target that restricts plans: the one asked for, or that of the framework."""
         if self.constraints.portable is not None:
-            return self.held_to
+            return self.export_target
         return self.framework.target if self.framework else None
 
     @cached_property

@@ -135,7 +135,7 @@ class SearchResult:
             said = where if first["type"] == "missing" else f"{where} = {value}"
             raise UserError(f"{source}: {said}: {first['msg']}; not a whole search") from None
 
-    def saying(self, more: Mapping[str, object]) -> SearchResult:
+    def with_details(self, more: Mapping[str, object]) -> SearchResult:
         """The same result with more details."""
         return replace(self, details={**self.details, **more})
 

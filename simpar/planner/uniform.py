@@ -43,11 +43,11 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     if search.fields:
         more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
-    answer = answer_of(problem, progress, results, counts, gap, whole).saying(more)
+    answer = answer_of(problem, progress, results, counts, gap, whole).with_details(more)
     tie = answer.details.get("tie")
     if tie is None or tie["limit_s"] is None:
         return answer
-    return answer.saying({"tie": tie | {"not_simulated": search.unseen(tie["limit_s"])}})
+    return answer.with_details({"tie": tie | {"not_simulated": search.count_unseen(tie["limit_s"])}})
 
 
 def _add_alternatives(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
@@ -57,7 +57,7 @@ def _add_alternatives(search: BranchAndBound, results: list[Result], more: dict[
     field = next(one for one in search.fields if one.problem is winner.problem)
     assert field.frontier is not None, "a plan was simulated in its frontier"
     taken = [row for row, simulated in field.frontier.simulated.items() if simulated.plan == winner.plan]
-    row, near = taken[0], field.frontier.rows.some(taken[:1])
+    row, near = taken[0], field.frontier.rows.subset(taken[:1])
     if (count := num_compared(winner.problem, progress.top)) > 1:
         results += reports(simulate_runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)
     if not progress.brief:

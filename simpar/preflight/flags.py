@@ -133,7 +133,7 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     loaded = load_target(target)
-    stack = loaded.habits(plan)
+    stack = loaded.stack_for(plan)
     settled = complete_plan(plan.model_copy(update={"stack": stack}), problem.workload)
     per_node = problem.cluster.profile.devices_per_node
     return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))

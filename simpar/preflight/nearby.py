@@ -219,15 +219,15 @@ def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier
     ``problem`` has it, and is asked when a row is simulated. Raises Infeasible if there are no rows.
     """
     rows = memory_rows(anything)
-    rows = rows.some(_close(rows, plan, least=0))  # a neighbour may change late axes only
+    rows = rows.subset(_close(rows, plan, least=0))  # a neighbour may change late axes only
     need = needs(rows)
     fit = need.needed_bytes <= problem.memory_limit_bytes
     if not fit.any():
         return None, rows.count
-    feasible = with_late_axes(rows.some(np.flatnonzero(fit)))
+    feasible = with_late_axes(rows.subset(np.flatnonzero(fit)))
     close = _close(feasible, plan)
     needed = need.needed_bytes[fit][feasible.code[ORIGIN][close]]
-    feasible = feasible.some(close)
+    feasible = feasible.subset(close)
     feasible.problem = problem
     return Frontier.of(feasible, needed), len(close) + int((~fit).sum())
 

@@ -361,7 +361,7 @@ class RankClassBuilder:
         builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
         root, kinds = (bool(self.network.quotient.class_of_rank[0] == class_id), self.network.quotient.group_class)
         tied = EMBEDDING_GROUP in kinds and bool(kinds[EMBEDDING_GROUP][class_id] >= 0)
-        tied = tied and not builder.job.graph.embedding.still
+        tied = tied and not builder.job.graph.embedding.has_no_backward
         key = id(builder), stage, root, tied
         if key not in self._known:
             sums: tuple[TemplateNode, ...] = ()
@@ -369,7 +369,7 @@ class RankClassBuilder:
                 elements = max(self.builders[at].table_elements for at in (0, -1))
                 use = embedding_sum(elements, self.builders[0].sync)
                 sums = (TemplateNode(PIPELINE, "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
-            held, matrices = builder.held_parameters(stage), builder.matrices(stage)
+            held, matrices = builder.parameters_of_rank(stage), builder.matrices(stage)
             nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
             self._known[key] = Template(nodes, len(nodes) - 1)
         tail: Template = self._known[key]

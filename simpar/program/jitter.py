@@ -130,7 +130,7 @@ class JitteredStep:
     @staticmethod
     def of(lowered: Lowered, units: Ints, *, at_peak_s: float = 0.0) -> JitteredStep:
         """The jitter of a folded step, whose kernels on a rank take at least ``at_peak_s`` seconds per step."""
-        every = lowered.apart(units)
+        every = lowered.with_colours(units)
         kernels, class_id = Kernels.of(every), every.program.ops.class_id
         busiest_ns = np.bincount(class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)

@@ -38,9 +38,9 @@ class Lowered:
     op_of_slot: Indices
     stage_of_class: Ints
 
-    def apart(self, colours: Ints) -> Lowered:
+    def with_colours(self, colours: Ints) -> Lowered:
         """The step lowered again, where only ranks of one colour, int64[world], may be alike; any number of ops."""
-        maker = replace(self.maker, network=self.maker.network.apart(colours))
+        maker = replace(self.maker, network=self.maker.network.with_colours(colours))
         return Outline.of(maker, most_ops=inf).lowered()
 
 

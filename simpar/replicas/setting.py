@@ -71,7 +71,7 @@ class ReplicaSetting:
     @cached_property
     def num_parameters(self) -> float:
         """Parameters of one replica: those of all ranks of one pipeline, times the tensor-parallel degree."""
-        held = [builder.held_parameters(stage) for stage, builder in enumerate(self.lowered.maker.builders)]
+        held = [builder.parameters_of_rank(stage) for stage, builder in enumerate(self.lowered.maker.builders)]
         return sum(sum(each.values()) for each in held) * self.layout.mesh.tp
 
     @property

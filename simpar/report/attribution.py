@@ -168,7 +168,7 @@ class Excess:
             result[:, cause] = sum_along(self.binding, own)[ops]
         return result
 
-    def blamed(self, ops: Ints, cause: int) -> Ints:
+    def find_cause(self, ops: Ints, cause: int) -> Ints:
         """The nearest op with an excess of a cause, on the chains that lead to some ops: int64[len(ops)], -1: none."""
         if cause not in self.own or not len(ops):
             return np.full(len(ops), -1)

@@ -202,7 +202,7 @@ class IdleTime:
         by_rank: dict[tuple[str, int, str], int] = {}
         for cause, name in enumerate(WAITS[:BUBBLE]):
             given = rows[self.shares_ns[rows, cause] > 0]
-            op = self.excess.blamed(self.gaps.behind[given], cause)
+            op = self.excess.find_cause(self.gaps.behind[given], cause)
             whom = np.where(op >= 0, self.part.class_of_op[op], -1)
             whom[whom == class_id] = -1
             kind = np.where((op >= 0) & (cause == GROUPS), self.part.kind_of_op[op], -1)

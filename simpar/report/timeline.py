@@ -96,7 +96,7 @@ class MemoryCurve:
         columns = np.array(list(self.parts.values()), dtype=np.float64)
         return np.asarray(columns.sum(axis=0), dtype=np.float64)
 
-    def thinned(self, limit: int = MAX_MEMORY_POINTS) -> MemoryCurve:
+    def thin(self, limit: int = MAX_MEMORY_POINTS) -> MemoryCurve:
         """At most ``limit`` points: the highest point of each bin, so that the peak survives."""
         count = len(self.time_s)
         if count <= limit:
@@ -293,7 +293,7 @@ def overview(timeline: Timeline) -> Overview:
     for class_id in choose_shown_classes(timeline):
         entry = timeline.classes[class_id]
         rows = np.flatnonzero((timeline.slices.class_id == class_id) & (codes >= 0) & (codes != inside))
-        curve = timeline.memory[class_id].thinned() if timeline.memory else None
+        curve = timeline.memory[class_id].thin() if timeline.memory else None
         blocks = _blocks(timeline.slices.take(rows), codes[rows])
         stages.append(StagePlot(entry.name, entry.pipeline_rank, entry.multiplicity, blocks, curve))
     return Overview(tuple(stages), timeline.span_ns / NS_PER_S)

@@ -179,7 +179,7 @@ def _arrows(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
 
 
 def _counters(class_id: int, curve: MemoryCurve) -> Iterator[Event]:
-    thin = curve.thinned()
+    thin = curve.thin()
     columns = {name: part.tolist() for name, part in thin.parts.items()}
     for index, time_s in enumerate(thin.time_s.tolist()):
         values = {name: column[index] for name, column in columns.items()}

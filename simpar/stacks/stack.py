@@ -196,7 +196,7 @@ class AllocatorHabits(Strict):
         gaps = self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
         return np.minimum(gaps, GAPS_OF_EXPANDABLE if self.always_expandable else np.inf)
 
-    def least_gaps(self, alternates: bool | Flags) -> Floats:
+    def tight_gaps(self, alternates: bool | Flags) -> Floats:
         """The same where memory is tight, the first steps included."""
         most = GAPS_OF_EXPANDABLE if self.expandable else np.inf
         return np.minimum(self.gaps(alternates) + self.settling, most)

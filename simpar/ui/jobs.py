@@ -51,27 +51,27 @@ class JobSlot:
     say: Callable[[dict[str, Any] | None], None]
     is_stopped: Callable[[], bool]
 
-    def go_on(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise Stopped if the job is not wanted any more."""
         if self.is_stopped():
             raise Stopped
 
-    def trying(self, change: str) -> None:
+    def report_trial(self, change: str) -> None:
         """Report which neighbour is simulated next."""
-        self.go_on()
+        self.raise_if_stopped()
         self.say({"trying": change})
 
 
 def draw_timeline(room: JobSlot) -> None:
     """The timeline of a state and memory over time; a whole run with its failures; then its neighbours."""
-    room.go_on()
+    room.raise_if_stopped()
     asked = ask(room.scenario)
     result = simulate_request(asked, room.engine.name, with_timeline=True)
     room.say({"drawn": draw_sections(result)})
-    room.go_on()
+    room.raise_if_stopped()
     if counted := add_failures(result, asked):
         room.say({"operated": counted})
-    room.say({"tried": try_neighbours(result, asked, room.engine.name, room.trying)})
+    room.say({"tried": try_neighbours(result, asked, room.engine.name, room.report_trial)})
 
 
 def write_page(room: JobSlot) -> None:
@@ -79,7 +79,7 @@ def write_page(room: JobSlot) -> None:
     asked = ask(room.scenario)
     result = simulate_request(asked, room.engine.name, with_timeline=True)
     result = operated_run(result, asked.inputs(), None)
-    advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.trying)
+    advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.report_trial)
     room.say({"file": {"name": "report.html", "text": render(advised)}})
 
 

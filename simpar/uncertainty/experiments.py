@@ -57,7 +57,7 @@ class Decision:
         """The expected gain of measuring some options."""
         candidates, measured = len(self.step_s), [self.options[at] for at in chosen]
         expected = np.log(self.step_s) + self.errors.mean[:candidates]
-        told = self.errors.told_by(measured)[:candidates]
+        told = self.errors.regression_on(measured)[:candidates]
         then = (expected[:, None] + told @ self.errors.measured(measured)).argmin(axis=0)
         steps = expected[:, None] + self.errors.draws[:candidates]
         return float((steps[expected.argmin()] - np.take_along_axis(steps, then[None], axis=0)[0]).mean())

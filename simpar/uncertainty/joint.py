@@ -58,7 +58,7 @@ class JointErrors:
         draws = draw_related_errors(shares, layout_spread, together) + np.hstack([drawn, -drawn])
         return cls(np.zeros(len(shares)), draws, covariance(shares, layout_spread, together) + common**2)
 
-    def told_by(self, seen: Sequence[int]) -> Floats:
+    def regression_on(self, seen: Sequence[int]) -> Floats:
         """Regression coefficients of all errors on the measured errors of layouts ``seen``: float64[layouts, seen]."""
         among = self.spread[np.ix_(seen, seen)] + MEASUREMENT_SPREAD**2 * np.eye(len(seen))
         return np.asarray(np.linalg.solve(among, self.spread[:, seen].T).T)
@@ -71,7 +71,7 @@ class JointErrors:
 
     def after(self, seen: Sequence[int], errors: Floats) -> JointErrors:
         """The errors that remain once the layouts ``seen`` were measured with ``errors`` float64[seen]."""
-        told = self.told_by(seen)
+        told = self.regression_on(seen)
         return JointErrors(
             self.mean + told @ (errors - self.mean[seen]),
             self.draws - told @ self.measured(seen),

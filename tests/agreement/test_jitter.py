@@ -68,7 +68,7 @@ def test_every_unit_does_what_its_class_does(name: str) -> None:
     """Without jitter every stream of a unit starts and finishes its ops when that of its class does."""
     folded = lowered(name)
     units = units_of(folded)
-    every = folded.apart(units)
+    every = folded.with_colours(units)
     verify(every.program)
     assert every.quotient.num_classes == units.max() + 1
     assert (np.diff(units[every.quotient.representative_rank]) != 0).all()

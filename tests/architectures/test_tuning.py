@@ -99,7 +99,7 @@ def test_nothing_runs_backward_below_the_first_trained_layer():
     assert most.time_breakdown_s.compute < some.time_breakdown_s.compute < whole.time_breakdown_s.compute
     job = make_job("llama-3-8b", H100, simpar.Plan(frozen_layers=28), TRAINING)
     blocks = [job.graph.blocks[name] for name in job.graph.layers]
-    assert [block.still for block in blocks] == [True] * 28 + [False] * 4
+    assert [block.has_no_backward for block in blocks] == [True] * 28 + [False] * 4
 
 
 def test_pipelines_and_shards_of_frozen_models_run():

@@ -32,7 +32,7 @@ NODES = st.builds(
 def test_what_is_written_is_read(nodes, zipped):
     """All fields of nodes, the kinds of their attributes among them, also through gzip."""
     trace = ChakraTrace(tuple(nodes))
-    data = trace.encoded()
+    data = trace.encode()
     back = decode(gzip.compress(data) if zipped else data, "file")
     assert back == trace
     assert [[type(value) for value in node.attributes.values()] for node in back.nodes] == [
@@ -57,8 +57,8 @@ def test_bytes_of_a_node():
         b"\x08\x03" + b"\x12\x01a" + b"\x18\x07" + b"\x2a\x02\x01\x02" + b"\x38\xac\x02"
         + b"\x52" + bytes([len(flag)]) + flag + b"\x52" + bytes([len(kind)]) + kind
     )  # fmt: skip
-    assert node.encoded() == expected
-    assert ChakraTrace((node,)).encoded() == b"\x07\x0a\x050.0.4" + bytes([len(expected)]) + expected
+    assert node.encode() == expected
+    assert ChakraTrace((node,)).encode() == b"\x07\x0a\x050.0.4" + bytes([len(expected)]) + expected
 
 
 def test_dependencies_in_other_writings_are_read():
@@ -121,7 +121,7 @@ def test_the_protobuf_library_reads_the_same():
     made.Add(file)
     read = message_factory.GetMessageClass(made.FindMessageTypeByName("t.Node"))()
     said = {"is_cpu_op": False, "comm_size": 2**40, "comm_src": 3, "pg_name": "12"}
-    read.ParseFromString(TraceNode(7, "n", COLLECTIVE, (1, 300), 5, 2**33, said).encoded())
+    read.ParseFromString(TraceNode(7, "n", COLLECTIVE, (1, 300), 5, 2**33, said).encode())
     assert (read.id, read.name, read.type, list(read.data_deps)) == (7, "n", COLLECTIVE, [1, 300])
     assert read.duration_micros == 2**33
     assert [(each.name, each.int64_val, each.int32_val, each.string_val) for each in read.attr] == [

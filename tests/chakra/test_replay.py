@@ -59,7 +59,7 @@ def test_another_cluster_has_other_communication(tmp_path):
 def trace(folder, ranks, groups=None):
     """Hand-written traces of Chakra in a folder."""
     for rank, nodes in enumerate(ranks):
-        (folder / f"t.{rank}.et").write_bytes(ChakraTrace(tuple(nodes)).encoded())
+        (folder / f"t.{rank}.et").write_bytes(ChakraTrace(tuple(nodes)).encode())
     if groups is not None:
         (folder / "comm_groups.json").write_text(json.dumps(groups))
     return str(folder)
@@ -153,7 +153,7 @@ def test_names_say_the_rank(names, said, tmp_path):
     """All from 0 on, once each."""
     for name in names:
         if not name.startswith(("gone", ".")):
-            (tmp_path / name).write_bytes(ChakraTrace((kernel(0),)).encoded())
+            (tmp_path / name).write_bytes(ChakraTrace((kernel(0),)).encode())
     with pytest.raises(UserError) as error:
         replay_files([str(tmp_path / name) for name in names])
     assert said in str(error.value)

@@ -24,7 +24,9 @@ TRAINING = Training(seq_len=512, global_batch=32)
 SHAPES = [(1, 1, 1), (2, 8, 1), (4, 4, 1), (4, 32, 1), (4, 8, 2), (4, 32, 2), (2, 16, 4)]
 
 
-@pytest.mark.parametrize("name", [each.name for each in SCHEDULES.values() if not each.sliced and not each.half_is])
+@pytest.mark.parametrize(
+    "name", [each.name for each in SCHEDULES.values() if not each.runs_slices and not each.half_schedule]
+)
 def test_in_flight_is_the_table_s(name: str) -> None:
     """Of orders that are fixed as many forwards as the table's peak; of greedy ones no more."""
     for p, m, vpp in SHAPES:

@@ -45,7 +45,7 @@ def test_what_decides_what_plans_may_be():
     def target(portable, framework=framework):
         problem = make_problem(*SHAPE, constraints=Constraints(portable=portable))
         asked = replace(problem, framework=framework)
-        return asked.target, asked.held_to
+        return asked.target, asked.export_target
 
     assert target(None) == ("torchtitan", None)
     assert target("megatron") == ("megatron", "megatron")

@@ -147,7 +147,7 @@ def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypa
     """They are those that one process makes."""
     problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
     monkeypatch.setattr(exact, "MANY_OPS", 0)
-    monkeypatch.setattr(Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()])
+    monkeypatch.setattr(Frontier, "_release_steps", lambda self, *_: [one.release() for one in self.simulated.values()])
     assert answer(problem, workers=Workers(2)) == expected
 
 

@@ -66,7 +66,7 @@ def test_thinning_keeps_the_peak():
     """A thinned curve has at most the wanted points and the same maximum."""
     held = np.random.default_rng(0).uniform(0, 1, 10_000)
     curve = MemoryCurve(np.arange(10_000.0), {"activations": held, "parameters": np.ones(10_000)})
-    thin = curve.thinned(500)
+    thin = curve.thin(500)
     assert len(thin.time_s) <= 500
     assert thin.total_bytes.max() == curve.total_bytes.max()
     assert (np.diff(thin.time_s) > 0).all()

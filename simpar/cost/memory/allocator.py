@@ -48,7 +48,7 @@ def reserve(
     passes of several microbatches alternate; ``held_bytes`` are freed but in use by another stream; ``limit_bytes`` is
     what the device has for the allocator: cached blocks beyond it are given back.
     """
-    needed = _segments(static_bytes + moving_bytes * (1.0 + habits.least_gaps(alternates)))
+    needed = _segments(static_bytes + moving_bytes * (1.0 + habits.tight_gaps(alternates)))
     usual = _segments(_segments(static_bytes + moving_bytes * (1.0 + habits.gaps(alternates))) + held_bytes)
     reserved = np.minimum(usual, np.maximum(needed, limit_bytes))
     return Reservation(needed, reserved)
@@ -57,7 +57,7 @@ def reserve(
 def most_moving_bytes(static_bytes: Numbers, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool) -> float:
     """The most bytes that may come and go beside ``static_bytes`` while the need stays within the limit."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
-    return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
+    return float((whole - static_bytes) / (1.0 + habits.tight_gaps(alternates)))
 
 
 def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Numbers:

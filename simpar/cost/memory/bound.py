@@ -218,9 +218,9 @@ def least_moving_bytes(
         width = parameter_widths(layout, stack).compute
         frozen, frozen_experts = (counted(size) / width for size in block.frozen_bytes(dims.tensor, width))
         came = scheme.gathered * (dense + frozen) + scheme.gathered_experts * (experts + frozen_experts)
-        came = came * (not block.still)
+        came = came * (not block.has_no_backward)
         made = scheme.gradient * dense + scheme.gradient_experts * experts + scheme.sent * (dense + experts)
-        after = scheme.ahead * (dense + frozen) * flight.neighbours * alike * (not block.still)
+        after = scheme.ahead * (dense + frozen) * flight.neighbours * alike * (not block.has_no_backward)
         beside = np.where(flight.splits, np.maximum(came + after, made), came + after + made)
         again = sizes.recomputed_bytes + sizes.backward_workspace_bytes + beside
         own = away * sizes.saved_bytes

@@ -171,7 +171,7 @@ def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout,
     lcm(N, 128) elements.
     """
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
-    parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.still))
+    parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.has_no_backward))
     if stack.memory.whole_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, layout)
@@ -271,7 +271,7 @@ def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, lay
     """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3."""
     width = widths.compute
     total: Numbers = 0.0
-    twice = graph.tied_embeddings * graph.embedding.still * held.ends_meet
+    twice = graph.tied_embeddings * graph.embedding.has_no_backward * held.ends_meet
     for which, shards in enumerate((layout.shards, layout.expert_shards)):
         size = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
         if not which:

@@ -99,7 +99,7 @@ class Question(Protocol):
         """Ranks that differ."""
 
     @property
-    def held_to(self) -> str | None:
+    def export_target(self) -> str | None:
         """The export target that plans must be expressible for, if one was asked for."""
 
 

@@ -177,7 +177,7 @@ def _repeats_stage_two(rows: Columns) -> Flags:
     differs = (
         base.offload.is_used or base.data_parallel.reshard_after_forward is not None or replicas_are_independent(base)
     )
-    if asked or differs or problem.held_to is not None or _has_frozen(problem):
+    if asked or differs or problem.export_target is not None or _has_frozen(problem):
         return none
     return np.asarray(fully_sharded(rows) & (rows["zero"] == 3) & (rows["pp"] > 1))
 

@@ -99,7 +99,7 @@ def _order_matters(rows: Columns) -> Flags:
     problem = rows.problem
     cluster, differ = problem.cluster, problem.perturbation
     alike = not (cluster.leaves_bind or cluster.scaling or differ.slow_ranks or differ.jitter_sigma > 0)
-    alike = alike and problem.held_to is None
+    alike = alike and problem.export_target is None
     whole = (rows["tp"] * rows["cp"] % cluster.domain_size == 0) & alike
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
 

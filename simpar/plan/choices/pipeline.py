@@ -47,7 +47,7 @@ from simpar.plan.stage_layers import spread_layers
 from simpar.plan.stages import StagePlan
 from simpar.units import Count, Counts, Flags
 
-SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
+SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.runs_slices)
 """Schedules that cut sequences into slices of tokens."""
 CUSTOM = "custom"
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -159,7 +159,7 @@ def slices_refusals(
 def runs_slices(schedule: str, slices: tuple[int, ...] | None) -> bool:
     """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
     named = SCHEDULES.get(schedule)
-    return bool(slices) or (named is not None and named.sliced)
+    return bool(slices) or (named is not None and named.runs_slices)
 
 
 def may_be_sliced(problem: Question, schedule: str) -> bool:
@@ -192,7 +192,7 @@ def select_two_ended(rows: Columns) -> Flags:
 
 def list_sliced_schedules(rows: Columns) -> list[str]:
     """The schedules of the rows' domain that run token slices."""
-    return [name for name in map(str, rows.domain["schedule"]) if producer_of(name).sliced]
+    return [name for name in map(str, rows.domain["schedule"]) if producer_of(name).runs_slices]
 
 
 def _schedule_fits(rows: Columns) -> Flags:
@@ -205,7 +205,7 @@ def _schedule_fits(rows: Columns) -> Flags:
     names = rows.domain["schedule"]
     single = [at for at, name in enumerate(names) if producer_of(name).chunks == 1 and name not in HALF_SCHEDULES]
     first = np.isin(rows.code["schedule"], single[:1])
-    alike = [names[at] for at in single if not (producer_of(names[at]).splits or producer_of(names[at]).sliced)]
+    alike = [names[at] for at in single if not (producer_of(names[at]).splits or producer_of(names[at]).runs_slices)]
     plain = (pp == 1) | ((m == 1) & rows.one_of("schedule", *alike))
     legal = select_all(rows)
     for name in names:

@@ -19,11 +19,11 @@ EVEN_COSTS = (1.0, 1.0, 1.0)
 def _listed() -> dict[str, Producer]:
     """The producers of all files."""
     producers: list[Producer] = entries(__name__, __path__, "PRODUCERS")
-    return {each.name: each for each in sorted(producers, key=lambda one: (one.sliced, one.promise.month))}
+    return {each.name: each for each in sorted(producers, key=lambda one: (one.runs_slices, one.promise.month))}
 
 
 SCHEDULES = _listed()
-HALF_SCHEDULES = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
+HALF_SCHEDULES = {each.name: each.half_schedule for each in SCHEDULES.values() if each.half_schedule}
 """Schedules with two ends, each with the schedule that it runs as on half of the ranks."""
 
 
@@ -81,7 +81,7 @@ def producer_on_ranks(name: str, num_ranks: int) -> Producer:
     UserError for an unknown name.
     """
     named = producer_of(name)
-    own = named.chunks > 1 or named.sliced or named.half_is
+    own = named.chunks > 1 or named.runs_slices or named.half_schedule
     return named if num_ranks > 1 or own else producer_of(default_schedule())
 
 

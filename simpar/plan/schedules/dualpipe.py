@@ -148,7 +148,7 @@ PRODUCERS = (
         allows=_allows_both_ends,
         names=Names(hints=("chimera",)),
         searched="when named",
-        half_is="dualpipev",
+        half_schedule="dualpipev",
     ),
     Producer(
         "dualpipev",

@@ -78,10 +78,10 @@ class Producer:
     long passes take, for m int64[layouts]. ``allows(p, m)`` says elementwise for which numbers there is a table.
 
     ``usual``: it is the schedule of plans that name none, for its number of chunks. ``searched``: by default, when
-    named, or never, because every other one is better. ``sliced``: it runs slices of tokens. ``half_is``: the schedule
-    on half as many ranks to which this one, with two ends and two stages per rank, folds. ``beginnings(p, m, costs,
-    forwards)``: the tables among which this one chooses, up to the time at which the first stage has begun that many
-    forwards; for greedy schedules whose beginnings show early that they fall behind.
+    named, or never, because every other one is better. ``runs_slices``: it runs slices of tokens. ``half_schedule``:
+    the schedule on half as many ranks to which this one, with two ends and two stages per rank, folds. ``beginnings(p,
+    m, costs, forwards)``: the tables among which this one chooses, up to the time at which the first stage has begun
+    that many forwards; for greedy schedules whose beginnings show early that they fall behind.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Producer:
     names: Names = Names()
     usual: bool = False
     searched: Literal["by default", "when named", "never"] = "by default"
-    sliced: bool = False
-    half_is: str = ""
+    runs_slices: bool = False
+    half_schedule: str = ""
     beginnings: Callable[[int, int, Costs, int], Sequence[Schedule]] | None = None
 
     @cached_property

@@ -100,6 +100,6 @@ PRODUCERS = (
         # all that whole sequences save; the workspaces of their slices are smaller
         lambda _r, _p, _v, m: moment([EVERY], NONE, m),
         searched="when named",
-        sliced=True,
+        runs_slices=True,
     ),
 )

@@ -74,11 +74,11 @@ class AlternativesSearch:
         assert self.field.frontier is not None, "a plan was simulated in its frontier"
         return self.field.frontier
 
-    def promising(self, mask: Mask) -> Mask:
+    def find_promising(self, mask: Mask) -> Mask:
         """The few rows of a mask that are likely to have the shortest steps and are small enough to simulate."""
         rows = self.frontier.rows
         small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
-        return self.frontier.promising(mask & small, self.near)
+        return self.frontier.find_promising(mask & small, self.near)
 
     def simulate(self, row: int) -> SimulatedPlan | None:
         """The simulated step of a row, run now if need be; None if its Program has more ops than are left."""
@@ -94,7 +94,7 @@ class AlternativesSearch:
         self.ops_left -= result.num_ops
         return result
 
-    def quickest(self, limit_s: Floats) -> Iterator[tuple[int, SimulatedPlan]]:
+    def simulate_quickest(self, limit_s: Floats) -> Iterator[tuple[int, SimulatedPlan]]:
         """Rows that fit when simulated, in the order of their swept bounds, while these are below ``limit_s``.
 
         ``limit_s`` float64[rows] is zero for rows that are not wanted; the caller may change it between two rows.
@@ -119,7 +119,7 @@ class AlternativesSearch:
                 continue
             misfits += 1
             if simulated is None:
-                limit_s[frontier.as_large(row)] = 0.0
+                limit_s[frontier.at_least_as_large(row)] = 0.0
 
 
 def margin(field: Field, winner: int) -> dict[str, object] | None:
@@ -134,11 +134,11 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
         return None
     assert field.frontier is not None, "a plan was simulated in its frontier"
-    frontier, near = field.frontier, field.frontier.rows.some([winner])
+    frontier, near = field.frontier, field.frontier.rows.subset([winner])
     loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
     best_s = min(one.step_time_s for one in frontier.simulated.values() if one.fits_as_predicted)
     tried = 0
-    for row, bound_s in sorted(frontier.turned_down.items(), key=lambda one: one[1]):
+    for row, bound_s in sorted(frontier.rejected_bounds_s.items(), key=lambda one: one[1]):
         if bound_s >= best_s or tried == MOST_UNSURE:
             break
         if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
@@ -149,7 +149,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     need, limit_bytes = field.need, problem.memory_limit_bytes
     risky = (need.needed_bytes > limit_bytes) | select_undecided(field.rows)
     risky &= need.predicted_bytes <= limit_bytes
-    rows, need = field.rows.some(risky), need.some(risky)
+    rows, need = field.rows.subset(risky), need.subset(risky)
     rows.problem = loose
     try:
         more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
@@ -158,8 +158,8 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     if more is not None and more.frontier is not None:
         more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
         beside = AlternativesSearch(more, near)
-        limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
-        for _, simulated in islice(beside.quickest(limit_s), MOST_UNSURE):
+        limit_s = np.where(beside.find_promising(more.frontier.bound_s < best_s), best_s, 0.0)
+        for _, simulated in islice(beside.simulate_quickest(limit_s), MOST_UNSURE):
             best_s = min(best_s, simulated.step_time_s)
             np.minimum(limit_s, best_s, out=limit_s)
     return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
@@ -184,7 +184,7 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
-    for _, simulated in islice(beside.quickest(np.where(beside.promising(mask), np.inf, 0.0)), 1):
+    for _, simulated in islice(beside.simulate_quickest(np.where(beside.find_promising(mask), np.inf, 0.0)), 1):
         result = simulated.report()
         return {
             "step_time_s": result.step_time_s,
@@ -229,7 +229,7 @@ def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]
         kept = rows.one_of(axis, *values)
         if not kept.any():
             return _no_such(problem, axis, values, np.unique(rows[axis]).tolist())
-        rows = rows.some(kept)
+        rows = rows.subset(kept)
     return _together(problem, layout)
 
 
@@ -270,7 +270,7 @@ def simulate_runners_up(beside: AlternativesSearch, taken: list[int], count: int
             best_of[layout[row]] = min(each, best_of.get(layout[row], each), key=lambda known: known[:2])
     inside = rows.at("tp", ...) <= rows.problem.cluster.domain_size
     told = others & inside if (others & inside).any() else others
-    few = told & (frontier.level >= STEP) | beside.promising(others)
+    few = told & (frontier.level >= STEP) | beside.find_promising(others)
     limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(best_of)), np.inf, 0.0)
 
     def best() -> list[tuple[float, int, SimulatedPlan]]:
@@ -281,7 +281,7 @@ def simulate_runners_up(beside: AlternativesSearch, taken: list[int], count: int
         return best()[-1][0] / min(losses, default=1.0) if len(best_of) >= count else np.inf
 
     np.minimum(limit_s, limit(), out=limit_s)
-    for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP):
+    for row, one in islice(beside.simulate_quickest(limit_s), count + MORE_RUNNERS_UP):
         best_of[layout[row]] = one.step_time_s, row, one
         limit_s[layout == layout[row]] = 0.0
         np.minimum(limit_s, limit(), out=limit_s)
@@ -303,8 +303,8 @@ def front(beside: AlternativesSearch, winner: int) -> list[dict[str, object]]:
         limit = share * best.needed_bytes
         if min(one.needed_bytes for one in points.values()) > limit:
             less = frontier.needed_bytes <= limit
-            few = less & (frontier.level >= STEP) & ~frontier.greedy | beside.promising(less)
-            for row, simulated in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
+            few = less & (frontier.level >= STEP) & ~frontier.greedy | beside.find_promising(less)
+            for row, simulated in islice(beside.simulate_quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
                 points[row] = simulated
                 if simulated.needed_bytes <= limit:
                     break

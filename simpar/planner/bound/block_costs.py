@@ -137,7 +137,7 @@ class BlockCosts(Keys):
 
         The third axis is dense parameters and experts, the fourth all matrices of a block and its most expensive one.
         """
-        rows, usual = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics.optimizer
+        rows, usual = self.jobs.rows.subset(self.row), self.jobs.problem.base.numerics.optimizer
         code = rows.number([name for name in KEY_AXES if name != "micro_batch"])
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         result: dict[str, Floats] = {}
@@ -219,7 +219,7 @@ class BlockCosts(Keys):
         """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
         return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
 
-    def again_ns(self, keys: Ints) -> Ints:
+    def recompute_ns(self, keys: Ints) -> Ints:
         """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""
         return self._tables[AGAIN].plain_ns[keys]
 

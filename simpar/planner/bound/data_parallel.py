@@ -78,7 +78,7 @@ class Configuration:
     prices: Mapping[tuple[str, str], Price]
     parameters: Mapping[str, Floats]
     still: Mapping[str, Floats]
-    rests: Flags
+    has_no_backward: Flags
     own: Ints
     crowded: Mapping[tuple[str, str], Floats]
 
@@ -113,7 +113,7 @@ class Configuration:
             if copies.gather_group:
                 price = self.prices["all_gather", copies.gather_group]
                 comes = count + self.still[copies.kind] * (copies.buffer_bytes > 0)
-                comes = comes if ahead else np.where(self.rests, 0.0, comes)
+                comes = comes if ahead else np.where(self.has_no_backward, 0.0, comes)
                 call, own = copies.gather(comes), copies.gather(count)
                 gather += np.where(comes > 0, price.time_ns(call.size_bytes, call.count), 0)
                 occupied += np.where(count > 0, price.occupied_ns(own.size_bytes, own.count), 0)
@@ -156,7 +156,7 @@ class Configuration:
             self._cuts[pieces, policy] = _cut(self, pieces, policy)
         return self._cuts[pieces, policy]
 
-    def taken_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
+    def occupied_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
         """Nanoseconds of collectives in sequence; their sizes are arrays of one shape."""
         each = [
             np.where(use.size_bytes > 0, self.prices[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0)
@@ -167,9 +167,9 @@ class Configuration:
     @cached_property
     def embedding_ns(self) -> float:
         """Nanoseconds of the all-reduce of tied embedding gradients; 0 without any."""
-        if ("all_reduce", EMBEDDING_GROUP) not in self.prices or self.sync.job.graph.embedding.still:
+        if ("all_reduce", EMBEDDING_GROUP) not in self.prices or self.sync.job.graph.embedding.has_no_backward:
             return 0.0
-        return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
+        return float(self.occupied_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
 
     def slopes_s(self, letter: str, *, boundary: bool) -> Floats:
         """Seconds per parameter that a pass occupies each of rank 0's links, float64[2, 2, links].
@@ -178,7 +178,7 @@ class Configuration:
         """
         return self._taken_s(self.policies[letter, boundary], self._own_s, (len(self.own),))
 
-    def crowded_s(self, letter: str, ranks: int, *, boundary: bool) -> Floats:
+    def most_loaded_s(self, letter: str, ranks: int, *, boundary: bool) -> Floats:
         """Seconds per parameter on the links of the crowded rank of every pipeline rank, float64[2, ranks, links].
 
         Gathers and reductions are added up; zero if none of the ``ranks`` is crowded.
@@ -260,7 +260,7 @@ class Configurations:
             prices=prices,
             parameters={DENSE: parameters, EXPERTS: blocks.experts[key]},
             still={kind: still[key] for kind, still in blocks.still.items()},
-            rests=np.array([kind.block.still for kind in blocks.kinds]),
+            has_no_backward=np.array([kind.block.has_no_backward for kind in blocks.kinds]),
             own=blocks.prices.own,
             crowded=_taken_of(crowded, prices, blocks.prices),
         )
@@ -285,7 +285,7 @@ class MostLoadedRank:
     rank: int
     groups: Mapping[str, Ints]
 
-    def taken_s(self, op: str, name: str, prices: Prices) -> Floats:
+    def occupied_s(self, op: str, name: str, prices: Prices) -> Floats:
         """Seconds per byte of an operation on a group that the links of the rank are occupied, float64[links]."""
         group = self.groups.get(name, np.zeros(0, dtype=np.int64))
         moved = self.rank - (int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0)
@@ -296,7 +296,7 @@ def _taken_of(
     crowded: Sequence[MostLoadedRank], uses: Iterable[tuple[str, str]], prices: Prices
 ) -> dict[tuple[str, str], Floats]:
     """Seconds per byte of each (operation, group) on the links of crowded ranks, float64[ranks, links]."""
-    return {use: np.stack([one.taken_s(*use, prices) for one in crowded]) for use in uses if crowded}
+    return {use: np.stack([one.occupied_s(*use, prices) for one in crowded]) for use in uses if crowded}
 
 
 def find_most_loaded_ranks(
@@ -347,7 +347,7 @@ def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPoli
     long before.
     """
     backwards, second = np.array(pieces[::-1]), list[Ints]()
-    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # blocks from here on
+    left = np.eye(len(configuration.has_no_backward))[backwards][::-1].cumsum(axis=0)[::-1]  # blocks from here on
     took: list[Ints] = []
     closing: list[Ints] = []
     for copies in policy.copies:
@@ -365,6 +365,6 @@ def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPoli
     at = np.concatenate(closing)
     order = np.argsort(at, kind="stable")
     times_ns = np.concatenate(took)[order].astype(np.float64)
-    behind = left[at[order]] - np.eye(len(configuration.rests))[backwards[at[order]]]
+    behind = left[at[order]] - np.eye(len(configuration.has_no_backward))[backwards[at[order]]]
     last_ns = float(np.concatenate(second)[order][-1]) if len(order) else 0.0
     return BucketCut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), last_ns)

@@ -76,7 +76,7 @@ class Keys:
     @cached_property
     def _meshes(self) -> tuple[list[Mesh], Ints]:
         """The distinct meshes of the keys, and the index of every key's mesh, int64[keys]."""
-        rows = self.jobs.rows.some(self.row)
+        rows = self.jobs.rows.subset(self.row)
         columns = np.stack([*(rows[name] for name in (*DEGREES, "expert_tp")), rows.code["order"]], axis=1)
         distinct, which = np.unique(columns, axis=0, return_inverse=True)
         meshes = [
@@ -91,7 +91,7 @@ class Keys:
 
         Whether an axis has one rank or several is no size: it changes which collectives exist.
         """
-        rows = self.jobs.rows.some(self.row)
+        rows = self.jobs.rows.subset(self.row)
         code = rows.number(UNSIZED, fully_sharded(rows), 2)
         facts = [code, *(rows[name] > 1 for name in ("tp", "ep", "expert_tp"))]
         _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
@@ -130,7 +130,7 @@ class Keys:
             self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
         return self.prices.of(op, self._groups[known][name], name)
 
-    def priced(self, batch: KeyBatch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
+    def price_groups(self, batch: KeyBatch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
         """The prices of a collective in a batch, each with the keys that have it."""
         if (use.op, use.group) not in batch.prices:
             meshes, distinct = self._meshes[0], np.unique(batch.mesh)

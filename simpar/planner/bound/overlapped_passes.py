@@ -89,6 +89,6 @@ class OverlappedPasses:
         uneven = batch.view.uneven_context or batch.view.job.layout.has_sampled_loads
         result = np.full(len(batch.keys), not uneven)
         for use in (use for phase in phases for use in phase.collectives):
-            for mine, price in self.blocks.priced(batch, use):
+            for mine, price in self.blocks.price_groups(batch, use):
                 result[mine] &= price.private
         return result

@@ -82,7 +82,7 @@ class PassTimes:
 def _cost(use: CollectiveUse, sizes: Floats, batch: KeyBatch, keys: Keys) -> tuple[Ints, Floats]:
     """Nanoseconds of a collective of a batch, int64[n], and seconds on each link of rank 0, float64[n, links]."""
     took_ns, drained_s = (np.empty(len(sizes), dtype=np.int64), np.empty((len(sizes), len(keys.prices.own))))
-    for mine, price in keys.priced(batch, use):
+    for mine, price in keys.price_groups(batch, use):
         took_ns[mine] = price.time_ns(sizes[mine], use.count)
         drained_s[mine] = (sizes[mine] * use.count)[:, None] * price.slopes_s(keys.prices.own)
     return took_ns, drained_s

@@ -77,7 +77,7 @@ class Pipelines:
     def meet(self) -> Flags:
         """Rows in which one rank holds both embedding and head, if these share a trained table."""
         graph = self.jobs.problem.graph
-        if not graph.tied_embeddings or graph.embedding.still:
+        if not graph.tied_embeddings or graph.embedding.has_no_backward:
             return np.zeros(self.jobs.rows.count, dtype=bool)
         each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
         return np.array(each, dtype=bool)[self.shapes.index]
@@ -147,7 +147,7 @@ class Pipelines:
         """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
-        again = weigh(self.blocks.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
+        again = weigh(self.blocks.recompute_ns(self.key[which]), shape.of_rank @ shape.by_stage)
         return np.asarray(self.microbatches(which)[:, None] * again)
 
     def hops(self, shape: PipelineShape, which: Ints) -> Hops:
@@ -175,7 +175,7 @@ class Pipelines:
             kinds = self.blocks.kinds
             of_block = {kind.block.name: at for at, kind in enumerate(kinds)}
             senders = tuple(of_block[kinds[pieces[-1]].block.name] for pieces in shape.pieces[:-1])
-            resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
+            resting = tuple(all(kinds[kind].block.has_no_backward for kind in pieces) for pieces in shape.pieces[:-1])
             self._senders[shape.pieces] = senders, resting
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])

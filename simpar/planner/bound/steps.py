@@ -44,10 +44,10 @@ class StepBounds:
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
-        tail, bounds = (charge.tail(), [(charge.linked() + charge.update).max(axis=1), charge.crowded().max(axis=1)])
+        tail, bounds = (charge.tail(), [(charge.link_ns() + charge.update).max(axis=1), charge.crowded().max(axis=1)])
         for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
             path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
-            bounds.append(charge.opening(alone["F"]) + path.behind(tail))
+            bounds.append(charge.opening_delay_ns(alone["F"]) + path.behind(tail))
         return np.asarray(np.maximum.reduce(bounds))
 
 
@@ -151,7 +151,7 @@ class RowCharge:
         several = later.any(axis=1) & any_nonzero(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
 
-    def opening(self, kinds: Ints) -> Floats:
+    def opening_delay_ns(self, kinds: Ints) -> Floats:
         """The least delay of a rank's passes behind the pipeline's path, [n].
 
         All of them wait for the first gather of the first stage, and no forward of blocks that take ``kinds`` [n,
@@ -248,7 +248,7 @@ class RowCharge:
             if not moves[rows[0]]:
                 continue
             held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
-            result[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
+            result[rows] = configuration.occupied_ns(getattr(configuration.sync, name)(held))
         return result
 
     @cached_property
@@ -300,7 +300,7 @@ class RowCharge:
         once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
         return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
-    def linked(self) -> Floats:
+    def link_ns(self) -> Floats:
         """Time on each rank's busiest link, if all ranks' groups lay like those of rank 0, [n, ranks].
 
         It counts gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
@@ -318,7 +318,7 @@ class RowCharge:
     def crowded(self) -> Floats:
         """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
 
-        Zero if all ranks are as crowded as rank 0, which :meth:`linked` covers.
+        Zero if all ranks are as crowded as rank 0, which :meth:`link_ns` covers.
         """
         if not self.each("crowded", lambda one: bool(one.crowded)).any():
             return np.zeros((len(self.mine), self.shape.num_ranks))
@@ -341,7 +341,7 @@ class RowCharge:
         counts = self.shape.of_rank @ self.shape.by_stage
         distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
         each = (self.batch.configurations[at] for at in distinct.tolist())
-        held = [one.crowded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]
+        held = [one.most_loaded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]
         slopes = np.stack(held)[which]  # [n, (dense, experts), ranks, links]: seconds per parameter moved
         moved = (self._moved(kind, counts)[..., None] for kind in (DENSE, EXPERTS))
         return np.asarray(sum(size * slopes[:, at] for at, size in enumerate(moved)))

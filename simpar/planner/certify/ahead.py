@@ -36,7 +36,7 @@ def measure_in_worker(problems: Sequence[Problem], before: int, task: Task) -> S
     """
     place, plan = task
     try:
-        return measure(problems[place], plan, before).let_go()
+        return measure(problems[place], plan, before).release()
     except UserError:
         return None  # the process that needs this plan runs it again and reports why
 
@@ -75,24 +75,24 @@ class SpeculativeWorkers:
             self._alone_s += perf_counter() - began
             return result
         try:
-            pool = self._started()
-            self._ask(pool, (place, row))
-            elsewhere = self._taken(pool, (place, row))
+            pool = self._start_pool()
+            self._submit_likely(pool, (place, row))
+            elsewhere = self._take_result(pool, (place, row))
         except BrokenProcessPool:  # the system killed a process, as when memory runs out: go on alone
             self.workers, elsewhere = Workers(), None
         if elsewhere is None:
             return frontier.simulate(row)
         result = replace(elsewhere, problem=frontier.rows.problem)
-        frontier.note(row, result)
+        frontier.record(row, result)
         return result
 
-    def _ask(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> None:
+    def _submit_likely(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> None:
         """Ask other processes for rows that are likely to be next."""
         queued = sum(not each.done() for each in self._found.values())
         for each in islice(self._likely(pool, now), max(TASKS_PER_PROCESS * pool.size - queued, 0)):
             self._found[each] = pool.submit(self._task(each))
 
-    def _taken(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> SimulatedPlan | None:
+    def _take_result(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> SimulatedPlan | None:
         """What another process finds for a row; None if this process has to run it.
 
         While the other process is still running it, this one simulates other likely rows.
@@ -108,7 +108,7 @@ class SpeculativeWorkers:
         problems = [each.rows.problem for each in self.frontiers]
         return partial(measure_in_worker, problems, max(each.num_ops for each in self.frontiers))
 
-    def _started(self) -> Pool[Task, SimulatedPlan | None]:
+    def _start_pool(self) -> Pool[Task, SimulatedPlan | None]:
         if self._pool is None:
             self._pool = self.workers.pool(self._function(), beside=True)
         return self._pool

@@ -54,10 +54,10 @@ class Field:
         """The field of given rows over the axes that memory depends on: bounds those that fit."""
         problem = rows.problem
         fit = need.needed_bytes <= problem.memory_limit_bytes
-        size = late_count(rows.some(~fit)) if not fit.all() else 0
+        size = late_count(rows.subset(~fit)) if not fit.all() else 0
         if not fit.any():
             return Field(problem, size, rows, need, None)
-        feasible = with_late_axes(rows.some(fit))
+        feasible = with_late_axes(rows.subset(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
         hear("bounding", feasible.count)
         return Field(problem, size + feasible.count, rows, need, Frontier.of(feasible, needed))
@@ -65,14 +65,14 @@ class Field:
 
 @dataclass
 class BranchAndBound:
-    """Fields, simulated plans (``found``) and progress.
+    """Fields, simulated plans (``simulated``) and progress.
 
     ``is_bounded`` is False if the fields cover only a part of the problem, so that nothing bounds the rest.
     """
 
     fields: list[Field]
     progress: SearchProgress
-    found: list[SimulatedPlan] = field(default_factory=list)
+    simulated: list[SimulatedPlan] = field(default_factory=list)
     is_bounded: bool = True
     _ahead: SpeculativeWorkers | None = None
 
@@ -84,7 +84,7 @@ class BranchAndBound:
     @property
     def best(self) -> float:
         """The incumbent: the lowest objective of a simulated plan that satisfies the constraints, else infinity."""
-        return min((one.worth for one in self.found if self.counts_for(one)), default=np.inf)
+        return min((one.worth for one in self.simulated if self.counts_for(one)), default=np.inf)
 
     def counts_for(self, simulated: SimulatedPlan) -> bool:
         """Whether a simulated plan satisfies the constraints."""
@@ -99,7 +99,7 @@ class BranchAndBound:
         """What has been done so far."""
         feasible = sum(frontier.rows.count for frontier in self.frontiers)
         swept = sum(frontier.swept for frontier in self.frontiers)
-        return Counts(sum(one.space_size for one in self.fields), feasible, feasible, swept, len(self.found))
+        return Counts(sum(one.space_size for one in self.fields), feasible, feasible, swept, len(self.simulated))
 
     def lowest(self) -> tuple[Frontier, int] | None:
         """The frontier and row with the lowest bound of all that may still win; None if there is none."""
@@ -108,7 +108,7 @@ class BranchAndBound:
             row, deadline_s = frontier.next(), frontier.rows.problem.constraints.deadline_s
             if row is not None and deadline_s is not None and frontier.bound_s[row] > deadline_s:
                 # the row with the least energy may be late where others are not
-                frontier.leave_late(deadline_s)
+                frontier.drop_late(deadline_s)
                 row = frontier.next()
             if row is not None:
                 rows.append((frontier, row))
@@ -120,18 +120,18 @@ class BranchAndBound:
             self._run(most)
 
     def _run(self, most: int | None) -> None:
-        before = len(self.found)
-        while (lowest := self.lowest()) is not None and (most is None or len(self.found) - before < most):
+        before = len(self.simulated)
+        while (lowest := self.lowest()) is not None and (most is None or len(self.simulated) - before < most):
             self.progress.check()
             frontier, row = lowest
             if frontier.worth(row) >= self.best:
                 return
             if frontier.level[row] < SWEPT:
-                frontier.sharpen(row)
+                frontier.raise_bound(row)
             else:
                 self.simulate(frontier, row)
                 for each in self.frontiers:
-                    each.forget(self.best)
+                    each.prune(self.best)
             best = self.best
             self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
 
@@ -142,17 +142,17 @@ class BranchAndBound:
         well, but is not looked at again.
         """
         if refusals(frontier.rows, row):
-            frontier.settle(row)
+            frontier.close(row)
             return None
         if not frontier.may_fit(row):
             return None
         try:
             result = self._measured(frontier, row)
         except TooManyOps:
-            frontier.leave(row)
+            frontier.mark_unbuildable(row)
             return None
-        self.found.append(result)
-        frontier.settle(row)
+        self.simulated.append(result)
+        frontier.close(row)
         return result
 
     def _measured(self, frontier: Frontier, row: int) -> SimulatedPlan:
@@ -177,9 +177,9 @@ class BranchAndBound:
         best = self.best
         return sum(int((one.worth(one.unbuilt) < best).sum()) for one in self.frontiers)
 
-    def unseen(self, limit_s: float) -> int:
+    def count_unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
-        return sum(one.unseen(limit_s) for one in self.frontiers)
+        return sum(one.count_unseen(limit_s) for one in self.frontiers)
 
     def left_out(self) -> dict[str, list[Any]]:
         """Values of axes that the export target left out for every number of nodes."""
@@ -192,7 +192,7 @@ class BranchAndBound:
 
     def ranked(self) -> list[SimulatedPlan]:
         """Simulated plans that satisfy the constraints, best first; ties in the order of the space."""
-        return sorted((one for one in self.found if self.counts_for(one)), key=lambda one: one.worth)
+        return sorted((one for one in self.simulated if self.counts_for(one)), key=lambda one: one.worth)
 
 
 def fields_of(problem: Problem, node_counts: list[int], hear: Hear = nobody) -> list[Field]:

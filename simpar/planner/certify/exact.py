@@ -84,7 +84,7 @@ class SimulatedPlan:
             self.kept = None
         return self._result
 
-    def let_go(self) -> SimulatedPlan:
+    def release(self) -> SimulatedPlan:
         """The same plan without the step that was run, to free its memory."""
         self.kept = None
         return self

@@ -83,12 +83,12 @@ class Frontier:
         return self._active, self._active[:0], 0.0
 
     @cached_property
-    def squeeze(self) -> RecomputeBounds:
+    def recompute_bounds(self) -> RecomputeBounds:
         """Bounds for rows whose recomputation is undecided: the time that limited memory costs them."""
         return RecomputeBounds(self.bounds.pipelines)
 
     @cached_property
-    def turned_down(self) -> dict[int, float]:
+    def rejected_bounds_s(self) -> dict[int, float]:
         """Bounds in seconds of rows that were dropped because the tables they run hold too much."""
         return {}
 
@@ -98,7 +98,7 @@ class Frontier:
         return {}
 
     @cached_property
-    def slicing(self) -> SliceBounds:
+    def slice_bounds(self) -> SliceBounds:
         """Bounds of rows with token slices."""
         return SliceBounds(self.bounds.pipelines)
 
@@ -158,7 +158,7 @@ class Frontier:
         busy = self.rates.asked_per_s * self.asked_s[rows]
         return np.minimum(worth + busy, self.rates.most_per_s * self.bound_s[rows])
 
-    def forget(self, best: float) -> None:
+    def prune(self, best: float) -> None:
         """Deactivate rows that cannot beat the incumbent ``best``."""
         alive = (self.worth(self._active) < best) & (self.level[self._active] < EXACT)
         self._active = self._active[alive]
@@ -197,7 +197,7 @@ class Frontier:
                     return self.next()
                 if tries is not None:  # sweeping a Program of its own costs more than a table
                     tries -= 2 if self.own[row] else int(self.level[row] == TABLED)
-                self.sharpen(row)
+                self.raise_bound(row)
         finally:
             self._active = kept
         return row
@@ -207,7 +207,7 @@ class Frontier:
         pipelines = self.bounds.pipelines
         return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
 
-    def promising(self, mask: Flags, near: Rows) -> Flags:
+    def find_promising(self, mask: Flags, near: Rows) -> Flags:
         """The few rows of a mask that are likely to have the shortest steps, with bounds of their whole steps.
 
         A family is a combination of degrees and ZeRO stage. Considered are the family of a good row (``near``, of this
@@ -239,7 +239,7 @@ class Frontier:
         ordered = rows[np.argsort(self.bound_s[rows], kind="stable")]
         return ordered[np.sort(np.unique(number[ordered], return_index=True)[1])]
 
-    def sharpen(self, row: int) -> None:
+    def raise_bound(self, row: int) -> None:
         """Raise a row to the next level of bound, and others along with it."""
         if self.own[row]:
             self._sweep_own(row)
@@ -256,7 +256,7 @@ class Frontier:
         needed_bytes = self.least_bytes(row)
         self.needed_bytes[row] = max(self.needed_bytes[row], needed_bytes)
         if needed_bytes > self.rows.problem.memory_limit_bytes:
-            self.turned_down[row] = float(self.bound_s[row])
+            self.rejected_bounds_s[row] = float(self.bound_s[row])
             self.drop(np.array([row]))
             return False
         return True
@@ -275,8 +275,10 @@ class Frontier:
     def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
-        result = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go)
-        self.note(row, result)
+        result = measure(
+            self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._release_steps
+        )
+        self.record(row, result)
         return result
 
     def first_that(
@@ -293,24 +295,24 @@ class Frontier:
                     return result
         return None
 
-    def note(self, row: int, simulated: SimulatedPlan) -> None:
+    def record(self, row: int, simulated: SimulatedPlan) -> None:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = simulated, self.num_ops + simulated.num_ops
         if simulated.kept:
-            self._let_go(simulated)
+            self._release_steps(simulated)
         if not simulated.fits:
             self.drop(np.array([row]))
 
-    def _let_go(self, last: SimulatedPlan | None = None) -> None:
+    def _release_steps(self, last: SimulatedPlan | None = None) -> None:
         """Free all simulated steps but the best and ``last``."""
         held = [one for one in self.simulated.values() if one.kept]
         held.sort(key=lambda one: (not one.fits, one.worth))
         ops = np.cumsum([one.num_ops for one in held])
         for at, one in enumerate(held[1:], start=1):
             if (at >= MAX_KEPT_STEPS or ops[at] > MAX_KEPT_OPS) and one is not last:
-                one.let_go()
+                one.release()
 
-    def unseen(self, limit_s: float) -> int:
+    def count_unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
         mask = (self.bound_s < limit_s) & (self.level < EXACT)
         mask[list(self.simulated)] = False
@@ -321,17 +323,17 @@ class Frontier:
         self.bound_s[rows], self.level[rows] = np.inf, EXACT
         self._active = self._active[~np.isin(self._active, rows)]
 
-    def leave_late(self, deadline_s: float) -> None:
+    def drop_late(self, deadline_s: float) -> None:
         """Deactivate rows whose steps take longer than a deadline by their bounds, which they keep."""
         self._active = self._active[self.bound_s[self._active] <= deadline_s]
 
-    def leave(self, row: int) -> None:
+    def mark_unbuildable(self, row: int) -> None:
         """Deactivate a row whose Program has more ops than are built, and rows as large; they keep their bounds."""
-        rows = np.append(self._active[self.as_large(row)[self._active]], row)
+        rows = np.append(self._active[self.at_least_as_large(row)[self._active]], row)
         self.unbuilt = np.union1d(self.unbuilt, rows)
         self._active = np.setdiff1d(self._active, rows)
 
-    def as_large(self, row: int) -> Flags:
+    def at_least_as_large(self, row: int) -> Flags:
         """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
         rows = self.rows
         result = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
@@ -339,7 +341,7 @@ class Frontier:
             result &= rows.code[name] == rows.code[name][row]
         return result
 
-    def settle(self, row: int) -> None:
+    def close(self, row: int) -> None:
         """Mark a row as done: it was simulated, or never will be, and its bound no longer counts."""
         self.level[row] = EXACT
         self._active = self._active[self._active != row]
@@ -360,8 +362,8 @@ class Frontier:
 
     def _sweep_own(self, row: int) -> None:
         """Sweep the Program of a row; if it has token slices, first choose these for it and its like."""
-        if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
-            self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
+        if sliced(self.rows)[row] and not self.slice_bounds.is_chosen(row):
+            self.slice_bounds.set_slices(self.slice_bounds.alike(row), self.slice_bounds.choose(row))
         self._raise(np.array([row]), np.array([sweep_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
         self.swept += 1
 
@@ -374,7 +376,7 @@ class Frontier:
             return
         self.rows.set("recompute", mine, policy)
         pipe = self.bounds.pipelines.moved(mine)
-        self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
+        self.needed_bytes[mine] = needs(self.rows.subset([row])).needed_bytes[0]
         self._raise(mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES)
 
     def _passes(self, row: int) -> None:
@@ -391,14 +393,14 @@ class Frontier:
         self._raise(mine, bound_ns[pipelines.index[mine]], PASSES)
         waiting = mine[select_undecided(self.rows, mine)]
         if len(waiting):
-            self._raise(waiting, self._squeezed(waiting), PASSES)
+            self._raise(waiting, self._bound_recomputation(waiting), PASSES)
 
-    def _squeezed(self, rows: Ints) -> Floats:
+    def _bound_recomputation(self, rows: Ints) -> Floats:
         """Nanoseconds of the end ranks of undecided rows' pipelines, with the least cost of dropping activations."""
         pipelines, result = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
-            extra = pipelines.microbatches(which[mine]) * self.squeeze.extra_ns(rows[mine], shape)
+            extra = pipelines.microbatches(which[mine]) * self.recompute_bounds.extra_ns(rows[mine], shape)
             for path in pipelines.paths(shape, which[mine]):
                 result[mine] = np.maximum(result[mine], (path.ends[:, [0, -1]].T + extra).max(axis=0))
         return result

@@ -37,8 +37,8 @@ def explain_no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
         return Infeasible(f"stopped ({progress.stopped}) before any plan that fits was found")
     if not search.fields:
         return Infeasible("no plan is possible on any number of nodes")
-    misfits = [one.needed_bytes for one in search.found if not one.fits]
-    if not search.frontiers or (misfits and len(misfits) == len(search.found)):
+    misfits = [one.needed_bytes for one in search.simulated if not one.fits]
+    if not search.frontiers or (misfits and len(misfits) == len(search.simulated)):
         hints = [] if progress.brief else [hint for hint in _hints(problem) if hint]
         tried = f"; try {' or '.join(hints)}" if hints else ""
         limit = problem.memory_limit_bytes / GIB
@@ -85,7 +85,7 @@ def _least(field: Field) -> str:
 
 def _quickest(search: BranchAndBound) -> SimulatedPlan | None:
     """The fastest simulated plan that fits, ignoring the deadline and the export target; simulates one if need be."""
-    known = [one for one in search.found if one.fits]
+    known = [one for one in search.simulated if one.fits]
     if known:
         return min(known, key=lambda one: one.step_time_s)
     with at_most(FEW_OPS):
@@ -157,7 +157,7 @@ def _smallest(problem: Problem) -> Smallest | None:
         for row in np.argsort(needed, kind="stable")[:TRIES]:
             if needed[row] > problem.memory_limit_bytes:
                 return None
-            one = with_late_axes(rows.some(np.array([row])))
+            one = with_late_axes(rows.subset(np.array([row])))
             with at_most(FEW_OPS):
                 result = measure(problem, plan_of(one, 0))
             if result.fits and result.step_time_s <= (problem.constraints.deadline_s or math.inf):

@@ -44,7 +44,7 @@ def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[
     if problem.target is None:
         return None
     values = {name: list(values) for name, values in refused.items() if values}
-    return {"target": problem.target, "asked": problem.held_to is not None, "left_out": values}
+    return {"target": problem.target, "asked": problem.export_target is not None, "left_out": values}
 
 
 def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
@@ -100,5 +100,5 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
 
     Also None if the search was restricted to a target, or if no target has the stack.
     """
-    own = None if problem.held_to is not None else framework_for(problem, plan)
+    own = None if problem.export_target is not None else framework_for(problem, plan)
     return None if own is None or not own.reasons else {"target": own.name, "reasons": own.reasons}

@@ -27,5 +27,5 @@ def first_plan(search: BranchAndBound, problem: Problem) -> None:
         return
     simulated = frontier.first_that(search.counts_for) if frontier is not None else None
     if simulated is not None:
-        search.found.append(replace(simulated, problem=problem))
+        search.simulated.append(replace(simulated, problem=problem))
         search.is_bounded = bool(search.fields) and problem.objective != "devices"

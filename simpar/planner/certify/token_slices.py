@@ -124,7 +124,7 @@ def slice_kernels_ns(block: Block, view: RankView, units: tuple[int, int], *, ag
             for part in ("forward_s", "backward_input_s", "backward_weight_s")
         )
         back = inputs + weights + (ahead if again and not apart else 0.0)
-        back = 0.0 * back if block.still else back
+        back = 0.0 * back if block.has_no_backward else back
         index, rounded = tuple(np.array(at).T), sum(3 + len(time.sums_s) for time in times)
         for table, seconds in ((forward, ahead), (backward, back)):
             table[index] = np.maximum(0, to_ns(slow * seconds) - rounded)

@@ -72,7 +72,7 @@ def _keep_where_it_matters(axis: OptionalAxis, rows: Rows) -> Mask:
     mask = np.zeros(rows.count, dtype=bool)
     mask[kept] = True
     if len(asked):
-        some = rows.some(asked)
+        some = rows.subset(asked)
         legal = axis.legal(some)
         for rules in axis.rules:
             legal = legal & rows_keeping(some, rules)

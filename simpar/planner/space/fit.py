@@ -71,7 +71,7 @@ class Need:
     stage: NDArray[np.int32]
     predicted_bytes: Floats
 
-    def some(self, which: NDArray[np.bool_]) -> Need:
+    def subset(self, which: NDArray[np.bool_]) -> Need:
         """The needs of some of the rows."""
         return Need(self.needed_bytes[which], self.stage[which], self.predicted_bytes[which])
 
@@ -105,10 +105,10 @@ def needs(rows: Rows) -> Need:
     predicted = needed.copy()
     for first in range(0, rows.count, ROW_BATCH):
         part = slice(first, first + ROW_BATCH)
-        some, here = rows.some(part), np.arange(first, min(first + ROW_BATCH, rows.count))
+        some, here = rows.subset(part), np.arange(first, min(first + ROW_BATCH, rows.count))
         waiting = select_undecided(some)
         for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
-            need = some.some(mine)
+            need = some.subset(mine)
             if policy is not None:
                 need.set("recompute", np.arange(need.count), policy)
             (most, least), rank = _most(need)
@@ -120,7 +120,7 @@ def needs(rows: Rows) -> Need:
 
 def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
     """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
-    one = rows.some([row])
+    one = rows.subset([row])
     one.problem = problem or rows.problem
     parts = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
     return float(Least(*parts).needed_bytes.max())
@@ -142,7 +142,7 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
     float64[2, rows], with the requested probability and as predicted, and float64[rows].
     """
     graph = rows.problem.graph
-    places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
+    places = PLACES_IF_UNLIKE if any(graph.blocks[name].has_no_backward for name in graph.layers) else PLACES
     most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
         least_held = Least(*_of_alike(rows, which, places))
@@ -154,7 +154,7 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
 
 def fullest(rows: Rows, row: int) -> dict[str, float]:
     """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
-    least_held = least(rows.some([row]), PLACES)
+    least_held = least(rows.subset([row]), PLACES)
     place = int(np.argmax(least_held.needed_bytes[:, 0]))
     return {name: float(getattr(least_held, name)[place, 0]) for name in Least.__annotations__}
 

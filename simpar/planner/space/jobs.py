@@ -85,7 +85,7 @@ class RowJobs:
         choices = stated_choices(plan) | {"dp": int(self.rows.at("dp", row))}
         if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
             choices["recompute"] = "none"
-        if producer_of(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py
+        if producer_of(plan.schedule).runs_slices:  # whole passes; slices are in planner/certify/token_slices.py
             choices["slices"] = (problem.training.seq_len,)
         if plan.schedule in HALF_SCHEDULES:  # passes are priced as on a pipeline with one end
             choices["schedule"] = default_schedule()

@@ -60,7 +60,7 @@ def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
     """Losses of a row that count: for a requested target all, for a framework those of its axes."""
     problem = rows.problem
     result = losses(problem, counted(rows, row), target)
-    if problem.held_to is not None or problem.framework is None:
+    if problem.export_target is not None or problem.framework is None:
         return result
     return [loss for loss in result if axis_of(loss) in problem.framework.axes]
 
@@ -149,7 +149,7 @@ def _tried(kinds: Ints, use: NDArray[np.int64]) -> Ints:
 
 def _none_left(rows: Rows, row: int, target: str) -> str:
     why = "; ".join(refusals(rows, row))
-    if rows.problem.held_to is not None:
+    if rows.problem.export_target is not None:
         return f"no plan is possible: {target} can express none, not even the simplest: {why}"
     stack = rows.problem.stack.name
     return f"no plan is possible: {target}, the framework of stack {stack}, has none: {why}; try --portable {ANY}"

@@ -81,7 +81,7 @@ class RecomputeBounds:
         waiting = np.flatnonzero(select_undecided(rows, np.arange(rows.count)))
         if not len(waiting):
             return result
-        none, full = (_under(rows.some(waiting), policy) for policy in ("none", "full"))
+        none, full = (_under(rows.subset(waiting), policy) for policy in ("none", "full"))
         beside = np.minimum(none.transient_bytes, full.transient_bytes)
         spare = _most_moving_bytes(rows.problem, none) - beside
         most = np.maximum(none.layers * none.deepest, 1.0)

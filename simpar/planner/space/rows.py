@@ -52,7 +52,7 @@ def late_count(rows: Rows) -> int:
     count = 0
     for part in np.array_split(np.arange(rows.count), rows.count // ROW_BATCH + 1):
         try:
-            count += with_late_axes(rows.some(part)).count
+            count += with_late_axes(rows.subset(part)).count
         except Infeasible:  # none of these
             continue
     return count

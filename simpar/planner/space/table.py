@@ -40,7 +40,7 @@ class Rows:
         """Multiply the rows by the values of another axis and keep what a rule keeps, ROWS_AT_ONCE rows at a time."""
         step, codes = max(ROW_BATCH // max(len(domain), 1), 1), dict[str, list[Codes]]()
         for first in range(0, max(self.count, 1), step):
-            part = self if self.count <= step else self.some(slice(first, first + step))
+            part = self if self.count <= step else self.subset(slice(first, first + step))
             part._multiply(name, tuple(domain))
             if keep is not None:
                 part.take(keep(part))
@@ -92,7 +92,7 @@ class Rows:
         row.code = _Taken(self.code, which)
         return row[name]
 
-    def some(self, which: Any) -> Rows:
+    def subset(self, which: Any) -> Rows:
         """A copy with some of the rows."""
         result = Rows(self.problem)
         result.domain, result.code, result.count = dict(self.domain), dict(self.code), self.count

@@ -46,8 +46,8 @@ def list_axis_values(
         )
     if space == "alpa":
         refuse_whole_vocabulary(problem.stack)
-    if problem.held_to is not None:
-        raise UserError(f"portable {problem.held_to}: not asked of plans in space {space}; {instead}")
+    if problem.export_target is not None:
+        raise UserError(f"portable {problem.export_target}: not asked of plans in space {space}; {instead}")
     if constraints.deadline_s is not None:
         raise UserError(f"deadline: space {space} looks for the shortest step without one; {instead}")
     fixed = fixed_values(constraints.fixed)
@@ -177,7 +177,7 @@ class StagesSearch(ABC):
             },
         }
         answer = answer_of(problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted)
-        return answer.saying(more)
+        return answer.with_details(more)
 
     def _margin(self, best_s: float, even: SearchResult | None) -> dict[str, object] | None:
         """The price of the requested probability of fitting, judged by simulated plans; None if none was requested."""

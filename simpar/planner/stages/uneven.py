@@ -129,7 +129,7 @@ class Uneven(StagesSearch):
         key = skeleton, cut
         if key not in self.trials:
             try:
-                self.trials[key] = self.measured(skeleton.plan(cut)).let_go()
+                self.trials[key] = self.measured(skeleton.plan(cut)).release()
             except TooManyOps:
                 self.trials[key] = None
         return self.trials[key]

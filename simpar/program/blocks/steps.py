@@ -61,7 +61,7 @@ def block_steps(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
     walk = _Walk(view)
     forward = walk.forward("forward", view.times)
-    if view.block.still:
+    if view.block.has_no_backward:
         return BlockSteps(forward)
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = walk.again(recompute, operators=operators)

@@ -200,7 +200,7 @@ class QuotientNetwork:
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
     _offers: dict[tuple[str, bool, bytes], list[Line]] = field(default_factory=dict)
 
-    def apart(self, colours: Ints) -> QuotientNetwork:
+    def with_colours(self, colours: Ints) -> QuotientNetwork:
         """The same network with a quotient in which only ranks of one colour, int64[world], may be alike."""
         quotient = build_quotient(self.cluster, self.kinds, colours)
         return QuotientNetwork(self.cluster, self.kinds, quotient, self.streams_of_kind, self.contention, self.added)

@@ -86,8 +86,8 @@ def _capacities(cluster: Cluster) -> list[Floats]:
 def _where_loads_agree(placed: Sequence[PlacedGroups], symmetry: Symmetry, fabric: RankLinks) -> Symmetry:
     """The symmetry without the digits along which some algorithm loads links differently."""
     every = np.arange(len(symmetry.digits))
-    uneven = [any(orbit_loads(each, symmetry.fixing(every != d), fabric) is None for each in placed) for d in every]
-    return symmetry.fixing(np.array(uneven))
+    uneven = [any(orbit_loads(each, symmetry.fix(every != d), fabric) is None for each in placed) for d in every]
+    return symmetry.fix(np.array(uneven))
 
 
 def _kind_nodes(placed: PlacedGroups, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: RankLinks) -> KindNodes:

@@ -136,7 +136,7 @@ class Symmetry:
             number *= np.where(which[d], cell[value], 1)
         return number
 
-    def fixing(self, digits: Flags) -> Symmetry:
+    def fix(self, digits: Flags) -> Symmetry:
         """The symmetry with all values of some digits kept apart."""
         pairs = zip(self.first, digits, strict=True)
         return replace(self, first=tuple(np.arange(len(first)) if fixed else first for first, fixed in pairs))

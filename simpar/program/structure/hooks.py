@@ -17,7 +17,7 @@ class BlockBytes:
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the backward of
     this block, workspaces during the pass. ``parameters`` are numbers before sharding, by the kind of ranks that hold
     copies of them ("dp", and "edp" for experts); ``frozen`` are those that are not trained, in units of the compute
-    dtype's bytes. A ``still`` block runs nothing backward.
+    dtype's bytes. A block that ``has_no_backward`` runs nothing backward.
     """
 
     layer: int
@@ -28,7 +28,7 @@ class BlockBytes:
     backward_workspace_bytes: float
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     frozen: Mapping[str, float] = field(default_factory=dict, hash=False)
-    still: bool = False
+    has_no_backward: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class OneProcess:
     def _forward(self, template: Template) -> Template:
         sync, dims = self.builder.sync, self.builder.view.tensor
         tokens = float(dims["batch"]) * float(dims["seq"]) * TOKEN_BYTES * sync.width
-        held = self.builder.held_parameters(0)[DENSE] * sync.parameter_bytes
+        held = self.builder.parameters_of_rank(0)[DENSE] * sync.parameter_bytes
         before = (
             self._message("scatter inputs", "scatter", tokens),
             self._message("broadcast parameters", "broadcast", held),

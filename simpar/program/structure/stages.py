@@ -65,7 +65,7 @@ class StageBlock:
 
 def has_no_backward(pieces: Sequence[StageBlock]) -> bool:
     """Whether a stage runs nothing backward and receives no gradients: all its blocks lie before everything trained."""
-    return bool(pieces) and all(piece.block.still for piece in pieces)
+    return bool(pieces) and all(piece.block.has_no_backward for piece in pieces)
 
 
 def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
@@ -262,7 +262,7 @@ class ActionBuilder(ABC):
         if piece.kind not in self._units:
             block = piece.block
             saved, again, ahead, back = map(float, astuple(self._activations(piece)))
-            held = self._moved(block), self._frozen(block), block.still
+            held = self._moved(block), self._frozen(block), block.has_no_backward
             self._units[piece.kind] = BlockBytes(piece.layer, block.name, saved, again, ahead, back, *held)
         # the embedding keeps its negative layer
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
@@ -354,7 +354,7 @@ class ActionBuilder(ABC):
         stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
         return [piece for stage in stages for piece in self.pieces[stage]]
 
-    def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
+    def parameters_of_rank(self, pipeline_rank: int) -> dict[str, float]:
         """Parameters of all virtual stages of a pipeline rank before sharding, by the kind of ranks with copies.
 
         A tied output projection counts for nothing on the rank that holds the embedding.
@@ -412,7 +412,7 @@ class StageBuilder(ActionBuilder):
     def tied(self) -> tuple[str, float]:
         """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
         graph = self.job.graph
-        if not graph.tied_embeddings or graph.embedding.still:
+        if not graph.tied_embeddings or graph.embedding.has_no_backward:
             return DENSE, 0.0
         return DENSE, float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
 

@@ -154,7 +154,7 @@ def backward_template(
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
         before = (computes[index - 2],) if index >= 2 else ()
-        comes = arriving and not unit.still
+        comes = arriving and not unit.has_no_backward
         if comes:
             after = _arrivals(nodes, unit, sync, after=before, index=index)
             changes = (*changes, *_freed(unit, sync))

@@ -71,7 +71,7 @@ def test_expandable_segments_leave_two_percent_of_gaps():
     assert expandable.memory.peak_reserved_bytes < plain.memory.peak_reserved_bytes - GIB
     assert expandable.step_time_s == plain.step_time_s
     allocator = apply_execution_choices(load_stack("fsdp"), Plan(expandable_segments=True)).memory.allocator
-    assert allocator.gaps(alternates=True) == allocator.least_gaps(alternates=True) == 0.02
+    assert allocator.gaps(alternates=True) == allocator.tight_gaps(alternates=True) == 0.02
     assert not apply_execution_choices(load_stack("nemo"), Plan(expandable_segments=False)).memory.allocator.expandable
 
 

@@ -48,7 +48,7 @@ def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypat
         return []
 
     monkeypatch.setattr(uniform, "simulate_runners_up", bound_in_whole)
-    monkeypatch.setattr(baselines.AlternativesSearch, "promising", lambda _, mask: np.zeros_like(mask))
+    monkeypatch.setattr(baselines.AlternativesSearch, "find_promising", lambda _, mask: np.zeros_like(mask))
     model, cluster = simpar.Model("llama-3-8b"), simpar.Cluster("grand-teton-h100")
     found = simpar.search(model, cluster, simpar.Training(seq_len=8192, global_batch=16), stack="torchtitan")
     first, *others = found.details["pareto"]
@@ -155,7 +155,7 @@ def beside_the_winner(problem):
     field = Field.of(problem)
     winner = field.frontier.shortest(np.ones(field.frontier.rows.count, dtype=bool))
     best = field.frontier.simulate(winner)
-    return baselines.AlternativesSearch(field, field.frontier.rows.some([winner])), best
+    return baselines.AlternativesSearch(field, field.frontier.rows.subset([winner])), best
 
 
 @pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.MAX_KEPT_OPS, 0), (0, 2)])

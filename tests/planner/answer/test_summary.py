@@ -14,7 +14,7 @@ def test_why_this_plan_is_one_page(found, tmp_path, capsys):
     assert titles == ["What was asked", "What was chosen", "By how much", "How sure", "What would change it"]
     assert all(section["lines"] for section in summary(found))
     assert all(f"<h2>{title}</h2>" in text for title in titles)
-    named = found.saying({"model": {"name": "<script>alert(1)</script>"}})
+    named = found.with_details({"model": {"name": "<script>alert(1)</script>"}})
     save_summary(named, page)
     assert "<script>" not in page.read_text()
 

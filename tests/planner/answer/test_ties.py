@@ -85,7 +85,7 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     assert list(ties(again)) == [said]
     assert next(certificate(again)).endswith("faster than 1.00 s (a candidate that is not shown)")
     for count, words in ((1, "1 plan that was not"), (12345, "up to 12,345 plans that were not"), (0, "")):
-        more = list(ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
+        more = list(ties(found.with_details({"tie": {**tie, "not_simulated": count}})))[1:]
         assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [True] * bool(
             words
         )
@@ -108,12 +108,12 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     (field,) = fields_of(problem, [1])
     assert field.frontier is not None
     frontier, limit_s = field.frontier, one.details["tie"]["limit_s"]
-    assert 0 < one.details["tie"]["not_simulated"] <= frontier.unseen(limit_s)
-    assert frontier.unseen(np.inf) == frontier.rows.count
+    assert 0 < one.details["tie"]["not_simulated"] <= frontier.count_unseen(limit_s)
+    assert frontier.count_unseen(np.inf) == frontier.rows.count
     frontier.simulate(0)
-    frontier.settle(1)
-    assert frontier.unseen(np.inf) == frontier.rows.count - 2
-    assert frontier.unseen(0.0) == 0
+    frontier.close(1)
+    assert frontier.count_unseen(np.inf) == frontier.rows.count - 2
+    assert frontier.count_unseen(0.0) == 0
 
 
 def test_groups_that_span_domains_are_chosen_last_of_what_loses_as_little(problem: Problem) -> None:

@@ -90,14 +90,14 @@ def bounds_of(rows):
     for level in (STEP, SWEPT):
         for row in range(rows.count):
             while frontier.level[row] < level:
-                frontier.sharpen(row)
+                frontier.raise_bound(row)
         found.append(frontier.bound_s.copy())
     return np.array(found)
 
 
 def alone(rows):
     """The same, every row in a frontier of its own."""
-    return np.concatenate([bounds_of(rows.some([row])) for row in range(rows.count)], axis=1)
+    return np.concatenate([bounds_of(rows.subset([row])) for row in range(rows.count)], axis=1)
 
 
 def test_every_axis_is_looked_at():
@@ -143,7 +143,7 @@ def test_ranks_of_another_order_are_bounded_as_they_are_alone():
     _, kind = factorize(*(column for name, column in every.code.items() if name != "order"))
     pair = np.flatnonzero(kind == 0)
     assert [every.domain["order"][code] for code in every.code["order"][pair]] == list(orders)
-    rows = every.some(pair)
+    rows = every.subset(pair)
     each = alone(rows)
     np.testing.assert_allclose(bounds_of(rows), each, rtol=1e-12)
     assert len(set(each[-1].tolist())) == 2, "a step of one order is longer"

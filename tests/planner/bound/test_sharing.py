@@ -108,9 +108,9 @@ def of_configuration(frontier: Frontier, row: int) -> object:
     """All that a bound reads of the data parallelism of a row."""
     one = frontier.bounds.configurations._make(row)
     held = {DENSE: np.array([1e8]), EXPERTS: np.array([0.0])}
-    numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.rests, one.own)]
+    numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.has_no_backward, one.own)]
     took = {use: int(price.time_ns(1e8)) for use, price in one.prices.items()}
-    late = one.taken_ns(one.sync.late_reductions(held)), one.taken_ns(one.sync.late_gathers(held))
+    late = one.occupied_ns(one.sync.late_reductions(held)), one.occupied_ns(one.sync.late_gathers(held))
     layout = one.sync.job.layout
     policies = {key: replace(policy, accumulates=0.0) for key, policy in one.policies.items()}  # the Program"s alone
     updates = [getattr(layout, each.name) for part in (DecidedNumerics, DecidedOffload) for each in fields(part)]

@@ -275,7 +275,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
         batch = RowBatch(bounds, np.array([row]))
         ((shape, mine),) = bounds.pipelines.by_shape(bounds.pipelines.index[batch.rows])
         charge = RowCharge(batch, shape, mine)
-        linked = float(charge.linked().max()) / NS_PER_S
+        linked = float(charge.link_ns().max()) / NS_PER_S
         exact = measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead
         assert 0 < linked <= exact, plan_of(frontier.rows, row)
         counts = shape.of_rank @ shape.by_stage
@@ -329,6 +329,6 @@ def test_a_group_that_leaves_a_domain_by_few_members_binds(frontier_of):
     exact = measure(problem, plan_of(frontier.rows, 0)).step_time_s
     configuration = frontier.bounds.configurations[0]
     own = configuration.slopes_s("F", boundary=True)
-    crowded = configuration.crowded_s("F", 1, boundary=True)
+    crowded = configuration.most_loaded_s("F", 1, boundary=True)
     assert crowded.max() > 4 * own.max()
     assert 0.9 * exact < min(step, swept) <= max(step, swept) <= exact

@@ -109,7 +109,7 @@ def test_search_finds_the_least_energy(seed, problem_of):
         joules = exact(problem, plan_of(rows, row)).bill.energy_j_per_step
         assert frontier.worth(row) <= joules * (1 + 1e-12)
         while frontier.level[row] < SWEPT and np.isfinite(frontier.bound_s[row]):
-            frontier.sharpen(row)
+            frontier.raise_bound(row)
             assert frontier.worth(row) <= joules * (1 + 1e-12)
         if needed[row] <= problem.memory_limit_bytes:
             least = min(least, joules)

@@ -54,6 +54,6 @@ def test_the_result_is_the_same_whether_the_step_was_kept_or_not(before, name, s
         perturbation=Perturbation(slow_ranks=slow_ranks),
     )
     found = exact.measure(problem, Plan(tp=2, pp=2, zero=1, micro_batch=1), before)
-    kept, again = found.report(), replace(found, _result=None).let_go().report()
+    kept, again = found.report(), replace(found, _result=None).release().report()
     assert kept.setup.engine["name"] == again.setup.engine["name"] == name
     assert kept == again == exact.exact(problem, found.plan, name)

@@ -18,7 +18,7 @@ def test_bounds_only_rise(frontier):
     row = frontier.next()
     seen = [(int(frontier.level[row]), float(frontier.bound_s[row]))]
     while frontier.level[row] < SWEPT:
-        frontier.sharpen(row)
+        frontier.raise_bound(row)
         seen.append((int(frontier.level[row]), float(frontier.bound_s[row])))
     exact = frontier.simulate(row)
     levels, bounds = zip(*seen, strict=True)
@@ -31,10 +31,10 @@ def test_the_lowest_bound_is_next(frontier):
     """Of the rows that may still win; those that cannot beat the best are looked at no more."""
     row = frontier.next()
     assert frontier.worth(row) == frontier.worth(np.arange(frontier.rows.count)).min()
-    frontier.forget(float(np.median(frontier.bound_s)))
+    frontier.prune(float(np.median(frontier.bound_s)))
     left = frontier.nearest(KERNELS, frontier.rows.count)
     assert all(frontier.bound_s[each] < np.median(frontier.bound_s) for each in left)
-    frontier.forget(0.0)
+    frontier.prune(0.0)
     assert frontier.next() is None
 
 
@@ -58,5 +58,5 @@ def test_what_was_simulated_is_looked_at_no_more(frontier):
     assert frontier.simulated == {row: found}
     assert frontier.num_ops == found.num_ops > 0
     frontier.level[row] = EXACT
-    frontier.forget(np.inf)
+    frontier.prune(np.inf)
     assert frontier.next() != row

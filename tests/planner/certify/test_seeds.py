@@ -19,9 +19,9 @@ from simpar.simulation import simulate
 from tests.gate import some
 
 MOMENTS = (
-    (Rows, "join", 1), (Frontier, "of", 1), (Frontier, "sharpen", 4), (frontier_module, "measure", 1),
-    (uniform, "runners_up", 1), (baselines, "refusals", 2), (uniform, "front", 1),
-    (Rows, "join", 12), (Frontier, "sharpen", 1), (frontier_module, "plan_of", 1), (baselines, "refusals", 1),
+    (Rows, "join", 1), (Frontier, "of", 1), (Frontier, "raise_bound", 4), (frontier_module, "measure", 1),
+    (uniform, "simulate_runners_up", 1), (baselines, "refusals", 2), (uniform, "front", 1),
+    (Rows, "join", 12), (Frontier, "raise_bound", 1), (frontier_module, "plan_of", 1), (baselines, "refusals", 1),
     (uniform, "naive_choices", 1),
 )  # fmt: skip
 """Functions of all phases of a search, and the call of them in which the user stops it; every phase comes first."""
@@ -95,7 +95,7 @@ def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         under_way.simulate(frontier, row)
     assert row not in frontier.simulated
-    frontier.forget(float("inf"))
+    frontier.prune(float("inf"))
     assert row in frontier.nearest(STEP, frontier.rows.count)
 
 
@@ -145,7 +145,7 @@ def test_a_plain_plan_keeps_the_constraints(number, problem_of):
     under_way.fields = fields_of(problem, [problem.cluster.nodes])
     first_plan(under_way, problem)
     assert 0 <= under_way.gap() < 1
-    (found, again) = under_way.found
+    (found, again) = under_way.simulated
     assert found.plan == again.plan
     assert (found.plan.micro_batch, found.plan.tensor_parallel.overlap, found.plan.mesh.cp) == (2, False, 1)
     assert under_way.ranked()

@@ -30,7 +30,7 @@ def test_slices_are_where_they_can_be(problem_of):
     fixed = {"schedule": BOTH, "micro_batch": (1, 4), "cp": (1, 2), "recompute": ("none", "optimal")}
     problem = make_problem("llama-3-8b", simpar.Cluster("dgx-h100"), training, constraints=Constraints(fixed=fixed))
     rows = enumerate_space(problem)
-    cut = rows.some(sliced(rows))
+    cut = rows.subset(sliced(rows))
     assert cut.count
     assert set(cut["cp"]) == set(cut["vpp"]) == {1}
     assert (cut["pp"] > 1).all()
@@ -71,7 +71,7 @@ def assert_own_bounds(problem, frontier):
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         by_kernels = float(frontier.bound_s[row])
-        frontier.sharpen(row)
+        frontier.raise_bound(row)
         plan = plan_of(frontier.rows, row)
         exact = measure(problem, plan).step_time_s
         assert overhead < by_kernels <= float(frontier.bound_s[row]) <= exact * (1 + 1e-12), plan

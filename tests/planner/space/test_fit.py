@@ -35,7 +35,7 @@ ASKED = (
     {}, {"offload_optimizer": "cpu"}, {"offload_activations": 0.5}, {"offload_parameters": "cpu"},
     {"reshard_after_forward": (True, False)}, {"grad_dtype": ("bf16", "fp32")}, {"recompute_early": (True, False)},
 )  # fmt: skip
-ALL = tuple(name for name, each in SCHEDULES.items() if not each.sliced)
+ALL = tuple(name for name, each in SCHEDULES.items() if not each.runs_slices)
 GREEDY = tuple(filter(looks_at_costs, ALL))
 
 
@@ -56,7 +56,7 @@ def drawn(seed, models=MODELS):
         return None
     pipelines = np.flatnonzero(rows["pp"] > 1)
     chosen = rng.sample(range(rows.count), 2) + [int(rng.choice(pipelines.tolist())) for _ in range(2)]
-    return rows.some(np.array(chosen))
+    return rows.subset(np.array(chosen))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_rows_need_together_what_they_need_alone(model):
     assert moved <= set(MOVING)
     rows = enumerate_space(problem)
     rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))
-    alone = [needs(rows.some([row])).needed_bytes[0] for row in range(rows.count)]
+    alone = [needs(rows.subset([row])).needed_bytes[0] for row in range(rows.count)]
     assert needs(rows).needed_bytes.tolist() == alone
 
 
@@ -120,10 +120,10 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
     for row in range(rows.count):
         job = job_of(problem, plan_of(rows, row))
         static = stage_static_memory(job.graph, job.layout, job.training, job.stack, 0)
-        assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
+        assert least(rows.subset([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not SCHEDULES[name].half_is])
+@pytest.mark.parametrize("name", [name for name in ALL if not SCHEDULES[name].half_schedule])
 def test_as_much_is_in_flight_at_the_moment(name):
     """Whatever passes last, a forward and a backward of the chunks said run with as many forwards of each in flight."""
     chunks = (1, 2, 3) if SCHEDULES[name].any_chunks else (SCHEDULES[name].chunks,)

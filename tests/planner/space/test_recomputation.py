@@ -86,7 +86,7 @@ def test_bounds_of_undecided_rows_hold(seed, held, problem_of):
         plan = plan_of(rows, row)
         frontier._passes(row)
         assert frontier.level[row] == PASSES
-        squeezed += bool(frontier.squeeze.dropped_bytes[0, :, row].any())
+        squeezed += bool(frontier.recompute_bounds.dropped_bytes[0, :, row].any())
         try:
             exact = measure(problem, plan).step_time_s
         except Infeasible:
@@ -101,7 +101,7 @@ def test_a_choice_is_made_once_for_rows_that_differ_in_overlap(problem_of):
     frontier = fields_of(problem, [problem.cluster.nodes])[0].frontier
     row = int(np.flatnonzero(select_undecided(frontier.rows, np.arange(frontier.rows.count)))[0])
     while select_undecided(frontier.rows, row).any() and frontier.level[row] < STEP:
-        frontier.sharpen(row)
+        frontier.raise_bound(row)
     policy = plan_of(frontier.rows, row).memory.recompute
     assert policy == "none" or policy.startswith("layers:")
     assert decide(frontier.rows, row) in (policy, "none")

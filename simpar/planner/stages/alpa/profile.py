@@ -167,7 +167,7 @@ class Profile:
         step = np.maximum(total[Metric.SYNC] - hidden, 0.0) + total[Metric.UPDATE]
         seconds = total[Metric.PASS] + step / self.num_microbatches
         overhead = [overhead_bytes(option.communicators, self.job.stack, self.cluster) for option in options]
-        gaps = float(1.0 + habits.least_gaps(self.num_microbatches > 1))
+        gaps = float(1.0 + habits.tight_gaps(self.num_microbatches > 1))
         outside = np.array(overhead)[:, None, None] + habits.workspace_bytes
         most = (share * self.limit_bytes - outside - total[Metric.STATIC]) / gaps
         largest = np.triu(np.repeat(every[WORKSPACE][:, None], blocks, axis=1))  # from each block on
