@@ -7,10 +7,10 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.plan.choices import AXES, OPTIONAL_AXES, path_of, to_file_value, value_of
-from simpar.plan.choices.choice import BLOCKS, KERNELS, MEMORY, OPS, REPLICAS, SHAPE, SIZES, TABLE, TRAFFIC
+from simpar.plan.choices.choice import BLOCKS, KERNELS, MEMORY, OPS, REPLICAS, SHAPE, SIZES, TABLE, TRAFFIC, Rules
 from simpar.planner import Constraints, make_problem
-from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES
-from simpar.planner.space.rows import enumerate_space
+from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES, rows_keeping
+from simpar.planner.space.rows import enumerate_space, memory_rows
 
 
 def given_degrees(*degrees: int) -> set[int]:
@@ -50,3 +50,16 @@ def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
     assert path_of("zero") == ("data_parallel", "zero")
     assert to_file_value("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
     assert to_file_value("zero", 3) == {"zero": 3}
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "mixtral-8x7b"])
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan"])
+def test_axes_offer_nothing_that_a_rule_refuses(model: str, stack: str) -> None:
+    """All rows of a space, as columns, keep the rules that layouts are checked by."""
+    problem = make_problem(
+        model, simpar.Cluster("dgx-h100", nodes=2), simpar.Training(seq_len=2048, global_batch=32), stack=stack
+    )
+    rows = memory_rows(problem)
+    names = ("tensor", "context", "experts", "batch", "slices", "data", "offload", "early", "optimizer")
+    assert rows.count > 1000
+    assert rows_keeping(rows, Rules(names, reads=("tp", "pp", "zero", "schedule"))).all()
