@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from simpar.architectures.recompute import FULL, NONE, by_layer
 from simpar.validation.cells import Row, Unmodelled, measurement
-from simpar.validation.chosen import AS_NAMED, ProfileOverrides
 from simpar.validation.predict import Prediction, predict, result_of
+from simpar.validation.profile_overrides import AS_NAMED, ProfileOverrides
 from simpar.validation.rows import MEGATRONS, Case, Measurements, read_measurements
 from simpar.validation.summary import RowOutcome
 from simpar.validation.table import outcomes_of, predict_row

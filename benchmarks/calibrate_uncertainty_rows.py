@@ -34,6 +34,7 @@ from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.devices import load_named_profile
+from simpar.validation.open_settings import choose_open_settings
 from simpar.validation.predict import (
     NO_TUNING,
     ParameterOverrides,
@@ -48,7 +49,6 @@ from simpar.validation.predict import (
 from simpar.validation.rows import Case, Measurements, case, read_measurements
 from simpar.validation.summary import CELL
 from simpar.validation.table import suspect
-from simpar.validation.tuned import choose_open_settings
 from simpar.workers import Workers
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")

@@ -1,9 +1,9 @@
 """What does each piece cost? Kernels, collectives, memory and software stacks."""
 
 OPEN = (
-    "activations", "checkpointing", "collectives.algorithm", "collectives.algorithms", "collectives.choice",
-    "collectives.host", "collectives.lines", "collectives.measured", "collectives.parameters", "collectives.traffic",
-    "context", "graphs", "kernels", "memory.allocator", "memory.bound", "memory.moments", "memory.routed",
-    "memory.static", "memory.widths", "offload", "operators", "optimizers", "power", "sharded",
+    "activations", "collectives.algorithm", "collectives.algorithms", "collectives.choice", "collectives.host",
+    "collectives.lines", "collectives.measured", "collectives.parameters", "collectives.traffic", "context",
+    "kernels", "memory.allocator", "memory.bound", "memory.moments", "memory.routed", "memory.static",
+    "memory.widths", "offload", "operators", "optimizers", "power", "sharded",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

@@ -9,9 +9,9 @@ from simpar.diagnosis.against import Against
 from simpar.diagnosis.answer import Explanation, mean_axes
 from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
-from simpar.diagnosis.heard import print_flight, print_log
 from simpar.diagnosis.measured import AxisUse, MeasuredStep
 from simpar.diagnosis.memory import MemoryBeside, find_fullest_rank
+from simpar.diagnosis.print_logs import print_flight, print_log
 from simpar.diagnosis.traffic import collective_uses
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of

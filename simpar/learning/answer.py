@@ -26,8 +26,8 @@ from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
 from simpar.uncertainty.table import load_error_table
 from simpar.units import Floats
-from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import change_stack, cluster_of, job_of, replace_field, result_of
+from simpar.validation.profile_overrides import ProfileOverrides
 
 UNEXPLAINED = 0.05
 """Remaining errors above this are reported: no learnt parameter explains them."""

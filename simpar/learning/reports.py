@@ -14,7 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
 from simpar.tracing.load import load_model
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import ProfileOverrides
+from simpar.validation.profile_overrides import ProfileOverrides
 from simpar.validation.rows import Case
 
 JOB, REPORT = "job.json", "report.json"

@@ -16,11 +16,11 @@ from simpar.learning.memory import merged_peak, odd_peak
 from simpar.learning.reports import is_report, reported
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled
-from simpar.validation.chosen import ProfileOverrides
+from simpar.validation.open_settings import choose_open_settings
 from simpar.validation.predict import has_rate, peak_flop_per_s, predict_time_s, with_rates
+from simpar.validation.profile_overrides import ProfileOverrides
 from simpar.validation.rows import Case, read_measurements
 from simpar.validation.table import label, read_table, suspect
-from simpar.validation.tuned import choose_open_settings
 
 MOST_LAYOUTS = 60
 """The most layouts to learn from: more add little about a few parameters, and take minutes."""

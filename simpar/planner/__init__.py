@@ -5,9 +5,8 @@ from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.planner.result import Candidate, Counts, SearchResult
 
 OPEN = (
-    "answer.candidates", "answer.summary", "answer.terminal", "api", "certify.exact", "certify.frontier", "problem",
-    "progress", "result", "space.axes", "space.fit", "space.jobs", "space.portable", "space.rows", "space.table",
-    "sweep", "tables",
+    "answer.candidates", "answer.summary", "answer.terminal", "api", "certify.exact", "nearby", "problem",
+    "progress", "result", "space.axes", "space.jobs", "sweep", "tables",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

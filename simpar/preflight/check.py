@@ -13,10 +13,10 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import priced
 from simpar.plan.plan import Plan
+from simpar.planner.nearby import Nearby, nearby
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.flags import Patched, patched
 from simpar.preflight.given import ParsedLaunch
-from simpar.preflight.nearby import Nearby, nearby
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY

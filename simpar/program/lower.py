@@ -9,7 +9,6 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.class_maker import RankClassBuilder, rank_colours
 from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
@@ -20,6 +19,7 @@ from simpar.program.ir.program import Program
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
+from simpar.program.rank_class_builder import RankClassBuilder, rank_colours
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.templates import GATHER, REDUCE
 from simpar.units import Indices, Ints

@@ -53,15 +53,15 @@ class Launch(Strict):
     """How work is issued and what it costs beyond the listed kernels.
 
     ``host_time_per_kernel_s`` to launch a kernel or one of the ``graphs`` captured of a layer (see
-    :mod:`simpar.cost.graphs`; "step" captures all), ``host_time_per_collective_s`` to launch a tensor-parallel
-    collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that sends shapes
-    ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing else runs
-    meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
+    :mod:`simpar.program.blocks.graphs`; "step" captures all), ``host_time_per_collective_s`` to launch a
+    tensor-parallel collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that
+    sends shapes ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing
+    else runs meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's states;
-    ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
-    their gradients, per byte of them; ``shard_copy_s`` to copy the part of one rank in one tensor out of what was
-    gathered, where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when
-    layers are spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of their
+    gradients, per byte of them; ``shard_copy_s`` to copy the part of one rank in one tensor out of what was gathered,
+    where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when layers are
+    spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0

@@ -1,8 +1,8 @@
 """A local page to plan by hand: every change of a layout is simulated and answered at once.
 
 ``state`` is what the page sends, a scenario as data; ``choices`` are the values that a plan may have; ``answers`` are
-the results for a state; ``beside`` and ``jobs`` run slower work in separate processes; ``handed_out`` makes files to
-download; ``server`` serves all of it; ``static/`` is the page.
+the results for a state; ``worker_process`` and ``jobs`` run slower work in separate processes; ``downloads`` makes
+files to download; ``server`` serves all of it; ``static/`` is the page.
 """
 
 OPEN = ("server",)

@@ -23,11 +23,11 @@ from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
 from simpar.ui.answers import AnswerEngine, legal, numbers
-from simpar.ui.beside import WorkerProcess
+from simpar.ui.downloads import as_yaml, export_archive, open_document
 from simpar.ui.guard import Guard, TooLarge, describe_body_limit
-from simpar.ui.handed_out import as_yaml, export_archive, open_document
 from simpar.ui.jobs import HOLDABLE
 from simpar.ui.state import SOURCE, Allowed, ResolvedRequest, apply_change, as_state, ask, read_state, with_job
+from simpar.ui.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from starlette.requests import Request

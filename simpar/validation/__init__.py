@@ -1,4 +1,4 @@
 """Predictions compared with published measurements."""
 
-OPEN = ("cells", "chosen", "collectives", "predict", "rows", "table", "tuned")
+OPEN = ("cells", "profile_overrides", "collectives", "predict", "rows", "table", "open_settings")
 """The modules that other rooms may import; all others are inner."""

@@ -2,7 +2,7 @@
 
 Only the columns of :mod:`simpar.validation.columns` are read, word by word; labels and notes never are. Blank means
 unknown: if a plan needs a value that the row lacks, that is a reason, and never a guess. Only settings over which runs
-are tuned may stay open (:mod:`simpar.validation.tuned`).
+are tuned may stay open (:mod:`simpar.validation.open_settings`).
 """
 
 from collections.abc import Mapping

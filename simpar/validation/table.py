@@ -14,12 +14,12 @@ from simpar.plan.choices.mesh import LABELLED
 from simpar.units import GIB
 from simpar.validation import collectives, kernels
 from simpar.validation.cells import Row, Unmodelled, format_cell, text
-from simpar.validation.chosen import AS_NAMED, ProfileOverrides, resolve_paths
 from simpar.validation.columns import find_unread_columns
+from simpar.validation.open_settings import choose_open_settings
 from simpar.validation.predict import Prediction, has_rate, with_rates
+from simpar.validation.profile_overrides import AS_NAMED, ProfileOverrides, resolve_paths
 from simpar.validation.rows import Case, Measurements, read_measurements
 from simpar.validation.summary import CELL, RowOutcome, summary
-from simpar.validation.tuned import choose_open_settings
 from simpar.workers import Workers
 
 

@@ -13,8 +13,8 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.learning.answer import learn
 from simpar.learning.runs import runs_of
 from simpar.stacks.stack import load_stack
-from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import ParameterOverrides, predict_time_s
+from simpar.validation.profile_overrides import ProfileOverrides
 from simpar.validation.rows import case
 from simpar.validation.table import read_table, validate
 

@@ -17,8 +17,8 @@ from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import load_error_table
 from simpar.units import GIB, MIB
-from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict
+from simpar.validation.profile_overrides import ProfileOverrides
 from simpar.validation.rows import case
 from simpar.validation.table import validate
 from tests.learning.test_answer import FEW, LAYOUTS, OTHERS, ROW

@@ -10,8 +10,8 @@ from simpar.learning.reports import is_report, reported
 from simpar.learning.runs import runs_of
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import ParameterOverrides, predict_time_s
+from simpar.validation.profile_overrides import ProfileOverrides
 
 MODEL = {
     "model_type": "llama", "name": "small", "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,

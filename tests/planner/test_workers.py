@@ -12,10 +12,10 @@ import pytest
 import simpar
 from simpar import workers
 from simpar.errors import UserError
-from simpar.planner.certify import ahead, branch_and_bound, exact
-from simpar.planner.certify.ahead import SpeculativeWorkers, measure_in_worker
+from simpar.planner.certify import branch_and_bound, exact, speculation
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.certify.speculation import SpeculativeWorkers, measure_in_worker
 from simpar.planner.progress import SearchProgress
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
@@ -103,7 +103,7 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
         asked.append(task[1].model_dump_json())
         return measure_in_worker(problems, before, task)
 
-    monkeypatch.setattr(ahead, "measure_in_worker", counted)
+    monkeypatch.setattr(speculation, "measure_in_worker", counted)
     monkeypatch.setattr(Workers, "pool", Here)
     assert answer(problem, workers=Workers(8)) == expected
     assert len(set(asked)) == len(asked) > 0

@@ -10,7 +10,7 @@ import yaml
 
 import simpar
 from simpar.cli import run
-from simpar.preflight import nearby
+from simpar.planner import nearby
 from tests.gate import some
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "llama-3-8b-8-h100.yaml"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simpar.scenario import Scenario
-from simpar.ui.beside import WorkerProcess
+from simpar.ui.worker_process import WorkerProcess
 
 PATIENCE_MS = 15_000  # machines that run tests are shared
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

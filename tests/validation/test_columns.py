@@ -16,7 +16,7 @@ from simpar.validation.table import outcome, read_table, validate
 from tests.validation.test_validate import ROW
 
 ROOM = Path(columns.__file__).parent
-RUNS = ("rows", "models", "devices", "predict", "table", "chosen")
+RUNS = ("rows", "models", "devices", "predict", "table", "profile_overrides")
 
 
 def written(path: Path, row: dict[str, str], separator: str = ",", *, mark: str = "", end: str = "\n") -> Path:

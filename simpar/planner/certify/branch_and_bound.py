@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
-from simpar.planner.certify.ahead import SpeculativeWorkers
 from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.certify.frontier import SWEPT, Frontier
+from simpar.planner.certify.speculation import SpeculativeWorkers
 from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
-from simpar.cost.graphs import launches
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.errors import UserError
 from simpar.plan.placement import States
@@ -16,6 +15,7 @@ from simpar.plan.stages import MEMORY
 from simpar.program.blocks import context
 from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.experts import TokenExchange
+from simpar.program.blocks.graphs import launches
 from simpar.program.blocks.phases import TENSOR, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.job import TrainingJob

@@ -20,7 +20,7 @@ from simpar.program.emission.shared_cores import are_shared
 from simpar.program.structure.templates import MemoryChange, Template, TemplateNode
 
 if TYPE_CHECKING:
-    from simpar.program.class_maker import RankClassBuilder
+    from simpar.program.rank_class_builder import RankClassBuilder
 
 MOST_APART = 128
 """Up to this number, every microbatch is timed, drawn and reported on its own."""

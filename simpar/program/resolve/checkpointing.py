@@ -10,7 +10,6 @@ import numpy as np
 from simpar.architectures.graph import Block
 from simpar.architectures.recompute import FULL, MODULES, OPTIMAL, SIMPLE, by_layer, last_of, of_modules, together
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.cost.memory.moments import short_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
@@ -18,6 +17,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
+from simpar.program.resolve.recompute_choices import LayerRun, RecomputeChoice, choose
 from simpar.program.structure.stages import StageBlock
 from simpar.units import NS_PER_S, Floats, format_bytes
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from simpar.scenario import Scenario
-from simpar.ui.beside import PROCESS_DIED_ERROR, WorkerProcess
+from simpar.ui.worker_process import PROCESS_DIED_ERROR, WorkerProcess
 
 LONG = {
     "model": "llama-3.1-405b",

@@ -6,8 +6,8 @@ import pytest
 
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import AS_NAMED, ProfileOverrides, read_planned_case
 from simpar.validation.predict import predict_time_s
+from simpar.validation.profile_overrides import AS_NAMED, ProfileOverrides, read_planned_case
 from simpar.validation.table import read_table, validate
 
 MADE_FOR = {

@@ -7,9 +7,9 @@ import pytest
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.graph import Block, ModelGraph
 from simpar.architectures.training import Training
-from simpar.cost.graphs import launches, part_names
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
+from simpar.program.blocks.graphs import launches, part_names
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.validation.predict import change_stack

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost import checkpointing
-from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.errors import Infeasible
+from simpar.program.resolve import recompute_choices
+from simpar.program.resolve.recompute_choices import LayerRun, RecomputeChoice, choose
 
 ONE = np.ones((1, 1))
 
@@ -101,7 +101,7 @@ def test_nothing_better_exists(
 def test_what_compiled_code_prints_is_dropped(capfd) -> None:  # type: ignore[no-untyped-def]
     """Also what waits in the buffer of C, while our own words before and behind come through."""
     os.write(1, b"before ")
-    with checkpointing._silent():
+    with recompute_choices._silent():
         os.write(1, b"unbuffered ")
         ctypes.CDLL(None).puts(b"buffered")
     os.write(1, b"behind")

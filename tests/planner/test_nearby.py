@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simpar.plan.plan import Plan
-from simpar.preflight import nearby
+from simpar.planner import nearby
 from tests.preflight.test_check import COMMAND, HARDWARE, checked
 
 PLAN = Plan(tp=2, pp=4, dp=2, micro_batch=1, zero=2, schedule="1f1b", vpp=1, recompute="none", sequence_parallel=True,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.validation.open_settings import choose_open_settings
 from simpar.validation.predict import predict
 from simpar.validation.rows import case
 from simpar.validation.table import outcome
-from simpar.validation.tuned import choose_open_settings
 from tests.benchmarks.normalise import published
 from tests.validation.test_validate import ROW
 

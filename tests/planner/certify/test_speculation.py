@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from simpar.planner.certify import ahead
-from simpar.planner.certify.ahead import SpeculativeWorkers, measure_in_worker
+from simpar.planner.certify import speculation
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import SWEPT
+from simpar.planner.certify.speculation import SpeculativeWorkers, measure_in_worker
 from simpar.planner.space.jobs import plan_of
 from simpar.workers import Workers
 
@@ -45,7 +45,7 @@ def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
     assert [row for _, row in waiting._likely(pool, (0, swept[0]))] == swept[1:]
     waiting.best = float(frontier.worth(swept[-1]))
     assert swept[-1] not in [row for _, row in waiting._likely(pool, (0, swept[0]))]
-    monkeypatch.setattr(ahead, "refusals", lambda *_: ["refused"])
+    monkeypatch.setattr(speculation, "refusals", lambda *_: ["refused"])
     assert list(waiting._likely(pool, (0, swept[0]))) == []
 
 
