@@ -88,7 +88,7 @@ def simulate(
     check_countable(lowered.program)
     name, run = choose_engine(engine, lowered.program)
     # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
-    alone = job.layout.steps_apart
+    alone = job.layout.replicas_are_independent
     jitter = None
     if perturbation.jitter_sigma > 0 and not alone:
         alone_on_links = partial(lower_job, job, cluster, perturbation, contention=False)

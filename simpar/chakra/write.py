@@ -81,7 +81,7 @@ def export_traces(job: TrainingJob, cluster: Cluster, *, lossy: bool = False) ->
 def simulated_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]:
     """(Traces of a step, its duration in ns), simulated with every rank as its own class."""
     world, layout = cluster.world_size, job.layout
-    if layout.steps_apart:
+    if layout.replicas_are_independent:
         raise UserError(
             "plan.sync: replicas that do not step together (servers among them) have no step to trace; allowed: bsp "
             "without servers"

@@ -81,7 +81,7 @@ def _experts(layout: Layout, target: Workload) -> Refusals:
             yield layout.etp > 1, lambda: f"plan.etp = {layout.etp}: {graph.name} has no experts; allowed: 1"
         return
     yield (
-        layout.steps_apart,
+        layout.replicas_are_independent,
         lambda: (
             f"plan.sync = {layout.sync}: experts are shared among replicas, which therefore step together; "
             "allowed: bsp without servers"
@@ -209,7 +209,7 @@ def _schedule(layout: Layout, target: Workload) -> Refusals:
         ),
     )
     yield (
-        has_two_ends and layout.steps_apart,
+        has_two_ends and layout.replicas_are_independent,
         lambda: (
             f"plan.sync = {layout.sync}: {layout.schedule} has two copies of every stage, which reduce "
             "inside the step; allowed: bsp without servers"
@@ -218,7 +218,8 @@ def _schedule(layout: Layout, target: Workload) -> Refusals:
 
 
 def _data(layout: Layout, target: Workload) -> Refusals:
-    kind, zero, hsdp, width, apart = layout.kind, layout.zero, layout.hsdp, layout.width, layout.steps_apart
+    kind, zero, hsdp, width = layout.kind, layout.zero, layout.hsdp, layout.width
+    are_independent = layout.replicas_are_independent
     if kind == "single_process":
         yield from _single_process(layout, target)
     yield (
@@ -230,21 +231,21 @@ def _data(layout: Layout, target: Workload) -> Refusals:
         lambda: f"plan.hsdp = {hsdp}: makes replicas of sharded states; allowed: with zero 1, 2 or 3",
     )
     yield (
-        apart & (layout.replicas == 1),
+        are_independent & (layout.replicas == 1),
         lambda: (
             f"plan.sync = {layout.sync}: one replica of the states has nobody to cooperate with; allowed: zero 0 "
             "with dp > 1, or hsdp > 1"
         ),
     )
     yield (
-        apart & (layout.ep > 1),
+        are_independent & (layout.ep > 1),
         lambda: (
             f"plan.sync = {layout.sync}: ep = {layout.ep} spreads the experts of a step over ranks that would step on "
             "their own; allowed: ep 1"
         ),
     )
     yield (
-        apart and kind == "single_process",
+        are_independent and kind == "single_process",
         lambda: f"plan.sync = {layout.sync}: single_process drives all devices in step; allowed: bsp",
     )
     yield width % hsdp != 0, lambda: f"plan.hsdp = {hsdp}: does not divide dp = {width}; allowed: a divisor of it"
@@ -298,7 +299,7 @@ def offload_refusals(layout: Layout, _: object = None) -> Refusals:
         ),
     )
     yield (
-        layout.offloads and (layout.kind == "single_process" or layout.steps_apart),
+        layout.offloads and (layout.kind == "single_process" or layout.replicas_are_independent),
         lambda: (
             "plan.offload: a single process and replicas that step on their own keep states on the device; allowed: "
             "kind ddp or fsdp with sync bsp"
@@ -360,7 +361,7 @@ def _early(layout: Layout, _: Workload) -> Refusals:
 def _whole_matrices(layout: Layout, _: Workload) -> Refusals:
     """Optimizers with states by the shape of matrices need whole matrices, which parameter servers do not have."""
     yield (
-        OPTIMIZERS[layout.optimizer].by_shape and layout.steps_apart,
+        OPTIMIZERS[layout.optimizer].by_shape and layout.replicas_are_independent,
         lambda: (
             f"plan.optimizer = {layout.optimizer}: its states go by the shape of matrices, which parameter servers "
             f"cut; allowed there: {BY_VALUE}"

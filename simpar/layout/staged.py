@@ -45,7 +45,11 @@ def feature_refusals(layout: Layout) -> Refusals:
         (bool(layout.vpp > 1), f"plan.vpp = {layout.vpp}: a rank runs one chunk", 1),
         (layout.schedule in HALF_SCHEDULES, f"plan.schedule = {layout.schedule}: has every stage twice", "the others"),
         (layout.runs_slices, "plan.slices: stages run whole sequences", "none"),
-        (layout.steps_apart, f"plan.sync = {layout.sync}: stages reduce inside the step", "bsp without servers"),
+        (
+            layout.replicas_are_independent,
+            f"plan.sync = {layout.sync}: stages reduce inside the step",
+            "bsp without servers",
+        ),
         (layout.kind == "single_process", "plan.kind = single_process: supports a single stage", "ddp, fsdp"),
         (
             OPTIMAL in [policy, *(stage.recompute for stage in stages)],

@@ -160,7 +160,7 @@ class ParameterBytes:
     def of(layout: Layout, stack: Stack) -> ParameterBytes:
         """Of layouts as columns."""
         width, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
-        together = not layout.steps_apart and layout.kind != "single_process"
+        together = not layout.replicas_are_independent and layout.kind != "single_process"
         fsdp = layout.kind == "fsdp" and together
         fetches = layout.offload_parameters != "none"
         comes = (zero == 3) & fsdp & ~keeps_parameters(layout)

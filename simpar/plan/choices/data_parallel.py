@@ -107,7 +107,7 @@ class DecidedData:
     servers: int | None = None
 
     @property
-    def steps_apart(self) -> bool:
+    def replicas_are_independent(self) -> bool:
         """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
         return is_independent(self.sync, self.servers)
 

@@ -22,7 +22,7 @@ from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
 from simpar.layout.decider import fill_open_choices
-from simpar.layout.deciders import BY_STACK, DISPATCH, OFFLOAD
+from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD
 from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout, stated_choices
 from simpar.layout.sharding import dims_of
 from simpar.plan.choices import BY_NAME, OPTIONAL_AXES, names_that_decide
@@ -33,7 +33,6 @@ from simpar.plan.choices.pipeline import select_two_ended
 from simpar.plan.offload import leaves_unasked
 from simpar.plan.schedules import HALF_SCHEDULES, producer_of
 from simpar.plan.schedules.actions import Schedule
-from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted
 from simpar.planner.space.table import ROW_BATCH, Rows, factorize
@@ -243,9 +242,9 @@ def _some(template: Layout, columns: dict[str, NDArray[Any]], which: Ints) -> La
 
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
     """Layers of every virtual stage."""
-    count, stages = len(problem.graph.layers), pp * vpp
-    by_cost = problem.stack.launch.pipeline_balance == "cost" and stages > 1
-    return (layers_by_cost(problem.graph, stages) if by_cost else None) or spread_layers(count, stages)
+    choices = {"pp": pp, "vpp": vpp, "stages": None, "layers": None}
+    layout = Layout(**fill_open_choices(choices, BY_MODEL, (problem.graph, problem.stack)))
+    return layout.stage_layers(len(problem.graph.layers))
 
 
 def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:

@@ -179,7 +179,9 @@ def _dense(column: Ints) -> tuple[Ints, int]:
 
 
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
-    "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
+    "dp": lambda rows: (
+        rows.problem.cluster.world_size // MeshSizes(tp=rows["tp"], cp=rows["cp"], pp=rows["pp"]).replica_ranks
+    ),
     "width": lambda rows: MeshSizes(dp=rows["dp"], cp=rows["cp"]).width,
     "expert_tp": lambda rows: _expert_sizes(rows).expert_tensor_parallel,
     "copies": lambda rows: replace(_expert_sizes(rows), dp=rows["dp"], cp=rows["cp"]).expert_copies,

@@ -32,7 +32,7 @@ def with_middle(maker: RankClassBuilder) -> RankClassBuilder:
     """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact."""
     job, count = maker.job, maker.schedule.num_microbatches
     # under jitter every pass has a factor of its own
-    jitters = maker.perturbation.jitter_sigma > 0 and not job.layout.steps_apart
+    jitters = maker.perturbation.jitter_sigma > 0 and not job.layout.replicas_are_independent
     if count <= max(MOST_APART, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
         return maker
     one_process = job.layout.kind == "single_process"

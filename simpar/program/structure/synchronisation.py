@@ -58,7 +58,7 @@ class ReplicaRanks:
     @staticmethod
     def of(kind: str, width: int, layout: Layout) -> ReplicaRanks:
         """Read the scheme from a checked plan."""
-        copies = 1 if layout.steps_apart else int(layout.hsdp)
+        copies = 1 if layout.replicas_are_independent else int(layout.hsdp)
         shards = width // copies if layout.zero else 1
         return ReplicaRanks(kind, width, shards, int(layout.zero) if shards > 1 else 0)
 
@@ -94,7 +94,7 @@ class Synchronisation:
     def of(job: TrainingJob) -> Synchronisation:
         """Read the scheme from a checked plan."""
         layout = job.layout
-        apart_in = int(layout.replicas) if layout.steps_apart else 1
+        apart_in = int(layout.replicas) if layout.replicas_are_independent else 1
         replicas = [ReplicaRanks.of(DENSE, int(layout.width) // apart_in, layout)]
         if job.graph.is_mixture:
             replicas.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
@@ -103,7 +103,7 @@ class Synchronisation:
     @property
     def alone(self) -> bool:
         """Whether replicas step on their own."""
-        return self.job.layout.steps_apart
+        return self.job.layout.replicas_are_independent
 
     @property
     def width(self) -> int:
