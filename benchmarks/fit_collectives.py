@@ -24,7 +24,7 @@ from tables import DATA
 from simpar import files
 from simpar.cost.collectives.lines import RawCost, envelope_s, lines, raw_costs
 from simpar.cost.collectives.parameters import PARAMETERS
-from simpar.cost.collectives.placement import place, regular, representative
+from simpar.cost.collectives.placement import place, regular_shape, representative
 from simpar.units import MIB
 from simpar.validation.collectives import cluster_for
 
@@ -148,7 +148,7 @@ def problems(profile: str, cases: Iterable[Case]) -> list[Problem]:
 def _problem(profile: str, cases: tuple[Case, ...]) -> Problem:
     first = cases[0]
     cluster = cluster_for(profile, first.domains, sharp=first.algorithm == "sharp")
-    placed = representative(regular(first.domains, first.per_domain), cluster)
+    placed = representative(regular_shape(first.domains, first.per_domain), cluster)
     if first.op == "send":
         far = cluster.domain_size if first.domains > 1 else 1
         placed = place(np.array([[0, far]]), cluster)

@@ -26,7 +26,7 @@ from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
-from simpar.learning.fit import Observed, Prior, Slopes, most_probable, slopes_of
+from simpar.learning.fit import Observed, Prior, Slopes, fit_values, slopes_of
 from simpar.learning.parameters import Name, parameter, spread_of
 from simpar.report.certainty import traits_of
 from simpar.uncertainty.own_runs import OwnRuns, after, match_runs
@@ -211,7 +211,7 @@ def _left(prior: Prior, known: Slopes, given: Flags) -> Floats:
     """Errors of all runs after some were learnt from."""
     values = prior.values
     if given.any():
-        values = most_probable(prior, known, np.zeros(len(given)), given)
+        values = fit_values(prior, known, np.zeros(len(given)), given)
     return known.errors - known.slopes @ (values - prior.values)
 
 

@@ -56,7 +56,7 @@ def refuses_unknown_keywords(function: Callable[Parameters, Returned]) -> Callab
     return checked
 
 
-def taken(value: Any, kind: type[Taken], argument: str, ways: Mapping[type, Callable[[Any], Taken]]) -> Taken:
+def coerce(value: Any, kind: type[Taken], argument: str, ways: Mapping[type, Callable[[Any], Taken]]) -> Taken:
     """The ``argument`` of a call as a ``kind``: one already, or made in the way of its type. Raises BadCall."""
     if isinstance(value, kind):
         return value

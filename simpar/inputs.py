@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
-from simpar.calls import refuses_unknown_keywords, taken
+from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.hardware import cluster as clusters
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile
@@ -54,7 +54,7 @@ class Cluster(ABC):  # noqa: B024 - as above
     ) -> clusters.Cluster:
         """The nodes, their devices and the fabric that joins them."""
         load = partial(load_cluster, nodes=nodes)
-        return taken(profile, clusters.Cluster, "profile", {ClusterProfile: load, str: load, Path: load})
+        return coerce(profile, clusters.Cluster, "profile", {ClusterProfile: load, str: load, Path: load})
 
 
 Model.register(ModelGraph)
@@ -67,26 +67,26 @@ def as_model(model: Any, seq_len: int) -> ModelGraph:
     def load(name: str | Path) -> ModelGraph:
         return load_model(str(name), seq_len=seq_len)
 
-    return taken(model, ModelGraph, "model", {str: load, Path: load})
+    return coerce(model, ModelGraph, "model", {str: load, Path: load})
 
 
 def as_cluster(cluster: Any) -> clusters.Cluster:
     """A cluster, or a profile's name or file for the nodes that it has alone. Raises UserError."""
-    return taken(cluster, clusters.Cluster, "cluster", dict.fromkeys((ClusterProfile, str, Path), load_cluster))
+    return coerce(cluster, clusters.Cluster, "cluster", dict.fromkeys((ClusterProfile, str, Path), load_cluster))
 
 
 def as_plan(plan: Any) -> Plan:
     """A plan, a dict of its flat keys and sections, or its file. Raises UserError."""
-    return taken(plan, Plan, "plan", {Mapping: lambda keys: Plan(**keys), str: Plan.load, Path: Plan.load})
+    return coerce(plan, Plan, "plan", {Mapping: lambda keys: Plan(**keys), str: Plan.load, Path: Plan.load})
 
 
 def as_training(training: Any) -> Training:
     """A training, or a dict of its fields. Raises UserError."""
-    return taken(training, Training, "training", {Mapping: lambda fields: Training(**fields)})
+    return coerce(training, Training, "training", {Mapping: lambda fields: Training(**fields)})
 
 
 def as_perturbation(perturbation: Any) -> Perturbation:
     """A perturbation, a dict of its fields, or None for equal ranks. Raises UserError."""
     if perturbation is None:
         return Perturbation()
-    return taken(perturbation, Perturbation, "perturbation", {Mapping: lambda fields: Perturbation(**fields)})
+    return coerce(perturbation, Perturbation, "perturbation", {Mapping: lambda fields: Perturbation(**fields)})

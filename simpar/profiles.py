@@ -75,7 +75,7 @@ def _load(name: str | Path, kind: str, what: str, heirs: tuple[str, ...]) -> tup
     return _inherited(document, path.parent, (kind, what), (*heirs, here), own_device=own_device), path
 
 
-def resolved(document: Document, folder: Path, kind: str, what: str) -> Document:
+def resolve_profile(document: Document, folder: Path, kind: str, what: str) -> Document:
     """The data of a profile in ``folder``, with all fields that it takes from the profile that it is like."""
     return _inherited(document, folder, (kind, what), ())
 

@@ -57,10 +57,10 @@ class ClusterChoice(Strict):
 
     def build(self, degraded: Mapping[str, float]) -> Cluster:
         """The cluster with its switches, its price and its ``degraded`` links (link: share left). Raises UserError."""
-        from simpar.hardware.price import priced
+        from simpar.hardware.price import set_price
 
         cluster = self.load().reducing(nvls=self.nvls, sharp=self.sharp)
-        return priced(cluster, self.price_per_device_hour).with_degraded(degraded)
+        return set_price(cluster, self.price_per_device_hour).with_degraded(degraded)
 
 
 class Jitter(Strict):
@@ -219,7 +219,7 @@ def _check_model(name: str) -> None:
     from simpar.architectures import catalogue
 
     if not catalogue.is_file(name) and not is_code(name):
-        catalogue.named(name)
+        catalogue.load_shipped(name)
 
 
 def _check_hardware(name: str, by: str = "") -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from simpar.architectures.documents import with_documents
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import MOST_TOKENS, Training
-from simpar.architectures.tuning import TUNED, tuned
+from simpar.architectures.tuning import TUNED, add_adapters
 from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine, choose_engine_here
@@ -224,7 +224,7 @@ def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
         )
     if graph.facts.get(TUNED):
         return graph
-    return tuned(
+    return add_adapters(
         graph,
         rank=tuning.lora_rank,
         targets=tuning.lora_targets,

@@ -16,7 +16,7 @@ from simpar.chakra.write import export_traces
 from simpar.errors import UserError
 from simpar.files import choose, read_text, write_atomic
 from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_target, read
-from simpar.frameworks.nearest import ExportJob, Near, nearest, saving
+from simpar.frameworks.nearest import ExportJob, Near, find_nearest, find_saving
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.source import ExportSource, SourceFlags, load_source
 from simpar.frameworks.target import Imported
@@ -205,7 +205,7 @@ class ExportPredictor:
         if no change helps.
         """
         job = ExportJob(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
-        plans = nearest(self.source.plan, job)
+        plans = find_nearest(self.source.plan, job)
         if not plans:
             return None
         if self.source.cluster is None:
@@ -213,7 +213,7 @@ class ExportPredictor:
             return self._make_near_plan(plans[0].plan, said, "", is_sure=True)
         first = timed = self._predict_all(plans)
         sure = self._keep_sure(timed)
-        for more in saving(plans, job):
+        for more in find_saving(plans, job):
             if not sure:
                 timed = self._predict_all(more)
                 sure = self._keep_sure(timed)

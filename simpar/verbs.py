@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simpar.architectures.training import Training
-from simpar.calls import refuses_unknown_keywords, taken
+from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.errors import BadCall, UserError
 from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
-from simpar.operate.whole_run import operated_run
+from simpar.operate.whole_run import add_operation
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.given import given_words
 from simpar.report.compare import Comparison, differences
@@ -57,13 +57,13 @@ def load_result(result: Result | str | Path, tokens: str | None = None) -> Resul
     """
     if isinstance(result, Result):
         return _of_tokens(result, tokens)
-    name = taken(result, str, "result", {Path: str})
+    name = coerce(result, str, "result", {Path: str})
     path = find_scenario(name)
     if path.suffix == ".json" and RESULT.key in (data := read_object(path)):
         return _of_tokens(Result.from_dict(data, source=str(path)), tokens)
     loaded = load_scenario(name, {"training.tokens": tokens} if tokens else {})
     inputs = loaded.inputs()
-    return operated_run(simulate(**inputs), inputs, loaded.operation)
+    return add_operation(simulate(**inputs), inputs, loaded.operation)
 
 
 def _of_tokens(result: Result, tokens: str | None) -> Result:
@@ -170,7 +170,7 @@ def check(
     >>> checked.is_sure, checked.best is not None
     (True, True)
     """
-    words = [str(launch)] if isinstance(launch, str | Path) else taken(launch, list, "launch", {Sequence: list})
+    words = [str(launch)] if isinstance(launch, str | Path) else coerce(launch, list, "launch", {Sequence: list})
     run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
     facts = CheckFlags(hardware, nodes, model, seq_len, global_batch, stack, fits_with, run)
     return check_launch(given_words(words, framework), facts)

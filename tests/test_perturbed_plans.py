@@ -8,7 +8,7 @@ from simpar import cli, simulate
 from simpar.frameworks.source import SourceFlags, load_source
 from simpar.plan.plan import Plan
 from simpar.planner.result import SearchResult
-from simpar.runtime.request import load_request, make_ready, simulated
+from simpar.runtime.request import load_request, make_ready, simulate_job
 from simpar.scenario import load_scenario
 from simpar.translate import ExportPredictor
 
@@ -66,4 +66,4 @@ def test_an_export_foretells_it_there(folder, best, name):
 def test_a_run_is_predicted_there(folder, best, name):
     """Measured values stand beside a prediction for the ranks and links that were named."""
     ready = make_ready(load_request(str(folder / name), {}, []), None, 1, {"steps": 1, "folder": str(folder)})
-    assert simulated(ready).step_time_s == best.step_time_s
+    assert simulate_job(ready).step_time_s == best.step_time_s

@@ -7,7 +7,7 @@ from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.hardware.reliability import load_reliability
-from simpar.hardware.shown import annotated
+from simpar.hardware.shown import annotate_profile
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, load_profile, yaml_text
 from simpar.stacks.stack import load_stack
 from simpar.units import GIB
@@ -142,7 +142,7 @@ def test_stacks_and_learnt_profiles_can_be_built_on(tmp_path):
 def test_what_is_shown_is_what_is_read(tmp_path):
     """The resolved profile, written out, is the same profile; it says what comes from where."""
     path = profile(tmp_path, "ours", like="dgx-h100", host={"memory_bytes": "1 TiB"})
-    text = annotated(load_profile(path, "clusters", "hardware")[0], "clusters")
+    text = annotate_profile(load_profile(path, "clusters", "hardware")[0], "clusters")
     assert "  memory_bytes: 1 TiB\n" in text
     assert "  latency: 2 us # like hgx-h100\n" in text
     (tmp_path / "whole.yaml").write_text(text)

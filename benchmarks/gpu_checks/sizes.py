@@ -120,7 +120,7 @@ def measure(here: Here) -> None:
 def _alone(here: Here) -> Any:
     """The device of this process as the only rank of a job."""
     from simpar.runtime.job import Machine
-    from simpar.runtime.worker import joined
+    from simpar.runtime.worker import join_process_group
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -129,7 +129,7 @@ def _alone(here: Here) -> Any:
         RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )  # fmt: skip
-    return joined(Machine.model_validate({"device": here.device}), here.folder)
+    return join_process_group(Machine.model_validate({"device": here.device}), here.folder)
 
 
 def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
+from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, of_modules, policy_of_every
 from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
@@ -172,10 +172,10 @@ def _recompute(row: Row) -> str:
     if not words or words.startswith("none") or words in OFF:
         return "none"
     if re.search(r"every other|every n-th", words):
-        return every(2)
+        return policy_of_every(2)
     share = re.search(r"(\d+) of (\d+)\b", words)
     if share and words.startswith("full"):
-        return every(max(round(int(share.group(2)) / int(share.group(1))), 1))
+        return policy_of_every(max(round(int(share.group(2)) / int(share.group(1))), 1))
     if words == "minimal":  # products with weights are kept, MaxText's remat_policy
         return of_modules(["core_attn", "layernorm"])
     if some := re.fullmatch(r"full recompute of (\d+) layers(?: \(per virtual stage\))?", words):

@@ -51,7 +51,7 @@ def _some_configs(wanted: Callable[[str, str], bool]) -> Iterator[tuple[str, dic
             yield from _configs(f"{shared}{_MODELS}{own}").items()
 
 
-def shipped(name: str) -> dict[str, Any] | None:
+def find_shipped(name: str) -> dict[str, Any] | None:
     """The config of a shipped model; None where no model has this name."""
     start = re.compile(rf"^ +{re.escape(name)}:")
     return next((config for _, config in _some_configs(lambda _, own: bool(start.match(own)))), None)
@@ -76,7 +76,7 @@ def _numbers(config: Mapping[str, Any]) -> set[int]:
 
 def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     """The config of a shipped name or a file, or a config itself; empty where there is none. Raises UserError."""
-    config: Any = model if isinstance(model, Mapping) else shipped(model)
+    config: Any = model if isinstance(model, Mapping) else find_shipped(model)
     if config is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
         config = files.load(Path(model)).data
     return {key: value for key, value in (config or {}).items() if key not in ("source", "name")}
@@ -87,9 +87,9 @@ def is_file(name: str) -> bool:
     return name.endswith((".json", ".yaml")) or "/" in name
 
 
-def named(name: str) -> dict[str, Any]:
+def load_shipped(name: str) -> dict[str, Any]:
     """The config of a shipped model. Raises UserError, with the nearest name, for an unknown one."""
-    if (config := shipped(name)) is not None:
+    if (config := find_shipped(name)) is not None:
         return config
     known = catalogue()
     return known[files.choose(name, known, "model", remedy="simpar list models prints all")]
@@ -97,7 +97,7 @@ def named(name: str) -> dict[str, Any]:
 
 def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
-    return read(files.load(Path(name)).data if is_file(name) else named(name), name)
+    return read(files.load(Path(name)).data if is_file(name) else load_shipped(name), name)
 
 
 def list_models() -> dict[str, str]:

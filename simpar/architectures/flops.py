@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
-from simpar.architectures.recompute import by_share, counted, is_full, operators
+from simpar.architectures.recompute import by_share, count_modes, is_full, operators
 
 SCAN_FLOP = 7.0
 """FLOP of a recurrence per token and element of state, whatever a chunked scan computes: Megatron-Core's convention
@@ -106,7 +106,7 @@ def hardware_flop_per_token(graph: ModelGraph, seq_len: int, recompute: str, con
     share of the layers.
     """
     if by_share(recompute):
-        every = counted(recompute, len(graph.layers))
+        every = count_modes(recompute, len(graph.layers))
         kinds = {"full" if is_full(mode) else mode for mode in every}
         each = {kind: hardware_flop_per_token(graph, seq_len, kind, convention) for kind in kinds}
         total = sum(count * each["full" if is_full(mode) else mode] for mode, count in every.items())

@@ -62,7 +62,7 @@ def _kept(block: Block, *, everything: bool) -> Block:
     return replace(block, operators=operators)
 
 
-def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, distinct: int) -> ModelGraph:
+def add_prediction(graph: ModelGraph, shape: Shape, style: Style, passes: int, distinct: int) -> ModelGraph:
     """The graph with ``passes`` more layers that each predict a further token, ``distinct`` with weights of their own.
 
     The other ones share weights with a layer before them [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared]. All

@@ -29,7 +29,7 @@ Windows = tuple[int | None, ...]
 """A sliding window for each layer, or None for a layer that sees everything; empty: no layer has one."""
 
 
-def unbuilt(graph: ModelGraph, *what: str) -> ModelGraph:
+def mark_unbuilt(graph: ModelGraph, *what: str) -> ModelGraph:
     """The graph with more ``unbuilt`` parts, which are simulated, but not computed by the runtime."""
     return replace(graph, details=replace(graph.details, unbuilt=(*graph.details.unbuilt, *what)))
 
@@ -118,7 +118,7 @@ def windows_of(config: Config, layers: int, *, default: bool) -> Windows:
     return (size,) * layers
 
 
-def alternating(config: Config, layers: int, *, period: int) -> Windows:
+def alternate_windows(config: Config, layers: int, *, period: int) -> Windows:
     """Windows by layer: none in every ``period``-th layer, which sees all keys. Raises UserError."""
     listed = windows_of(config, layers, default=True)
     if isinstance(config.data.get("layer_types"), list):

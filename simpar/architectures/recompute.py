@@ -68,7 +68,7 @@ def modes(policy: str) -> tuple[str, ...]:
     return (*dict.fromkeys(_by_layer(policy)),) if policy.startswith(_BY_LAYER) else (policy,)
 
 
-def every(count: int | str) -> str:
+def policy_of_every(count: int | str) -> str:
     """The policy that recomputes one of ``count`` layers in full."""
     return f"{_EVERY}{count}"
 
@@ -115,7 +115,7 @@ def is_full(mode: str) -> bool:
     return mode == FULL or mode.startswith(f"{FULL}:")
 
 
-def together(layers: int) -> str:
+def joint_mode(layers: int) -> str:
     """The mode for :func:`by_layer` that recomputes ``layers`` layers together from the input of the first."""
     return f"{FULL}:{layers}" if layers > 1 else FULL
 
@@ -131,7 +131,7 @@ def segment(mode: str) -> tuple[int, int]:
     return (int(at), int(size)) if size else (0, 1)
 
 
-def counted(policy: str, num_layers: int) -> Mapping[str, int]:
+def count_modes(policy: str, num_layers: int) -> Mapping[str, int]:
     """The number of layers with each mode."""
     return Counter(of_layer(policy, layer) for layer in range(num_layers))
 

@@ -99,7 +99,7 @@ def kinds_of(config: Config, count: int) -> tuple[str, ...]:
     return kinds
 
 
-def missing(config: Config, *, normed: bool = False) -> list[str]:
+def list_missing(config: Config, *, normed: bool = False) -> list[str]:
     """Parts of a config's mixers that runs cannot compute; ``normed``: a norm is there, perhaps before the gate."""
     parts = [] if config.flag("mamba_conv_bias", default=True) else [BARE_CONVOLUTION]
     ones = (None, 1, [1, 1], [1, 1, 1, 1, 1])

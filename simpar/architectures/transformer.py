@@ -67,7 +67,7 @@ class LayerVariant:
         return "_".join(words)
 
 
-def windowed(windows: tuple[int | None, ...]) -> tuple[LayerVariant, ...]:
+def layers_with_windows(windows: tuple[int | None, ...]) -> tuple[LayerVariant, ...]:
     """Layers that differ in their windows only."""
     return tuple(LayerVariant(window) for window in windows)
 

@@ -31,7 +31,7 @@ LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj"
 """The products of latent attention that correspond to a projection; each has one adapter."""
 
 
-def tuned(
+def add_adapters(
     graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, frozen_dtype: str
 ) -> ModelGraph:
     """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.

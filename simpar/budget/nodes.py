@@ -14,7 +14,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.operation import Operation
-from simpar.operate.whole_run import operated_run
+from simpar.operate.whole_run import add_operation
 from simpar.plan.plan import Plan
 from simpar.planner.api import find_space
 from simpar.planner.certify.exact import exact
@@ -134,7 +134,7 @@ def _row(problem: Problem, values: SearchResult, how: Search) -> Row:
     plan = values.shortest.plan
     inputs = {"model": problem.graph, "cluster": problem.cluster}
     result = exact(problem, plan)
-    result = operated_run(result, inputs, how.operation, seed=how.seed)
+    result = add_operation(result, inputs, how.operation, seed=how.seed)
     known = result.certainty
     return Row(
         nodes=problem.cluster.nodes,

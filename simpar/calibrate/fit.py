@@ -154,14 +154,14 @@ def solve(
         f_scale=0.1,
         diff_step=None if differences is None else np.full(len(names), differences),
     )
-    return {name: rounded(value) for name, value in _named(names, solution.x).items()}
+    return {name: round_value(value) for name, value in _named(names, solution.x).items()}
 
 
 def _named(names: Sequence[str], values: Floats) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
-def rounded(value: float) -> float:
+def round_value(value: float) -> float:
     """A value rounded to four significant digits, so that the profile has exactly what was fitted."""
     return float(f"{value:.4g}")
 
@@ -194,7 +194,7 @@ def _with_whole_peak(machine: FittedMachine) -> FittedMachine:
     beyond = machine.device.kernels["gemm_efficiency"]
     if beyond <= 1:
         return machine
-    peaks = {dtype: rounded(peak * beyond) for dtype, peak in machine.device.peak_flop_per_s.items()}
+    peaks = {dtype: round_value(peak * beyond) for dtype, peak in machine.device.peak_flop_per_s.items()}
     device = machine.device.model_copy(update={"peak_flop_per_s": peaks})
     return replace(machine, device=device).with_kernels({"gemm_efficiency": 1.0})
 
@@ -237,7 +237,7 @@ def passes(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, lis
             one_s = _direction(unit[at][name], way) - latency_s
             ratios.setdefault((kind, way), []).append(max(each.seconds - latency_s, 0.01 * one_s) / one_s)
             counted += [each] * (kind != "add" or way == "forward")
-    middle = {key: rounded(np.median(values)) for key, values in ratios.items()}
+    middle = {key: round_value(np.median(values)) for key, values in ratios.items()}
     kinds = sorted({kind for kind, _ in middle})
     # autograd passes the gradient of a sum on unchanged; where a stream branches, it adds two gradients
     ways = {kind: (middle[kind, "forward"], middle[kind, "forward" if kind == "add" else "backward"]) for kind in kinds}
@@ -258,7 +258,7 @@ def updates(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, li
 
     least = np.finfo(float).tiny
     beyond = np.array([each.seconds for each in measured]) - seconds(least)
-    ratio = rounded(float(np.median(np.maximum(beyond, US) / (seconds(1.0) - seconds(least)))))
+    ratio = round_value(float(np.median(np.maximum(beyond, US) / (seconds(1.0) - seconds(least)))))
     machine = _with_launch(machine, optimizer_passes=ratio)
     return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in measured])]
 
@@ -273,7 +273,7 @@ def gradients(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, 
         return np.array([len(SUMS) * float(sum_s(size, each.shape[0], kernels)) for each in measured])
 
     beyond = np.array([each.seconds for each in measured]) - seconds(0.0)
-    size = rounded(float(np.median(np.maximum(beyond, 0.0) / (seconds(1.0) - seconds(0.0)))))
+    size = round_value(float(np.median(np.maximum(beyond, 0.0) / (seconds(1.0) - seconds(0.0)))))
     numerics = machine.stack.numerics.model_copy(update={"sum_bytes": size})
     machine = replace(machine, stack=machine.stack.model_copy(update={"numerics": numerics}))
     return machine, [Quality.of("sums of gradients", seconds(size), [each.seconds for each in measured])]
@@ -345,7 +345,7 @@ def _slowed(
         design = np.stack([kernels / measured, 1 / measured], axis=1)
         slope, constant = np.linalg.lstsq(design, 1 - rest / measured, rcond=None)[0]
         factor, once_s = (float(slope), float(constant)) if constant > 0 and slope > 0 else (factor, 0.0)
-    return _with_launch(machine, kernel_overhead=rounded(factor), step_overhead_s=rounded(once_s))
+    return _with_launch(machine, kernel_overhead=round_value(factor), step_overhead_s=round_value(once_s))
 
 
 def capacity(samples: Samples) -> tuple[float, list[Quality]]:
@@ -356,7 +356,7 @@ def capacity(samples: Samples) -> tuple[float, list[Quality]]:
     beside = np.array([each.beside for each in shared], dtype=float)
     tried = np.linspace(1.0, beside.max(), 1 + 100 * int(beside.max()))
     errors = [np.sum((np.log(np.maximum(beside / each, 1.0)) - np.log(slowdown)) ** 2) for each in tried]
-    best = rounded(tried[int(np.argmin(errors))])
+    best = round_value(tried[int(np.argmin(errors))])
     return best, [Quality.of("steps beside each other", np.maximum(beside / best, 1.0), slowdown)]
 
 
@@ -405,9 +405,9 @@ def wrappers(samples: Samples, machine: FittedMachine, cluster: Cluster) -> Fitt
     per_byte = machine.kernels().bandwidth / size
     return _with_launch(
         machine,
-        gather_passes=rounded(max(around_gather, 0.0) * per_byte),
-        reduce_passes=rounded(max(around_reduce, 0.0) * per_byte),
-        dispatch_s=rounded(max(dispatch, 0.0)) if machine.device.kind == "cpu" else 0.0,
+        gather_passes=round_value(max(around_gather, 0.0) * per_byte),
+        reduce_passes=round_value(max(around_reduce, 0.0) * per_byte),
+        dispatch_s=round_value(max(dispatch, 0.0)) if machine.device.kind == "cpu" else 0.0,
     )
 
 
@@ -422,7 +422,7 @@ def bandwidth(samples: Samples) -> tuple[float, float, float]:
     return best, float(np.median(longer)) / best, latency_s
 
 
-def gathered(ranks: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
+def gather_samples(ranks: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
     """Samples of all ranks: kernels from rank 0; for groups, the slowest rank's time and the mean load."""
     by_rank = [[Sample.model_validate(each) for each in rank["samples"]] for rank in ranks]
     alone = [each for each in by_rank[0] if each.kind not in _TOGETHER and each.beside == 1]

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from simpar.calibrate.fit import Samples, gathered
+from simpar.calibrate.fit import Samples, gather_samples
 from simpar.calibrate.profile import KnownFacts, Profiles, build
 from simpar.calibrate.request import CalibrationRequest, quick, standard
 from simpar.errors import UserError
@@ -24,7 +24,7 @@ def calibrate(request: CalibrationRequest, known: KnownFacts) -> Profiles:
     ranks = start(workers, request.ranks)
     device = {key: value for key, value in ranks[0].items() if key in ("memory_bytes", "num_sms", "l2_bytes")}
     return build(
-        Samples(request, gathered(ranks)), KnownFacts(known.name, known.description, known.memory_bytes, device)
+        Samples(request, gather_samples(ranks)), KnownFacts(known.name, known.description, known.memory_bytes, device)
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calibrate import fit
-from simpar.calibrate.fit import FittedMachine, Quality, Samples, rounded
+from simpar.calibrate.fit import FittedMachine, Quality, Samples, round_value
 from simpar.files import write_atomic
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
@@ -83,13 +83,13 @@ def _device(samples: Samples, known: KnownFacts) -> Device:
     return Device(
         name=known.name,
         kind="cpu" if is_cpu else "gpu",
-        peak_flop_per_s={samples.request.dtype: rounded(max(rates))},
+        peak_flop_per_s={samples.request.dtype: round_value(max(rates))},
         memory_bytes=known.device.get("memory_bytes", known.memory_bytes / samples.request.ranks),
-        memory_bandwidth=rounded(best),
+        memory_bandwidth=round_value(best),
         num_sms=known.device.get("num_sms", 1),
         l2_bytes=known.device.get("l2_bytes", 0.0),
         kernels={
-            **whole, "memory_efficiency": rounded(share), "kernel_latency_us": rounded(latency_s / US),
+            **whole, "memory_efficiency": round_value(share), "kernel_latency_us": round_value(latency_s / US),
             "gemm_wgrad_loss": 0.0,
         },
         sources=(known.description,),
@@ -103,7 +103,9 @@ def _stack(samples: Samples, known: KnownFacts) -> Stack:
     is_cpu = samples.request.machine.device == "cpu"
     # operators are timed without gradient sums; on a CPU these are part of the factor on whole steps
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
-    launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)})
+    launch = stack.launch.model_copy(
+        update={"host_time_per_kernel_s": 0.0 if is_cpu else round_value(issue[0].seconds)}
+    )
     update: dict[str, Any] = {"name": known.name, "launch": launch, "numerics": numerics}
     update["sources"] = (known.description,)
     if is_cpu:
@@ -123,7 +125,7 @@ def _cluster(samples: Samples, known: KnownFacts, device: Device) -> ClusterProf
         name=known.name,
         device=device,
         devices_per_node=samples.request.ranks,
-        scale_up=ScaleUp(kind="shared_memory" if is_cpu else "nvswitch", bandwidth=rounded(2 * best), latency=US),
+        scale_up=ScaleUp(kind="shared_memory" if is_cpu else "nvswitch", bandwidth=round_value(2 * best), latency=US),
         host=Host(
             memory_bytes=known.memory_bytes,
             memory_bandwidth=device.memory_bandwidth,
@@ -137,7 +139,7 @@ def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]
     """The cores that ranks share, and how much of them collectives take."""
     most, quality = fit.capacity(samples)
     large = [each for each in samples.of("collective") if each.shape[1] >= MIB]
-    load = rounded(sum(each.load for each in large) / len(large)) if large else 0.0
+    load = round_value(sum(each.load for each in large) / len(large)) if large else 0.0
     host = cluster.profile.host.model_copy(update={"compute_capacity": most, "collective_load": load})
     return replace(cluster, profile=cluster.profile.model_copy(update={"host": host})), quality
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calibrate.request import CalibrationRequest
-from simpar.runtime.worker import die_with_parent, joined, leave, serve
+from simpar.runtime.worker import die_with_parent, join_process_group, leave, serve
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # newer names of collectives, which older torch lacks
     torch.set_num_threads(request.machine.threads)
-    with joined(request.machine, Path(request.folder)) as device:
+    with join_process_group(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
         everyone = Members(dist.group.WORLD, request.ranks)
         samples = list(kernels(request, watch)) if rank == 0 else []

@@ -91,7 +91,7 @@ def system_text(cluster: Cluster, num_dimensions: int) -> str:
     return json.dumps(system, indent=2) + "\n"
 
 
-def unsaid(cluster: Cluster) -> Iterator[str]:
+def list_unexpressed(cluster: Cluster) -> Iterator[str]:
     """Properties of the fabric that the profile states and the files cannot express, in words."""
     if cluster.is_mixed:
         yield "no network.yml: nodes of several kinds have no place in one"

@@ -13,15 +13,15 @@ from simpar.chakra.wire import (
     Value,
     WireError,
     chunk,
-    delimited,
+    encode_present,
     fields,
     integer,
-    packed,
-    said_integer,
-    signed,
+    join_messages,
+    pack_integers,
     split,
     text,
-    unpacked,
+    to_signed,
+    unpack_integers,
 )
 from simpar.errors import UserError
 
@@ -67,7 +67,7 @@ class TraceNode:
             integer(1, self.id),
             text(2, self.name),
             integer(3, self.kind),
-            packed(5, self.after),
+            pack_integers(5, self.after),
             integer(6, self.start_us),
             integer(7, self.duration_us),
         ]
@@ -90,7 +90,7 @@ class ChakraTrace:
 
     def encode(self) -> bytes:
         """The file."""
-        return delimited([text(1, VERSION), *(node.encode() for node in self.nodes)])
+        return join_messages([text(1, VERSION), *(node.encode() for node in self.nodes)])
 
 
 def decode(data: bytes, source: str) -> ChakraTrace:
@@ -109,11 +109,11 @@ def decode(data: bytes, source: str) -> ChakraTrace:
 
 def _attribute(name: str, value: Attribute) -> bytes:
     if isinstance(value, bool):
-        said = said_integer(_BOOL, int(value))
+        said = encode_present(_BOOL, int(value))
     elif isinstance(value, str):
         said = chunk(_STRING, value.encode())
     else:
-        said = said_integer(_WIDTHS.get(name, _INT64), value)
+        said = encode_present(_WIDTHS.get(name, _INT64), value)
     return text(1, name) + said
 
 
@@ -125,7 +125,7 @@ def _read_attribute(data: bytes) -> tuple[str, Attribute | None]:
         if number == 1:
             name = _text(result)
         elif number in _INTEGERS and isinstance(result, int):
-            value = signed(result) if number in (_INT32, _INT64) else result
+            value = to_signed(result) if number in (_INT32, _INT64) else result
         elif number == _BOOL:
             value = bool(result)
         elif number == _STRING:
@@ -155,7 +155,7 @@ def _node(data: bytes) -> TraceNode:
         elif number == 2:
             name = _text(value)
         elif number in (4, 5):
-            after += unpacked(value)
+            after += unpack_integers(value)
         elif number == 10 and not isinstance(value, int):
             key, said = _read_attribute(value)
             if said is not None:

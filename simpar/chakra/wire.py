@@ -44,17 +44,17 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise WireError("a number is longer than 64 bits")
 
 
-def signed(value: int) -> int:
+def to_signed(value: int) -> int:
     """64 bits of two's complement as a number."""
     return value - (1 << _BITS) if value >> _BITS - 1 else value
 
 
 def integer(field: int, value: int) -> bytes:
     """A field with a whole number, a flag or an enumeration value; no bytes for 0, as in proto3."""
-    return said_integer(field, value) if value else b""
+    return encode_present(field, value) if value else b""
 
 
-def said_integer(field: int, value: int) -> bytes:
+def encode_present(field: int, value: int) -> bytes:
     """A field with a whole number that is written even where it is 0 (a oneof)."""
     return varint(field << 3 | VARINT) + varint(value)
 
@@ -69,13 +69,13 @@ def text(field: int, value: str) -> bytes:
     return chunk(field, value.encode()) if value else b""
 
 
-def packed(field: int, values: Iterable[int]) -> bytes:
+def pack_integers(field: int, values: Iterable[int]) -> bytes:
     """A field with several whole numbers; no bytes without any."""
     joined = b"".join(map(varint, values))
     return chunk(field, joined) if joined else b""
 
 
-def unpacked(value: Value) -> list[int]:
+def unpack_integers(value: Value) -> list[int]:
     """The numbers of a field that has a single one or a chunk of many. Raises WireError."""
     if isinstance(value, int):
         return [value]
@@ -111,13 +111,13 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
         at += length
 
 
-def delimited(messages: Iterable[bytes]) -> bytes:
+def join_messages(messages: Iterable[bytes]) -> bytes:
     """The bytes of several messages, each preceded by its length."""
     return b"".join(varint(len(each)) + each for each in messages)
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """The messages in the bytes of a file as written by :func:`delimited`. Raises WireError."""
+    """The messages in the bytes of a file as written by :func:`join_messages`. Raises WireError."""
     at = 0
     while at < len(data):
         length, at = read_varint(data, at)

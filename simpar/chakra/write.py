@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import simpar
-from simpar.chakra.fabric import dimensions, network_text, system_text, unsaid
+from simpar.chakra.fabric import dimensions, list_unexpressed, network_text, system_text
 from simpar.chakra.messages import trace_files
 from simpar.chakra.step import StepTraces, step_traces
 from simpar.engine import choose_engine_here
@@ -50,7 +50,7 @@ def export_traces(job: TrainingJob, cluster: Cluster, *, lossy: bool = False) ->
     MOST_OPS, for replicas that do not step together, and, unless ``lossy``, for operations for which execution traces
     have no node.
     """
-    step, time_ns = simulated_step(job, cluster)
+    step, time_ns = simulate_step(job, cluster)
     lost = tuple(
         f"{name.replace('_', ' ')}: no node for it in traces that ASTRA-sim replays; written as work of the "
         "host that takes as long and waits for no other rank"
@@ -78,7 +78,7 @@ def export_traces(job: TrainingJob, cluster: Cluster, *, lossy: bool = False) ->
     return ExportedTraces(files, time_ns / NS_PER_S, lost, notes)
 
 
-def simulated_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]:
+def simulate_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]:
     """(Traces of a step, its duration in ns), simulated with every rank as its own class."""
     world, layout = cluster.world_size, job.layout
     if layout.replicas_are_independent:
@@ -110,7 +110,7 @@ def _notes(job: TrainingJob, cluster: Cluster, step: StepTraces) -> Iterator[str
     yield f"{step.num_nodes:,} nodes; {joined}"
     if job.graph.is_mixture and job.layout.mesh.ep > 1 and job.layout.token_dispatch == "per_node":
         yield "a dispatch of tokens by node is written as the all-to-all of its copies of tokens by rank"
-    yield from unsaid(cluster)
+    yield from list_unexpressed(cluster)
 
 
 def _page(job: TrainingJob, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]) -> str:

@@ -37,7 +37,7 @@ def show(
     Inherited values are marked with the profile that they come from; fitted constants have their 90 % interval.
     """
     from simpar.hardware.catalogue import load_cluster
-    from simpar.hardware.shown import annotated
+    from simpar.hardware.shown import annotate_profile
     from simpar.profiles import load_profile
 
     load_cluster(profile)  # reports errors in it
@@ -45,7 +45,7 @@ def show(
     if device:
         document = _device(document, str(path))
     if not json_out(document.data, json_):
-        sys.stdout.write(annotated(document, "devices" if device else "clusters"))
+        sys.stdout.write(annotate_profile(document, "devices" if device else "clusters"))
 
 
 def _device(document: Document, source: str) -> Document:

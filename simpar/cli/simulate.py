@@ -54,9 +54,9 @@ def simulate(scenario: str | None, **values: Any) -> int:
 
     flags = values_by_key(values, (*RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
     if values["over"]:
-        from simpar.cli.sweep import swept
+        from simpar.cli.sweep import run_sweep
 
-        return swept(scenario, flags, values)
+        return run_sweep(scenario, flags, values)
     if values["csv"]:
         raise UserError("--csv: is the table of --over key=value,value; one result is written by --json")
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
@@ -92,10 +92,10 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
 
 def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int) -> tuple[Result, Outcome | None]:
     """The result, with failures in its whole run if a reliability is known, and the campaign of --days."""
-    from simpar.operate.whole_run import operated_run
+    from simpar.operate.whole_run import add_operation
 
     with working("operating"):
-        result = operated_run(result, inputs, loaded.operation, seed=seed)
+        result = add_operation(result, inputs, loaded.operation, seed=seed)
         if loaded.operation is None or loaded.operation.days is None:
             return result, None
         from simpar.operate.outcome import OperatedJob, operate

@@ -17,7 +17,7 @@ SINGLE_RUN_OPTIONS = ("trace", "timeline", "memory_plot", "advise", "days")
 """Flags for the output of a single run."""
 
 
-def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     """Simulate every combination and print a table; returns the exit code."""
     from simpar import verbs
     from simpar.files import check_writable

@@ -123,7 +123,7 @@ def products_time_s(
     total = 0.0
     for expert, ranks in enumerate(shards):
         mine = [m for m in matrices if m.expert == bool(expert)]
-        total += float(shared_out_s(*matrices_time_s(mine, numerics, kernels), ranks))
+        total += float(share_products_s(*matrices_time_s(mine, numerics, kernels), ranks))
     return total
 
 
@@ -136,7 +136,7 @@ def matrices_time_s(matrices: Sequence[Matrix], numerics: DecidedNumerics, kerne
     return float(sum(one * count for one, count in each)), max((one for one, _ in each), default=0.0)
 
 
-def shared_out_s(whole_s: Numbers, dearest_s: Numbers, ranks: Numbers) -> Numbers:
+def share_products_s(whole_s: Numbers, dearest_s: Numbers, ranks: Numbers) -> Numbers:
     """Seconds of products that ``ranks`` share, where each rank takes whole matrices; numbers or arrays."""
     return np.maximum(whole_s / ranks, dearest_s)
 

@@ -17,7 +17,7 @@ from simpar.stacks.stack import Stack
 from simpar.units import Numbers
 
 
-def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
+def slice_size(name: str, size: Numbers, number: Numbers) -> Numbers:
     """One rank's share of a dim cut into ``number`` parts, at least 1 (heads are copied); the vocabulary is padded."""
     if name == "vocab":
         return np.where(number > 1, -(-size // (VOCAB_MULTIPLE * number)) * VOCAB_MULTIPLE, size)
@@ -26,7 +26,7 @@ def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
 
 def _local(size: Size, dims: Dims, number: Numbers) -> Numbers:
     names = names_divided_by_slices(size)
-    own = {name: sliced(name, dims[name], number) for name in names if name}
+    own = {name: slice_size(name, dims[name], number) for name in names if name}
     return evaluate(size, {**dims, **own})
 
 
@@ -56,8 +56,8 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> Local
         "own_contraction": _local(op.contraction, dims, by["contraction"]),
         "batch": dims["batch"] // by["batch"],
         "seq": dims["seq"] // by["seq"],
-        "heads": sliced("heads", dims["heads"], by["columns"]),
-        "kv_heads": sliced("kv_heads", dims["kv_heads"], by["columns"]),
+        "heads": slice_size("heads", dims["heads"], by["columns"]),
+        "kv_heads": slice_size("kv_heads", dims["kv_heads"], by["columns"]),
     }
     parts = {f"own_weight_{i}": local_weight(op, weight, dims, by) for i, weight in enumerate(op.weights)}
     named = replace(

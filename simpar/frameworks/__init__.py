@@ -18,7 +18,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.frameworks.launch import readme, recorded
+from simpar.frameworks.launch import describe_prediction, readme
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
 from simpar.plain import dotted
@@ -94,7 +94,7 @@ class ExportDraft:
         return Exported(s.plan, {**made, "plan.json": whole, "README.md": page}, self.lost, told)
 
     def _recorded(self) -> str:
-        recorded_words = recorded(self.whole.predicted or {})
+        recorded_words = describe_prediction(self.whole.predicted or {})
         return (
             f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {recorded_words}"
             if recorded_words

@@ -75,7 +75,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     if s.plan.mesh.cp > 1 and data.zero < 2:
         yield Loss("cp", s.plan.mesh.cp, "context parallelism comes with FSDP: zero 2 or 3")
     yield from rules.offload_of_shards(s)
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         bucket_bytes="a layer is the unit of communication",
         overlap_grad_reduce="gradients overlap always",

@@ -10,7 +10,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
-from simpar.frameworks.match import layers_in, named
+from simpar.frameworks.match import find_model, layers_in
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, split_name
@@ -75,7 +75,7 @@ def read(text: str, name: str) -> Imported:
     given = ConfigReader(fields, path)
     values = dict(_flags(given, config))
     sources = [*_of_model(config.fields.get("model")), *_of_recipe(config.called)]
-    model = next(filter(None, map(named, sources)), None)
+    model = next(filter(None, map(find_model, sources)), None)
     if model:
         values.setdefault("--num-layers", [str(layers_in(model))])
     names = {flag: field for field, flag in _plain().items()}

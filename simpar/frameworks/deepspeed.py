@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from simpar.frameworks import hugging_face, placeholders, rules
 from simpar.frameworks.deepspeed_read import PARTS, read
 from simpar.frameworks.launch import launchers
-from simpar.frameworks.recipes import nested
+from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import OF_TORCH, Options, Target
 from simpar.units import DTYPE_BYTES
@@ -56,7 +56,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("bucket_bytes", data.bucket_bytes, "without zero a bucket has 500,000,000 elements")
     yield from _gradient_losses(s)
     yield from _offload_losses(s)
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         master_weights="bf16 and fp16 train with fp32 master weights",
         overlap_param_gather="parameters are fetched ahead always",
@@ -151,7 +151,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     recompute = "    model.gradient_checkpointing_enable()\n" if full else ""
     sharded = _SHARDED.format(config=CONFIG) if _builds_shards(s) else ""
     return {
-        CONFIG: json.dumps(nested(given), indent=2) + "\n",
+        CONFIG: json.dumps(nest_names(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, sharded=sharded, config=CONFIG)),
         **launchers(s, ["train.py"]),

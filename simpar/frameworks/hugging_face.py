@@ -64,7 +64,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("sequence_parallel", True, "tensor parallelism keeps whole sequences: --no-sequence-parallel")
     if s.plan.memory.recompute not in ("none", "full"):
         yield Loss("recompute", s.plan.memory.recompute, "layers are recomputed whole, all or none")
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s, overlap="tensor parallelism overlaps nothing", first_bucket_bytes="buckets have one size"
     )
 

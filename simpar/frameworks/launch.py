@@ -151,7 +151,7 @@ def comment(s: Subject, prefix: str = "#") -> list[str]:
     return [f"{prefix} {line}" for line in lines]
 
 
-def recorded(facts: Mapping[str, Any]) -> str:
+def describe_prediction(facts: Mapping[str, Any]) -> str:
     """The prediction that a plan records, in words; "" if it records none."""
     result = []
     if isinstance(facts.get("step_time_s"), int | float):

@@ -60,7 +60,7 @@ def model_note(models: list[str], sizes: Mapping[str, int]) -> str:
     return f"The sizes are those of {', '.join(models)}; the first is used." if len(models) > 1 else ""
 
 
-def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
+def differing_sizes(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
     """Sizes that a model does not have, by key: the stated size and the model's own.
 
     ``sizes`` are those a file states. If they do not tell models apart, the sizes of the shipped model that it names
@@ -76,7 +76,7 @@ def layers_in(model: str) -> int:
     return _shipped(model)["layers"]
 
 
-def named(text: str) -> str | None:
+def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
     plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain

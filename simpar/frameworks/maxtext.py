@@ -67,7 +67,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     if offload.is_used:
         yield Loss("offload_optimizer", offload.offload_optimizer, "the exporter keeps all in the device's memory")
     by_compiler = "the compiler decides what is sent when"
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         bucket_bytes=by_compiler,
         first_bucket_bytes=by_compiler,

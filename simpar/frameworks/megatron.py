@@ -9,7 +9,13 @@ from simpar.frameworks import placeholders, rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.decoder import megatron_core_losses, period
 from simpar.frameworks.launch import launchers, words
-from simpar.frameworks.megatron_details import detail_arguments, detail_losses, position_type, router_arguments, sinks
+from simpar.frameworks.megatron_details import (
+    detail_arguments,
+    detail_losses,
+    has_sinks,
+    position_type,
+    router_arguments,
+)
 from simpar.frameworks.megatron_execution import BACKENDS, attention_losses, graph_losses, graph_options
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.megatron_read import read
@@ -38,7 +44,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     else:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
-    yield from attention_losses(s, has_sinks=sinks(s))
+    yield from attention_losses(s, has_sinks=has_sinks(s))
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -55,7 +61,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
     yield from _exchange(s)
     yield from _recomputed(s)
     yield from graph_losses(s, recomputes_layers=_recompute(s).get("--recompute-granularity") == "full")
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         first_bucket_bytes="buckets have one size",
         master_weights="main parameters follow from the precision",
@@ -321,7 +327,7 @@ def _training(s: Subject) -> Options:
         "--mock-data": FLAG,
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
-        "--attention-backend": "fused" if sinks(s) else BACKENDS[s.plan.execution.attention_kernel],
+        "--attention-backend": "fused" if has_sinks(s) else BACKENDS[s.plan.execution.attention_kernel],
         "--cross-entropy-loss-fusion": FLAG,
         "--log-interval": 1,
         "--eval-iters": 0,

@@ -42,7 +42,7 @@ def detail_losses(s: Subject) -> Iterator[Loss]:
     yield from plain_losses(s)
     if s.graph.is_mixture:
         yield from router_losses(s)
-    if sinks(s) and s.plan.mesh.cp > 1 and s.plan.context_parallel.cp_method != "ulysses":
+    if has_sinks(s) and s.plan.mesh.cp > 1 and s.plan.context_parallel.cp_method != "ulysses":
         yield Loss("cp_method", s.plan.context_parallel.cp_method, "sinks of attention are split by heads (ulysses)")
 
 
@@ -88,7 +88,7 @@ def _weights(s: Subject) -> set[str]:
     return {w.name for block in s.graph.blocks.values() for op in block.operators for w in op.weights}
 
 
-def sinks(s: Subject) -> bool:
+def has_sinks(s: Subject) -> bool:
     """Whether softmaxes have an additional learnable logit without a value."""
     return "sinks" in _weights(s)
 
@@ -109,7 +109,7 @@ def detail_arguments(s: Subject) -> Options:
         result["--no-bias-gelu-fusion"] = FLAG  # the fused kernel is the tanh approximation
     if details.activation == "quick_gelu":
         result |= CLAMPED
-    if sinks(s):
+    if has_sinks(s):
         result["--softmax-type"] = "learnable"
     if any(op.kind == "rope" for block in s.graph.blocks.values() for op in block.operators):
         result |= _rotary(s)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from simpar.architectures.recompute import MODULES, by_layer, every, of_layer, of_modules, together
+from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_layer, of_modules, policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
 from simpar.frameworks.megatron_arguments import AXES, SIZES, Arguments, read_arguments
@@ -223,7 +223,7 @@ def _segments(given: Arguments, number: int) -> str:
     for size in sizes:
         length = min(number, size)
         rest = size % length if length else 0
-        modes += [(together(length), size - rest), (together(rest), rest)]
+        modes += [(joint_mode(length), size - rest), (joint_mode(rest), rest)]
     modes.append(("full", _further(given)))  # prediction layers have no neighbour
     return by_layer((mode, count) for mode, count in modes if count)
 
@@ -252,7 +252,7 @@ def _every(given: Arguments, number: int) -> str:
     if number >= max(sizes) and not further:
         return "full"
     stages = [range(*ends) for ends in pairwise((0, *accumulate(sizes))) if ends[0] < ends[1]]
-    for policy in map(every, range(1, max(sizes) + 1)):
+    for policy in map(policy_of_every, range(1, max(sizes) + 1)):
         whole = [of_layer(policy, layer) == "full" for layer in range(sum(sizes) + further)]
         even = all(sum(whole[layer] for layer in stage) == number for stage in stages)
         if even and not any(whole[sum(sizes) :]):

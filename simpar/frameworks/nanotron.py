@@ -39,7 +39,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("layers", s.plan.pipeline.layers, "blocks are spread over stages by their cost")
     if s.plan.memory.recompute not in ("none", "full"):
         yield Loss("recompute", s.plan.memory.recompute, "layers are recomputed whole, all or none")
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         first_bucket_bytes="buckets have one size",
         overlap_grad_reduce="DDP overlaps always",

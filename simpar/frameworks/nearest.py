@@ -36,7 +36,7 @@ class ExportJob:
     devices_per_node: int
 
 
-def nearest(plan: Plan, job: ExportJob) -> list[Near]:
+def find_nearest(plan: Plan, job: ExportJob) -> list[Near]:
     """Plans that the target can express with as few changed fields as possible; at most :data:`MOST_PLANS`.
 
     Plans that save as much memory as before come first. ``plan`` has its dp. The result is empty if the model cannot be
@@ -60,7 +60,7 @@ def nearest(plan: Plan, job: ExportJob) -> list[Near]:
     return []
 
 
-def saving(plans: list[Near], job: ExportJob) -> list[list[Near]]:
+def find_saving(plans: list[Near], job: ExportJob) -> list[list[Near]]:
     """The same plans with additional memory savings, grouped by the number of additional changes.
 
     More is sharded over data-parallel ranks, all layers are recomputed, or both; variants that the target cannot

@@ -120,7 +120,7 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_sections(data).flat())
 
 
-def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+def nest_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted names as nested sections: the inverse of :func:`flat`."""
     result: dict[str, Any] = {}
     for key, value in given.items():

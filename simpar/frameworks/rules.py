@@ -37,7 +37,7 @@ def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
         yield Loss("schedule", s.plan.schedule, f"the target has {', '.join(known) or 'no pipeline'}")
 
 
-def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
+def chosen_losses(s: Subject, **reasons: str) -> Iterator[Loss]:
     """Fields that are a loss if the plan chose them against its stack's habit."""
     for section in BY_STACK:
         part = getattr(s.plan, section)

@@ -104,7 +104,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", data.zero, "the library shards with FSDP: zero 2 or 3")
     if s.devices_per_node not in INSTANCES:
         yield Loss("devices_per_node", s.devices_per_node, "instances have 1 or 8 H100")
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         bucket_bytes="a layer is the unit of communication",
         overlap_grad_reduce="FSDP overlaps always",

@@ -100,7 +100,7 @@ def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_ga
     yield from _data_parallel(s)
     yield from _pipeline(s)
     yield from rules.offload_of_shards(s)
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         bucket_bytes="a block is the unit of communication",
         first_bucket_bytes="a block is the unit of communication",

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
-from simpar.architectures.recompute import every
+from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, flat, split_name
@@ -129,7 +129,7 @@ def _recompute(given: ConfigReader) -> str:
     option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
     if mode not in ("none", "full", "selective"):
         raise UserError(f"{given.source}: activation_checkpoint.mode = {mode!r}: allowed: none, selective, full")
-    return mode if mode != "selective" else "selective" if option == "op" else every(option)
+    return mode if mode != "selective" else "selective" if option == "op" else policy_of_every(option)
 
 
 def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tuple[str, ...]) -> Imported:

@@ -36,7 +36,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     if s.plan.data_parallel.hsdp > 1 and s.plan.data_parallel.zero == 1:
         yield Loss("hsdp", s.plan.data_parallel.hsdp, "ZeroRedundancyOptimizer shards over all ranks")
     yield from rules.offload_of_shards(s)
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         first_bucket_bytes="torch's first bucket is 1 MiB",
         overlap_grad_reduce="DDP and FSDP overlap always",

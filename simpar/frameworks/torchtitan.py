@@ -68,7 +68,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer")
 
 
-def further(s: Subject) -> int:
+def num_prediction_layers(s: Subject) -> int:
     """The number of layers that predict further tokens."""
     return sum(kind in s.graph.auxiliary for kind in s.graph.layers)
 
@@ -89,7 +89,7 @@ def _mixture_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("token_dispatch", choice.token_dispatch, "the exporter knows its standard dispatch")
     if s.plan.numerics.precision == "fp8":
         yield Loss("precision", "fp8", "the exporter converts dense models only")
-    if further(s) and mesh.pp > 1:
+    if num_prediction_layers(s) and mesh.pp > 1:
         yield Loss("pp", mesh.pp, "stages do not hold layers that predict further tokens")
 
 
@@ -126,18 +126,18 @@ def _module(s: Subject, given: Options) -> str:
     quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""
     text = "\n".join(comment(s)) + "\nfrom dataclasses import replace\n\n"
     text += _IMPORTS.format(family=family, fp8=quantization)
-    text += _FURTHER if further(s) else ""
+    text += _FURTHER if num_prediction_layers(s) else ""
     text += "" if flavor else _custom(s)
     text += f'\n\ndef {FUNCTION}() -> Trainer.Config:\n    """The plan."""\n'
     convert = ", converters=[Float8LinearConverter.Config(model_compile_enabled=True)]" if fp8 else ""
-    convert += f", num_mtp_layers={further(s)}" if further(s) else ""
+    convert += f", num_mtp_layers={num_prediction_layers(s)}" if num_prediction_layers(s) else ""
     text += f'    model_spec = {family}.model_registry("{flavor or "debugmodel"}"{convert})\n'
     if not flavor:
         model = "_model()"
         if fp8:
             model = f"Float8LinearConverter.Config(model_compile_enabled=True).build().convert({model})"
         text += f'    model_spec = replace(model_spec, flavor="{s.graph.name}", model={model})\n'
-    return text + _config(given, "MTPLoss.Config(" if further(s) else _LOSS)
+    return text + _config(given, "MTPLoss.Config(" if num_prediction_layers(s) else _LOSS)
 
 
 def _config(given: Options, loss: str) -> str:

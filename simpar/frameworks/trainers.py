@@ -11,7 +11,7 @@ from dataclasses import replace
 from simpar.frameworks import hugging_face, placeholders, rules
 from simpar.frameworks.hub import HUB, QUANTISED, as_shipped
 from simpar.frameworks.launch import comment, launchers
-from simpar.frameworks.recipes import nested
+from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.frameworks.yaml_text import config_and_launchers
@@ -64,7 +64,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option")
     yield from rules.no_axis(s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option")
     yield from sharded_losses(s)
-    yield from rules.chosen(s, master_weights="parameters are fp32")
+    yield from rules.chosen_losses(s, master_weights="parameters are fp32")
     if s.plan.data_parallel.hsdp > 1:
         yield Loss("hsdp", s.plan.data_parallel.hsdp, "states are sharded over all ranks")
 
@@ -76,7 +76,7 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
     yield from rules.offload_of_shards(s)
     where_sharded = "a layer is the unit of communication"
-    yield from rules.chosen(
+    yield from rules.chosen_losses(
         s,
         **({"bucket_bytes": where_sharded} if data.zero else {}),
         overlap_grad_reduce="gradients overlap always",
@@ -164,7 +164,7 @@ def _transformers_files(s: Subject, given: Options) -> Mapping[str, str]:
         seq_len=s.training.seq_len, vocab=s.graph.dims["vocab"], config=ARGUMENTS, attention=attention
     )
     return {
-        ARGUMENTS: json.dumps(nested(given), indent=2) + "\n",
+        ARGUMENTS: json.dumps(nest_names(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
         "train.py": "\n".join(comment(s)) + "\n" + script,
         **launchers(s, ["train.py"]),

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from simpar.frameworks.launch import comment, launchers
-from simpar.frameworks.recipes import nested
+from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Subject
 
 
 def yaml_file(s: Subject, given: Mapping[str, Any]) -> str:
     """A YAML file with dotted names as nested sections, after the comment of every exported file."""
-    return "\n".join([*comment(s), *_lines(nested(given))]) + "\n"
+    return "\n".join([*comment(s), *_lines(nest_names(given))]) + "\n"
 
 
 def config_and_launchers(

@@ -7,7 +7,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.mixed import MixedCluster
-from simpar.hardware.price import priced
+from simpar.hardware.price import set_price
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.profiles import LIKE, as_written, load_profile
 from simpar.units import format_rate
@@ -64,7 +64,7 @@ def written(cluster: Cluster) -> str | dict[str, Any]:
         shipped = load_cluster(profile.name).reducing(
             nvls=profile.scale_up.nvls, sharp=bool(profile.scale_out and profile.scale_out.sharp)
         )
-        if priced(shipped, profile.price_per_device_hour).profile == profile:
+        if set_price(shipped, profile.price_per_device_hour).profile == profile:
             return profile.name
     if isinstance(profile.device, str) and profile.device not in files.bundled("devices"):
         profile = profile.model_copy(update={"device": cluster.device})

@@ -10,7 +10,7 @@ from simpar.hardware.intervals import interval_of
 from simpar.profiles import ORIGIN, yaml_text
 
 
-def annotated(document: Document, kind: str) -> str:
+def annotate_profile(document: Document, kind: str) -> str:
     """A resolved profile as YAML, with comments: from which profile a value is taken, and intervals of fitted ones.
 
     ``kind`` is "clusters" or "devices". An interval holds nine in ten of a constant's plausible values.

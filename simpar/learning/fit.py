@@ -133,7 +133,7 @@ def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> 
     return float(np.log(quantity.measured(run) / base)), result
 
 
-def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | None = None) -> Floats:
+def fit_values(prior: Prior, known: Slopes, scatter: Floats, used: Flags | None = None) -> Floats:
     """The most probable values of the parameters, given errors and slopes of the ``used`` runs.
 
     Runs that remain far off count less, as under a Cauchy distribution; an error that all of them share does not count
@@ -184,7 +184,7 @@ def learn(runs: Sequence[Observed], tuning: ParameterOverrides = NO_TUNING, quan
     known = slopes_of(runs, prior, prior.values, quantity)
     before, values = known.errors, prior.values
     for _ in range(LINEARISED):
-        values = most_probable(prior, known, scatter)
+        values = fit_values(prior, known, scatter)
         if np.all(np.abs(values - known.at) <= SETTLED * prior.spread):
             break
         known = slopes_of(runs, prior, values, quantity)
@@ -212,7 +212,7 @@ def _left_out(runs: Sequence[Observed], learned: Learned, known: Slopes, scatter
         out = part == fold
         if out.all():
             break  # no runs remain to learn from
-        values = most_probable(learned.prior, known, scatter, ~out)
+        values = fit_values(learned.prior, known, scatter, ~out)
         rest = [run for run, one in zip(runs, out, strict=True) if one]
         result[out] = _errors(rest, learned.prior, values, quantity)
     return result

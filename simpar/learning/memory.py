@@ -33,7 +33,7 @@ def learn_memory(layouts: Sequence[Observed]) -> LearnedMemory | None:
     return LearnedMemory(shown, learn(shown, quantity=PEAK_MEMORY)) if shown else None
 
 
-def merged_peak(group: Sequence[Observed]) -> Peak | None:
+def merge_peaks(group: Sequence[Observed]) -> Peak | None:
     """One peak for the repeats of a layout, of the kind that the first of them has."""
     peaks = [run.peak for run in group if run.peak is not None]
     alike = [peak.size_bytes for peak in peaks if peak.counts == peaks[0].counts]

@@ -25,7 +25,7 @@ def is_report(path: str) -> bool:
     return Path(path).is_dir() or Path(path).name == REPORT
 
 
-def reported(path: str, chosen: ProfileOverrides) -> Observed:
+def read_report(path: str, chosen: ProfileOverrides) -> Observed:
     """The layout of a run and its median step, from its folder or the report in it.
 
     Raises UserError for a folder without them, Unmodelled for a user's own model.

@@ -12,8 +12,8 @@ from simpar.architectures.flops import model_flop_per_token
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.learning.fit import Observed, Peak
-from simpar.learning.memory import merged_peak, odd_peak
-from simpar.learning.reports import is_report, reported
+from simpar.learning.memory import merge_peaks, odd_peak
+from simpar.learning.reports import is_report, read_report
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled
 from simpar.validation.open_settings import choose_open_settings
@@ -62,7 +62,7 @@ def runs_of(paths: Sequence[str], chosen: ProfileOverrides) -> Runs:
     odd_peaks: list[str] = []
     for path in paths:
         if is_report(path):
-            named = [(Path(path).name, partial(reported, path, chosen))]
+            named = [(Path(path).name, partial(read_report, path, chosen))]
         else:
             named = [
                 (f"row {line} ({label(row)})", partial(_observed, line, row, chosen))
@@ -159,7 +159,7 @@ def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
     time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
     rows = tuple(line for run in group for line in run.rows)
     scatter = max(spread or 0.0, *(run.scatter for run in group)) / len(group) ** 0.5
-    return replace(group[0], time_s=time_s, scatter=scatter, rows=rows, repeats=len(group), peak=merged_peak(group))
+    return replace(group[0], time_s=time_s, scatter=scatter, rows=rows, repeats=len(group), peak=merge_peaks(group))
 
 
 def _disagreement(group: Sequence[Observed]) -> list[str]:

@@ -44,7 +44,7 @@ def _network_rate(cluster: Cluster) -> float:
     return out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
 
 
-def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> CheckpointCost:
+def checkpoint_cost(size_bytes: float, cluster: Cluster, operation: Operation) -> CheckpointCost:
     """The cost of a checkpoint on a cluster; every device writes an equal share.
 
     Copies go over PCIe to the host, to storage at its guaranteed bandwidth, or to another node's memory at the rate of

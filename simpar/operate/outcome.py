@@ -17,7 +17,7 @@ from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
 from simpar.layout.layout import Layout
 from simpar.operate.campaign import Campaign, CampaignParameters, run_campaign
-from simpar.operate.checkpoint import CheckpointCost, checkpoint_bytes, daly, efficiency, saving, young
+from simpar.operate.checkpoint import CheckpointCost, checkpoint_bytes, checkpoint_cost, daly, efficiency, young
 from simpar.report.result import Result
 from simpar.simulation import apply_tuning, stack_for
 from simpar.stacks.stack import Stack
@@ -123,7 +123,7 @@ def operate(job: OperatedJob, operation: Operation, *, seed: int = 0) -> Outcome
         raise UserError("operation.days is missing: give --days DAYS")
     cluster = job.cluster
     rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.world_size / cluster.nodes)
-    saved = saving(job.size_bytes, cluster, operation)
+    saved = checkpoint_cost(job.size_bytes, cluster, operation)
     mtbf = _mtbf(rates)
     best = max(daly(saved.blocking_s, mtbf), saved.background_s, job.result.step_time_s) if mtbf < math.inf else DAY_S
     interval = max(operation.interval or best, saved.background_s)

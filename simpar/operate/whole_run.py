@@ -24,7 +24,7 @@ WORKING_PHASES = ("training", "lost work", "slow nodes")
 """Time in which devices draw the power of a step; otherwise they draw that of waiting."""
 
 
-def operated_run(result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0) -> Result:
+def add_operation(result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0) -> Result:
     """The result with failures in its whole run, if it has one and a reliability is known.
 
     ``inputs`` are those of :func:`simpar.simulate`. Settings of an ``operation`` take precedence over the reliability

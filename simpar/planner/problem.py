@@ -12,7 +12,7 @@ from simpar.architectures.documents import with_documents
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import OPTIMAL, says_layers
 from simpar.architectures.training import Training
-from simpar.calls import refuses_unknown_keywords, taken
+from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.errors import BadCall, UserError
 from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
@@ -72,7 +72,7 @@ class Constraints:
         >>> Constraints.of({"tp": 1, "headroom": 0.1})
         Constraints(headroom=0.1, fixed={'tp': 1}, portable=None, schedules=None, deadline_s=None, fit_probability=0.95)
         """
-        return Constraints() if given is None else taken(given, Constraints, "constraints", {Mapping: _of_keys})
+        return Constraints() if given is None else coerce(given, Constraints, "constraints", {Mapping: _of_keys})
 
     @property
     def sure_words(self) -> str:

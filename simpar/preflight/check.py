@@ -8,14 +8,14 @@ from simpar import files, formats
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.frameworks.match import unlike
+from simpar.frameworks.match import differing_sizes
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.hardware.price import priced
+from simpar.hardware.price import set_price
 from simpar.plan.plan import Plan
 from simpar.planner.nearby import Nearby, nearby
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.preflight.flags import Patched, patched
+from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
 from simpar.report.result import Result
 from simpar.simulation import simulate
@@ -145,7 +145,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts)
-    cluster = priced(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
+    cluster = set_price(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
     training = _training(given, facts, cluster.world_size, notes)
     if given.found.microbatches:
         placed = given.found.placed(cluster.world_size, training.global_batch)
@@ -169,10 +169,10 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
 def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:
     """The result with failures in its whole run, if a flag or the hardware gives a reliability profile."""
     from simpar.hardware.operation import Operation
-    from simpar.operate.whole_run import operated_run
+    from simpar.operate.whole_run import add_operation
 
     inputs = {"cluster": problem.cluster, "model": problem.graph}
-    return operated_run(result, inputs, Operation(reliability=reliability) if reliability else None)
+    return add_operation(result, inputs, Operation(reliability=reliability) if reliability else None)
 
 
 def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:
@@ -181,7 +181,7 @@ def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, set
     listed = []
     for chosen, result in near.simulated:
         after = _with_dp(chosen, result.plan)
-        listed.append(Neighbour(result, patched(given.text, problem, before, after)))
+        listed.append(Neighbour(result, make_patch(given.text, problem, before, after)))
     return listed
 
 
@@ -206,7 +206,7 @@ def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags) -> str:
 
 def _check_sizes(given: ParsedLaunch, name: str, graph: ModelGraph) -> None:
     """Raise UserError for a model with other sizes than the text gives."""
-    sizes = unlike(graph, given.found.sizes, given.found.plan.model)
+    sizes = differing_sizes(graph, given.found.sizes, given.found.plan.model)
     if sizes:
         said, own = (", ".join(f"{key} {pair[at]}" for key, pair in sizes.items()) for at in (0, 1))
         raise _contradicted(given, f"--model {name}", f"has {own}", said)

@@ -55,7 +55,7 @@ class Patched:
     unsaid: tuple[str, ...] = ()
 
 
-def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched:
+def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched:
     """The edits that turn a text with the plan ``before`` into one with the plan ``after``; both plans have their dp.
 
     Raises UserError for a plan that is not allowed.

@@ -31,12 +31,12 @@ def units_of(lowered: Lowered) -> Ints:
     """Number of every rank's unit, int64[world]: ranks of one class that meet inside blocks form a unit."""
     of_rank, kinds = lowered.quotient.class_of_rank, lowered.maker.network.block_kinds
     world = len(of_rank)
-    part = connected(world, [kind.groups for kind in lowered.maker.network.kinds if kind.name in kinds])
+    part = connect_components(world, [kind.groups for kind in lowered.maker.network.kinds if kind.name in kinds])
     units: Ints = np.unique(of_rank * world + part, return_inverse=True)[1].astype(np.int64)
     return units
 
 
-def connected(count: int, groups: Sequence[Ints]) -> Ints:
+def connect_components(count: int, groups: Sequence[Ints]) -> Ints:
     """Connected component of each of ``count`` nodes, int64[count], where ``groups`` int64[G, N] join their members."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -98,7 +98,7 @@ def kernel_ns(node: TemplateNode) -> int:
     return node.repeats * sum(varying_ns(segment) for _, segment in node.segments)
 
 
-def slowest(units: Ints, num_actions: int, sigma: float, seed: int) -> Floats:
+def slowest_factors(units: Ints, num_actions: int, sigma: float, seed: int) -> Floats:
     """Largest factor of any rank of every unit in every pass: float64[num_units, num_actions]."""
     from scipy.special import ndtri
 
@@ -140,7 +140,7 @@ class JitteredStep:
         """The ops under one seed: kernels with scaled durations, or with scaled work where they share cores."""
         table, time_ns, action = self.program.ops, self.kernels.time_ns, self.kernels.action
         touched = np.flatnonzero(time_ns)
-        factor = slowest(self.units, int(action.max(initial=-1)) + 1, sigma, seed)
+        factor = slowest_factors(self.units, int(action.max(initial=-1)) + 1, sigma, seed)
         own, factor = time_ns[touched], np.maximum(factor, self.least)
         more = np.rint(own * factor[self.unit[touched], action[touched]]).astype(np.int64) - own
         drains = table.work_bytes[touched] > 0

@@ -30,7 +30,7 @@ from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
 from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
-from simpar.program.structure.templates import REDUCE, Template, TemplateNode, followed, received
+from simpar.program.structure.templates import REDUCE, Template, TemplateNode, append_messages, prepend_gathers
 from simpar.units import Ints
 
 
@@ -110,7 +110,7 @@ class _Family:
         """The action's template, with gathers in front and messages behind its exit; equal ones are made once."""
         if (key, gathers, messages) not in self._joined:
             template = flatten(self._passes[key]) if self.long else self._passes[key]
-            self._joined[key, gathers, messages] = followed(received(template, gathers), messages)
+            self._joined[key, gathers, messages] = append_messages(prepend_gathers(template, gathers), messages)
         return self._joined[key, gathers, messages]
 
 
@@ -290,7 +290,9 @@ class RankClassBuilder:
                 if template:
                     long = not (self.collapse and self.collapsible(class_id))
                     both = flatten(template) if long else template, HANDOVER
-                    templates += [followed(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)]
+                    templates += [
+                        append_messages(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)
+                    ]
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):

@@ -6,7 +6,7 @@ Lowering merges the steps of a block into one op whose inner times are constant 
 
 import numpy as np
 
-from simpar.program.emission.emit import moved_layer
+from simpar.program.emission.emit import model_layer
 from simpar.program.ir.program import Label
 from simpar.program.lower import Lowered
 from simpar.program.structure.templates import TemplateNode
@@ -58,7 +58,7 @@ def _open(node: TemplateNode, first_layer: int) -> InnerSteps:
             if finish > start:
                 streams.append(step.stream)
                 named = layer if step.layer is None else step.layer
-                labels.append(Label(step.kind, step.name, moved_layer(named, first_layer)))
+                labels.append(Label(step.kind, step.name, model_layer(named, first_layer)))
                 starts.append(begin + start)
                 finishes.append(begin + finish)
         begin += segment.duration_ns

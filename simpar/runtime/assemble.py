@@ -46,7 +46,7 @@ def make_engine(
     every = parts(blueprint.graph, blueprint.layout)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
     stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
-    owned = [each for stage in stages.values() for each in own(stage, plan)]
+    owned = [each for stage in stages.values() for each in owned_parameters(stage, plan)]
     wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
     engine = TrainingEngine(
         plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
@@ -99,7 +99,7 @@ def make_own_engine(
         shard(model, units, blueprint, ranks)
     elif dtypes.compute != dtypes.storage:
         model.forward = torch.autocast(ranks.device.type, dtype=dtypes.compute)(model.forward)
-    owned = own(model, plan)
+    owned = owned_parameters(model, plan)
     engine = TrainingEngine(
         plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
         update=make_update(Scope(plan, learning, blueprint.strategy, ranks), owned, blueprint),
@@ -132,7 +132,7 @@ def rehearse(engine: TrainingEngine, training: Training, blueprint: Blueprint) -
             owned.parameter.grad = None
 
 
-def own(stage: Any, plan: Plan) -> list[Owned]:
+def owned_parameters(stage: Any, plan: Plan) -> list[Owned]:
     """The trained parameters of a stage, with their local tensors."""
     for module in stage.modules():
         if isinstance(module, FSDPModule):  # its shards are moved once, at the first gather

@@ -31,8 +31,8 @@ from torch.distributed.tensor import DTensor
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, read_manifest, whole_checkpoints
-from simpar.runtime.sharded import like
+from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, list_complete, read_manifest
+from simpar.runtime.sharded import shard_like
 from simpar.units import MIB
 
 PARTIAL, INDEX = ".partial", ".metadata"
@@ -82,7 +82,7 @@ class Store:
         """
         received: list[Any] = [None]
         if dist.get_rank() == 0:
-            received = [[str(path) for path in reversed(whole_checkpoints(self.folder))]]
+            received = [[str(path) for path in reversed(list_complete(self.folder))]]
         dist.broadcast_object_list(received, src=0, group=self.group)
         for place, name in enumerate(received[0]):
             path = Path(name)
@@ -110,7 +110,7 @@ class Store:
         """Write a checkpoint; returns once the tensors are copied. Raises the error of a previous save that failed."""
         self.wait()
         half = self.folder / f"{PREFIX}{contents.step:08d}{PARTIAL}"
-        copies = {name: staged(tensor.detach()) for name, tensor in tensors.items()}
+        copies = {name: stage_tensor(tensor.detach()) for name, tensor in tensors.items()}
         writing = dcp.async_save(copies, storage_writer=dcp.FileSystemWriter(half), process_group=self.group)
         self._saving = self._thread.submit(self._commit, writing, half, contents)
         if not self.background:
@@ -127,7 +127,7 @@ class Store:
             reason = _system_error(error)
             if reason is None:
                 raise
-            kept = whole_checkpoints(self.folder)
+            kept = list_complete(self.folder)
             left = f"the newest whole one is {kept[-1]}" if kept else "there is none yet"
             raise UserError(
                 f"--checkpoint {self.folder}: a checkpoint cannot be written ({reason}); {left}; allowed: a folder "
@@ -155,7 +155,7 @@ class Store:
                 shutil.rmtree(whole)
             half.rename(whole)
             _sync_folder(self.folder)
-            for old in whole_checkpoints(self.folder)[: -self.keep]:
+            for old in list_complete(self.folder)[: -self.keep]:
                 shutil.rmtree(old)
         dist.barrier(self.group)
 
@@ -174,14 +174,14 @@ class Store:
                 dcp.load(dict(part), storage_reader=reader, process_group=self.group)
 
 
-def staged(tensor: Any) -> Any:
+def stage_tensor(tensor: Any) -> Any:
     """A copy on the host, in pinned memory if the tensor is on a device, so that no device memory is held."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.device.type == "cpu":
         return tensor.clone()
     copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
     copy.copy_(local)
-    return like(copy, tensor)
+    return shard_like(copy, tensor)
 
 
 def _system_error(error: BaseException) -> str | None:

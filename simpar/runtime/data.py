@@ -129,7 +129,7 @@ def load_tokenizer(path: str) -> Callable[[str], list[int]]:
     return lambda text: list(loaded.encode(text).ids)
 
 
-def shuffled(index: Ints, size: int, key: str) -> Ints:
+def permute(index: Ints, size: int, key: str) -> Ints:
     """A keyed permutation of 0..size-1, applied to every index: a Feistel network, repeated until in range.
 
     Source: Black and Rogaway 2002, Ciphers with arbitrary finite domains, cycle walking.
@@ -180,7 +180,7 @@ class Loader:
         result = np.empty_like(position)
         for number in np.unique(epoch).tolist():
             here = epoch == number
-            result[here] = shuffled(position[here] % size, size, f"{self.seed} epoch {number}")
+            result[here] = permute(position[here] % size, size, f"{self.seed} epoch {number}")
         return result
 
     def batch(self, step: int) -> Ints:

@@ -207,7 +207,7 @@ class Decoder(nn.Module):
 def _layer(block: Block, makers: Makers, *, predicts: bool) -> BlockModule:
     if not predicts:
         return BlockModule(block, makers)
-    own = prediction.executed(block)
+    own = prediction.to_executable(block)
     return BlockModule(own, makers, reads=prediction.READS, returns=prediction.RETURNS)
 
 

@@ -10,10 +10,10 @@ from simpar.files import write_atomic
 from simpar.runtime.failures import OutOfMemory, WorkerFailure
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
 from simpar.runtime.launch import NodeRendezvous, launch
-from simpar.runtime.request import Ready, on_machine, predicted, simulated
-from simpar.runtime.saved import newest
+from simpar.runtime.request import Ready, on_machine, predict_job, simulate_job
+from simpar.runtime.saved import find_newest
 from simpar.runtime.strategy import replicas_inside
-from simpar.runtime.summary import errors, measured, measured_apart, utilisation
+from simpar.runtime.summary import errors, summarise_ranks, summarise_replicas, utilisation
 from simpar.runtime.traces import write_both
 from simpar.simulation import apply_tuning
 
@@ -40,7 +40,7 @@ def conduct(
     job = on_machine(ready.job, processes, servers=servers, devices=devices)
     everybody = {"processes": (processes + servers) * nodes.count}
     job = job.model_copy(update={"machine": job.machine.model_copy(update=everybody)})
-    result = simulated(ready)
+    result = simulate_job(ready)
     traces = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
     for old in traces if job.measuring.trace_steps else ():
         old.unlink(missing_ok=True)
@@ -51,10 +51,10 @@ def conduct(
     except OutOfMemory as failure:
         raise WorkerFailure(failure.told(ready.prepared.plan, result)) from None
     except KeyboardInterrupt:
-        raise Interrupted(interrupted(ready, job)) from None
+        raise Interrupted(report_interrupted(ready, job)) from None
     if nodes.rank:
         return None
-    report = make_report(ready, job, ranks, predicted(ready, result))
+    report = make_report(ready, job, ranks, predict_job(ready, result))
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     if trace is not None:
         # one process may drive several devices, and other nodes may use other folders
@@ -71,10 +71,10 @@ class Interrupted(KeyboardInterrupt):
         self.report = report
 
 
-def interrupted(ready: Ready, job: RunJob) -> dict[str, Any]:
+def report_interrupted(ready: Ready, job: RunJob) -> dict[str, Any]:
     """The report of a stopped run from rank 0's log, also written to its file: steps, losses, and where to resume."""
     rows = read_log(Path(job.folder) / LOG)
-    saved = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
+    saved = find_newest(Path(job.checkpoints.folder)) if job.checkpoints else None
     graph = job.graph()
     report = {
         "model": graph.name if graph else job.model,
@@ -100,9 +100,9 @@ def make_report(
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
     if ready.prepared.strategy.reduction == "servers":
-        result = measured_apart(ranks, training, warmup=job.measuring.warmup)
+        result = summarise_replicas(ranks, training, warmup=job.measuring.warmup)
     else:
-        result = measured(ranks, training, warmup=job.measuring.warmup)
+        result = summarise_ranks(ranks, training, warmup=job.measuring.warmup)
         rows = read_log(Path(job.folder) / LOG) or ranks[0]["steps"]  # another node's disk may have the log
         result["losses"] = [row["loss"] for row in rows]
         result["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}

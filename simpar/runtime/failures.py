@@ -90,7 +90,7 @@ def of_torchrun(text: str, log: Path, nodes: int) -> str:
     return f"{last} (log: {log})"
 
 
-def recorded(folder: Path) -> str:
+def describe_recordings(folder: Path) -> str:
     """Where the last collectives of every rank were recorded when NCCL timed out; empty otherwise."""
     return (
         f"; collectives: {folder / RECORDER_PREFIX}*, read by torchfrtrace"

@@ -54,7 +54,7 @@ class Draws:
         result = torch.empty(self.size, dtype=torch.float32, device=self.device)
         flat, start = result.view(-1), 0
         for index in self._indices():
-            bits = mixed(index.mul_(_signed(GOLDEN)).add_(_signed(self.key)))
+            bits = mix_bits(index.mul_(_signed(GOLDEN)).add_(_signed(self.key)))
             pair = (_shifted(bits, HALF_BITS), bits & ((1 << HALF_BITS) - 1))
             first, second = (each.double().add_(1.0).mul_(2.0**-HALF_BITS) for each in pair)
             flat[start : start + len(index)] = function(first, second)
@@ -84,7 +84,7 @@ class Draws:
             yield index
 
 
-def mixed(x: Tensor) -> Tensor:
+def mix_bits(x: Tensor) -> Tensor:
     """A hash of 64 bits, int64 to int64 [splitmix64, Steele et al. 2014]."""
     x = _shifted(x, 30).bitwise_xor_(x).mul_(_signed(SPLITMIX[0]))
     x = _shifted(x, 27).bitwise_xor_(x).mul_(_signed(SPLITMIX[1]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.runtime.failures import RECORDER_PREFIX, OutOfMemory, WorkerFailure, of_torchrun, recorded
+from simpar.runtime.failures import RECORDER_PREFIX, OutOfMemory, WorkerFailure, describe_recordings, of_torchrun
 from simpar.runtime.job import Machine, RunJob
 from simpar.runtime.worker import PORT, die_with_parent, listen
 from simpar.units import KIB
@@ -191,12 +191,12 @@ def _raise_failure(folder: Path, code: int, nodes: int) -> None:
             raise UserError(message)
         if reason["kind"] == "memory":
             raise OutOfMemory(rank, f"{message} {logs}")
-        raise WorkerFailure(f"rank {rank}: {message} {logs}{recorded(folder)}")
+        raise WorkerFailure(f"rank {rank}: {message} {logs}{describe_recordings(folder)}")
     if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks had no space to record a reason
         raise WorkerFailure(f"{folder}: no space is left on its device; allowed: a folder with space")
     log = folder / "torchrun.log"
     said = of_torchrun(log.read_text(encoding="utf-8", errors="replace"), log, nodes)
-    raise WorkerFailure(f"torchrun ended with {code}: {said}{recorded(folder)}")
+    raise WorkerFailure(f"torchrun ended with {code}: {said}{describe_recordings(folder)}")
 
 
 def _number(path: Path) -> int:

@@ -30,7 +30,7 @@ from simpar.runtime.casts import cast
 from simpar.runtime.context import ContextRank
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.loss import mean_loss
-from simpar.runtime.resharding import DIMS, StoredParts, slices, within
+from simpar.runtime.resharding import DIMS, StoredParts, slice_within, slices
 from simpar.runtime.stage_mesh import Placements, StageMesh
 
 ROWS = ("batch", "sequence")
@@ -139,7 +139,7 @@ class PlacedBlockModule:
         for name, parameter in module.named_parameters():
             weights[name] = self._used(op, self.weights[op.name][name], parameter, gathered)
         call = partial(functional_call, module, weights)
-        with self._random(op, module), again(gathered) if gathered else nullcontext():
+        with self._random(op, module), regather_in_backward(gathered) if gathered else nullcontext():
             if self.here.axes(self.roles[op.name], "vocabulary"):
                 return self._looked_up(op, call, inputs[0])
             return call(tuple(inputs))
@@ -182,11 +182,11 @@ class PlacedBlockModule:
             axis for axis, state in enumerate(self._states(op, "reads"))
             if state in DIMS and self.here.stage.mesh[axis] > 1
         ]  # fmt: skip
-        return drawn(tuple(self.here.place[axis] for axis in sliced)) if draws and sliced else nullcontext()
+        return seed_by_place(tuple(self.here.place[axis] for axis in sliced)) if draws and sliced else nullcontext()
 
 
 @contextmanager
-def drawn(place: tuple[int, ...]) -> Iterator[None]:
+def seed_by_place(place: tuple[int, ...]) -> Iterator[None]:
     """A context whose random numbers depend on a place and on the outer state, which advances equally on all ranks."""
     seed = int(torch.randint(2**31, ()))
     with torch.random.fork_rng():
@@ -209,7 +209,7 @@ class Gathered:
         return self.parameter.detach().to(self.dtype).redistribute(placements=self.used).to_local()
 
 
-def again(gathered: Sequence[Gathered]) -> AbstractContextManager[None]:
+def regather_in_backward(gathered: Sequence[Gathered]) -> AbstractContextManager[None]:
     """A context that keeps no gathered weight for the backward, but gathers it again there."""
     known = {each.address: each for each in gathered}
 
@@ -247,7 +247,7 @@ def apply(model: Decoder, graph: ModelGraph, here: StageMesh, compute: Any) -> N
             module.placed.shared = name
 
 
-def kept_on(stage: StagePlan, block: Block, op: Operator, shape: tuple[int, int]) -> StoredParts:
+def find_stored(stage: StagePlan, block: Block, op: Operator, shape: tuple[int, int]) -> StoredParts:
     """Where the parts of a table, or of the projection tied to it, are stored on a stage."""
     gathered = op.name in stage.sharding[block.name].gathered
     return StoredParts(stage, tuple(_kept(op, stage.roles(block)[op.name], 2, gathered=gathered)), shape)
@@ -276,7 +276,7 @@ class StageLoss:
         rows = tuple("R" if state == "F" else state for state in reads)
         held = StoredParts.of(self.here.stage, rows, tuple(targets.shape))
         here = held.box(self.here.rank)
-        wanted = targets[within(here, tuple((0, size) for size in targets.shape))]
+        wanted = targets[slice_within(here, tuple((0, size) for size in targets.shape))]
         axes = self.here.axes(self._roles, "vocabulary")
         return self._shared(logits, wanted, axes) if axes else mean_loss(logits, wanted)
 

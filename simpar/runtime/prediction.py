@@ -24,7 +24,7 @@ def layers_of(graph: ModelGraph | None) -> int:
     return 0 if graph is None else sum(name in graph.auxiliary for name in graph.layers)
 
 
-def executed(block: Block) -> Block:
+def to_executable(block: Block) -> Block:
     """A prediction layer as it runs: its second norm reads embedded tokens, and ``join`` reads both norms."""
     reads = {"embedding_norm": (EMBEDDED,), JOIN: ("state_norm", "embedding_norm")}
     kept = (op for op in block.operators if op.name not in SHARED)

@@ -237,7 +237,7 @@ def accelerators() -> int:
     return int(torch.cuda.device_count())
 
 
-def simulated(ready: Ready) -> Result | None:
+def simulate_job(ready: Ready) -> Result | None:
     """The simulated step of the job, with a user's model traced; None without a cluster."""
     from simpar.simulation import simulate
 
@@ -248,7 +248,7 @@ def simulated(ready: Ready) -> Result | None:
     return simulate(model, ready.cluster, ready.job.plan, ready.job.training, perturbation=ready.perturbation)
 
 
-def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
+def predict_job(ready: Ready, result: Result | None) -> dict[str, Any] | None:
     """What the simulation, or else the plan file, predicts for the job; None if neither does."""
     if result is None:
         return dict(ready.job.plan.predicted) if ready.job.plan.predicted else None

@@ -73,7 +73,7 @@ def pieces(source: StoredParts, target: StoredParts) -> list[TensorSlice]:
     return sorted(result, key=lambda piece: (piece.receiver, piece.sender, piece.box))
 
 
-def within(box: Box, outer: Box) -> tuple[slice, ...]:
+def slice_within(box: Box, outer: Box) -> tuple[slice, ...]:
     """The place of a box in the part of a rank."""
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, outer, strict=True))
 

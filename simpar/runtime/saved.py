@@ -29,16 +29,16 @@ class Manifest(Strict):
     files: dict[str, tuple[int, str]] = Field(min_length=1)
 
 
-def whole_checkpoints(folder: Path) -> list[Path]:
+def list_complete(folder: Path) -> list[Path]:
     """Folders of complete checkpoints, oldest first."""
     named = (path for path in folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
     return sorted(path for path in named if (path / MANIFEST).is_file())
 
 
-def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def find_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest complete checkpoint with a readable manifest, and that manifest. Raises UserError if none has one."""
     fault = None
-    for path in reversed(whole_checkpoints(folder)):
+    for path in reversed(list_complete(folder)):
         try:
             return path, read_manifest(path)
         except UserError as error:
@@ -89,7 +89,7 @@ def check_continuation(job: RunJob) -> int:
     folder = Path(job.checkpoints.folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--checkpoint {folder}: is a file; allowed: a folder")
-    checkpoint = newest(folder)
+    checkpoint = find_newest(folder)
     if checkpoint is None:
         return 0
     if not job.checkpoints.resume:

@@ -31,7 +31,7 @@ from simpar.runtime.job import Learning, RunJob
 from simpar.runtime.measure import Clock
 from simpar.runtime.model import Dtypes
 from simpar.runtime.prepare import prepare
-from simpar.runtime.summary import counted
+from simpar.runtime.summary import count_staleness
 from simpar.runtime.update import Owned, Scope, optimizer_of
 
 SIZE, BEGIN, PUSH, PULL = range(4)  # tags of messages
@@ -240,5 +240,5 @@ def serve_job(job: RunJob, rank: int, replicas: int) -> dict[str, Any]:
     server = serve(terms)
     return {
         "rank": rank, "server": rank - replicas, "updates": server.version, "most_ahead": server.ahead,
-        "staleness": counted(server.updates, replicas, job.steps, job.measuring.warmup),
+        "staleness": count_staleness(server.updates, replicas, job.steps, job.measuring.warmup),
     }  # fmt: skip

@@ -11,7 +11,7 @@ def plain(tensor: Any) -> Any:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(local: Any, parameter: Any) -> Any:
+def shard_like(local: Any, parameter: Any) -> Any:
     """A local tensor, on the device or the host, as a DTensor sharded like the parameter."""
     if not isinstance(parameter, DTensor):
         return local

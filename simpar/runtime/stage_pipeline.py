@@ -22,9 +22,9 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import stage_blocks
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.measure import Clock
-from simpar.runtime.placed import StageLoss, kept_on
+from simpar.runtime.placed import StageLoss, find_stored
 from simpar.runtime.ranks import StageRanks
-from simpar.runtime.resharding import StoredParts, joint, pieces, within
+from simpar.runtime.resharding import StoredParts, joint, pieces, slice_within
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Channel:
         sends = source.stage.holds(rank)
         mine = source.box(rank) if sends else target.box(rank)
         parts = [
-            (piece.receiver if sends else piece.sender, within(piece.box, mine))
+            (piece.receiver if sends else piece.sender, slice_within(piece.box, mine))
             for piece in pieces(source, target)
             if rank in (piece.sender, piece.receiver)
         ]
@@ -251,8 +251,8 @@ class TiedEmbeddings:
             return None
         shape = (graph.dims["vocab"], graph.dims["hidden"])
         table, output = graph.embedding.operators[0], graph.head.operator("lm_head")
-        held = kept_on(ranks.stages[0], graph.embedding, table, shape)
-        twin = kept_on(ranks.stages[last], graph.head, output, shape)
+        held = find_stored(ranks.stages[0], graph.embedding, table, shape)
+        twin = find_stored(ranks.stages[last], graph.head, output, shape)
         up = Channel.of(twin, held, ranks.rank, ranks.ways[1])
         return TiedEmbeddings(up, Channel.of(held, twin, ranks.rank, ranks.ways[0]), ranks.index == 0)
 

@@ -10,7 +10,7 @@ from simpar.plan.optimizers import InTorch, in_torch
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.offload import OnHost
 from simpar.runtime.saved import DELAYED
-from simpar.runtime.sharded import like
+from simpar.runtime.sharded import shard_like
 from simpar.runtime.update import Owned, StepUpdate
 
 
@@ -37,14 +37,14 @@ def _tensors(update: StepUpdate) -> Iterator[tuple[Owned, str, Any]]:
         yield each, f"model.{_name(each)}", each.parameter.detach()
     for each, home, state in _remembered(update):
         if update.scope.plan.offload.offload_delayed and home is not each.local:
-            yield each, f"{DELAYED}.{_name(each)}", like(home.detach(), each.parameter)
+            yield each, f"{DELAYED}.{_name(each)}", shard_like(home.detach(), each.parameter)
         for moment in _of(update).states:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(home)
-            yield each, f"optimizer.{_name(each)}.{moment}", like(state[moment], each.parameter)
+            yield each, f"optimizer.{_name(each)}.{moment}", shard_like(state[moment], each.parameter)
 
 
-def loaded(update: StepUpdate, steps: int) -> None:
+def finish_loading(update: StepUpdate, steps: int) -> None:
     """After loading: tell the optimizer the number of past steps, and the host its parameters.
 
     Some optimizers correct their states by that number.

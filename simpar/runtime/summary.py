@@ -15,7 +15,7 @@ from simpar.units import format_bytes, format_seconds
 COMPARED = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_bytes")
 
 
-def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
+def summarise_ranks(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
     """Speed, spread, memory and phases of a run from the rows of its ranks.
 
     A step ends when its slowest rank ends. The first ``warmup`` steps are left out, unless there are no others. Phases
@@ -39,15 +39,15 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
     }
 
 
-def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
-    """:func:`measured` for replicas on parameter servers, with the staleness of their updates.
+def summarise_replicas(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
+    """:func:`summarise_ranks` for replicas on parameter servers, with the staleness of their updates.
 
     Replicas step at their own pace: the step time is the harmonic mean of their medians, so that tokens/s are those of
     all. Losses are means over replicas, each on its own part of the batch.
     """
     replicas = [rank for rank in ranks if "server" not in rank]
     servers = [rank for rank in ranks if "server" in rank]
-    result = measured(replicas, training, warmup=warmup)
+    result = summarise_ranks(replicas, training, warmup=warmup)
     own = [median(row["step_time_s"] for row in rank["steps"][warmup:] or rank["steps"]) for rank in replicas]
     result["step_time_s"] = step_time_s = float(harmonic_mean(own))
     result["step_time_s_by_replica"] = [float(each) for each in own]
@@ -60,7 +60,7 @@ def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, wa
     return result
 
 
-def counted(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, warmup: int) -> list[int]:
+def count_staleness(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, warmup: int) -> list[int]:
     """Staleness of every update after the replicas' warm-up, until the first replica has finished."""
     pushed, result = [0] * replicas, []
     for replica, step, staleness in updates:

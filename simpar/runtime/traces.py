@@ -29,12 +29,12 @@ def write_both(path: str | Path, simulated: Timeline | None, measured: Sequence[
     for event in events:
         if event["ph"] == "M" and event["name"] == "process_name":
             event["args"] = {"name": f"simulated: {event['args']['name']}"}
-    events += merged([json.loads(each.read_text(encoding="utf-8")) for each in measured])
+    events += merge_traces([json.loads(each.read_text(encoding="utf-8")) for each in measured])
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text)
 
 
-def merged(ranks: Sequence[Mapping[str, Any]]) -> list[Event]:
+def merge_traces(ranks: Sequence[Mapping[str, Any]]) -> list[Event]:
     """Events of all ranks' Kineto traces, from the first step's start on, in us."""
     starts = [_first_step_us(rank) for rank in ranks]
     origin = min((_absolute_us(rank, start) for rank, start in zip(ranks, starts, strict=True)), default=0.0)

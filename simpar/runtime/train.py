@@ -32,7 +32,7 @@ from simpar.runtime.ranks import Ranks, ranks_of
 from simpar.runtime.rates import rate
 from simpar.runtime.released import Released
 from simpar.runtime.saved import next_step
-from simpar.runtime.states import loaded, named_tensors
+from simpar.runtime.states import finish_loading, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import StepUpdate
 from simpar.runtime.weights import check_used, save
@@ -124,7 +124,7 @@ class CheckpointSaver:
             step = next_step(path, manifest, self.session.job)
             assert self.store is not None, "its checkpoints were just read"
             self.store.load(path, named_tensors(self.update))
-            loaded(self.update, step)
+            finish_loading(self.update, step)
             return step
         return 0
 

@@ -85,7 +85,7 @@ def run(job: RunJob) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     trained = int(os.environ["WORLD_SIZE"]) - int(job.plan.data_parallel.servers or 0)
     nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-    with joined(job.machine, Path(job.folder), on_host=rank >= trained) as device:
+    with join_process_group(job.machine, Path(job.folder), on_host=rank >= trained) as device:
         if nodes != "1":
             _agree(job)
         result = train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
@@ -138,7 +138,7 @@ def _bring_home(values: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def joined(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator[Any]:
+def join_process_group(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator[Any]:
     """A context in which this rank is in the job's process group; yields its device.
 
     The group uses NCCL between CUDA devices, and gloo otherwise. Ranks of one node find each other through a

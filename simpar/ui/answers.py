@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from simpar.neighbours import advise
-from simpar.operate.whole_run import operated_run
+from simpar.operate.whole_run import add_operation
 from simpar.report.html import sections
 from simpar.report.html.data import page_data, series
 from simpar.report.result import Result
@@ -87,7 +87,7 @@ def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[s
 
 def add_failures(result: Result, asked: ResolvedRequest) -> dict[str, Any] | None:
     """The figures with failures in the whole run, if it has one and a reliability is known."""
-    counted = operated_run(result, asked.inputs(), None)
+    counted = add_operation(result, asked.inputs(), None)
     if counted is result or counted.whole_run is None:
         return None
     return {"html": sections(page_data(counted), "figures"), "whole_run": counted.whole_run.model_dump()}

@@ -14,7 +14,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.layout.deciders import resolve
 from simpar.layout.moves import IN_MENUS
 from simpar.neighbours import advise
-from simpar.operate.whole_run import operated_run
+from simpar.operate.whole_run import add_operation
 from simpar.plan.choices import AXES, value_of
 from simpar.plan.plan import Plan
 from simpar.planner.api import find_space
@@ -78,7 +78,7 @@ def write_page(room: JobSlot) -> None:
     """The result page of a state, as ``simpar simulate --html`` writes it."""
     asked = ask(room.scenario)
     result = simulate_request(asked, room.engine.name, with_timeline=True)
-    result = operated_run(result, asked.inputs(), None)
+    result = add_operation(result, asked.inputs(), None)
     advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.report_trial)
     room.say({"file": {"name": "report.html", "text": render(advised)}})
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from simpar.architectures.catalogue import catalogue, config_of, is_file, named
+from simpar.architectures.catalogue import catalogue, config_of, is_file, load_shipped
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
 from simpar.architectures.reading import GPT_STYLE, LLAMA_STYLE
@@ -58,7 +58,7 @@ def _config(row: Row) -> dict[str, Any] | None:
     if isinstance(given, Mapping):
         return dict(given)
     if given is not None:
-        return config_of(str(given)) if is_file(str(given)) else dict(named(str(given)))
+        return config_of(str(given)) if is_file(str(given)) else dict(load_shipped(str(given)))
     released = None if text(row, "hidden") else catalogue().get(text(row, "model_name").lower())
     return None if released is None else dict(released)
 

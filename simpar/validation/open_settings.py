@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every
+from simpar.architectures.recompute import FULL, NONE, SELECTIVE, policy_of_every
 from simpar.plan.schedules import default_schedule
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, predict
@@ -18,7 +18,7 @@ from simpar.validation.rows import FREE_BATCH, TUNED, Case
 
 MOST_SEQUENCES = 64
 CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather
-RECOMPUTE = (NONE, SELECTIVE, every(4), every(2), FULL)
+RECOMPUTE = (NONE, SELECTIVE, policy_of_every(4), policy_of_every(2), FULL)
 
 
 def choose_open_settings(entry: Case) -> tuple[Case, Prediction]:

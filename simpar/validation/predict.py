@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from simpar import files
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
-from simpar.cost.collectives.measured import calibrated
+from simpar.cost.collectives.measured import calibrate_cluster
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
@@ -168,7 +168,7 @@ def cluster_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Cluster:
         cluster = make_cluster(_in_segments(profile, nodes), nodes)
     except UserError as error:
         raise Unmodelled(str(error)) from None
-    return calibrated(cluster, case.fabric) if case.fabric else cluster
+    return calibrate_cluster(cluster, case.fabric) if case.fabric else cluster
 
 
 def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.recompute import FULL, NONE, SELECTIVE, every, of_modules
+from simpar.architectures.recompute import FULL, NONE, SELECTIVE, of_modules, policy_of_every
 from simpar.architectures.training import Documents, Training
 from simpar.errors import UserError
 from simpar.plan.choices import to_file_value
@@ -49,7 +49,7 @@ USUAL_RECOMPUTE = {"torchtitan": SELECTIVE, "maxtext": FULL, "automodel": FULL}
 """What recipes of stacks recompute where a row does not say."""
 OTHERS_OF_PLAN = tuple(name for name in dict.fromkeys(PLAN_COLUMNS.values()) if name not in ("dp", "ep"))
 NO, YES = ("no", "off", "false", "0"), ("yes", "on", "true", "1")
-_RECOMPUTE = dict.fromkeys(NO, NONE) | dict.fromkeys(YES, FULL) | {"every other layer": every(2)}
+_RECOMPUTE = dict.fromkeys(NO, NONE) | dict.fromkeys(YES, FULL) | {"every other layer": policy_of_every(2)}
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 STAGES = {
     **{f"{word}{stage}": stage for word in ("", "zero", "stage", "zerostage") for stage in (0, 1, 2, 3)},

@@ -66,8 +66,8 @@ def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) ->
         reason = parsed if isinstance(parsed, str) else str(predicted)
         return RowOutcome(**words, measured=None, prediction=None, reason=reason)  # type: ignore[arg-type]
     measured = Measurements(parsed.time_s, None, None, None, None, fits=None)
-    once = Prediction(predicted, 0.0, 0.0, 0.0, fits=True)
-    return RowOutcome(**words, measured=measured, prediction=once)  # type: ignore[arg-type]
+    prediction = Prediction(predicted, 0.0, 0.0, 0.0, fits=True)
+    return RowOutcome(**words, measured=measured, prediction=prediction)  # type: ignore[arg-type]
 
 
 NEEDED = ("source", "n_gpus", "seq_len")

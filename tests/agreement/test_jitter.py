@@ -13,7 +13,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program
-from simpar.program.jitter import JitteredStep, num_ops, slowest, units_of
+from simpar.program.jitter import JitteredStep, num_ops, slowest_factors, units_of
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
@@ -121,7 +121,7 @@ def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
     folded = lowered("pp")
     spans = [reference.run(jittered(folded, seed)).makespan_ns for seed in (1, 1, 2)]
     assert spans[0] == spans[1] != spans[2]
-    factors = slowest(units_of(folded), 5000, SIGMA, SEED)
+    factors = slowest_factors(units_of(folded), 5000, SIGMA, SEED)
     assert factors.shape == (16, 5000)
     assert factors.mean() == pytest.approx(1, abs=3 * SIGMA / np.sqrt(factors.size))
     assert np.log(factors).std() == pytest.approx(SIGMA, rel=0.02)
@@ -131,5 +131,5 @@ def test_factors_are_keyed_by_seed_rank_and_pass() -> None:
 def test_a_unit_takes_the_largest_factor_of_its_ranks() -> None:
     """Units of tensor-parallel groups: the maximum over the group of what its ranks draw alone."""
     units = units_of(lowered("tp"))
-    ours, theirs = slowest(units, 7, SIGMA, SEED), slowest(np.arange(len(units)), 7, SIGMA, SEED)
+    ours, theirs = slowest_factors(units, 7, SIGMA, SEED), slowest_factors(np.arange(len(units)), 7, SIGMA, SEED)
     assert (ours == theirs.reshape(2, 8, 7).max(axis=1)).all()

@@ -12,17 +12,17 @@ from simpar.architectures.recompute import (
     OPTIMAL,
     SIMPLE,
     by_layer,
-    every,
     is_known,
+    joint_mode,
     last_of,
     modes,
     module_names,
     of_layer,
     of_modules,
     operators,
+    policy_of_every,
     says_layers,
     segment,
-    together,
 )
 from simpar.architectures.training import Training
 from simpar.cost.activations import block_activations
@@ -64,7 +64,7 @@ def test_names() -> None:
 
 def test_what_is_built_is_read_again() -> None:
     """Policies of modules, of every C-th layer, of segments and by layer."""
-    chosen = [("none", 2), (together(3), 6), (of_modules(["mlp", "moe"]), 1), ("full", 1), ("full", 2)]
+    chosen = [("none", 2), (joint_mode(3), 6), (of_modules(["mlp", "moe"]), 1), ("full", 1), ("full", 2)]
     policy = by_layer(chosen)
     assert policy == "layers:none*2,full:3*6,modules:mlp+moe*1,full*3"
     assert is_known(policy)
@@ -74,8 +74,8 @@ def test_what_is_built_is_read_again() -> None:
     ]  # fmt: skip
     assert segment(last_of(3)) == (2, 3)
     assert modes(policy) == ("none", "full:0/3", "full:1/3", "full:2/3", "modules:mlp+moe", "full")
-    assert modes(every(3)) == ("full", "none")
-    assert (of_modules([]), together(1)) == ("none", "full")
+    assert modes(policy_of_every(3)) == ("full", "none")
+    assert (of_modules([]), joint_mode(1)) == ("none", "full")
 
 
 @pytest.mark.parametrize("policy", [*SIMPLE, OPTIMAL, of_modules(["mlp"])])

@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.architectures.flops import model_flop_per_token
 from simpar.architectures.hf_config import read
-from simpar.architectures.tuning import NF4_BYTES, tuned
+from simpar.architectures.tuning import NF4_BYTES, add_adapters
 from simpar.cost.optimizers import state_bytes
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
@@ -29,7 +29,7 @@ def llama(hidden, layers, heads, ffn):
 
 def adapted(graph, rank, targets=ALL, **options):
     """The model with adapters."""
-    return tuned(graph, rank=rank, targets=targets, **{"frozen_layers": 0, "frozen_dtype": "bf16", **options})
+    return add_adapters(graph, rank=rank, targets=targets, **{"frozen_layers": 0, "frozen_dtype": "bf16", **options})
 
 
 def trained(graph):

@@ -12,7 +12,7 @@ from simpar.budget.summary import summary
 from simpar.budget.wanted import Wanted
 from simpar.cli import run
 from simpar.errors import UserError
-from simpar.hardware.price import priced
+from simpar.hardware.price import set_price
 from simpar.planner.problem import Constraints, make_problem
 from simpar.report.bill import Amount, WholeRun
 
@@ -30,7 +30,7 @@ def problem():
     fixed = {**AXES, **HELD, **ONE, "order": "tp-cp-dp-pp"}
     return make_problem(
         simpar.Model("gpt2"),
-        priced(simpar.Cluster("dgx-h100", nodes=2), 2.5),
+        set_price(simpar.Cluster("dgx-h100", nodes=2), 2.5),
         simpar.Training(seq_len=1024, global_batch=32, tokens="10B"),
         stack="megatron",
         constraints=Constraints(fixed=fixed, portable="any"),
@@ -45,7 +45,7 @@ def found(problem):
 
 def simulated(problem, nodes):
     """Days and dollars of every plan of the space on some nodes that fits as surely as a search wants."""
-    cluster = priced(simpar.Cluster("dgx-h100", nodes=nodes), 2.5)
+    cluster = set_price(simpar.Cluster("dgx-h100", nodes=nodes), 2.5)
     for values in product(*AXES.values()):
         choice = dict(zip(AXES, values, strict=True))
         plan = simpar.Plan(stack="megatron", **choice, **HELD)

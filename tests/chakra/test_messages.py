@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.chakra.messages import COLLECTIVE, COMPUTE, ChakraTrace, TraceNode, decode
-from simpar.chakra.wire import WireError, fields, read_varint, signed, varint
+from simpar.chakra.wire import WireError, fields, read_varint, to_signed, varint
 from simpar.errors import UserError
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -45,7 +45,7 @@ def test_numbers_come_back(value):
     """Groups of seven bits, negative ones in two's complement."""
     data = varint(value)
     assert read_varint(data, 0) == (value % 2**64, len(data))
-    assert signed(value % 2**64) == value
+    assert to_signed(value % 2**64) == value
 
 
 def test_bytes_of_a_node():

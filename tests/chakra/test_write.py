@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import simpar
 from simpar.architectures.catalogue import load_model
-from simpar.chakra.fabric import dimensions, network_text, unsaid
+from simpar.chakra.fabric import dimensions, list_unexpressed, network_text
 from simpar.chakra.write import export_traces
 from simpar.cli.app import app
 from simpar.errors import UserError
@@ -59,15 +59,15 @@ def test_networks_without_a_place_are_left_out_aloud(hardware):
     """Of a torus there is no network file, and the page says so."""
     cluster = simpar.Cluster(hardware, nodes=2)
     assert dimensions(cluster) is None
-    assert any("no network.yml" in line for line in unsaid(cluster))
+    assert any("no network.yml" in line for line in list_unexpressed(cluster))
 
 
 def test_uplinks_that_bind_are_told():
     """Degraded or oversubscribed ones."""
     bound = simpar.Cluster("meta-llama3-h100", nodes=1024)
     assert bound.leaves_bind
-    assert any("uplinks" in line for line in unsaid(bound))
-    assert not any("uplinks" in line for line in unsaid(simpar.Cluster("dgx-h100", nodes=4)))
+    assert any("uplinks" in line for line in list_unexpressed(bound))
+    assert not any("uplinks" in line for line in list_unexpressed(simpar.Cluster("dgx-h100", nodes=4)))
 
 
 def refusal(nodes=1, lossy=False, **values):

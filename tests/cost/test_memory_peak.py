@@ -6,7 +6,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
-from simpar.cost.collectives.measured import calibrated
+from simpar.cost.collectives.measured import calibrate_cluster
 from simpar.cost.memory.moments import most_in_flight
 from simpar.engine import choose_engine
 from simpar.errors import UserError
@@ -67,7 +67,7 @@ def test_late_members_keep_the_host_behind_small_microbatches(micro_batch: int, 
     plan, training = Plan(tp=8, dp=1, micro_batch=micro_batch), Training(seq_len=4096, global_batch=32)
     reserved = []
     for intra in (457e9, 425e9):
-        cluster = calibrated(load_cluster("aws-p5", 1), {"intra_all_reduce": intra})
+        cluster = calibrate_cluster(load_cluster("aws-p5", 1), {"intra_all_reduce": intra})
         job = make_job(graph, cluster, plan, training, stack)
         lowered = lower_job(job, cluster)
         found = footprints(lowered, choose_engine("auto", lowered.program)[1](lowered.program), cluster)

@@ -8,7 +8,7 @@ from simpar.errors import UserError
 from simpar.plan.choices.numerics import DecidedNumerics, Numerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner import make_problem
-from simpar.planner.space.fit import FIRST, least
+from simpar.planner.space.fit import FIRST, compute_least
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import memory_rows
 from simpar.simulation import make_job
@@ -157,7 +157,7 @@ def test_search_and_simulation_hold_the_same_states(optimizer):
         plan = plan_of(rows, row)
         exact = make_job("llama-3-8b", H100, plan, TRAINING)
         static = stage_static_memory(exact.graph, exact.layout, TRAINING, exact.stack, 0).resident_bytes
-        assert least(rows.subset([row]), (FIRST,)).static_bytes.tolist() == [[static]]
+        assert compute_least(rows.subset([row]), (FIRST,)).static_bytes.tolist() == [[static]]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_search_has_the_account_of_the_simulated_step(
     monkeypatch.setattr(fit, "experts_risk_bytes", noted)
     given = problem(model, {"tp": 1, "pp": 2, "ep": 2, "micro_batch": 1, "zero": 1, "schedule": schedule})
     rows = enumerate_space(given)
-    fit.least(rows.subset([0]), (0,))
+    fit.compute_least(rows.subset([0]), (0,))
     first = next(one for one in held(given) if one.stage == 0)
     assert [float(each[0, 0]) for each in found[0]] == pytest.approx(list(first.experts_bytes), rel=1e-12)
     assert first.experts_bytes[1] > 0.0

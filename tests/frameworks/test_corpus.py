@@ -11,7 +11,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.frameworks import read
-from simpar.frameworks.recipes import nested
+from simpar.frameworks.recipes import nest_names
 from simpar.hardware.catalogue import load_cluster
 from simpar.simulation import simulate
 
@@ -108,8 +108,8 @@ def pretrain_recipe_performance(fn=pretrain):
 
 WRITERS = {
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
-    "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nested(facts)),
-    "accelerate": lambda facts: json.dumps(nested(facts)), "deepspeed": lambda facts: json.dumps(nested(facts)),
+    "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
+    "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from simpar.errors import UserError
 from simpar.frameworks import read, unsupported
 from simpar.frameworks.megatron import layout
 from simpar.frameworks.megatron_read import layers_of
-from simpar.frameworks.nearest import ExportJob, nearest
+from simpar.frameworks.nearest import ExportJob, find_nearest
 from simpar.frameworks.subject import settle, subject
 from simpar.plan.plan import Plan
 
@@ -233,7 +233,7 @@ def test_what_megatron_core_refuses_is_lost_and_has_a_plan_near_it(label, target
     reasons = unsupported(plan, graph, TRAINING, target)
     assert len(reasons) == 1
     assert words in reasons[0]
-    near = nearest(plan, ExportJob(graph, TRAINING, target, 8))
+    near = find_nearest(plan, ExportJob(graph, TRAINING, target, 8))
     assert near
     assert all(len(each.changes) == 1 for each in near)
 

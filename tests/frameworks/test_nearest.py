@@ -4,7 +4,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks import TARGETS, unsupported
-from simpar.frameworks.nearest import ExportJob, nearest, saving
+from simpar.frameworks.nearest import ExportJob, find_nearest, find_saving
 
 from .conftest import TRAINING, checked
 
@@ -17,7 +17,7 @@ def test_the_nearest_can_be_said(target):
     model = "llama-3.1-8b" if target == "torchtitan-0.2" else "llama-3-8b"
     plan, graph = checked(model, **PLAN), load_model(model)
     assert unsupported(plan, graph, TRAINING, target)
-    found = nearest(plan, ExportJob(graph, TRAINING, target, 8))
+    found = find_nearest(plan, ExportJob(graph, TRAINING, target, 8))
     assert found
     for near in found:
         assert not unsupported(near.plan, graph, TRAINING, target)
@@ -29,11 +29,11 @@ def test_the_nearest_can_be_said(target):
 def test_as_little_is_changed_as_can_be():
     """One field where one is enough, with the values that are near before those that are far."""
     graph = load_model("llama-3-8b")
-    found = nearest(checked("llama-3-8b", dp=8, zero=1), ExportJob(graph, TRAINING, "torchtitan", 8))
+    found = find_nearest(checked("llama-3-8b", dp=8, zero=1), ExportJob(graph, TRAINING, "torchtitan", 8))
     assert [near.changes for near in found] == [("zero = 2",), ("zero = 3",), ("zero = 0",)]
     assert [near.given_up for near in found] == [(), (), ("zero",)]
     whole = checked("llama-3-8b", dp=8, zero=3)
-    assert [(near.plan, near.changes) for near in nearest(whole, ExportJob(graph, TRAINING, "torchtitan", 8))] == [
+    assert [(near.plan, near.changes) for near in find_nearest(whole, ExportJob(graph, TRAINING, "torchtitan", 8))] == [
         (whole, ())
     ]
 
@@ -42,7 +42,7 @@ def test_axes_are_given_up_before_what_hangs_on_them():
     """Without tensor parallelism there is nothing to say about its sequences."""
     graph = load_model("llama-3-8b")
     plan = checked("llama-3-8b", tp=4, dp=2, zero=3, sequence_parallel=True)
-    found = nearest(plan, ExportJob(graph, TRAINING, "accelerate", 8))
+    found = find_nearest(plan, ExportJob(graph, TRAINING, "accelerate", 8))
     assert [near.changes for near in found] == [("tp = 1, dp = 8",)]
 
 
@@ -50,20 +50,20 @@ def test_what_saves_memory_can_be_added():
     """First one field more, then two; nothing that the target cannot say, and no field twice."""
     graph = load_model("llama-3-8b")
     job = ExportJob(graph, TRAINING, "accelerate", 8)
-    found = nearest(checked("llama-3-8b", tp=4, dp=2, zero=2), job)
+    found = find_nearest(checked("llama-3-8b", tp=4, dp=2, zero=2), job)
     assert [near.changes for near in found] == [("tp = 1, dp = 8",)]
-    one, two = saving(found, job)
+    one, two = find_saving(found, job)
     assert [near.changes[1:] for near in one] == [("zero = 3",), ("recompute = full",)]
     assert [near.changes[1:] for near in two] == [("recompute = full", "zero = 3")]
-    (near,) = nearest(
+    (near,) = find_nearest(
         checked("llama-3-8b", dp=8, zero=3, recompute="selective"), ExportJob(graph, TRAINING, "nanotron", 8)
     )[:1]
     assert (near.plan.data_parallel.zero, near.plan.memory.recompute) == (1, "full")
     assert near.given_up == ("zero",)
-    assert saving([near], job) == [[], []]
+    assert find_saving([near], job) == [[], []]
 
 
 def test_models_have_no_nearest():
     """A loss that is the model is none of a plan's fields."""
     plan = checked("falcon-7b", dp=8)
-    assert nearest(plan, ExportJob(load_model("falcon-7b"), TRAINING, "megatron", 8)) == []
+    assert find_nearest(plan, ExportJob(load_model("falcon-7b"), TRAINING, "megatron", 8)) == []

@@ -9,8 +9,8 @@ from simpar.architectures.catalogue import catalogue, load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.frameworks import unsupported
 from simpar.frameworks.hub import HUB
-from simpar.frameworks.match import named
-from simpar.frameworks.nearest import ExportJob, nearest
+from simpar.frameworks.match import find_model
+from simpar.frameworks.nearest import ExportJob, find_nearest
 
 from .conftest import TRAINING, checked, exported
 
@@ -77,7 +77,7 @@ def test_axolotl_keeps_no_second_copy_of_weights():
     plan = checked("llama-3.1-8b", dp=8, zero=3)
     (reason,) = unsupported(plan, graph, TRAINING, "axolotl")
     assert reason.startswith("master_weights = true: bf16 loads parameters of bf16")
-    near = nearest(plan, ExportJob(graph, TRAINING, "axolotl", 8))
+    near = find_nearest(plan, ExportJob(graph, TRAINING, "axolotl", 8))
     assert [each.changes for each in near] == [("master_weights = false",)]
     for precision, attention in (("bf16", "flash_attention_2"), ("fp32", "sdpa")):
         found = config("axolotl", dp=8, zero=3, precision=precision)
@@ -109,6 +109,6 @@ def test_models_without_a_released_name_are_refused():
 def test_names_on_the_hub_are_of_shipped_models():
     """Every name is one that an import would read as the same model, where their sizes are in it."""
     assert set(HUB) <= set(catalogue())
-    read = {name: named(hub) for name, hub in HUB.items()}
+    read = {name: find_model(hub) for name, hub in HUB.items()}
     assert {name for name, found in read.items() if found not in (name, None)} == set()
     assert sum(found is None for found in read.values()) < 5

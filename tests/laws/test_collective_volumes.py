@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.placement import regular_shape
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, Host, ScaleUp
 from simpar.units import MB, US
@@ -61,7 +61,7 @@ def test_ring_volumes(members: int, size: float) -> None:
 @given(members=st.integers(2, 64), size=st.floats(1e3, 1e12))
 def test_ring_time_without_latency(members: int, size: float) -> None:
     """A ring all-reduce takes 2(N-1)X / (NB)."""
-    seconds = collective_time_s("all_reduce", size, regular(1, members), switch(members), algorithm="ring")
+    seconds = collective_time_s("all_reduce", size, regular_shape(1, members), switch(members), algorithm="ring")
     assert float(seconds) == pytest.approx(2 * (members - 1) * size / (members * MB))
 
 
@@ -87,7 +87,7 @@ def test_broadcast_to_seven() -> None:
     """5 MB to 7 receivers over 1 MB/s ports: 35 s one by one, 15 s down a tree, 5 s along a pipeline."""
     cluster = switch(8)
     seconds = {
-        name: float(collective_time_s("broadcast", 5 * MB, regular(1, 8), cluster, algorithm=name))
+        name: float(collective_time_s("broadcast", 5 * MB, regular_shape(1, 8), cluster, algorithm=name))
         for name in ("star", "tree", "ring")
     }
     assert seconds == {"star": pytest.approx(35.0), "tree": pytest.approx(15.0), "ring": pytest.approx(5.0)}
@@ -97,7 +97,7 @@ def test_broadcast_to_seven() -> None:
 def test_halving_doubling_steps(members: int) -> None:
     """Recursive halving and doubling takes 2 log2 N steps, and moves what a ring moves."""
     cluster = switch(members, port_hop_us=1.0)
-    seconds = collective_time_s("all_reduce", 0.0, regular(1, members), cluster, algorithm="halving_doubling")
+    seconds = collective_time_s("all_reduce", 0.0, regular_shape(1, members), cluster, algorithm="halving_doubling")
     assert float(seconds) == pytest.approx(2 * math.log2(members) * US)
     moved = sent_bytes("all_reduce", members, 1e6, "halving_doubling")
     np.testing.assert_allclose(moved, sent_bytes("all_reduce", members, 1e6, "ring"))
@@ -108,7 +108,7 @@ def test_broadcast_tree_steps(members: int) -> None:
     """A binomial tree needs ceil(log2 N) rounds, a ring N-1 hops."""
     cluster = switch(members, port_hop_us=1.0)
     tree, ring = (
-        float(collective_time_s("broadcast", 0.0, regular(1, members), cluster, algorithm=name))
+        float(collective_time_s("broadcast", 0.0, regular_shape(1, members), cluster, algorithm=name))
         for name in ("tree", "ring")
     )
     assert tree == pytest.approx(math.ceil(math.log2(members)) * US)
@@ -119,7 +119,7 @@ def test_broadcast_tree_steps(members: int) -> None:
 @given(members=st.integers(2, 64), size=st.floats(1.0, 1e12))
 def test_reduce_scatter_then_all_gather_is_an_all_reduce(members: int, size: float) -> None:
     """On a ring an all-reduce costs exactly its two halves."""
-    cluster, shape = switch(members, port_hop_us=1.0), regular(1, members)
+    cluster, shape = switch(members, port_hop_us=1.0), regular_shape(1, members)
     whole, scatter, gather = (
         float(collective_time_s(op, size, shape, cluster, algorithm="ring"))
         for op in ("all_reduce", "reduce_scatter", "all_gather")
@@ -129,7 +129,7 @@ def test_reduce_scatter_then_all_gather_is_an_all_reduce(members: int, size: flo
 
 def test_parameter_server_is_worse_than_a_ring_by_half_the_members() -> None:
     """A server moves X(N-1) each way on one port: N/2 times a ring."""
-    shape, cluster = regular(1, 8), switch(8)
+    shape, cluster = regular_shape(1, 8), switch(8)
     server, ring = (
         float(collective_time_s("all_reduce", 1.0 * MB, shape, cluster, algorithm=name)) for name in ("star", "ring")
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simpar.learning.fit import Observed, Prior, learn, most_probable, slopes_of
+from simpar.learning.fit import Observed, Prior, fit_values, learn, slopes_of
 from simpar.learning.parameters import CLOCKS, parameter, spread_of, tuning_of
 from simpar.validation.predict import predict_time_s
 from simpar.validation.rows import case
@@ -122,7 +122,7 @@ def test_the_most_probable_values_balance_runs_and_prior():
     known = slopes_of(runs, alone, alone.values)
     slope, error, spread = known.slopes[0, 0] * alone.spread[0], known.errors[0], alone.spread[0]
     expected = alone.values[0] + spread * slope * error / (slope**2 + 0.05**2)
-    assert most_probable(alone, known, np.zeros(1))[0] == pytest.approx(expected, rel=0.02)
+    assert fit_values(alone, known, np.zeros(1))[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_spreads_are_those_of_shipped_profiles():

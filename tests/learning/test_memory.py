@@ -9,9 +9,9 @@ import pytest
 from simpar.cli import run
 from simpar.learning.answer import learn
 from simpar.learning.fit import Observed, Peak
-from simpar.learning.memory import learn_memory, merged_peak
+from simpar.learning.memory import learn_memory, merge_peaks
 from simpar.learning.parameters import MEMORY, RESERVED, spread_of
-from simpar.learning.reports import reported
+from simpar.learning.reports import read_report
 from simpar.learning.runs import runs_of
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
@@ -166,16 +166,16 @@ def test_repeats_are_one_peak():
     """The geometric mean of those of one kind."""
     first = observed(LAYOUTS[:1])[0]
     peaks = (Peak(10.0), None, Peak(40.0), Peak(5.0, "allocated"))
-    assert merged_peak([replace(first, peak=peak) for peak in peaks]).size_bytes == pytest.approx(20.0)
-    assert merged_peak([replace(first, peak=None)]) is None
+    assert merge_peaks([replace(first, peak=peak) for peak in peaks]).size_bytes == pytest.approx(20.0)
+    assert merge_peaks([replace(first, peak=None)]) is None
 
 
 def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
     """What a process grows by is no tensor; an accelerator's allocator is believed."""
     path = folder(tmp_path / "run", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9)
-    assert reported(path, ProfileOverrides("simpar", "laptop-cpu-4")).peak is None
+    assert read_report(path, ProfileOverrides("simpar", "laptop-cpu-4")).peak is None
     path = folder(tmp_path / "other", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9, machine={"device": "cuda"})
-    assert reported(path, ProfileOverrides("simpar", "dgx-h100")).peak == Peak(5e9)
+    assert read_report(path, ProfileOverrides("simpar", "dgx-h100")).peak == Peak(5e9)
 
 
 @pytest.mark.slow

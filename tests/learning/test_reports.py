@@ -6,7 +6,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.learning.answer import learn
-from simpar.learning.reports import is_report, reported
+from simpar.learning.reports import is_report, read_report
 from simpar.learning.runs import runs_of
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
@@ -43,13 +43,13 @@ def folder(path, plan, *, step_time_s=1.0, spread_s=0.0, peak_reserved_bytes=0.0
 def test_a_folder_is_the_layout_that_ran(tmp_path):
     """Model, plan, ranks and time; either the folder or the report in it is named."""
     path = folder(tmp_path / "run", {"tp": 2, "zero": 0}, step_time_s=2.0, spread_s=0.2)
-    found = reported(path, HERE)
+    found = read_report(path, HERE)
     assert (found.time_s, found.case.num_devices, found.case.plan["tp"]) == (2.0, 4, 2)
     assert found.scatter == pytest.approx(0.05)
     assert found.case.graph.name == "small"
     assert is_report(path)
     assert is_report(f"{path}/report.json")
-    assert reported(f"{path}/report.json", HERE) == found
+    assert read_report(f"{path}/report.json", HERE) == found
 
 
 @pytest.mark.slow
@@ -61,10 +61,10 @@ def test_three_runs_teach_a_processor(tmp_path):
     plans = ({"dp": 4}, {"tp": 2}, {"pp": 4, "schedule": "gpipe"}, {"pp": 2, "schedule": "1f1b"})
     paths = []
     for at, plan in enumerate(plans):
-        case = reported(folder(tmp_path / str(at), plan), HERE).case
+        case = read_report(folder(tmp_path / str(at), plan), HERE).case
         paths.append(folder(tmp_path / str(at), plan, step_time_s=predict_time_s(case, truth)))
     answer = learn(*paths[:3], stack="simpar", hardware="laptop-cpu-4")
-    last = reported(paths[3], HERE)
+    last = read_report(paths[3], HERE)
     assert answer.errors()["before"] > 50
     assert predict_time_s(last.case) / last.time_s < 0.6
     assert predict_time_s(last.case, answer.learned.tuning) / last.time_s == pytest.approx(1, abs=0.12)
@@ -78,7 +78,7 @@ def test_runs_that_cannot_be_learnt_from_say_why(tmp_path, change, reason):
     """Another device than the profile's, and models that are code."""
     path = folder(tmp_path / "run", {"dp": 4}, **change)
     with pytest.raises(Unmodelled, match=reason):
-        reported(path, HERE)
+        read_report(path, HERE)
     with pytest.raises(UserError, match="nothing to learn from: run is left out: "):
         runs_of([path], HERE)
 
@@ -86,8 +86,8 @@ def test_runs_that_cannot_be_learnt_from_say_why(tmp_path, change, reason):
 def test_a_folder_of_something_else_is_a_line(tmp_path):
     """No job, or a job without its parts."""
     with pytest.raises(UserError, match="cannot be read"):
-        reported(str(tmp_path), HERE)
+        read_report(str(tmp_path), HERE)
     path = folder(tmp_path / "run", {"dp": 4})
     (tmp_path / "run" / "report.json").write_text('{"ranks": 4}')
     with pytest.raises(UserError, match="is not a folder of simpar run"):
-        reported(path, HERE)
+        read_report(path, HERE)

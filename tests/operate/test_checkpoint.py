@@ -12,7 +12,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
+from simpar.operate.checkpoint import checkpoint_bytes, checkpoint_cost, daly, efficiency, young
 from simpar.plan.plan import Plan
 from simpar.simulation import apply_tuning
 from simpar.stacks.stack import load_stack
@@ -72,7 +72,9 @@ def test_what_each_kind_of_checkpoint_blocks():
     """Synchronous: storage; asynchronous: the copy to the host; in memory: no storage at all."""
     cluster = load_cluster("dgx-h100", 16)
     size = 1_000 * GB
-    found = {kind: saving(size, cluster, Operation(days=1, checkpoint=kind)) for kind in ("sync", "async", "memory")}
+    found = {
+        kind: checkpoint_cost(size, cluster, Operation(days=1, checkpoint=kind)) for kind in ("sync", "async", "memory")
+    }
     stored = size / (16 * 1e9)
     assert found["sync"].blocking_s == pytest.approx(stored)
     snapshot = size / 128 / cluster.profile.host.pcie_bandwidth

@@ -8,10 +8,10 @@ import pytest
 import simpar
 from simpar.cli import run
 from simpar.hardware.operation import Operation
-from simpar.hardware.price import priced
+from simpar.hardware.price import set_price
 from simpar.operate.checkpoint import daly, efficiency
 from simpar.operate.outcome import OperatedJob
-from simpar.operate.whole_run import operated_run, with_failures
+from simpar.operate.whole_run import add_operation, with_failures
 from simpar.report.result import Result
 from simpar.units import DAY_S, parse_tokens
 
@@ -89,7 +89,7 @@ def test_files_and_frames_carry_it(result):
 
 def test_a_price_of_ones_own(inputs, result):
     """Twice the price is twice the dollars, recorded with the run; without one nobody says dollars."""
-    paid = simpar.simulate(**inputs | {"cluster": priced(inputs["cluster"], 5.8)}, with_timeline=False)
+    paid = simpar.simulate(**inputs | {"cluster": set_price(inputs["cluster"], 5.8)}, with_timeline=False)
     assert paid.whole_run.cost_usd.value == pytest.approx(2 * result.whole_run.cost_usd.value)
     assert paid.setup.cluster["price_per_device_hour"] == "5.8 USD/h"
     assert "price_per_device_hour" not in result.setup.cluster
@@ -98,7 +98,7 @@ def test_a_price_of_ones_own(inputs, result):
 def test_failures_make_it_longer(inputs, result):
     """By the share of time that is work kept: close to Daly's closed form, where planned stops are rare."""
     operation = Operation(reliability="meta-rsc-1", runs=1000)
-    found = operated_run(result, inputs, operation, seed=3).whole_run
+    found = add_operation(result, inputs, operation, seed=3).whole_run
     ideal, failures = result.whole_run, found.failures
     assert found.days.value == pytest.approx(ideal.days.value / failures.effective_time)
     assert failures.lost_days == pytest.approx(found.days.value - ideal.days.value)
@@ -116,10 +116,10 @@ def test_failures_make_it_longer(inputs, result):
 
 def test_the_hardware_may_name_its_reliability(inputs, result):
     """Then failures are counted unasked; elsewhere they are not."""
-    assert operated_run(result, inputs, None) is result
+    assert add_operation(result, inputs, None) is result
     profile = inputs["cluster"].profile.model_copy(update={"reliability": "meta-llama3"})
     named = inputs | {"cluster": replace(inputs["cluster"], profile=profile)}
-    assert operated_run(result, named, None).whole_run.failures.reliability == "meta-llama3"
+    assert add_operation(result, named, None).whole_run.failures.reliability == "meta-llama3"
     assert simpar.Cluster("meta-llama3-h100").profile.reliability == "meta-llama3"
 
 

@@ -2,7 +2,7 @@
 
 import simpar
 from simpar.planner import make_problem
-from simpar.preflight.flags import patched
+from simpar.preflight.flags import make_patch
 from simpar.preflight.given import given_text
 
 COMMAND = (
@@ -21,6 +21,6 @@ def test_experts_that_share_ranks_by_default_are_said() -> None:
     training = simpar.Training(seq_len=2048, global_batch=8)
     problem = make_problem("mixtral-8x7b", simpar.Cluster("dgx-h100"), training, stack="megatron", base=before)
     for degree in (None, 1):
-        change = patched(given.text, problem, before, before.with_values(etp=degree))
+        change = make_patch(given.text, problem, before, before.with_values(etp=degree))
         assert [str(edit) for edit in change.edits] == ["--expert-tensor-parallel-size 1"]
         assert change.text == COMMAND.replace("--expert-tensor-parallel-size 2", "--expert-tensor-parallel-size 1")

@@ -35,7 +35,7 @@ from simpar.runtime.offload import share_on_host
 from simpar.runtime.prediction import next_tokens
 from simpar.runtime.prepare import prepare
 from simpar.runtime.ranks import ranks_of
-from simpar.runtime.states import loaded, named_tensors
+from simpar.runtime.states import finish_loading, named_tensors
 
 MODELS = {
     "llama": {
@@ -209,7 +209,7 @@ def train(values: dict, rank: int, world: int, dtype: str) -> Trained:
     other = build({**{k: values[k] for k in KEPT if k in values}, **then}, rank, world, dtype)
     path, _ = next(store.sound())
     store.load(path, named_tensors(other.update))
-    loaded(other.update, 1)
+    finish_loading(other.update, 1)
     losses += steps(other, 1, STEPS)
     if then == {k: v for k, v in values.items() if k not in KEPT}:
         same = [torch.equal(a, b) for a, b in zip(*map(leaves, (engine, other)), strict=True)]

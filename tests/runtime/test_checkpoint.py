@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.runtime.checkpoint import Contents, Store  # noqa: E402
 from simpar.runtime.job import read_log  # noqa: E402
-from simpar.runtime.saved import MANIFEST, newest, whole_checkpoints  # noqa: E402
+from simpar.runtime.saved import MANIFEST, find_newest, list_complete  # noqa: E402
 from tests.runtime.conftest import environment  # noqa: E402
 
 CONTENTS = Contents("tiny", "adamw", 4)
@@ -60,10 +60,10 @@ def test_a_manifest_that_was_tampered_with_is_named(tmp_path, field, value, word
     folder = tmp_path / "step-00000003"
     folder.mkdir()
     (folder / MANIFEST).write_text(json.dumps(whole))
-    assert newest(tmp_path) == (folder, whole)
+    assert find_newest(tmp_path) == (folder, whole)
     (folder / MANIFEST).write_text(json.dumps(changed))
     with pytest.raises(UserError, match=words) as found:
-        newest(tmp_path)
+        find_newest(tmp_path)
     assert MANIFEST in str(found.value)
     assert len(str(found.value).splitlines()) == 1
 
@@ -72,7 +72,7 @@ def test_what_is_saved_is_loaded(store):
     """Names, values and the manifest come back; only the newest are kept."""
     for step in (1, 2, 3):
         store.save(tensors(step), Contents("tiny", "adamw", step, {"mesh": {"dp": 1}}))
-    assert [path.name for path in whole_checkpoints(store.folder)] == ["step-00000002", "step-00000003"]
+    assert [path.name for path in list_complete(store.folder)] == ["step-00000002", "step-00000003"]
     path, manifest = next(store.sound())
     assert (manifest["step"], manifest["model"], manifest["plan"]) == (3, "tiny", {"mesh": {"dp": 1}})
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
@@ -83,7 +83,7 @@ def test_what_is_saved_is_loaded(store):
 def test_a_half_written_checkpoint_is_not_one(store, tmp_path):
     """Without its final name or its manifest a folder does not count, and opening the store clears it away."""
     store.save(tensors(), CONTENTS)
-    whole = whole_checkpoints(store.folder)[0]
+    whole = list_complete(store.folder)[0]
     shutil.copytree(whole, store.folder / "step-00000009.partial")
     shutil.copytree(whole, store.folder / "step-00000008")
     (store.folder / "step-00000008/manifest.json").unlink()
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(store, name, capsys):
     """One line says why; where all are damaged, the oldest one's reason is the error."""
     for step in (1, 2):
         store.save(tensors(step), Contents("tiny", "adamw", step, {}))
-    older, newer = whole_checkpoints(store.folder)
+    older, newer = list_complete(store.folder)
     (newer / name).write_bytes((newer / name).read_bytes()[:-9])
     path, manifest = next(store.sound())
     assert (path, manifest["step"]) == (older, 1)
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(store, name, capsys):
 def test_a_full_disk_is_said_and_the_last_checkpoint_kept(store, monkeypatch):
     """Torch's exception about it is no Exception: it becomes one line, with the folder and what is left."""
     store.save(tensors(1), Contents("tiny", "adamw", 1, {}))
-    kept = whole_checkpoints(store.folder)
+    kept = list_complete(store.folder)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_kept(store, monkeypatch):
     ) as said:
         store.save(tensors(2), Contents("tiny", "adamw", 2, {}))
     assert len(str(said.value).splitlines()) == 1
-    assert whole_checkpoints(store.folder) == kept
+    assert list_complete(store.folder) == kept
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
     while process.poll() is None and len(before) < 10:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-        before = losses(tmp_path / "out") if whole_checkpoints(tmp_path / "saved") else {}
+        before = losses(tmp_path / "out") if list_complete(tmp_path / "saved") else {}
     killed = int((tmp_path / "out/rank1.pid").read_text())
     os.kill(killed, signal.SIGKILL)
     _, errors = process.communicate(timeout=300)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.runtime.data import Loader, Synthetic, open_source, shuffled
+from simpar.runtime.data import Loader, Synthetic, open_source, permute
 from simpar.runtime.job import Data
 
 TRAINING = Training(seq_len=4, global_batch=8)
@@ -16,12 +16,12 @@ TRAINING = Training(seq_len=4, global_batch=8)
 @given(size=st.integers(1, 3000), key=st.text(max_size=8))
 def test_shuffling_is_a_permutation(size, key):
     """Every index appears once."""
-    assert sorted(shuffled(np.arange(size), size, key).tolist()) == list(range(size))
+    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
 def test_shuffling_mixes():
     """Different keys give different orders, and neighbours do not stay neighbours."""
-    one, other = (shuffled(np.arange(1000), 1000, key) for key in ("a", "b"))
+    one, other = (permute(np.arange(1000), 1000, key) for key in ("a", "b"))
     assert (one != other).mean() > 0.99
     assert abs(np.corrcoef(np.arange(1000), one)[0, 1]) < 0.1
 

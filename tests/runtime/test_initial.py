@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from simpar.runtime import initial  # noqa: E402
-from simpar.runtime.initial import initial_value, mixed  # noqa: E402
+from simpar.runtime.initial import initial_value, mix_bits  # noqa: E402
 
 NAME = "layers.0.o_proj.parts.0.weight"
 
@@ -14,7 +14,7 @@ def test_numbers_are_those_of_the_published_generator():
     """The first outputs of splitmix64 from state 1234567, as its authors' program prints them."""
     state = torch.arange(1, 4) * initial._signed(initial.GOLDEN) + 1234567
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert [int(each) % 2**64 for each in mixed(state)] == published
+    assert [int(each) % 2**64 for each in mix_bits(state)] == published
 
 
 @pytest.mark.parametrize("name", [NAME, "layers.0.conv.weight", "layers.0.scan.decay", "layers.0.scan.step_bias"])

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from simpar.architectures.catalogue import load_model  # noqa: E402
 from simpar.plan.megatron_roles import with_roles  # noqa: E402
 from simpar.plan.stages import StagePlan  # noqa: E402
-from simpar.runtime.placed import drawn, kept_on  # noqa: E402
+from simpar.runtime.placed import find_stored, seed_by_place  # noqa: E402
 
 
 def test_ranks_with_slices_draw_numbers_of_their_own_and_go_on_alike():
@@ -15,7 +15,7 @@ def test_ranks_with_slices_draw_numbers_of_their_own_and_go_on_alike():
     inside, after = [], []
     for place in ((0,), (1,), (0,)):
         torch.manual_seed(7)
-        with drawn(place):
+        with seed_by_place(place):
             inside.append(torch.rand(8))
         after.append(torch.rand(8))
     assert torch.equal(inside[0], inside[2])
@@ -42,5 +42,5 @@ def test_tables_are_cut_by_role_and_where_they_are_gathered(role, gathered, part
         update={"operators": {"token_embedding": (role,)}, "gathered": ("token_embedding",) if gathered else ()}
     )
     stage = stage.model_copy(update={"sharding": {**stage.sharding, "embedding": own}})
-    held = kept_on(stage, graph.embedding, graph.embedding.operators[0], (4096, 256))
+    held = find_stored(stage, graph.embedding, graph.embedding.operators[0], (4096, 256))
     assert [tuple(end - begin for begin, end in held.box(rank)) for rank in (0, 1)] == parts

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.plan.stages import StagePlan
-from simpar.runtime.resharding import StoredParts, joint, pieces, within
+from simpar.runtime.resharding import StoredParts, joint, pieces, slice_within
 
 MESHES = st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (1, 2), (4, 2), (2, 3)])
 SHAPE = (24, 24, 24)
@@ -27,8 +27,8 @@ def test_every_rank_receives_all_that_it_needs_once(source, target):
     found = {rank: np.full([b - a for a, b in two.box(rank)], -1) for rank in range(8, 8 + two.stage.num_devices)}
     for piece in pieces(one, two):
         have = one.box(piece.sender)
-        part = whole[tuple(slice(*each) for each in have)][within(piece.box, have)]
-        here = within(piece.box, two.box(piece.receiver))
+        part = whole[tuple(slice(*each) for each in have)][slice_within(piece.box, have)]
+        here = slice_within(piece.box, two.box(piece.receiver))
         assert (found[piece.receiver][here] == -1).all(), "nothing arrives twice"
         found[piece.receiver][here] = part
     for rank, here in found.items():

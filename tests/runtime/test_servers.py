@@ -9,7 +9,7 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.runtime.prepare import prepare
-from simpar.runtime.summary import counted, measured_apart
+from simpar.runtime.summary import count_staleness, summarise_replicas
 from tests.runtime.test_run import TWO, alive
 
 SHARP = 1e-11
@@ -71,7 +71,7 @@ def test_a_replica_that_dies_ends_the_servers(forked, tmp_path):
 def test_updates_count_from_the_warm_up_until_the_first_replica_ends():
     """Replica 0 ends with its third step; what comes later meets a quiet server."""
     updates = [(0, 0, 0), (1, 0, 1), (0, 1, 1), (0, 2, 0), (1, 1, 2), (1, 2, 0)]
-    assert counted(updates, 2, 3, 1) == [1, 0]
+    assert count_staleness(updates, 2, 3, 1) == [1, 0]
 
 
 def test_replicas_at_their_own_pace_have_the_rate_of_all_together():
@@ -82,7 +82,7 @@ def test_replicas_at_their_own_pace_have_the_rate_of_all_together():
         for r, t in ((0, 1.0), (1, 3.0))
     ]  # fmt: skip
     servers = [{"rank": 2, "server": 0, "staleness": [0, 2], "most_ahead": 1}]
-    found = measured_apart([*ranks, *servers], Training(seq_len=4, global_batch=6), warmup=1)
+    found = summarise_replicas([*ranks, *servers], Training(seq_len=4, global_batch=6), warmup=1)
     assert found["step_time_s"] == pytest.approx(1.5)
     assert found["tokens_per_s"] == pytest.approx(16)
     assert found["losses"] == [1.5, 1.5, 1.5]

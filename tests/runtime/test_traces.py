@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from simpar.runtime.traces import MAX_EVENTS, MEASURED_PID, merged, write_both
+from simpar.runtime.traces import MAX_EVENTS, MEASURED_PID, merge_traces, write_both
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
 from tests.trace_rules import check_trace
@@ -41,7 +41,7 @@ def slices_of(events, rank):
 
 def test_ranks_with_clocks_of_their_own_are_aligned():
     """Rank 1 counts from a base 1 ms later and begins 40 us after rank 0: it stands at 40 us."""
-    events = merged([kineto(0, 2_000.0, pid=11), kineto(1_000_000, 1_040.0, pid=12)])
+    events = merge_traces([kineto(0, 2_000.0, pid=11), kineto(1_000_000, 1_040.0, pid=12)])
     first, second = slices_of(events, 0), slices_of(events, 1)
     assert first["ProfilerStep#2"]["ts"] == 0
     assert second["ProfilerStep#2"]["ts"] == pytest.approx(40)
@@ -51,7 +51,7 @@ def test_ranks_with_clocks_of_their_own_are_aligned():
 
 def test_slices_that_stick_out_by_rounding_are_cut():
     """A viewer drops what overlaps without nesting: ends are those of the slice around them."""
-    found = slices_of(merged([kineto(0, 0.0, pid=1)]), 0)
+    found = slices_of(merge_traces([kineto(0, 0.0, pid=1)]), 0)
     assert found["forward"]["dur"] == pytest.approx(90)
     assert found["aten::mm"]["dur"] == pytest.approx(80)
 
@@ -63,7 +63,7 @@ def test_long_traces_keep_their_longest_slices():
         {"ph": "X", "cat": "cpu_op", "name": "tiny", "pid": 1, "tid": 7, "ts": 0.001 * n, "dur": 0.0005}
         for n in range(MAX_EVENTS + 50)
     ]
-    events = merged([long])
+    events = merge_traces([long])
     assert sum(e["ph"] == "X" for e in events) == MAX_EVENTS
     assert "ProfilerStep#2" in slices_of(events, 0)
 

@@ -4,7 +4,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import ATTENTION_BIAS, llama_like, unbuilt
+from simpar.architectures.reading import ATTENTION_BIAS, llama_like, mark_unbuilt
 from simpar.architectures.transformer import Style
 
 XIELU = "xIELU, whose shape is learnt"
@@ -18,7 +18,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     learnt = config.text("hidden_act", "xielu") == "xielu"
     style = Style(gated=False, qk_norm="head", extra={"activation_parameters": 2} if learnt else {})
     graph = llama_like(style, biases=ATTENTION_BIAS)(config, name)
-    return unbuilt(graph, XIELU) if learnt else graph
+    return mark_unbuilt(graph, XIELU) if learnt else graph
 
 
 FAMILIES = (

@@ -5,8 +5,8 @@ from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.falcon_h1 import MIXED, TINY_MIXER
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, style_of, unbuilt
-from simpar.architectures.state_space import ATTENTION, MAMBA, kinds_of, missing, mixer_of, with_mixers
+from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, mark_unbuilt, style_of
+from simpar.architectures.state_space import ATTENTION, MAMBA, kinds_of, list_missing, mixer_of, with_mixers
 from simpar.errors import UserError
 
 
@@ -20,7 +20,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         kinds = kinds_of(config, shape.layers)
     style = style_of(config, biases={**ATTENTION_BIAS, **MLP_BIAS})
     graph = with_mixers(config, name, shape, style, kinds, mixer_of(config))
-    return unbuilt(graph, *missing(config))
+    return mark_unbuilt(graph, *list_missing(config))
 
 
 FAMILIES = (

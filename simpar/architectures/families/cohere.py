@@ -14,9 +14,9 @@ from simpar.architectures.reading import (
     HEAD_LAYER_NORM,
     all_but_every,
     llama_shape,
+    mark_unbuilt,
     rotary_in_windows,
     style_of,
-    unbuilt,
     windows_in,
 )
 from simpar.architectures.transformer import Style, build
@@ -28,7 +28,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     shape, style = llama_shape(config), style_of(config, STYLE, ATTENTION_BIAS)
     if not config.flag("use_qk_norm", default=False):
         return build(name, shape, style)
-    return unbuilt(build(name, shape, replace(style, qk_norm="full")), HEAD_LAYER_NORM)
+    return mark_unbuilt(build(name, shape, replace(style, qk_norm="full")), HEAD_LAYER_NORM)
 
 
 def _read_2(config: Config, name: str) -> ModelGraph:

@@ -3,8 +3,8 @@
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, style_of, unbuilt
-from simpar.architectures.state_space import ATTENTION, MAMBA, missing, mixer_of, with_mixers
+from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, mark_unbuilt, style_of
+from simpar.architectures.state_space import ATTENTION, MAMBA, list_missing, mixer_of, with_mixers
 from simpar.architectures.weights import LLAMA
 
 MIXED = LLAMA.changed(
@@ -25,7 +25,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     mixer = mixer_of(config, normed=normed, out_bias=config.flag("projectors_bias", default=False))
     kinds = (f"{ATTENTION}_{MAMBA}",) * shape.layers
     graph = with_mixers(config, name, shape, style, kinds, mixer)
-    return unbuilt(graph, *missing(config, normed=normed))
+    return mark_unbuilt(graph, *list_missing(config, normed=normed))
 
 
 FAMILIES = (ModelFamily("falcon_h1", _read, weights=MIXED, tiny={**TINY_MIXER, "mamba_d_ssm": 64}),)

@@ -12,7 +12,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details, Positions, Rope, Scales
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import ATTENTION_BIAS, Windows, alternating, llama_like
+from simpar.architectures.reading import ATTENTION_BIAS, Windows, alternate_windows, llama_like
 from simpar.architectures.transformer import Style
 from simpar.architectures.weights import LLAMA, POST_NORMS
 
@@ -25,12 +25,12 @@ LOCAL = Details(
 )
 WIDE = {**TINY, "head_dim": 8}
 TINY_CAPPED = {**WIDE, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0}
-every_other = partial(alternating, period=2)
+every_other = partial(alternate_windows, period=2)
 
 
 def _windows_3(config: Config, layers: int) -> Windows:
     period = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return alternating(config, layers, period=period)
+    return alternate_windows(config, layers, period=period)
 
 
 def _read_3(config: Config, name: str) -> ModelGraph:

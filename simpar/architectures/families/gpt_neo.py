@@ -5,7 +5,7 @@ from simpar.architectures.details import Details, Scales
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import shape_of, style_of
-from simpar.architectures.transformer import Style, build, windowed
+from simpar.architectures.transformer import Style, build, layers_with_windows
 from simpar.architectures.weights import GPT2
 from simpar.errors import UserError
 
@@ -22,7 +22,8 @@ def _read(config: Config, name: str) -> ModelGraph:
     local = _local(config, layers)
     window = config.size("window_size", default=256) if any(local) else None
     return build(
-        name, shape, style_of(config, style), layers=windowed(tuple(window if each else None for each in local)),
+        name, shape, style_of(config, style),
+        layers=layers_with_windows(tuple(window if each else None for each in local)),
         dropout=config.rate("resid_dropout", "embed_dropout", "attention_dropout") > 0,
     )  # fmt: skip
 

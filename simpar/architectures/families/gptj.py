@@ -4,7 +4,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import gpt_shape, style_of, unbuilt
+from simpar.architectures.reading import gpt_shape, mark_unbuilt, style_of
 from simpar.architectures.transformer import Style, build
 from simpar.architectures.weights import GPT2
 from simpar.errors import UserError
@@ -22,7 +22,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     usual = Style(norm="layer", gated=False, mlp_bias=True, head_bias=True, parallel=True, norms=1)
     drops = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop") > 0
     graph = build(name, shape, style_of(config, usual), dropout=drops)
-    return unbuilt(graph, PARALLEL_DROPOUT) if config.rate("resid_pdrop") else graph
+    return mark_unbuilt(graph, PARALLEL_DROPOUT) if config.rate("resid_pdrop") else graph
 
 
 FAMILIES = (

@@ -17,11 +17,11 @@ from simpar.architectures.reading import (
     experts_of,
     llama_like,
     llama_shape,
+    mark_unbuilt,
     style_of,
-    unbuilt,
     with_experts,
 )
-from simpar.architectures.state_space import kinds_of, missing, mixer_of, with_mixers
+from simpar.architectures.state_space import kinds_of, list_missing, mixer_of, with_mixers
 from simpar.architectures.transformer import Style
 from simpar.architectures.weights import GATE_UP, LLAMA, Packing
 
@@ -54,7 +54,7 @@ def _read_hybrid(config: Config, name: str) -> ModelGraph:
     usual = Style(rotary=config.text("position_embedding_type") == "rope")
     style, kinds = style_of(config, usual, ATTENTION_BIAS), kinds_of(config, shape.layers)
     graph = with_mixers(config, name, shape, style, kinds, mixer_of(config))
-    return unbuilt(graph, *missing(config))
+    return mark_unbuilt(graph, *list_missing(config))
 
 
 FAMILIES = (

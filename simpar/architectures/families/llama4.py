@@ -6,7 +6,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import experts_of, llama_shape, style_of, unbuilt, with_experts
+from simpar.architectures.reading import experts_of, llama_shape, mark_unbuilt, style_of, with_experts
 from simpar.architectures.transformer import LayerVariant, build
 from simpar.architectures.weights import LLAMA, Packing
 
@@ -28,7 +28,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         name, full, style_of(config),
         layers=tuple(replace(layer, experts=number % step == 0) for number, layer in enumerate(layers, 1)),
     )  # fmt: skip
-    return unbuilt(graph, BARE_NORM) if config.flag("use_qk_norm", default=True) else graph
+    return mark_unbuilt(graph, BARE_NORM) if config.flag("use_qk_norm", default=True) else graph
 
 
 TEXT = ModelFamily(

@@ -8,7 +8,7 @@ from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hybrid import hybrid
 from simpar.architectures.mamba import Mamba, mamba
-from simpar.architectures.reading import style_of, unbuilt
+from simpar.architectures.reading import mark_unbuilt, style_of
 from simpar.architectures.state_space import BARE_CONVOLUTION, MAMBA, limits
 from simpar.architectures.transformer import Shape, Style
 from simpar.architectures.weights import LLAMA
@@ -36,7 +36,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     block = graph.blocks[MAMBA]
     whole = replace(block, operators=(block.operators[0], *ops, block.operators[-1]))
     graph = replace(graph, blocks={MAMBA: whole})
-    return unbuilt(graph, *([] if conv_bias else [BARE_CONVOLUTION]), *limits(config))
+    return mark_unbuilt(graph, *([] if conv_bias else [BARE_CONVOLUTION]), *limits(config))
 
 
 FAMILIES = (

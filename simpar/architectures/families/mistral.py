@@ -4,7 +4,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import MLP_BIAS, USED_WINDOWS, Windows, llama_like, unbuilt, windows_in
+from simpar.architectures.reading import MLP_BIAS, USED_WINDOWS, Windows, llama_like, mark_unbuilt, windows_in
 
 YARN = {
     "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -20,7 +20,7 @@ def _all(config: Config, layers: int) -> Windows:
 def _read_3(config: Config, name: str) -> ModelGraph:
     graph = llama_like(head_dim=128, kv_heads=8, windows=USED_WINDOWS)(config, name)
     rope = config.mapping("rope_parameters") or config.mapping("rope_scaling")
-    return unbuilt(graph, LONG_SCALE) if rope is None or rope.get("llama_4_scaling_beta") else graph
+    return mark_unbuilt(graph, LONG_SCALE) if rope is None or rope.get("llama_4_scaling_beta") else graph
 
 
 FAMILIES = (

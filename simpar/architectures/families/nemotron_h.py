@@ -9,7 +9,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.hybrid import LETTERS, PREDICTION, hybrid, predicting
+from simpar.architectures.hybrid import LETTERS, PREDICTION, add_prediction, hybrid
 from simpar.architectures.mamba import Mamba
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, style_of
@@ -54,7 +54,7 @@ def _read(config: Config, name: str) -> ModelGraph:
             f"{PREDICTION!r}, in models with experts"
         )
     distinct = config.size("num_nextn_predict_layers")
-    return predicting(graph, shape, style, config.size("mtp_num_layers", default=distinct), distinct)
+    return add_prediction(graph, shape, style, config.size("mtp_num_layers", default=distinct), distinct)
 
 
 def _pattern(config: Config) -> str:

@@ -6,7 +6,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import GPT_STYLE, HEAD_LAYER_NORM, llama_like, unbuilt
+from simpar.architectures.reading import GPT_STYLE, HEAD_LAYER_NORM, llama_like, mark_unbuilt
 from simpar.architectures.weights import LLAMA, QKV, Packing
 
 
@@ -16,7 +16,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     if normed:
         style = replace(style, qk_norm="head", extra={"qk_norm_bias": True})
     graph = llama_like(style)(config.having({"num_key_value_heads": None}), name)  # the family has none
-    return unbuilt(graph, HEAD_LAYER_NORM) if normed else graph
+    return mark_unbuilt(graph, HEAD_LAYER_NORM) if normed else graph
 
 
 FAMILIES = (

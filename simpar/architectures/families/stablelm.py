@@ -6,7 +6,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import HEAD_LAYER_NORM, llama_shape, style_of, unbuilt
+from simpar.architectures.reading import HEAD_LAYER_NORM, llama_shape, mark_unbuilt, style_of
 from simpar.architectures.transformer import Style, build
 
 
@@ -16,7 +16,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     shape, style = llama_shape(config), style_of(config, usual, {"use_qkv_bias": ("qkv_bias",)})
     if not config.flag("qk_layernorm", default=False):
         return build(name, shape, style)
-    return unbuilt(build(name, shape, replace(style, qk_norm="full")), HEAD_LAYER_NORM)
+    return mark_unbuilt(build(name, shape, replace(style, qk_norm="full")), HEAD_LAYER_NORM)
 
 
 FAMILIES = (

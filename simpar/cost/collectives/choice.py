@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from simpar.cost.collectives import host
 from simpar.cost.collectives.algorithm import base_op, rounds
 from simpar.cost.collectives.algorithms import ALGORITHMS, OPS
-from simpar.cost.collectives.lines import Line, considered, envelope_s, lines, raw_cost, raw_costs, unit_loads
+from simpar.cost.collectives.lines import Line, envelope_s, lines, list_considered, raw_cost, raw_costs, unit_loads
 from simpar.cost.collectives.parameters import parameters
-from simpar.cost.collectives.placement import GroupShape, Placement, place, regular, representative
+from simpar.cost.collectives.placement import GroupShape, Placement, place, regular_shape, representative
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -55,7 +55,7 @@ def collective(
     choose(base_op(op), OPS, "collective")
     taken, edges = list[Line](), list[Edges]()
     for part, home in _by_shape(groups, cluster):
-        line = fastest(_lines(op, part, algorithm), size_bytes)
+        line = choose_fastest(_lines(op, part, algorithm), size_bytes)
         loads = ALGORITHMS[line.algorithm].loads(op, part)
         over = loads.over(line.share(is_port(loads.link_id, part.cluster)))
         edges.append(_renumbered(occupancy(over, part.cluster.num_links), home))
@@ -107,7 +107,7 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
     home = cluster.homes(group[None, :])[0]
     placed, values = place(home.ranks, home.cluster), parameters(home.cluster)
     every_line, loads = list[Line](), dict[str, Edges]()
-    for algorithm in considered(op, placed):
+    for algorithm in list_considered(op, placed):
         edges = unit_loads(op, placed, algorithm)
         every_line += lines(raw_cost(op, placed, algorithm, edges), values)
         loads[algorithm.NAME] = _renumbered(edges, home)
@@ -115,7 +115,7 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
     return every_line, loads
 
 
-def fastest(every_line: Sequence[Line], size_bytes: float) -> Line:
+def choose_fastest(every_line: Sequence[Line], size_bytes: float) -> Line:
     """The line that the library chooses at a size: the fastest."""
     return min(every_line, key=lambda line: line.time_s(size_bytes))
 
@@ -131,7 +131,7 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     choose(base_op(op), OPS, "collective")
     result: dict[str, list[Edges]] = {}
     for part, home in _by_shape(groups, cluster):
-        for algorithm in considered(op, part):
+        for algorithm in list_considered(op, part):
             result.setdefault(algorithm.NAME, []).append(_renumbered(unit_loads(op, part, algorithm), home))
     return {name: concatenate(parts) for name, parts in result.items()}
 
@@ -154,7 +154,7 @@ def collective_time_s(
     ``shape`` is a GroupShape or (number of domains, members in each). Raises UserError.
     """
     choose(base_op(op), OPS, "collective")
-    shape = shape if isinstance(shape, GroupShape) else regular(*shape)
+    shape = shape if isinstance(shape, GroupShape) else regular_shape(*shape)
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if shape.members == 1:
         return np.zeros_like(sizes)

@@ -70,16 +70,16 @@ def raw_costs(op: str, placed: Placement, algorithm: str = "auto") -> list[RawCo
     """
     first = placed.take(slice(0, 1))
     if algorithm == "auto":
-        return [raw_cost(op, first, each, unit_loads(op, first, each)) for each in considered(op, first)]
+        return [raw_cost(op, first, each, unit_loads(op, first, each)) for each in list_considered(op, first)]
     asked = ALGORITHMS[choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")]
     reason = asked.refuses(op, first)
     if reason is not None:
-        others = ", ".join(["auto", *serving(op, first)])
+        others = ", ".join(["auto", *list_serving(op, first)])
         raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {others}")
     return [raw_cost(op, first, asked, unit_loads(op, first, asked))]
 
 
-def considered(op: str, placed: Placement) -> list[Algorithm]:
+def list_considered(op: str, placed: Placement) -> list[Algorithm]:
     """The algorithms that the library considers by itself, for groups of one shape. Raises UserError."""
     asked = [each for each in ALGORITHMS.values() if base_op(op) in each.OPS and each.automatic(op, placed.shape)]
     refused = {each.NAME: each.refuses(op, placed) for each in asked}
@@ -89,7 +89,7 @@ def considered(op: str, placed: Placement) -> list[Algorithm]:
     return able
 
 
-def serving(op: str, placed: Placement) -> list[str]:
+def list_serving(op: str, placed: Placement) -> list[str]:
     """Names of all algorithms that can serve the groups of a placement."""
     return [name for name, each in ALGORITHMS.items() if each.refuses(op, placed) is None]
 

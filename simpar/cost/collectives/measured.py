@@ -7,7 +7,7 @@ from dataclasses import replace
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.collectives.lines import lines, raw_costs
 from simpar.cost.collectives.parameters import parameters
-from simpar.cost.collectives.placement import regular, representative
+from simpar.cost.collectives.placement import regular_shape, representative
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -23,7 +23,7 @@ _TESTED_BYTES = float(GIB)
 """Size of the collectives with which jobs measure their bandwidths."""
 
 
-def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
+def calibrate_cluster(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
     """The cluster in the state that a job found it in.
 
     ``measured`` holds bus bandwidths in bytes/s of all_reduce, reduce_scatter or all_gather over all devices
@@ -91,7 +91,7 @@ def _matched(
     members = min(cluster.world_size, domains * cluster.domain_size)
     target_s = _seconds(op, bus_bytes_per_s, members) - beside_s
     values, lost = parameters(cluster), names in (_SCALE, _GATHERS)
-    able = raw_costs(op, representative(regular(domains, members // domains), cluster), "auto")
+    able = raw_costs(op, representative(regular_shape(domains, members // domains), cluster), "auto")
 
     def changed(share: float) -> dict[str, float]:
         if lost:

@@ -131,7 +131,7 @@ def _appearance(key: Ints) -> Ints:
     return number - number[:, :1]
 
 
-def regular(num_domains: int, per_domain: int) -> GroupShape:
+def regular_shape(num_domains: int, per_domain: int) -> GroupShape:
     """The shape of a group with equally many members in every domain, packed side by side."""
     return GroupShape(num_domains, per_domain, per_domain, num_domains * per_domain)
 

@@ -45,7 +45,7 @@ def round_of(count: int, volume: float) -> Domains:
     return Domains(order, np.roll(order, -1), np.full(count, volume))
 
 
-def spread(placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None) -> Edges:
+def spread_loads(placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None) -> Edges:
     """Loads of a pattern: bytes on links per byte of size, before efficiencies.
 
     ``sent`` and ``received`` broadcast to [G, N]: bytes on each member's port. What domains exchange is
@@ -123,10 +123,10 @@ def occupancy(edges: Edges, num_links: int) -> Edges:
     edges = edges.take(edges.coefficient > 0)
     key, inverse = np.unique(edges.group_index * num_links + edges.link_id, return_inverse=True)
     total: Floats = np.bincount(inverse, edges.coefficient, len(key)).astype(np.float64)
-    return Edges(key // num_links, key % num_links, significant(total))
+    return Edges(key // num_links, key % num_links, round_significant(total))
 
 
-def significant(values: Floats) -> Floats:
+def round_significant(values: Floats) -> Floats:
     """Values rounded to 12 significant decimal digits."""
     scale = 10.0 ** (11 - np.floor(np.log10(np.where(values > 0, values, 1.0))))
     return np.round(values * scale) / scale

@@ -18,7 +18,7 @@ import numpy as np
 from simpar.architectures.graph import Block, ModelGraph
 from simpar.architectures.recompute import of_layer
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
+from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of, stages_of_rank
 from simpar.cost.memory.static import HeldBlocks
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.layout.layout import Layout
@@ -72,9 +72,9 @@ def _in_flight(
     layers at which virtual stages begin. ``table`` is the action table itself, which only a single layout can have.
     """
     (schedule, ranks, chunks), (codes, before, bounds) = pipe, layers
-    at = fullest_moment(table, rank) if table else moment(schedule, rank, ranks, microbatches, chunks)
+    at = find_fullest_moment(table, rank) if table else moment(schedule, rank, ranks, microbatches, chunks)
     number = len(microbatches)
-    stages = held_stages(table, rank) if table else np.array(stages_of(schedule, rank, ranks, chunks))
+    stages = stages_of_rank(table, rank) if table else np.array(stages_of(schedule, rank, ranks, chunks))
     begin, end, last = bounds[stages], bounds[stages + 1], stages == len(bounds) - 2
     held = before[:, end] - before[:, begin]  # [kinds, chunks]
     final = np.where(end > begin, codes[end - 1], NONE)
@@ -130,7 +130,7 @@ def flights(
     return Flight(distinct, *(column[..., back] for column in columns))
 
 
-def held_of(graph: ModelGraph, flight: Flight) -> HeldBlocks:
+def held_blocks(graph: ModelGraph, flight: Flight) -> HeldBlocks:
     """The blocks that the ranks of a flight hold."""
     layers: dict[str, Numbers] = {}
     for (name, _), count in zip(flight.kinds, flight.counts, strict=True):

@@ -31,12 +31,12 @@ def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: in
     return replace(result, splits=producer.splits_all)
 
 
-def fullest_moment(table: Schedule, rank: int) -> Moment:
+def find_fullest_moment(table: Schedule, rank: int) -> Moment:
     """The moment at which most is in flight on a rank, in the action table of a single layout.
 
     What a forward saved is held until the B or W of its microbatch.
     """
-    columns, stages = table.ranks[rank], held_stages(table, rank)
+    columns, stages = table.ranks[rank], stages_of_rank(table, rank)
     chunk = np.searchsorted(stages, columns.stage)
     change = np.array(CHANGE_IN_FLIGHT)[columns.code]
     number = np.cumsum(change)
@@ -56,7 +56,7 @@ def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, 
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
 
 
-def held_stages(table: Schedule, rank: int) -> Ints:
+def stages_of_rank(table: Schedule, rank: int) -> Ints:
     """Virtual stages of a rank by chunk in a table."""
     return np.flatnonzero(np.array(table.rank_of_stage) == rank)
 
@@ -64,12 +64,12 @@ def held_stages(table: Schedule, rank: int) -> Ints:
 def most_in_flight(layout: Layout, training: Training, rank: int) -> int:
     """Most (chunk, microbatch) forwards that wait for their backward on a pipeline rank."""
     if layout.schedule == CUSTOM or layout.pass_costs:
-        return short_schedule(layout, training).peak_in_flight(rank)
+        return shorten_schedule(layout, training).peak_in_flight(rank)
     microbatches = np.array([layout.num_microbatches(training.global_batch)])
     return int(moment(layout.schedule, rank, layout.mesh.pp, microbatches, int(layout.vpp)).flying.sum())
 
 
-def short_schedule(layout: Layout, training: Training) -> Schedule:
+def shorten_schedule(layout: Layout, training: Training) -> Schedule:
     """The plan's table with only as many microbatches as can change its peak; a custom action table stays as it is."""
     if layout.schedule == CUSTOM:
         return schedule_of(layout, training)

@@ -10,10 +10,10 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.files import Document
 from simpar.hardware.machine import nccl_xml, slurm, topo_matrix
-from simpar.hardware.machine.reading import Fact, Links, Reading, joined
+from simpar.hardware.machine.reading import Fact, Links, Reading, join_readings
 from simpar.hardware.profile import ClusterProfile
 from simpar.plain import printable
-from simpar.profiles import LIKE, is_file, load_profile, resolved, yaml_text
+from simpar.profiles import LIKE, is_file, load_profile, resolve_profile, yaml_text
 from simpar.units import MIB
 
 MOST_BYTES = 64 * MIB
@@ -52,7 +52,7 @@ def import_profile(
     shipped profile is like the cluster.
     """
     readings = _read(paths, partition)
-    facts, unread = joined(readings)
+    facts, unread = join_readings(readings)
     unread = [*unread, *(line for reading in readings for line in reading.unread)]
     devices = _devices(readings)
     base = like or _only_one(devices, facts, readings)
@@ -78,7 +78,7 @@ def import_profile(
         unread.append(f"as {base} has them: {', '.join(left)}")
     data = _document(name, _beside(base, folder), facts, readings)
     result = ImportedProfile(data, facts, tuple(dict.fromkeys(unread)), _num_nodes(readings))
-    document = resolved(Document(data, f"profile of {', '.join(paths)}", {}), folder, "clusters", "hardware")
+    document = resolve_profile(Document(data, f"profile of {', '.join(paths)}", {}), folder, "clusters", "hardware")
     files.parse(ClusterProfile, document)
     return result
 

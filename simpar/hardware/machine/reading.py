@@ -51,7 +51,7 @@ class Reading:
         self.facts[key] = Fact(value, self.file, sure)
 
 
-def joined(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
+def join_readings(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
     """(The facts of all files, sentences on facts left out because a surer file disagrees).
 
     Raises UserError where two equally sure files disagree on a field.

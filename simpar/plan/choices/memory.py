@@ -31,7 +31,7 @@ from simpar.units import Flags
 
 MODES = (*recompute.SIMPLE, recompute.OPTIMAL)
 """The policies of menus and of single changes."""
-RECOMPUTE = (*recompute.SIMPLE, recompute.every(2))
+RECOMPUTE = (*recompute.SIMPLE, recompute.policy_of_every(2))
 """The policies that searches try."""
 SAVES = {recompute.NONE: 0, recompute.FULL: 2}
 """Policies by the memory that they save; all others are between these two."""
@@ -75,7 +75,7 @@ def select_undecided(rows: Columns, which: Any = ...) -> Flags:
 def _policies(problem: Question) -> list[str]:
     """All policies by name that are alike in all stages, and the choice layer by layer."""
     periods = range(2, len(problem.graph.layers) + 1)
-    return [*recompute.SIMPLE, *map(recompute.every, periods), recompute.OPTIMAL]
+    return [*recompute.SIMPLE, *map(recompute.policy_of_every, periods), recompute.OPTIMAL]
 
 
 def _policy_fits(rows: Columns) -> Flags:

@@ -16,7 +16,7 @@ from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import Problem
-from simpar.planner.space.jobs import counted, plan_of
+from simpar.planner.space.jobs import fill_dp, plan_of
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.rows import fixed_values
 from simpar.planner.space.table import Rows
@@ -316,7 +316,7 @@ def front(beside: AlternativesSearch, winner: int) -> list[dict[str, object]]:
         {
             "needed_bytes": one.needed_bytes,
             "step_time_s": one.step_time_s,
-            "plan": counted(frontier.rows, row).model_dump(mode="json"),
+            "plan": fill_dp(frontier.rows, row).model_dump(mode="json"),
         }
         for row, one in kept
     ]

@@ -16,7 +16,7 @@ from simpar.planner.bound.keys import KeyBatch
 from simpar.planner.bound.passes import PassTimes
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
-from simpar.program.structure.pairs import exchanges, merged
+from simpar.program.structure.pairs import exchanges, merge_phases
 from simpar.units import Flags, Floats, Ints
 
 
@@ -76,7 +76,7 @@ class OverlappedPasses:
             for use, took_ns in zip(phase.collectives, each_ns.tolist(), strict=True)
         }.__getitem__
         stack = self.blocks.jobs.problem.stack
-        merge, share = merged(phases[0], phases[1], price)
+        merge, share = merge_phases(phases[0], phases[1], price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
         slow = stack.launch.kernel_overhead * (1.0 + excess * share)
         return make_segment(merge, price, slowdown=slow).duration_ns

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
-from simpar.cost.optimizers import shared_out_s
+from simpar.cost.optimizers import share_products_s
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.batches import RowBatch
@@ -218,7 +218,7 @@ class RowCharge:
         for expert, kind in enumerate((DENSE, EXPERTS)):
             whole_s, each_s = table[:, :, expert, 0], table[:, None, :, expert, 1]
             dearest_s = (each_s * (counts > 0)).max(axis=2)
-            result += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
+            result += share_products_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
         return result
 
     def _on_host_ns(self, configuration: Configuration) -> float:

@@ -31,9 +31,9 @@ from simpar.planner.bound.dualpipe import asked_kernels_bound_ns, kernels_bound_
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.steps import StepBounds
 from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, sweep_ns
-from simpar.planner.certify.token_slices import SliceBounds, sliced, with_slices
+from simpar.planner.certify.token_slices import SliceBounds, select_sliced, with_slices
 from simpar.planner.problem import Problem
-from simpar.planner.space.fit import needed_by_table, needs
+from simpar.planner.space.fit import bytes_with_table, needs
 from simpar.planner.space.jobs import RowJobs, plan_of
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.recomputation import RecomputeBounds, alike, decide
@@ -105,7 +105,7 @@ class Frontier:
     @cached_property
     def own(self) -> Flags:
         """Rows that are bounded one by one: those with token slices, and pipelines with two ends."""
-        return sliced(self.rows) | select_two_ended(self.rows)
+        return select_sliced(self.rows) | select_two_ended(self.rows)
 
     @cached_property
     def greedy(self) -> NDArray[np.bool_]:
@@ -127,7 +127,7 @@ class Frontier:
         pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
-        if (cut := np.unique(pipelines.index[sliced(rows)])).size:
+        if (cut := np.unique(pipelines.index[select_sliced(rows)])).size:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := np.unique(pipelines.index[select_two_ended(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
@@ -270,7 +270,7 @@ class Frontier:
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
         if row in self.simulated or self.own[row] or not looks_at_costs(name) or not self.rows.at("is_pipelined", row):
             return 0.0
-        return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
+        return bytes_with_table(self.rows, row, self.sweeps.table_of(row), problem)
 
     def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
@@ -362,7 +362,7 @@ class Frontier:
 
     def _sweep_own(self, row: int) -> None:
         """Sweep the Program of a row; if it has token slices, first choose these for it and its like."""
-        if sliced(self.rows)[row] and not self.slice_bounds.is_chosen(row):
+        if select_sliced(self.rows)[row] and not self.slice_bounds.is_chosen(row):
             self.slice_bounds.set_slices(self.slice_bounds.alike(row), self.slice_bounds.choose(row))
         self._raise(np.array([row]), np.array([sweep_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
         self.swept += 1

@@ -13,7 +13,7 @@ from simpar.plan.choices import value_of
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.problem import ANY, Problem
-from simpar.planner.space.fit import fullest, needs
+from simpar.planner.space.fit import find_fullest_rank, needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import fixed_values, memory_rows, with_late_axes
 from simpar.planner.space.table import Rows
@@ -73,7 +73,7 @@ def explain_too_large(count: int) -> Infeasible:
 def _least(field: Field) -> str:
     """The need of the row with the lowest memory bound, on which rank, and what fills it."""
     need, row = field.need, int(np.argmin(field.need.needed_bytes))
-    peak = fullest(field.rows, row)
+    peak = find_fullest_rank(field.rows, row)
     parts = {name: peak[name] for name in WORDS}
     most = WORDS[max(parts, key=lambda name: parts[name])]
     limit, least = field.problem.memory_limit_bytes, float(need.needed_bytes[row])

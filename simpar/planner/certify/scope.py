@@ -11,7 +11,7 @@ from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, SECTION_OF, path_o
 from simpar.plan.choices.choice import AnyAxis
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import domain_of, offered
+from simpar.planner.space.axes import domain_of, list_offered
 from simpar.planner.space.portable import framework_for
 from simpar.planner.space.rows import fixed_values, in_order
 
@@ -51,7 +51,7 @@ def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """The values that the space of a problem offers for each of its axes."""
     fixed = fixed_values(problem.constraints.fixed)
     result = {}
-    axes: tuple[AnyAxis, ...] = (*AXES, *offered(problem))
+    axes: tuple[AnyAxis, ...] = (*AXES, *list_offered(problem))
     for axis in axes:
         usual = domain_of(axis, problem)
         result[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
@@ -76,7 +76,7 @@ def list_values(values: Sequence[Any]) -> str:
 
 def _names_of(problem: Problem) -> list[str]:
     """Axes on request that are not searched."""
-    searched = {axis.name for axis in offered(problem)}
+    searched = {axis.name for axis in list_offered(problem)}
     return [axis.name for axis in OPTIONAL_AXES if axis.name not in searched]
 
 

@@ -26,7 +26,7 @@ from simpar.units import Flags, Floats, Ints, Numbers, to_ns
 SLICES = "slices"
 
 
-def sliced(rows: Rows) -> Flags:
+def select_sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
     return np.asarray(rows.one_of("schedule", *list_sliced_schedules(rows)) & rows.at("is_pipelined", ...))
 

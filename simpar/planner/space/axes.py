@@ -19,7 +19,7 @@ from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Problem
-from simpar.planner.space.jobs import counted
+from simpar.planner.space.jobs import fill_dp
 from simpar.planner.space.table import Mask, Rows, factorize
 from simpar.simulation import may_be_tuned
 
@@ -53,7 +53,7 @@ def companions(name: str) -> Mapping[str, Any]:
     return next((axis.companions for axis in OPTIONAL_AXES if axis.name == name), {})
 
 
-def offered(problem: Problem) -> tuple[OptionalAxis, ...]:
+def list_offered(problem: Problem) -> tuple[OptionalAxis, ...]:
     """Optional axes that are asked for, or for which the base plan differs from the default."""
     asked = [name_of(name) for name in problem.constraints.fixed]
     return tuple(axis for axis in OPTIONAL_AXES if axis.name in asked or domain_of(axis, problem))
@@ -87,7 +87,7 @@ def rows_keeping(rows: Rows, rules: Rules) -> Mask:
     first, which = factorize(rows.number([name for name in rules.reads if name not in _COLUMNS]))
     keeps = np.zeros(rows.count, dtype=bool)
     for at, row in enumerate(first.tolist()):
-        plan = counted(rows, row)
+        plan = fill_dp(rows, row)
         if plan.tuning.is_used and not may_be_tuned(plan):
             continue
         alike = np.flatnonzero(which == at)

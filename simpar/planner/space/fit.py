@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.architectures.recompute import FULL, NONE, OPTIMAL, by_layer, together
+from simpar.architectures.recompute import FULL, NONE, OPTIMAL, by_layer, joint_mode
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
-from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
+from simpar.cost.memory.bound import ParameterBytes, flights, held_blocks, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
@@ -34,7 +34,7 @@ from simpar.plan.offload import leaves_unasked
 from simpar.plan.schedules import HALF_SCHEDULES, producer_of
 from simpar.plan.schedules.actions import Schedule
 from simpar.planner.problem import Problem
-from simpar.planner.space.jobs import counted
+from simpar.planner.space.jobs import fill_dp
 from simpar.planner.space.table import ROW_BATCH, Rows, factorize
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import load_error_table
@@ -117,7 +117,7 @@ def needs(rows: Rows) -> Need:
     return Need(needed, stage, predicted)
 
 
-def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
+def bytes_with_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
     """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
     one = rows.subset([row])
     one.problem = problem or rows.problem
@@ -132,7 +132,7 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
     yield NONE, waiting
     for size in SEGMENTS:
         if (fits := waiting & (longest >= size)).any():
-            yield by_layer([(together(size), layers)]) if size > 1 else FULL, fits
+            yield by_layer([(joint_mode(size), layers)]) if size > 1 else FULL, fits
 
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
@@ -151,14 +151,14 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
     return most, rank
 
 
-def fullest(rows: Rows, row: int) -> dict[str, float]:
+def find_fullest_rank(rows: Rows, row: int) -> dict[str, float]:
     """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
-    least_held = least(rows.subset([row]), PLACES)
+    least_held = compute_least(rows.subset([row]), PLACES)
     place = int(np.argmax(least_held.needed_bytes[:, 0]))
     return {name: float(getattr(least_held, name)[place, 0]) for name in Least.__annotations__}
 
 
-def least(rows: Rows, places: Sequence[int | float]) -> Least:
+def compute_least(rows: Rows, places: Sequence[int | float]) -> Least:
     """The least that pipeline ranks at ``places`` hold."""
     values = np.zeros((len(Least.__annotations__), len(places), rows.count))
     for which in _alike(rows) if rows.count else ():
@@ -198,7 +198,7 @@ def _of_alike(
     chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
     layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
     flight = flights(graph, (names, number[pipe], table), template.recompute, pipelines, layers, places)
-    held = held_of(graph, flight.where(pipe_of[layout]))
+    held = held_blocks(graph, flight.where(pipe_of[layout]))
     static = held_memory(graph, held, dims.tensor, layouts, stack)
     resident, between = (
         np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
@@ -277,7 +277,7 @@ def _template(rows: Rows, index: int) -> Layout:
     Sampled loads are as even as they may come out, and gradients are reduced as early as in any of the rows. Where that
     is left open, parameters are resharded as under ZeRO-3, which some of the rows may have.
     """
-    plan, stack = counted(rows, index), rows.problem.stack
+    plan, stack = fill_dp(rows, index), rows.problem.stack
     reshards = plan.data_parallel.reshard_after_forward
     layout = fold_two_ended(
         Layout.of(plan, fill_open_choices(stated_choices(plan), (DISPATCH, *BY_STACK, OFFLOAD), stack))

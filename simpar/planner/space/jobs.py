@@ -42,7 +42,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
     return Plan.model_validate({**base, **merged, **loose})
 
 
-def counted(rows: Rows, index: int) -> Plan:
+def fill_dp(rows: Rows, index: int) -> Plan:
     """The plan of one row with its data-parallel degree filled in, if its pipeline is known.
 
     If chunks are not joined yet, they are the fewest that the schedule takes.

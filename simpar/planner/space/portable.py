@@ -20,7 +20,7 @@ from simpar.plan.choices import ANY_DEGREE, name_of
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
-from simpar.planner.space.jobs import counted, without_axes
+from simpar.planner.space.jobs import fill_dp, without_axes
 from simpar.planner.space.table import Rows, factorize
 from simpar.units import Ints
 
@@ -59,7 +59,7 @@ def refusals(rows: Rows, row: int) -> list[str]:
 def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
     """Losses of a row that count: for a requested target all, for a framework those of its axes."""
     problem = rows.problem
-    result = losses(problem, counted(rows, row), target)
+    result = losses(problem, fill_dp(rows, row), target)
     if problem.export_target is not None or problem.framework is None:
         return result
     return [loss for loss in result if axis_of(loss) in problem.framework.axes]

@@ -19,7 +19,7 @@ from simpar.cost.memory.allocator import memory_risk
 from simpar.errors import Infeasible
 from simpar.plan.choices.memory import select_undecided
 from simpar.planner.problem import Problem
-from simpar.planner.space.fit import FIRST, LAST, Least, least
+from simpar.planner.space.fit import FIRST, LAST, Least, compute_least
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import ORIGIN
 from simpar.planner.space.table import Rows
@@ -136,7 +136,7 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
 def _under(rows: Rows, policy: str) -> Least:
     """The least that the end ranks of pipelines hold under one policy."""
     rows.set("recompute", np.arange(rows.count), policy)
-    return least(rows, (FIRST, LAST))
+    return compute_least(rows, (FIRST, LAST))
 
 
 def _saved_bytes(block: Block, view: RankView, how: str) -> float:

@@ -21,7 +21,7 @@ from simpar.planner.space.axes import (
     companions,
     default_of,
     domain_of,
-    offered,
+    list_offered,
     rule_of,
 )
 from simpar.planner.space.portable import keep_expressible
@@ -38,7 +38,7 @@ def enumerate_space(problem: Problem) -> Rows:
 
 def memory_rows(problem: Problem) -> Rows:
     """Rows over the axes that memory depends on. Raises as :func:`enumerate_space` does."""
-    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *offered(problem))))
+    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *list_offered(problem))))
 
 
 def with_late_axes(rows: Rows) -> Rows:

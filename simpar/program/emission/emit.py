@@ -285,7 +285,7 @@ class Emitter:
         for number, first in (divmod(pair, count) for pair in pairs.tolist()):
             template = actions.templates[number]
             if (id(template), first) not in self._labelled:
-                keys = ((node.kind, node.name, moved_layer(node.layer, first)) for node in template.nodes)
+                keys = ((node.kind, node.name, model_layer(node.layer, first)) for node in template.nodes)
                 self._labelled[id(template), first] = np.array(
                     [self._labels.setdefault(key, len(self._labels)) for key in keys], dtype=np.int64
                 )
@@ -346,7 +346,7 @@ def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _Templa
     )
 
 
-def moved_layer(layer: int, first_layer: int) -> int:
+def model_layer(layer: int, first_layer: int) -> int:
     """The layer of the model for a layer of a template, which counts from the stage's first; -1 (no layer) stays."""
     return layer + first_layer if layer >= 0 else layer
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.architectures.graph import Block
-from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
+from simpar.cost.collectives.choice import choose_fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import LATE, Cluster
 from simpar.layout.mirrored import MirroredMesh
@@ -316,7 +316,7 @@ class QuotientNetwork:
         return self._prices[key]
 
     def _make(self, group: int, use: CollectiveUse) -> _Priced:
-        line = fastest(self._considered(group, use.op), float(use.size_bytes))
+        line = choose_fastest(self._considered(group, use.op), float(use.size_bytes))
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
         links, coefficients = self.quotient.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)

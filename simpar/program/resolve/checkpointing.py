@@ -8,9 +8,9 @@ from itertools import groupby
 import numpy as np
 
 from simpar.architectures.graph import Block
-from simpar.architectures.recompute import FULL, MODULES, OPTIMAL, SIMPLE, by_layer, last_of, of_modules, together
+from simpar.architectures.recompute import FULL, MODULES, OPTIMAL, SIMPLE, by_layer, joint_mode, last_of, of_modules
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import short_schedule
+from simpar.cost.memory.moments import shorten_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
@@ -161,7 +161,7 @@ class _Checkpointing:
     @cached_property
     def schedule(self) -> Schedule:
         """The plan's table with only as many microbatches as can change its peak."""
-        return short_schedule(self.job.layout, self.job.training)
+        return shorten_schedule(self.job.layout, self.job.training)
 
     def _in_flight(self, rank: int, mine: list[_Stretch]) -> Floats:
         """Microbatches in flight of every stretch, float64[moments, runs], at moments that no other one dominates."""
@@ -179,7 +179,7 @@ class _Checkpointing:
         for layers in range(2, length + 1):
             last = self._activations(block, last_of(layers))
             held = float(last.recomputed_bytes + last.backward_workspace_bytes)
-            result.append(RecomputeChoice(together(layers), layers, full.saved_bytes, held, layers * full.again_s))
+            result.append(RecomputeChoice(joint_mode(layers), layers, full.saved_bytes, held, layers * full.again_s))
         return tuple(result)
 
     def _choice(self, block: Block, mode: str) -> RecomputeChoice:

@@ -110,7 +110,7 @@ def _fills(step: BlockStep) -> bool:
     return step.kind == "weight_gradient"
 
 
-def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:
+def merge_phases(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:
     """(Both phases as one, share of its kernels' time beside which collectives run, at most 1).
 
     Collectives are priced alone on their links. Exchanges are left out of the share: they slow kernels by the

@@ -24,7 +24,7 @@ from simpar.cost.sharded import (
     local_time,
     local_weights,
     shared_keys_elements,
-    sliced,
+    slice_size,
     tensor_elements,
 )
 from simpar.layout.sharding import RankDims, context_dims
@@ -228,7 +228,7 @@ def _divided(view: PlacedBlockView, op: Operator) -> dict[str, int]:
         if name in ("heads", "kv_heads"):
             result[name] = int(local.dims[name])
         elif name:
-            result[name] = int(sliced(name, int(view.dims[name]), by))
+            result[name] = int(slice_size(name, int(view.dims[name]), by))
     return result
 
 

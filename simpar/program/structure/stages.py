@@ -28,7 +28,7 @@ from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.job import TrainingJob
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import BlockBytes, SyncPolicy
-from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
+from simpar.program.structure.pairs import AHEAD, Pass, merge_phases, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Template, backward_template, forward_template
 from simpar.units import Ints, to_ns
@@ -321,7 +321,7 @@ class ActionBuilder(ABC):
         key: tuple[object, ...] = (*ahead.kind, *back.kind, kind)
         if key not in self._pairs:
             own: Phase = getattr(self.steps(back), kind)
-            self._pairs[key] = merged(self.steps(ahead).forward, own, pricing.price)
+            self._pairs[key] = merge_phases(self.steps(ahead).forward, own, pricing.price)
         phase, share = self._pairs[key]
         key = (*key, ahead.layer)
         if key not in pricing.segments:

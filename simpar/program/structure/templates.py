@@ -352,7 +352,7 @@ def compute_node(
     )
 
 
-def followed(template: Template, messages: tuple[TemplateNode, ...]) -> Template:
+def append_messages(template: Template, messages: tuple[TemplateNode, ...]) -> Template:
     """A template with messages behind its exit."""
     if not messages:
         return template
@@ -360,7 +360,7 @@ def followed(template: Template, messages: tuple[TemplateNode, ...]) -> Template
     return Template((*template.nodes, *sends), len(template.nodes) + len(messages) - 1)
 
 
-def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template:
+def prepend_gathers(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template:
     """A template with gathers in front that put arrived pieces together; its arrival nodes wait for them."""
     if not gathers:
         return template

@@ -11,7 +11,7 @@ import pytest
 
 from simpar.cost.collectives.algorithms import ALGORITHMS
 from simpar.cost.collectives.choice import occupied_s_per_byte
-from simpar.cost.collectives.lines import Line, considered, lines, raw_costs, unit_loads
+from simpar.cost.collectives.lines import Line, lines, list_considered, raw_costs, unit_loads
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import place
 
@@ -206,7 +206,7 @@ def test_rates_of_channels_and_multiprocessors() -> None:
 def test_what_the_library_takes_by_itself(op: str, where: str, automatic: set[str]) -> None:
     """Trees and SHARP between nodes, NVLS from three devices of a node on, PAT with one device a node."""
     placed = place(np.array([GROUPS[where]]), make_toy(4, up={"nvls": True}, out={"sharp": True}))
-    assert {each.NAME for each in considered(op, placed)} == automatic
+    assert {each.NAME for each in list_considered(op, placed)} == automatic
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s, offers
-from simpar.cost.collectives.lines import serving
-from simpar.cost.collectives.placement import place, regular
+from simpar.cost.collectives.lines import list_serving
+from simpar.cost.collectives.placement import place, regular_shape
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import GIB, KIB
@@ -40,7 +40,7 @@ def test_one_member_costs_nothing() -> None:
     toy = make_toy(1)
     cost = collective("all_reduce", np.arange(8)[:, None], toy, size_bytes=1e9)
     assert (cost.latency_s, len(cost.edges.link_id), cost.algorithm) == (0.0, 0, "none")
-    assert collective_time_s("all_reduce", [1.0, 2.0], regular(1, 1), toy).tolist() == [0.0, 0.0]
+    assert collective_time_s("all_reduce", [1.0, 2.0], regular_shape(1, 1), toy).tolist() == [0.0, 0.0]
 
 
 def test_irregular_groups_are_costed_each_as_placed() -> None:
@@ -102,7 +102,7 @@ def test_errors_say_what_is_allowed(op: str, algorithm: str, message: str) -> No
 def test_algorithms_of_a_group() -> None:
     """The list of what can serve a group, by name."""
     placed = place(np.arange(8)[None, :], make_toy(1))
-    assert serving("all_reduce", placed) == ["ring", "tree", "halving_doubling", "star"]
+    assert list_serving("all_reduce", placed) == ["ring", "tree", "halving_doubling", "star"]
     with pytest.raises(UserError, match="unknown collective"):
         offers("gossip", np.arange(8), make_toy(1))
 

@@ -19,7 +19,7 @@ from simpar.cost.collectives.choice import (
     offers_and_loads,
     shape_numbers,
 )
-from simpar.cost.collectives.lines import lines, raw_costs, serving
+from simpar.cost.collectives.lines import lines, list_serving, raw_costs
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
 from simpar.hardware.catalogue import load_cluster
@@ -52,7 +52,7 @@ CASES = [
     for op in OPS
     for name, group in GROUPS.items()
     if op != "send" or len(group) == 2
-    for algorithm in serving(op, place(group[None, :], cluster()))
+    for algorithm in list_serving(op, place(group[None, :], cluster()))
 ]
 
 

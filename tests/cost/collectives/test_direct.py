@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.placement import regular_shape
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.units import GB, US
@@ -90,7 +90,7 @@ def test_exchange_equals_its_messages() -> None:
 def test_channels_bound_an_exchange_of_few() -> None:
     """Two members in two nodes exchange over one connection: 28 GB/s although the NIC has 50."""
     toy = make_toy(2, out={"nic_bandwidth": 50.0 * GB}, p2p_channel_gb_per_s=14.0, p2p_channels=2.0)
-    seconds = float(collective_time_s("all_to_all", 1e9, regular(2, 1), toy))
+    seconds = float(collective_time_s("all_to_all", 1e9, regular_shape(2, 1), toy))
     assert 1e9 / 2 / seconds == pytest.approx(28 * GB)
 
 
@@ -104,7 +104,7 @@ def test_torus_paths_have_several_links() -> None:
 def test_peers_cost_latency() -> None:
     """Every peer of an all-to-all costs its connection, far peers more than near ones."""
     toy = make_toy(2, near_peer_us=1.0, peer_us=3.0)
-    assert float(collective_time_s("all_to_all", 0.0, regular(2, 8), toy)) == pytest.approx((7 + 24) * US)
+    assert float(collective_time_s("all_to_all", 0.0, regular_shape(2, 8), toy)) == pytest.approx((7 + 24) * US)
 
 
 def test_exchange_over_pcie_forwards_nothing() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.lines import serving
-from simpar.cost.collectives.placement import place, regular
+from simpar.cost.collectives.lines import list_serving
+from simpar.cost.collectives.placement import place, regular_shape
 from simpar.errors import UserError
 from simpar.units import US
 
@@ -18,7 +18,7 @@ def test_steps() -> None:
     """An all-reduce takes 2 log2 N steps, an all-gather log2 N."""
     toy = make_toy(1, port_hop_us=1.0)
     times = [
-        float(collective_time_s(op, 0.0, regular(1, 8), toy, algorithm="halving_doubling"))
+        float(collective_time_s(op, 0.0, regular_shape(1, 8), toy, algorithm="halving_doubling"))
         for op in ("all_reduce", "all_gather")
     ]
     assert times == pytest.approx([6 * US, 3 * US])
@@ -39,7 +39,7 @@ def test_needs_powers_of_two() -> None:
     """A group of six is refused, with the algorithms that would do."""
     with pytest.raises(UserError, match=r"power of two.*allowed here: auto, ring"):
         collective("all_reduce", np.arange(6)[None, :], make_toy(1), size_bytes=1.0, algorithm="halving_doubling")
-    assert "halving_doubling" not in serving("all_reduce", place(np.arange(6)[None, :], make_toy(1)))
+    assert "halving_doubling" not in list_serving("all_reduce", place(np.arange(6)[None, :], make_toy(1)))
 
 
 def test_is_automatic_only_with_one_member_a_node() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.placement import regular_shape
 from simpar.errors import UserError
 from simpar.units import US
 
@@ -27,7 +27,7 @@ def test_fewer_steps_than_a_ring() -> None:
     """With free links and equal hops it beats the flat ring, which takes N-1 steps."""
     toy = make_toy(4, port_hop_us=1.0, far_hop_us=1.0, nic_hop_us=1.0)
     flat, levels = (
-        float(collective_time_s("all_gather", 0.0, regular(4, 8), toy, algorithm=name))
+        float(collective_time_s("all_gather", 0.0, regular_shape(4, 8), toy, algorithm=name))
         for name in ("ring", "hierarchical")
     )
     assert (flat, levels) == (pytest.approx(31 * US), pytest.approx(10 * US))

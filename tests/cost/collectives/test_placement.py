@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives.placement import GroupShape, count_equal, place, regular, representative
+from simpar.cost.collectives.placement import GroupShape, count_equal, place, regular_shape, representative
 from simpar.errors import UserError
 
 from .conftest import make_toy
@@ -45,7 +45,7 @@ def test_representative_has_the_shape() -> None:
     for group in (np.arange(8), np.arange(0, 32, 8), np.array([0, 2, 8, 10])):
         shape = place(np.asarray(group)[None, :], toy).shape
         assert representative(shape, toy).shape == shape
-    assert representative(regular(2, 4), toy).ranks.tolist() == [[0, 1, 2, 3, 8, 9, 10, 11]]
+    assert representative(regular_shape(2, 4), toy).ranks.tolist() == [[0, 1, 2, 3, 8, 9, 10, 11]]
 
 
 def test_domains_larger_than_nodes() -> None:
@@ -74,4 +74,4 @@ def test_nonsense_is_refused(groups: np.ndarray, message: str) -> None:
 def test_a_shape_that_does_not_fit_is_refused() -> None:
     """Eight nodes do not fit on four."""
     with pytest.raises(UserError, match="allowed 0"):
-        representative(regular(8, 8), make_toy(4))
+        representative(regular_shape(8, 8), make_toy(4))

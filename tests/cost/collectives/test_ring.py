@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import GroupShape, regular
+from simpar.cost.collectives.placement import GroupShape, regular_shape
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import GB, US
 
@@ -29,7 +29,7 @@ def test_bandwidth_is_that_of_the_devices_in_a_node() -> None:
     toy = make_toy(4)
     for per_node in (1, 2, 4, 8):
         members = 4 * per_node
-        seconds = collective_time_s("all_gather", 1e9, regular(4, per_node), toy, algorithm="ring")
+        seconds = collective_time_s("all_gather", 1e9, regular_shape(4, per_node), toy, algorithm="ring")
         bus = 1e9 * (members - 1) / members / float(seconds)
         assert bus == pytest.approx(min(per_node * 10, 100) * GB)
 
@@ -37,8 +37,8 @@ def test_bandwidth_is_that_of_the_devices_in_a_node() -> None:
 def test_latency_counts_steps() -> None:
     """An all-reduce takes 2(N-1) steps, of which 2(n-1) cross the network."""
     toy = make_toy(4, port_hop_us=1.0, far_hop_us=2.0, nic_hop_us=10.0)
-    one = collective_time_s("all_reduce", 0.0, regular(1, 8), toy, algorithm="ring")
-    four = collective_time_s("all_reduce", 0.0, regular(4, 8), toy, algorithm="ring")
+    one = collective_time_s("all_reduce", 0.0, regular_shape(1, 8), toy, algorithm="ring")
+    four = collective_time_s("all_reduce", 0.0, regular_shape(4, 8), toy, algorithm="ring")
     assert float(one) == pytest.approx(14 * US)
     assert float(four) == pytest.approx((2 * 28 * 2 + 2 * 3 * 10) * US)
 
@@ -46,7 +46,9 @@ def test_latency_counts_steps() -> None:
 def test_one_device_a_node_has_no_steps_inside() -> None:
     """A ring with one member a node crosses the network in every step and loads no port."""
     toy = make_toy(4, far_hop_us=5.0, nic_hop_us=10.0)
-    assert float(collective_time_s("all_gather", 0.0, regular(4, 1), toy, algorithm="ring")) == pytest.approx(30 * US)
+    assert float(collective_time_s("all_gather", 0.0, regular_shape(4, 1), toy, algorithm="ring")) == pytest.approx(
+        30 * US
+    )
     cost = collective("all_gather", np.arange(0, 32, 8)[None, :], toy, size_bytes=1e9, algorithm="ring")
     assert {toy.link_name(link).split("[")[0] for link in cost.edges.link_id.tolist()} == {"nic_tx", "nic_rx"}
 
@@ -77,7 +79,7 @@ def test_shared_nics_add_up() -> None:
 def test_mesh_uses_the_links_to_its_members() -> None:
     """In a mesh of 8, a pair has one of a port's seven links."""
     mesh = make_toy(1, up={"kind": "mesh"})
-    seconds = [float(collective_time_s("all_gather", 1e9, regular(1, n), mesh)) for n in (2, 8)]
+    seconds = [float(collective_time_s("all_gather", 1e9, regular_shape(1, n), mesh)) for n in (2, 8)]
     assert seconds[0] == pytest.approx(0.5 / 100 * 7)
     assert seconds[1] == pytest.approx(7 / 8 / 100)
 
@@ -85,7 +87,7 @@ def test_mesh_uses_the_links_to_its_members() -> None:
 def test_a_mesh_of_one_device_has_no_links_to_lack() -> None:
     """One device a node: whatever joins its devices, groups across nodes run at the speed of the NICs."""
     seconds = [
-        float(collective_time_s("all_gather", 1e9, regular(4, 1), make_toy(4, 1, up={"kind": kind})))
+        float(collective_time_s("all_gather", 1e9, regular_shape(4, 1), make_toy(4, 1, up={"kind": kind})))
         for kind in ("mesh", "nvswitch")
     ]
     assert seconds[0] == seconds[1] == pytest.approx(3 / 4 / 10)
@@ -94,7 +96,7 @@ def test_a_mesh_of_one_device_has_no_links_to_lack() -> None:
 def test_pcie_slows_down_across_sockets() -> None:
     """On PCIe a group on more than half of a node shares the link between sockets."""
     pcie = make_toy(1, up={"kind": "pcie"}, host_bridge_share=0.5)
-    half, whole = (float(collective_time_s("all_gather", 1e9, regular(1, n), pcie)) for n in (4, 8))
+    half, whole = (float(collective_time_s("all_gather", 1e9, regular_shape(1, n), pcie)) for n in (4, 8))
     assert half == pytest.approx(3 / 4 / 100)
     assert whole == pytest.approx(7 / 8 / 50)
 

@@ -6,7 +6,15 @@ import numpy as np
 
 from simpar.cost.collectives.lines import Line
 from simpar.cost.collectives.placement import place
-from simpar.cost.collectives.traffic import Domains, Edges, concatenate, is_port, occupancy, significant, spread
+from simpar.cost.collectives.traffic import (
+    Domains,
+    Edges,
+    concatenate,
+    is_port,
+    occupancy,
+    round_significant,
+    spread_loads,
+)
 
 from .conftest import make_toy
 
@@ -16,7 +24,7 @@ def test_spread_shares_among_members() -> None:
     toy = make_toy(2)
     placed = place(np.array([[0, 1, 8]]), toy)
     pattern = Domains(np.array([0, 1]), np.array([1, 0]), np.array([1.0, 3.0]))
-    edges = occupancy(spread(placed, 0.0, 0.0, pattern), toy.num_links)
+    edges = occupancy(spread_loads(placed, 0.0, 0.0, pattern), toy.num_links)
     load = {toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient.tolist(), strict=True)}
     assert load == {
         "nic_tx[0]": 0.5, "nic_tx[1]": 0.5, "nic_tx[8]": 3.0, "nic_rx[0]": 1.5, "nic_rx[1]": 1.5,
@@ -29,7 +37,7 @@ def test_leaf_links_see_what_changes_leaf() -> None:
     toy = make_toy(4, out={"nodes_per_leaf": 2})
     placed = place(np.array([[0, 8, 16, 24]]), toy)
     pattern = Domains(np.array([0, 1]), np.array([1, 2]), np.array([1.0, 1.0]))
-    edges = occupancy(spread(placed, 0.0, 0.0, pattern), toy.num_links)
+    edges = occupancy(spread_loads(placed, 0.0, 0.0, pattern), toy.num_links)
     names = {toy.link_name(k) for k in edges.link_id.tolist() if toy.link_name(k).startswith("leaf")}
     assert names == {"leaf_up[0]", "leaf_down[8]"}
 
@@ -53,5 +61,5 @@ def test_shares_divide() -> None:
 
 def test_significant_digits() -> None:
     """Rounding noise below 12 digits vanishes, zeros stay."""
-    assert significant(np.array([0.1 + 0.2, 0.0, 123456.0])).tolist() == [0.3, 0.0, 123456.0]
+    assert round_significant(np.array([0.1 + 0.2, 0.0, 123456.0])).tolist() == [0.3, 0.0, 123456.0]
     assert len(concatenate([]).link_id) == 0

@@ -7,7 +7,7 @@ import pytest
 
 from simpar.cost.collectives.algorithms.tree import as_ring, binary_parents, binomial_children, two_trees
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import regular
+from simpar.cost.collectives.placement import regular_shape
 from simpar.units import US
 
 from .conftest import make_toy
@@ -36,7 +36,9 @@ def test_busiest_domain(count: int, volume: float) -> None:
 def test_latency_is_logarithmic() -> None:
     """Doubling the nodes adds one hop up and one down."""
     toy = make_toy(64, tree_hop_us=10.0, port_hop_us=1.0)
-    times = [float(collective_time_s("all_reduce", 0.0, regular(n, 8), toy, algorithm="tree")) for n in (1, 2, 4, 64)]
+    times = [
+        float(collective_time_s("all_reduce", 0.0, regular_shape(n, 8), toy, algorithm="tree")) for n in (1, 2, 4, 64)
+    ]
     assert times == pytest.approx([14 * US, 34 * US, 54 * US, 134 * US])
 
 

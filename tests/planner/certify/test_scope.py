@@ -11,8 +11,8 @@ from simpar.frameworks import load_target
 from simpar.plan.choices import AXES
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import not_portable, scope
-from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, default_of, offered
-from simpar.planner.space.jobs import counted
+from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, default_of, list_offered
+from simpar.planner.space.jobs import fill_dp
 from simpar.planner.space.rows import enumerate_space, memory_rows
 
 DENSE = {
@@ -40,7 +40,7 @@ def test_the_scope_is_that_of_the_rows(fixed):
     assert not set(told["searched"]) & set(told["held"])
     for name, values in told["searched"].items():
         seen = {rows.domain[name][code] for code in np.unique(rows.code[name])}
-        assert seen <= {*values, *(default_of(axis) for axis in offered(problem) if axis.name == name)}
+        assert seen <= {*values, *(default_of(axis) for axis in list_offered(problem) if axis.name == name)}
     for name in set(fixed) & set(AXIS_NAMES):
         assert name in told["restricted"]
     words = " / ".join(told["left_out"])
@@ -79,7 +79,7 @@ def test_sequences_of_any_length_may_be_cut(seq_len, degrees):
 def test_an_answer_says_where_the_stacks_framework_cannot_have_the_first():
     """The reasons of its target; nothing where it can, where the search had a target, or no target has the stack."""
     problem = dense(fixed={"pp": 4, "schedule": "zb-v", "micro_batch": 1, "tp": 1})
-    plan = counted(rows := enumerate_space(problem), 0)
+    plan = fill_dp(rows := enumerate_space(problem), 0)
     told = not_portable(problem, plan)
     assert told is not None
     assert load_target(told["target"]).stack == "megatron"
@@ -89,4 +89,4 @@ def test_an_answer_says_where_the_stacks_framework_cannot_have_the_first():
     assert not_portable(replace(problem, stack=problem.stack.model_copy(update={"name": "of-ours"})), plan) is None
     assert rows.count
     usual = dense(fixed={"pp": 2, "schedule": "1f1b", "micro_batch": 1, "tp": 1, "zero": 1, "cp": 1})
-    assert not_portable(usual, counted(enumerate_space(usual), 0)) is None
+    assert not_portable(usual, fill_dp(enumerate_space(usual), 0)) is None

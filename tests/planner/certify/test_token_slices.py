@@ -8,7 +8,7 @@ from simpar.cost.operators import operator_times
 from simpar.errors import Infeasible, UserError
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.exact import measure
-from simpar.planner.certify.token_slices import slice_kernels_ns, sliced
+from simpar.planner.certify.token_slices import select_sliced, slice_kernels_ns
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
@@ -30,7 +30,7 @@ def test_slices_are_where_they_can_be(problem_of):
     fixed = {"schedule": BOTH, "micro_batch": (1, 4), "cp": (1, 2), "recompute": ("none", "optimal")}
     problem = make_problem("llama-3-8b", simpar.Cluster("dgx-h100"), training, constraints=Constraints(fixed=fixed))
     rows = enumerate_space(problem)
-    cut = rows.subset(sliced(rows))
+    cut = rows.subset(select_sliced(rows))
     assert cut.count
     assert set(cut["cp"]) == set(cut["vpp"]) == {1}
     assert (cut["pp"] > 1).all()
@@ -101,7 +101,7 @@ def test_search_finds_what_brute_force_finds(seed, zero, problem_of):
     held = {**NARROW, "schedule": BOTH, "hsdp": 1, "tp": (1, 2), "pp": (1, 2, 4), "zero": zero, "cp": 1}
     problem = problem_of(seed, **held)
     rows = enumerate_space(problem)
-    assert sliced(rows).any()
+    assert select_sliced(rows).any()
     assert rows.count <= 40
     assert_certified(problem)
 

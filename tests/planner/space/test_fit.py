@@ -10,7 +10,7 @@ import pytest
 from simpar import files
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
-from simpar.cost.memory.moments import fullest_moment, moment, stages_of
+from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
@@ -20,7 +20,7 @@ from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule
 from simpar.planner.certify.exact import job_of, measure
 from simpar.planner.certify.frontier import Frontier
 from simpar.planner.problem import Constraints, Problem
-from simpar.planner.space.fit import FIRST, least, needed_by_table, needs
+from simpar.planner.space.fit import FIRST, bytes_with_table, compute_least, needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import footprints
@@ -120,7 +120,7 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
     for row in range(rows.count):
         job = job_of(problem, plan_of(rows, row))
         static = stage_static_memory(job.graph, job.layout, job.training, job.stack, 0)
-        assert least(rows.subset([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
+        assert compute_least(rows.subset([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if not SCHEDULES[name].half_schedule])
@@ -162,7 +162,7 @@ def test_a_table_says_what_is_in_flight_in_it(name):
             for costs in ((1.0, 1.0, 1.0), (1.0, 0.5, 2.0), (1.0, 3.0, 0.2)):
                 table = make_schedule(name, p, m, vpp, costs=costs)
                 for rank in range(p):
-                    flying = fullest_moment(table, rank).flying[0]
+                    flying = find_fullest_moment(table, rank).flying[0]
                     assert flying.sum() == table.peak_in_flight(rank)
                     assert flying.sum() >= moment(name, rank, p, np.array([m]), vpp).flying.sum()
 
@@ -180,7 +180,7 @@ def test_rows_need_what_their_own_tables_hold(model):
     needed, ratios = needs(rows).needed_bytes, []
     frontier = Frontier.of(rows, needed)
     for row in range(rows.count):
-        own = needed_by_table(rows, row, frontier.sweeps.table_of(row))
+        own = bytes_with_table(rows, row, frontier.sweeps.table_of(row))
         exact = measure(problem, plan_of(rows, row)).needed_bytes
         assert own <= exact
         ratios.append((own / exact, needed[row] / exact))

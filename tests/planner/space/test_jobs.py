@@ -6,7 +6,7 @@ import pytest
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import job_of
 from simpar.planner.space.axes import AXIS_NAMES
-from simpar.planner.space.jobs import RowJobs, column, counted, plan_of, without_axes
+from simpar.planner.space.jobs import RowJobs, column, fill_dp, plan_of, without_axes
 from simpar.planner.space.rows import enumerate_space
 
 
@@ -24,7 +24,7 @@ def test_a_plan_has_the_values_of_its_row(rows):
             assert getattr(plan.mesh, name) == rows[name][row]
         assert plan.micro_batch == rows["micro_batch"][row]
         assert plan.schedule == rows.domain["schedule"][rows.code["schedule"][row]]
-        assert counted(rows, row).mesh.dp == rows["dp"][row]
+        assert fill_dp(rows, row).mesh.dp == rows["dp"][row]
         assert plan.numerics == rows.problem.base.numerics
 
 

@@ -9,7 +9,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import make_cluster
 from simpar.planner import Constraints, search
 from simpar.planner.certify.exact import measure
-from simpar.planner.space.axes import offered
+from simpar.planner.space.axes import list_offered
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
@@ -21,10 +21,10 @@ TRAINING = simpar.Training(seq_len=1024, global_batch=8)
 def test_states_stay_where_the_plan_has_them(problem_of):
     """Homes on the host are offered by fixing the axis to several."""
     problem = problem_of(2, micro_batch=2)
-    assert offered(problem) == ()
+    assert list_offered(problem) == ()
     away = replace(problem, base=simpar.Plan(offload_optimizer="cpu"))
     rows = enumerate_space(away)
-    assert [axis.name for axis in offered(away)] == ["offload_optimizer"]
+    assert [axis.name for axis in list_offered(away)] == ["offload_optimizer"]
     assert not rows.one_of("offload_optimizer", "none")[rows.code["offload_optimizer"] > 0].any()
 
 

@@ -12,7 +12,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.plan.choices import OPTIONAL_AXES
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.exact import measure
-from simpar.planner.space.axes import OPTIONAL_NAMES, offered
+from simpar.planner.space.axes import OPTIONAL_NAMES, list_offered
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
@@ -83,7 +83,7 @@ def small(**fixed):
 def test_nothing_is_offered_unasked(problem_of):
     """The space of a default search has none of these axes."""
     problem = problem_of(1, micro_batch=2)
-    assert offered(problem) == ()
+    assert list_offered(problem) == ()
     assert not set(enumerate_space(problem).domain) & set(OPTIONAL_NAMES)
 
 

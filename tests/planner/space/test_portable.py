@@ -12,7 +12,7 @@ from simpar.frameworks import TARGETS, load_target, targets_of, unsupported
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import scope
 from simpar.planner.progress import SearchProgress
-from simpar.planner.space.jobs import counted, plan_of
+from simpar.planner.space.jobs import fill_dp, plan_of
 from simpar.planner.space.portable import losses, of_its_framework, refusals
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_runnable
@@ -52,7 +52,7 @@ def test_no_layout_that_a_target_can_express_is_left_out(target, stack, count):
     narrow, whole = (enumerate_space(asked), enumerate_space(replace(asked, constraints=Constraints(fixed=HELD))))
     there = {layout(narrow, row) for row in range(narrow.count)}
     looked_at = np.unique(np.linspace(0, whole.count - 1, count, dtype=np.int64))
-    taken = [row for row in looked_at if not losses(asked, counted(whole, int(row)), target)]
+    taken = [row for row in looked_at if not losses(asked, fill_dp(whole, int(row)), target)]
     assert {layout(whole, int(row)) for row in taken} <= there
     assert 0 < narrow.count < whole.count
     assert any(not refusals(narrow, row) for row in range(0, narrow.count, max(narrow.count // 40, 1)))
@@ -157,7 +157,7 @@ def test_a_search_refuses_what_the_export_refuses_on_its_cluster(hardware, most)
     taken = set()
     for row in range(0, rows.count, max(rows.count // 60, 1)):
         where = {"stack": asked.stack.name, "cluster": {"hardware": hardware, "nodes": 4}}
-        plan = counted(rows, row).model_copy(update=where)
+        plan = fill_dp(rows, row).model_copy(update=where)
         said = unsupported(plan, asked.graph, training, target)
         assert refusals(rows, row) == said
         taken |= set() if said else {plan.mesh.ep}

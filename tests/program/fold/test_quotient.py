@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from simpar.cost.collectives.choice import collective, fastest, offers
+from simpar.cost.collectives.choice import choose_fastest, collective, offers
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
@@ -180,7 +180,7 @@ def assert_routes_are_loads(seed: int) -> None:
         of_group = quotient.group_class[kind.name][quotient.class_of_rank[kind.groups[:, 0]]]
         for op, group_class in product(kind.ops, np.unique(of_group).tolist()):
             loads, chosen = loads_of(case, kind.groups[of_group == group_class], op, size)
-            offer = fastest(offers(op, quotient.groups[group_class].ranks, case.cluster), size)
+            offer = choose_fastest(offers(op, quotient.groups[group_class].ranks, case.cluster), size)
             assert chosen == {offer.algorithm}
             links, coefficient = quotient.route(group_class, op, offer)
             used = {(round(load, 6), case.cluster.link_capacity_bytes_per_s[k]) for k, load in loads.items()}

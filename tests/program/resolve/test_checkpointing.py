@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import simpar
-from simpar.architectures.recompute import by_layer, counted, of_layer
+from simpar.architectures.recompute import by_layer, count_modes, of_layer
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.planner import Constraints
@@ -47,7 +47,7 @@ def test_it_fits_and_is_the_fastest_that_does(name: str) -> None:
 def test_with_room_nothing_runs_again() -> None:
     """Short sequences fit as they are."""
     found = step("optimal", "1f1b", simpar.Training(seq_len=1024, global_batch=64))
-    assert set(counted(chosen(found), 32)) == {"none"}
+    assert set(count_modes(chosen(found), 32)) == {"none"}
 
 
 def test_what_cannot_fit_is_infeasible() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.collectives.choice import fastest, offers
+from simpar.cost.collectives.choice import choose_fastest, offers
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.program.lower import Lowered
@@ -82,7 +82,7 @@ def test_each_reduction_costs_its_latency(size: float) -> None:
     reduces = np.array([program.labels[label].kind == "dp" for label in program.ops.label])
     busy_ns = (timing.finish_ns - timing.start_ns)[reduces].sum()
     found = offers("all_reduce", np.arange(64), cluster)
-    alone_s = sum(count * fastest(found, each).time_s(each) for each, count in reductions(entry))
+    alone_s = sum(count * choose_fastest(found, each).time_s(each) for each, count in reductions(entry))
     assert busy_ns / NS_PER_S == pytest.approx(alone_s, rel=1e-3)
 
 

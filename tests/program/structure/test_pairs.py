@@ -16,7 +16,7 @@ from simpar.plan.plan import Plan
 from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, BlockStep, CollectiveUse, Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.lower import Lowered, lower
-from simpar.program.structure.pairs import AHEAD, merge, merged
+from simpar.program.structure.pairs import AHEAD, merge, merge_phases
 from simpar.simulation import make_job
 from simpar.units import NS_PER_S
 from tests.gate import assert_law, some
@@ -51,7 +51,7 @@ def test_kernels_of_one_hide_messages_of_the_other() -> None:
     together = merge(one, one, seconds)
     assert length(one) == 3
     assert length(together) == 4
-    assert merged(one, one, lambda _: NS_PER_S) == (together, 0.5)
+    assert merge_phases(one, one, lambda _: NS_PER_S) == (together, 0.5)
 
 
 def test_without_messages_there_is_nothing_to_hide() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Domains, Edges, spread
+from simpar.cost.collectives.traffic import Domains, Edges, spread_loads
 
 
 class HalvingDoubling(Algorithm):
@@ -45,7 +45,7 @@ class HalvingDoubling(Algorithm):
         order, step = np.arange(placement.num_domains), np.arange(placement.num_domains.bit_length() - 1)
         source, target = np.tile(order, len(step)), (order ^ (1 << step[:, None])).ravel()
         volume = np.repeat(rounds(op) / 2.0 ** (step + 1), len(order))
-        return spread(placement, inside, inside, Domains(source, target, volume))
+        return spread_loads(placement, inside, inside, Domains(source, target, volume))
 
 
 ALGORITHMS = (HalvingDoubling(),)

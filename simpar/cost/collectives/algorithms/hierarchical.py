@@ -7,7 +7,7 @@ across, all-gather inside.
 from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.algorithms.ring import Ring, volume
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Edges, round_of, spread
+from simpar.cost.collectives.traffic import Edges, round_of, spread_loads
 
 
 class Hierarchical(Algorithm):
@@ -36,7 +36,7 @@ class Hierarchical(Algorithm):
     def loads(self, op: str, placement: Placement) -> Edges:
         """Ring volumes of g members on ports, of n domains on NICs."""
         count, inside = placement.num_domains, volume(op, placement.shape.per_domain)
-        return spread(placement, inside, inside, round_of(count, volume(op, count)))
+        return spread_loads(placement, inside, inside, round_of(count, volume(op, count)))
 
 
 ALGORITHMS = (Hierarchical(),)

@@ -9,7 +9,7 @@ import math
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.algorithms.tree import as_ring
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Edges, spread
+from simpar.cost.collectives.traffic import Edges, spread_loads
 
 
 class Nvls(Algorithm):
@@ -38,7 +38,7 @@ class Nvls(Algorithm):
     def loads(self, _op: str, placement: Placement) -> Edges:
         """S + S/g on every port; the two trees on NICs."""
         through = 1.0 + 1.0 / placement.beside
-        return spread(placement, through, through, as_ring(placement.num_domains))
+        return spread_loads(placement, through, through, as_ring(placement.num_domains))
 
 
 ALGORITHMS = (Nvls(),)

@@ -8,7 +8,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Edges, round_of, spread
+from simpar.cost.collectives.traffic import Edges, round_of, spread_loads
 
 
 class Ring(Algorithm):
@@ -37,9 +37,9 @@ class Ring(Algorithm):
         """
         sent = volume(op, placement.members)
         if placement.num_domains == 1:
-            return spread(placement, sent, sent)
+            return spread_loads(placement, sent, sent)
         inside = np.where(placement.beside > 1, sent, 0.0)
-        return spread(placement, inside, inside, round_of(placement.num_domains, sent))
+        return spread_loads(placement, inside, inside, round_of(placement.num_domains, sent))
 
 
 def volume(op: str, members: int) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Edges, round_of, spread
+from simpar.cost.collectives.traffic import Edges, round_of, spread_loads
 
 
 class Sharp(Algorithm):
@@ -40,7 +40,7 @@ class Sharp(Algorithm):
         ports = 2.0 * (placement.beside - 1) / placement.beside
         if placement.cluster.profile.scale_up.nvls:
             ports = np.where(placement.beside == 1, 0.0, 1.0 + 1.0 / placement.beside)
-        return spread(placement, ports, ports, round_of(placement.num_domains, 1.0))
+        return spread_loads(placement, ports, ports, round_of(placement.num_domains, 1.0))
 
 
 ALGORITHMS = (Sharp(),)

@@ -12,7 +12,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Domains, Edges, round_of, spread
+from simpar.cost.collectives.traffic import Domains, Edges, round_of, spread_loads
 from simpar.units import Ints
 
 
@@ -38,13 +38,13 @@ class Tree(Algorithm):
         """What members and domains send to their parents and children."""
         if op == "all_reduce":
             inside = 2.0 * (placement.beside - 1) / placement.beside
-            return spread(placement, inside, inside, as_ring(placement.num_domains))
+            return spread_loads(placement, inside, inside, as_ring(placement.num_domains))
         children = binomial_children(placement.local, placement.beside)
         fed, child = placement.local > 0, np.arange(1, placement.num_domains)
         parent, whole = child & (child - 1), np.ones(len(child))
         if op == "broadcast":
-            return spread(placement, children, fed, Domains(parent, child, whole))
-        return spread(placement, fed, children, Domains(child, parent, whole))
+            return spread_loads(placement, children, fed, Domains(parent, child, whole))
+        return spread_loads(placement, fed, children, Domains(child, parent, whole))
 
 
 def two_trees(count: int) -> Domains:
