@@ -19,8 +19,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
-from simpar.layout.deciders import apply_execution_choices
-from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout
+from simpar.layout.layout import Layout, apply_execution_choices, fold_two_ended, stack_for_layout
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.diagnosis.measured import MeasuredStep
 from simpar.hardware.profile import MixedProfile
-from simpar.layout.deciders import apply_execution_choices
+from simpar.layout.layout import apply_execution_choices
 from simpar.layout.moves import single_changes
 from simpar.learning.fit import Learned, Observed, Quantity, learn
 from simpar.learning.parameters import names_of
@@ -140,8 +140,8 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
         gains.append(gain_of(NO_STRAGGLER, simulate(**{**even, "with_timeline": False})))
     run = PlanChanger.of(base, inputs, lambda flags: hear(f"trying {flags} ..."))
     stack = apply_execution_choices(stack_for(base.plan, inputs["stack"]), base.plan)
-    graphs = map(replace(run, framework=None), _graphs(inputs, stack))  # such stacks have them, but no export does
-    for tried in (*map(run, single_changes(base.plan, target_of(inputs), is_measured=True)), *graphs):
+    changes = (*single_changes(base.plan, target_of(inputs), is_measured=True), *_graphs(inputs, stack))
+    for tried in map(run, changes):
         if tried.result is None:
             gains.append(Gain(tried.flags, refused=tried.refused))
         else:

@@ -12,7 +12,6 @@ from simpar.errors import UserError
 from simpar.layout.decider import Decider, fill_open_choices
 from simpar.layout.layout import stated_choices
 from simpar.plan.choices import (
-    CHOICES,
     context_parallel,
     data_parallel,
     execution,
@@ -119,11 +118,3 @@ def state_choices(plan: Plan, choices: Mapping[str, Any]) -> Plan:
             sections.setdefault(section, {})[field] = value
     changed = {name: getattr(plan, name).model_copy(update=values) for name, values in sections.items()}
     return plan.model_copy(update=changed)
-
-
-def apply_execution_choices(stack: Stack, plan: Plan) -> Stack:
-    """The stack that executes a step as a plan chose: its policies, with those of the plan in their place."""
-    for choice in CHOICES:
-        if choice.in_stack is not None and (value := plan.get(choice.name)) is not None:
-            stack = choice.in_stack(stack, value)
-    return stack

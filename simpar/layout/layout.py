@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpar.layout.mirrored import MirroredMesh, whole_schedule_of
-from simpar.plan.choices import path_of
+from simpar.plan.choices import CHOICES, path_of
 from simpar.plan.choices.context_parallel import DecidedContext
 from simpar.plan.choices.data_parallel import DecidedData
 from simpar.plan.choices.execution import DecidedExecution
@@ -142,11 +142,21 @@ def stated_choices(plan: Plan) -> dict[str, Any]:
     return values | {"schedule": plan.schedule, "stages": plan.pipeline.stages}
 
 
-def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
-    """The stack under a layout: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
+def apply_execution_choices(stack: Stack, chosen: Plan | Layout) -> Stack:
+    """The stack that executes a step as a plan chose: its policies, with those of the plan in their place."""
+    for choice in CHOICES:
+        if choice.in_stack is not None and (value := getattr(chosen, choice.name)) is not None:
+            stack = choice.in_stack(stack, value)
+    return stack
 
-    GEMMs still accumulate where the stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
+
+def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
+    """The stack under a layout, as it chose to execute a step.
+
+    FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum. GEMMs still accumulate where the
+    stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
     """
+    stack = apply_execution_choices(stack, layout)
     sums = layout.width == 1 or stack.overlap.reduce_runs
     if layout.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
         return stack

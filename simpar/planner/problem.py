@@ -18,8 +18,8 @@ from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
-from simpar.layout.deciders import apply_execution_choices
-from simpar.plan.choices import BY_NAME, name_of
+from simpar.layout.layout import apply_execution_choices
+from simpar.plan.choices import BY_NAME, CHOICES, name_of
 from simpar.plan.choices.pipeline import SLICING
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -202,7 +202,9 @@ def make_problem(
     graph = apply_tuning(base, as_model(model, training.seq_len))
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
-    habits = apply_execution_choices(habits, base)
+    asked = {name_of(name) for name in constraints.fixed}
+    held = base.with_values(**{each.name: None for each in CHOICES if each.in_stack is not None and each.name in asked})
+    habits = apply_execution_choices(habits, held)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 

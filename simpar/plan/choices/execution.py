@@ -5,14 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.plan.choices.choice import Choice, in_section
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    REPLICAS,
+    Choice,
+    Columns,
+    OptionalAxis,
+    has_value,
+    in_section,
+    make_effects,
+    select_all,
+)
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.section import Section
-from simpar.units import Count
+from simpar.units import Count, Flags
 
 if TYPE_CHECKING:
     from simpar.stacks.stack import Stack
@@ -87,7 +99,7 @@ class Execution(Section):
 class DecidedExecution:
     """Execution as a plan says it; None is as the stack.
 
-    :func:`simpar.layout.deciders.apply_execution_choices` changes the stack.
+    :func:`simpar.layout.layout.apply_execution_choices` changes the stack.
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -147,16 +159,49 @@ def _with_parameter_dtype(stack: Stack, dtype: str) -> Stack:
     return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"parameter_dtype": dtype})})
 
 
+def _is_mixture(rows: Columns) -> Flags:
+    return np.full(rows.count, rows.problem.graph.is_mixture)
+
+
+def _sends_what_is_asked(rows: Columns) -> Flags:
+    """Rows whose dispatcher sends the copies of tokens that the plan asks for, if it asks for any."""
+    result = select_all(rows)
+    for name in rows.domain["dispatcher"]:
+        if name is not None:
+            sent = has_value(rows, "token_dispatch", Experts().token_dispatch, SENT_BY_DISPATCHER[name])
+            result &= ~rows.one_of("dispatcher", name) | sent
+    return np.asarray(result)
+
+
 CHOICES = in_section(
     "execution",
     Choice(
         "attention_kernel",
         measured="flash, flash2, latent or unfused; blank: as the stack has it",
         in_stack=_with_attention,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS), label="{} attention", after="recompute_early"),
     ),
-    Choice("loss_chunks", in_stack=_with_loss_chunks),
-    Choice("expandable_segments", in_stack=_with_segments),
-    Choice("graphs", in_stack=_with_graphs),
-    Choice("dispatcher", in_stack=_with_dispatcher),
-    Choice("parameter_dtype", in_stack=_with_parameter_dtype),
+    Choice(
+        "loss_chunks",
+        in_stack=_with_loss_chunks,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS), label="loss in {} chunks", after="attention_kernel"),
+    ),
+    Choice(
+        "expandable_segments", in_stack=_with_segments, axis=OptionalAxis(make_effects(MEMORY), after="loss_chunks")
+    ),
+    Choice(
+        "graphs",
+        in_stack=_with_graphs,
+        axis=OptionalAxis(make_effects(BLOCKS), label="graphs {}", after="expandable_segments"),
+    ),
+    Choice(
+        "dispatcher",
+        in_stack=_with_dispatcher,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS), _is_mixture, _sends_what_is_asked, label="{}", after="graphs"),
+    ),
+    Choice(
+        "parameter_dtype",
+        in_stack=_with_parameter_dtype,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label="{} parameters", after="dispatcher"),
+    ),
 )

@@ -36,6 +36,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import fill_dp
 from simpar.planner.space.table import ROW_BATCH, Rows, factorize
+from simpar.stacks.stack import AllocatorHabits
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import load_error_table
 from simpar.units import MIB, Floats, Ints
@@ -214,19 +215,21 @@ def _of_alike(
     experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
     parts = Parts(resident, saved + beside, outside, *unsure)
-    needed = _needed_bytes(problem, parts, microbatches > 1)
+    needed = _needed_bytes(problem, parts, microbatches > 1, stack.memory.allocator)
     pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
     return (*pipelined, resident, saved, beside, outside, *needed)
 
 
-def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _needed_bytes(
+    problem: Problem, parts: Parts, alternates: NDArray[np.bool_], allocator: AllocatorHabits
+) -> tuple[Floats, Floats]:
     """The least need with the requested probability, and the need as predicted.
 
     The allocator takes as little as it can or, if some of the device is to stay free, what it reports.
     """
     outside = parts.outside_bytes
-    habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
-    reserved = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
+    room = problem.cluster.device.memory_bytes - outside
+    reserved = reserve(parts.static_bytes, parts.moving_bytes, allocator, alternates=alternates, limit_bytes=room)
     risk, share = memory_risk(problem.stack, problem.cluster), 1.0 - problem.constraints.headroom
     needed = outside + reserved.needed_bytes
     surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)

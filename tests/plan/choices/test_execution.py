@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.frameworks import export, load_target, losses
-from simpar.layout.deciders import apply_execution_choices
+from simpar.layout.layout import apply_execution_choices
 from simpar.plan.choices import BY_NAME
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import load_stack

@@ -34,6 +34,10 @@ CASES = {
     },
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
     "early": {"recompute_early": (True, False), "pp": (2, 4), "recompute": ("full", "every:2"), "zero": (0, 1)},
+    "execution": {
+        "attention_kernel": ("eager", "flash2"), "graphs": ("none", "attention+mlp"),
+        "parameter_dtype": ("fp32", "bf16"), "zero": (0, 3),
+    },
 }  # fmt: skip
 FEW = {
     "optimizer": {"optimizer": ("adamw", "muon", "sgd"), "zero": (0, 1)},
@@ -41,6 +45,14 @@ FEW = {
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
     "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
+    "kernels": {"attention_kernel": ("eager", "flash2"), "graphs": ("none", "attention+mlp"), "zero": 0},
+    "kept": {
+        "loss_chunks": (1, 8),
+        "expandable_segments": (True, False),
+        "parameter_dtype": ("fp32", "bf16"),
+        "zero": 1,
+        "pp": 1,
+    },
     "sync": {"sync": ("bsp", "local-sgd", "diloco"), "sync_every": (4, 16), "zero": (0, 3)},
     "servers": {"sync": ("bsp", "asp", "ssp"), "staleness": (1, 3), "servers": (1, 2), "zero": 0, "pp": 1},
     "updates": {"offload_optimizer": ("none", "cpu"), "offload_ratio": (0.5, 1), "zero": (0, 1, 3)},
@@ -65,6 +77,7 @@ MIXED = (
     {"offload_activations": (0.0, 0.5)}, {"sync": ("bsp", "local-sgd", "diloco"), "sync_every": (4, 16)},
     {"sync": ("bsp", "asp")}, {"reduce_dtype": ("bf16", "int4")}, {"optimizer": ("adamw", "muon")},
     {"bucket_bytes": ("1MB", "100MB")}, {"precision": ("bf16", "fp32")}, {"grad_dtype": ("fp32", "bf16")},
+    {"attention_kernel": ("eager", "flash2")}, {"graphs": ("none", "step"), "loss_chunks": (1, 4)},
     {"recompute_early": (True, False), "recompute": "full"}, {"schedule": ("1f1b", "interleaved", "terapipe")},
 )  # fmt: skip
 """Axes that are drawn, each with what it needs to matter."""
@@ -107,7 +120,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
-@pytest.mark.parametrize("case", some(FEW, ["buckets", "reshard", "early"]))
+@pytest.mark.parametrize("case", some(FEW, ["buckets", "reshard", "early", "kernels"]))
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
@@ -120,6 +133,7 @@ EXPERTS = {
     "slices": {"etp": (1, 2), "ep": (1, 4), "tp": (1, 2)},
     "capacity": {"capacity_factor": ("none", 1, 2.0), "ep": (1, 4), "tp": 1},
     "exchange": {"ep_overlap": (True, False), "token_dispatch": ("per_expert", "per_rank"), "ep": (2, 4), "tp": 1},
+    "dispatch": {"dispatcher": ("all_gather", "all_to_all", "deepep"), "ep": (1, 4), "tp": 1},
 }
 
 
@@ -230,6 +244,29 @@ def test_less_to_send_is_taken_where_sending_binds():
     )
     assert found.certified_optimal
     assert found.best.plan.numerics.reduce_dtype == "int4"
+
+
+def test_how_steps_are_executed_decides_what_fits():
+    """Fused attention fits where the scores of eager products do not; the plan found says so, and simulates alike."""
+    held = {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "micro_batch": 16, "recompute": "none", "schedule": "1f1b"}
+    shape = "gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=128)
+    kernels = Constraints(fixed=held | {"attention_kernel": ("eager", "flash2")}, headroom=0.75)
+    found = search(*shape, constraints=kernels, base=simpar.Plan(attention_kernel="cudnn"))
+    assert found.best.plan.attention_kernel == "flash2"
+    assert found.best.step_time_s == simpar.simulate(*shape[:2], found.best.plan, shape[2]).step_time_s
+    with pytest.raises(Infeasible, match="nothing fits"):
+        search(*shape, constraints=Constraints(fixed=held | {"attention_kernel": "eager"}, headroom=0.75))
+
+
+def test_a_dispatcher_sends_the_copies_that_are_asked_for():
+    """In mixtures alone, and not beside a plan that asks for other copies."""
+    held = {"ep": (1, 2), "tp": 1, "pp": 1, "micro_batch": 1, "dispatcher": ("all_to_all", "deepep")}
+    rows = enumerate_space(mixture(simpar.Plan(), **held))
+    assert {rows.domain["dispatcher"][code] for code in rows.code["dispatcher"]} == {"all_to_all", "deepep"}
+    assert not enumerate_space(small(**held | {"ep": 1})).code["dispatcher"].any()
+    per_node = enumerate_space(mixture(simpar.Plan(), **held, token_dispatch="per_node"))
+    spread = per_node["ep"] > 1
+    assert set(per_node.code["dispatcher"][spread]) == {per_node.domain["dispatcher"].index("deepep")}
 
 
 def test_context_methods_are_legal_and_neutral_without_context_parallelism():
