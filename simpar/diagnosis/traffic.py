@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.cost.collectives.algorithm import bus_factor
 from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import GLOO, KinetoTrace, TracedCollective, collective_kind
 from simpar.diagnosis.lanes import Window, match_spans
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.units import NS_PER_S, Flags, Floats, Ints
-from simpar.validation.collectives import bus_factor
 
 UNNAMED = "other"
 """The axis of process groups that no description, caller or plan identifies."""

@@ -1,4 +1,4 @@
 """Predictions compared with published measurements."""
 
-OPEN = ("cells", "profile_overrides", "collectives", "predict", "rows", "table", "open_settings")
+OPEN = ("cells", "open_settings", "predict", "profile_overrides", "rows", "table")
 """The modules that other rooms may import; all others are inner."""

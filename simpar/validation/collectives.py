@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simpar.cost.collectives.algorithm import bus_factor
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
@@ -58,12 +59,6 @@ def call(row: Row) -> MeasuredCall:
     if op == "send":
         domains, per_domain = (2, 1) if domains > 1 else (1, 2)
     return MeasuredCall(profile, op, read_word(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Bytes on the links of a rank per byte of the larger buffer, as nccl-tests counts bus bandwidth."""
-    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
-    return factors.get(op, (ranks - 1) / ranks)
 
 
 def read_measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:

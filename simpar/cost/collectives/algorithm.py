@@ -64,3 +64,9 @@ def base_op(op: str) -> str:
 def is_exchange(op: str) -> bool:
     """Whether every member sends different data to every other."""
     return base_op(op) in ("all_to_all", "dispatch")
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Bytes on the links of a rank per byte of the larger buffer, as nccl-tests counts bus bandwidth."""
+    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
+    return factors.get(op, (ranks - 1) / ranks)

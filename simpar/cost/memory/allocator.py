@@ -48,6 +48,8 @@ def reserve(
     passes of several microbatches alternate; ``held_bytes`` are freed but in use by another stream; ``limit_bytes`` is
     what the device has for the allocator: cached blocks beyond it are given back.
     """
+    # the need has the gaps of the first steps too; later steps have fewer, but reserve blocks that another stream uses.
+    # Cached blocks are given back before an allocation fails, so that is cut to the limit, but not below the need.
     needed = _segments(static_bytes + moving_bytes * (1.0 + habits.tight_gaps(alternates)))
     usual = _segments(_segments(static_bytes + moving_bytes * (1.0 + habits.gaps(alternates))) + held_bytes)
     reserved = np.minimum(usual, np.maximum(needed, limit_bytes))

@@ -217,13 +217,17 @@ def least_moving_bytes(
         dense = counted(block.trained_parameters(dims.tensor)) - experts
         width = parameter_widths(layout, stack).compute
         frozen, frozen_experts = (counted(size) / width for size in block.frozen_bytes(dims.tensor, width))
+        # bytes of a layer's parameters that arrive for a pass, and of the whole gradients that it makes
         came = scheme.gathered * (dense + frozen) + scheme.gathered_experts * (experts + frozen_experts)
         came = came * (not block.has_no_backward)
         made = scheme.gradient * dense + scheme.gradient_experts * experts + scheme.sent * (dense + experts)
         after = scheme.ahead * (dense + frozen) * flight.neighbours * alike * (not block.has_no_backward)
+        # where backwards are split, I needs the parameters and W makes the gradients: never both at once
         beside = np.where(flight.splits, np.maximum(came + after, made), came + after + made)
         again = sizes.recomputed_bytes + sizes.backward_workspace_bytes + beside
         own = away * sizes.saved_bytes
+        # ``saved`` counts the head of the running microbatch: by the last layer's backward it is gone, before that
+        # layer's forward it is not there yet
         there = own + again - flight.ends[1] * head.saved_bytes
         backward = np.where(flight.last[1] == number, np.maximum(backward, there), backward)
         runs = own + sizes.forward_workspace_bytes + came - flight.ends[0] * head.saved_bytes

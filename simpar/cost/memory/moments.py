@@ -41,6 +41,7 @@ def find_fullest_moment(table: Schedule, rank: int) -> Moment:
     change = np.array(CHANGE_IN_FLIGHT)[columns.code]
     number = np.cumsum(change)
     back = np.isin(np.append(columns.code[1:], F), (B, I))  # behind a forward
+    # the most in flight; of several such forwards one that a backward follows, whose workspace comes on top
     at = int(np.argmax(2 * number + (back & (columns.code == F))))
     assert columns.code[at] == F, "only a forward adds to what is in flight"
     flying = np.bincount(chunk[: at + 1], change[: at + 1], len(stages)).astype(np.int64)

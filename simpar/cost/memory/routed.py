@@ -68,6 +68,7 @@ def _routed_bytes(
         grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
         saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)
         held = flight.counts[number]
+        # variance of the sum over a kind's ``held`` layers of kept / held bytes each: kept^2 / held
         kept = (1.0 - layout.offload_activations) * saved * flight.flying[number]
         squares = squares + kept**2 / np.maximum(held, 1)
         beside = np.where(held > 0, np.maximum(beside, np.maximum(forward, again + backward)), beside)

@@ -52,8 +52,12 @@ class Dispatch(Algorithm):
         routing, cluster, ranks = Routing.of_op(op), placement.cluster, placement.ranks
         members, beside = placement.members, placement.beside
         shares, which = np.unique(beside / members, return_inverse=True)
+        # S counts one copy of a token for each rank that holds any of its experts: ``copies`` ranks on average.
+        # touched [G, N]: share of S for the member's domain, one copy for it if any of its ranks holds one
         copies = routing.holds(1 / members) * members
         touched = np.array([routing.holds(float(share)) / copies for share in shares])[which].reshape(beside.shape)
+        # sum over domains = sum over members / members beside; less the own domain, which needs no NIC. A domain's
+        # copies of the tokens of all others arrive evenly at its members.
         sent = (touched / beside).sum(axis=1, keepdims=True) - touched
         received = (members - beside) * touched / beside
         forwarded = (beside - 1) / beside * mean_hops(placement)

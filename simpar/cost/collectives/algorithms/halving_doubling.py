@@ -42,6 +42,7 @@ class HalvingDoubling(Algorithm):
     def loads(self, op: str, placement: Placement) -> Edges:
         """Halves S/2 .. S/g stay inside the domain; the g members send S/(2g) .. S/(gn) each to others."""
         inside = rounds(op) * (placement.beside - 1) / placement.beside
+        # step k: the members of domain i together exchange rounds x S / 2^(k + 1) with those of domain i XOR 2^k
         order, step = np.arange(placement.num_domains), np.arange(placement.num_domains.bit_length() - 1)
         source, target = np.tile(order, len(step)), (order ^ (1 << step[:, None])).ravel()
         volume = np.repeat(rounds(op) / 2.0 ** (step + 1), len(order))

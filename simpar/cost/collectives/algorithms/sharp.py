@@ -37,6 +37,7 @@ class Sharp(Algorithm):
 
     def loads(self, _op: str, placement: Placement) -> Edges:
         """S per domain each way on NICs, whatever the number of domains; ports as under NVLS, or as in a ring."""
+        # around the network: with NVLS S + S/g as in nvls.py, else a reduce-scatter and an all-gather, 2 S (g - 1) / g
         ports = 2.0 * (placement.beside - 1) / placement.beside
         if placement.cluster.profile.scale_up.nvls:
             ports = np.where(placement.beside == 1, 0.0, 1.0 + 1.0 / placement.beside)

@@ -75,7 +75,7 @@ def _mirrored(domain: Ints, count: int) -> Ints:
 def binary_parents(count: int) -> Ints:
     """Parent of every domain in NCCL's in-order binary tree rooted at 0 (which points to itself)."""
     at = np.arange(count, dtype=np.int64)
-    bit = at & -at
+    bit = at & -at  # the lowest set bit b: inner nodes at height log2 b have children at - b/2 and at + b/2
     up = (at ^ bit) | (bit << 1)
     return np.where(up < count, up, at ^ bit)
 
