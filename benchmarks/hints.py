@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, delayed
 from record import draw_plan
 
 import simpar
@@ -25,6 +24,7 @@ from simpar.files import bundled
 from simpar.frameworks import draft, load_target, targets_of
 from simpar.neighbours import advise, from_flags
 from simpar.report.result import Result
+from simpar.workers import Workers
 
 KINDS = ("runnable", "not runnable, said so", "not runnable, not said", "runnable, said not to be")
 WRONG = KINDS[2:]
@@ -42,12 +42,11 @@ def main() -> int:
     options = parser.parse_args()
     stacks = [name for name in sorted(bundled("stacks")) if whole_targets(name)]
     jobs: list[list[dict[str, Any]]] = []
-    with Parallel(options.workers) as pool:
-        for first in count(0, AT_ONCE):
-            drawn = [(number, options.seed, stacks[number % len(stacks)]) for number in range(first, first + AT_ONCE)]
-            jobs += [hints for hints in pool(delayed(hints_of)(*each) for each in drawn) if hints is not None]
-            if len(jobs) >= options.jobs:
-                break
+    for first in count(0, AT_ONCE):
+        drawn = [(number, options.seed, stacks[number % len(stacks)]) for number in range(first, first + AT_ONCE)]
+        jobs += [hints for hints in Workers(options.workers).map(hints_of, drawn) if hints is not None]
+        if len(jobs) >= options.jobs:
+            break
     hints = [hint for hints in jobs[: options.jobs] for hint in hints]
     counts = {kind: sum(hint["kind"] == kind for hint in hints) for kind in KINDS}
     print(f"{len(hints)} hints of {options.jobs} random jobs on {', '.join(stacks)}")
@@ -66,8 +65,12 @@ def whole_targets(stack: str) -> list[str]:
     return [name for name in targets_of(stack) if load_target(name).runs_all]
 
 
-def hints_of(number: int, seed: int, stack: str) -> list[dict[str, Any]] | None:
-    """The hints of a random job about other layouts, each with its kind; None if the drawn job is impossible."""
+def hints_of(draw: tuple[int, int, str]) -> list[dict[str, Any]] | None:
+    """The hints of a random job about other layouts, each with its kind; None if the drawn job is impossible.
+
+    A job is drawn by its number, a seed and its stack.
+    """
+    number, seed, stack = draw
     drawn, keys = draw_plan(number, seed, stack)
     try:
         plan = simpar.Plan.model_validate(keys)

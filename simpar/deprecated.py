@@ -1,4 +1,4 @@
-"""Import paths of the last release that have moved: they work for one more, with a warning that names the new path.
+"""Import paths and methods of the last release that moved: they work for one more, with a warning that names the new.
 
 Some old packages have the names of verbs (``from simpar.search import Constraints``), and Python sets an imported
 submodule as an attribute of ``simpar``. What such an import gives is therefore called like the verb, too:
@@ -37,6 +37,18 @@ def renamed(path: str) -> str | None:
         if f"{path}.".startswith(f"simpar.{old}."):
             return f"simpar.{new}{path.removeprefix(f'simpar.{old}')}"
     return None
+
+
+def renamed_method(old: str, new: str) -> Callable[..., Any]:
+    """The method ``new`` under its old name."""
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        kind = type(self).__name__
+        warn(f"{kind}.{old} has become {kind}.{new}; the old name works until the next release", FutureWarning, 2)
+        return getattr(self, new)(*arguments, **keywords)
+
+    call.__name__, call.__doc__ = old, f"Old name of :meth:`{new}`."
+    return call
 
 
 class CallablePackage(ModuleType):

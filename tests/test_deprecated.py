@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
-from simpar.deprecated import MOVED, renamed
+import pytest
+
+import simpar
+from simpar.deprecated import renamed
+from simpar.planner.result import Counts
 
 PATHS = (
     "from simpar.search.problem import Constraints",
@@ -64,6 +68,19 @@ else:
 
 def test_what_never_was_is_not_found():
     """As without the old paths."""
-    assert [renamed(f"simpar.{old}ing") for old in MOVED] == [None] * len(MOVED)
+    beside = ("simpar.searching", "simpar.modelsmith", "simpar.cost.stacks", "simpar", "search.problem")
+    assert [renamed(path) for path in beside] == [None] * len(beside)
     result = run("import simpar.search.nothing_like_it")
     assert "ModuleNotFoundError: No module named 'simpar.search.nothing_like_it'" in result.stderr
+
+
+def test_methods_have_their_old_names():
+    """They do what the new ones do, and name them."""
+    plan = simpar.Plan(tp=2, dp=4, micro_batch=2)
+    with pytest.warns(FutureWarning, match=r"Plan\.said has become Plan\.get;"):
+        assert plan.said("tp") == plan.get("tp") == 2
+    with pytest.warns(FutureWarning, match=r"Result\.layout\.num_microbatches"):
+        assert plan.num_microbatches(64) == 8
+    result = simpar.SearchResult((), Counts(0, 0, 0, 0), "time", True, 0.0, 0.0)
+    with pytest.warns(FutureWarning, match=r"SearchResult\.with_details"):
+        assert result.saying({"a": 1}) == result.with_details({"a": 1})

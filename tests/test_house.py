@@ -21,7 +21,7 @@ SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"
 SCALES = {repr(float(text)) for text in SCALES_AS_WRITTEN}
 POWERS = {"10 ** 3", "10 ** 6", "10 ** 9", "10 ** 12", "2 ** 10", "2 ** 20", "2 ** 30", "2 ** 40"}
 BINARY = {"1024", "1024.0"}  # only where something is multiplied or divided by it: it is a size of tensors, too
-FILES_NAMING_PP, USES_OF_FOUND = 24, 3
+FILES_NAMING_PP, USES_OF_FOUND = 24, 2
 """Ceilings, to be lowered with every change that renames: files that spell out an axis of the mesh outside of
 declarations, runtime and exports, uses of a name that says nothing."""
 SHARED_CLASS_NAMES = {"Cluster", "Model"}

@@ -59,7 +59,7 @@ def test_simulating_any_file_gives_what_was_found(folder, best, name):
 def test_an_export_foretells_it_there(folder, best, name):
     """The plan that an export starts from takes as long as was found."""
     source = load_source(str(folder / name), SourceFlags())
-    assert ExportPredictor(source, "torch", 0.5)._own.step_time_s == best.step_time_s
+    assert ExportPredictor(source, "torch", 0.5)._own_result.step_time_s == best.step_time_s
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from warnings import warn
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from simpar import files
 from simpar.architectures.training import Training
+from simpar.deprecated import renamed_method
 from simpar.formats import PLAN
 from simpar.plan import flat
 from simpar.plan.choices import SECTION_OF, SECTIONS, path_of
@@ -152,6 +154,14 @@ class Plan(Record):
         """Its value of a choice, by name; None where that is left open."""
         section, field = path_of(name)
         return getattr(getattr(self, section) if section else self, field)
+
+    said: ClassVar[Callable[..., Any]] = renamed_method("said", "get")
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Microbatches of a data-parallel rank in a step. Moved: results have it as ``result.layout``."""
+        warn("Plan.num_microbatches has become Result.layout.num_microbatches; it goes with the next release",
+             FutureWarning, stacklevel=2)  # fmt: skip
+        return global_batch // (self.mesh.replicas * self.micro_batch)
 
     @property
     def schedule(self) -> str:

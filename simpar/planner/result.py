@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from simpar import formats
+from simpar.deprecated import renamed_method
 from simpar.errors import Infeasible, UserError
 from simpar.files import location_of, write_atomic
 from simpar.plain import dotted, printable
@@ -138,6 +139,8 @@ class SearchResult:
     def with_details(self, more: Mapping[str, object]) -> SearchResult:
         """The same result with more details."""
         return replace(self, details={**self.details, **more})
+
+    saying = renamed_method("saying", "with_details")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``simpar search --json`` writes it."""

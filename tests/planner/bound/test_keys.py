@@ -44,6 +44,9 @@ VALUES = {
     "offload_optimizer": ("none", "cpu"), "offload_ratio": (0.5, 1.0), "offload_delayed": (False, True),
     "offload_gradients": (False, True), "offload_parameters": ("none", "cpu"), "offload_activations": (0.0, 0.5),
     "recompute_early": (False, True), "bucket_bytes": ("1 MB", "100 MB"),
+    "attention_kernel": ("eager", "flash3"), "loss_chunks": (1, 4), "expandable_segments": (False, True),
+    "graphs": ("none", "attention", "step"), "dispatcher": ("all_gather", "all_to_all", "deepep"),
+    "parameter_dtype": ("fp32", "bf16"),
 }  # fmt: skip
 USUAL = {
     "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "schedule": "1f1b", "hsdp": 1, "zero": 1,
@@ -58,7 +61,7 @@ WITH = {
     "tp_overlap": TENSOR, "recompute": {"pp": 2}, "order": STAGES,
     "cp_method": {"cp": 4},
     "cp_balance": {"cp": 4}, "ulysses": {"cp": 4}, "etp": {**STAGES, "ep": 2}, "capacity_factor": {"ep": 2},
-    "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "sync": {"zero": 0},
+    "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "dispatcher": {"ep": 2}, "sync": {"zero": 0},
     "sync_every": {"zero": 0, "sync": "local-sgd"}, "staleness": {"zero": 0, "sync": "ssp"},
     "servers": {"zero": 0, "sync": "asp"}, "reshard_after_forward": {"zero": 3},
     "offload_ratio": {"offload_optimizer": "cpu"}, "offload_delayed": {"offload_optimizer": "cpu"},
@@ -68,7 +71,7 @@ WITH = {
     "gather_dtype": {"zero": 3}, "overlap_grad_reduce": {"pp": 2}, "overlap_param_gather": {"pp": 2},
 }  # fmt: skip
 """What an axis must be looked at with to make a difference."""
-OF_EXPERTS = ("ep", "etp", "capacity_factor", "ep_overlap", "token_dispatch")
+OF_EXPERTS = ("ep", "etp", "capacity_factor", "ep_overlap", "token_dispatch", "dispatcher")
 
 
 def rows_of(axis, stack="megatron"):

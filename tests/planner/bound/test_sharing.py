@@ -53,9 +53,15 @@ VALUES = {
     "ulysses": (1, 2),
     "offload_optimizer": ("none", "cpu"),
     "offload_activations": (0.0, 0.5),
+    "attention_kernel": ("eager", "flash3"),
+    "loss_chunks": (1, 4),
+    "expandable_segments": (False, True),
+    "graphs": ("none", "attention"),
+    "parameter_dtype": ("fp32", "bf16"),
 }
 UNTRIED = (
     "capacity_factor",
+    "dispatcher",
     "ep_overlap",
     "etp",
     "offload_delayed",

@@ -30,6 +30,9 @@ VALUES = {
     "reshard_after_forward": (True, False), "offload_optimizer": ("cpu", "none"), "offload_ratio": (0.5, 1.0),
     "offload_delayed": (True, False), "offload_gradients": (True, False), "offload_parameters": ("cpu", "none"),
     "offload_activations": (0.0, 0.5), "recompute_early": (True, False), "bucket_bytes": ("100 MB", "25MB", "100MB"),
+    "attention_kernel": ("sdpa", "eager", "flash3"), "loss_chunks": (8, 1), "expandable_segments": (True, False),
+    "graphs": ("step", "none", "attention+mlp"), "dispatcher": ("deepep", "all_gather"),
+    "parameter_dtype": ("fp32", "bf16"),
 }  # fmt: skip
 """Several values of every axis there is, in no particular order."""
 SMALL = {"tp": 2, "pp": 2, "vpp": 1, "schedule": "1f1b", "micro_batch": 2, "hsdp": 1, "recompute": "none"}
