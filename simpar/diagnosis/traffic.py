@@ -219,9 +219,12 @@ def _members_by_axis(
     for description, ranks in trace.header.groups.values():
         if ranks:
             sets[classes.axis(description) or UNNAMED].add(ranks)
+    # torch names a process group of one dimension of a device mesh after it ("mesh_dp"); the default group of all ranks
+    # has no such name [torch.distributed.device_mesh]. So an axis that spans all ranks is found under UNNAMED.
     several = {axis: {each for each in groups if len(each) > 1} for axis, groups in sets.items()}
     whole = several.pop(UNNAMED, set())
     used = [axis for axis, groups in several.items() if groups]
+    # calls of tensor and pipeline parallelism name their axis in their own way: what is unnamed is another's
     left = [axis for axis in used if axis not in ("tp", "pp")]
     along = "cp" if "pp" in several and "pp" not in used else "pp"
     rest = left[0] if len(left) == 1 else UNNAMED

@@ -92,6 +92,9 @@ def parts(graph: ModelGraph, layout: Layout) -> list[Part]:
 def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     """One stage on this rank: tensor-parallel, fully sharded if the strategy says so, with initial values."""
     assert blueprint.graph is not None, "a decoder has a graph"
+    # The order is torch's: a module is built without memory, changed in place (adapters, 8-bit products), split over
+    # tensor and expert ranks, compiled layer by layer, and sharded last, since fully_shard wraps what it finds
+    # [torch.distributed.fsdp]; only then it gets memory and values.
     plan = blueprint.plan
     sequence = bool(plan.tensor_parallel.sequence_parallel)
     recompute, own = blueprint.recompute, ranks.here_mesh if isinstance(ranks, StageRanks) else None

@@ -75,6 +75,15 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
             raise UserError(f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1")
         return Strategy("stages", shard_optimizer=zero == 1)
     data, mesh = plan.data_parallel, plan.mesh
+    # The first line that holds decides; width = ranks over which a gradient is summed:
+    #   one process drives all replicas            one_process
+    #   experts on other ranks, zero 0 or 1        explicit, sums of experts and of the rest over different groups
+    #   width 1, nothing fetched from the host     none
+    #   parameter servers                          servers
+    #   replicas meet every few steps, zero 0      none, each alone
+    #   zero 2 or 3, or parameters on the host     fsdp (never where backward is split into I and W)
+    #   tp 1, one chunk, backward not split        ddp, whose hooks overlap the sums
+    #   else                                       explicit, sums behind the last backward
     width = mesh.gradient_ranks
     if data.kind == "single_process":
         return Strategy("one_process", replicas=width)

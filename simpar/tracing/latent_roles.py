@@ -49,6 +49,10 @@ def _latent(drafts: list[OperatorDraft], draft: OperatorDraft) -> TracedLatent |
     core, made = draft.core, makers(drafts)
     assert core is not None, "called for core attention"
     products = _reached(made, draft)
+    # Multi-head latent attention [DeepSeek-V2, arXiv 2405.04434, section 2.1]: one product makes the latent and the
+    # shared rotary key, c = W_down h of kv_rank + rotary columns; behind a norm another makes what heads have of their
+    # own, W_up c of heads x (plain + value_dim) columns. A head's key has plain + rotary = key_dim features. Queries
+    # come from h itself, or from a latent of theirs that is made and normed in the same way (q_rank).
     for up in products:
         norm = made.get(up.inputs[0])
         down = made.get(norm.inputs[0]) if norm is not None and norm.kind == "norm" else None

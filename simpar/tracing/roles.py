@@ -180,6 +180,9 @@ def add_sizes(*sizes: Size) -> Size:
 def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, memory: str) -> None:
     core = draft.core
     assert core is not None, "called for core attention"
+    # Behind each input of core attention lies a path of norms, rotations and copies that ends in a product. The columns
+    # of a product are shared out: q = heads x key_dim, k = kv_heads x key_dim, v = kv_heads x value_dim; one product of
+    # all is "qkv", one of k and v "kv". Cross attention reads keys and values of another sequence, the memory.
     paths = [list(_path(source, made)) for source in draft.inputs]
     products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
     kv_heads = _kv_heads(core, list(products.values()))

@@ -108,6 +108,8 @@ def _with_weight(parts: list[tuple[str, list[OperatorDraft]]]) -> list[tuple[str
 
 def _chained(name: str, parts: list[tuple[str, list[OperatorDraft]]]) -> list[DraftSegment]:
     """The parts as segments, with the values that cross each boundary. Raises UserError where a part is not read."""
+    # A value lives in part p if it was made in part home <= p and is read in a later one, home <= p < last use. One of
+    # the living values is the part's output, the newest that the next part reads; the others are carried past it.
     home = {value: at for at, (_, drafts) in enumerate(parts) for draft in drafts for value in draft.outputs}
     last_use: dict[str, int] = {}
     for at, (_, drafts) in enumerate(parts):

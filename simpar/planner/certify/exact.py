@@ -112,20 +112,7 @@ def measure(
     are built.
     """
     if problem.objective == "energy" or replicas_are_independent(plan):
-        result = exact(problem, plan)
-        joules = result.bill.energy_j_per_step
-        worth = joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
-        assert worth is not None, "energy is no objective without the device's power"
-        return SimulatedPlan(
-            problem,
-            plan,
-            result.step_time_s,
-            worth,
-            is_allowed(problem, result, problem.constraints.fit_probability),
-            result.memory.peak_reserved_bytes,
-            is_allowed(problem, result, AS_PREDICTED),
-            kept=lambda: result,
-        )
+        return _from_result(problem, plan)
     cluster = problem.cluster
     outline = outline_job(job_of(problem, plan), cluster, problem.perturbation)
     key = None
@@ -159,6 +146,24 @@ def measure(
     if known is not None and key is not None:
         known[key] = replace(simulated, kept=None)
     return simulated
+
+
+def _from_result(problem: Problem, plan: Plan) -> SimulatedPlan:
+    """The step by way of its full report, which knows energy, and the mean over a round of replicas on their own."""
+    result = exact(problem, plan)
+    joules = result.bill.energy_j_per_step
+    worth = joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
+    assert worth is not None, "energy is no objective without the device's power"
+    return SimulatedPlan(
+        problem,
+        plan,
+        result.step_time_s,
+        worth,
+        is_allowed(problem, result, problem.constraints.fit_probability),
+        result.memory.peak_reserved_bytes,
+        is_allowed(problem, result, AS_PREDICTED),
+        kept=lambda: result,
+    )
 
 
 def _report(context: SummaryInputs) -> Result:

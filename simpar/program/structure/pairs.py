@@ -48,6 +48,9 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         ahead, back = strands
         filling = [(1, at) for at, step in enumerate(backward.steps) if _fills(step)]
         strands = [[each for each in back if each not in filling], ahead, filling]
+    # List scheduling [Graham 1969]: of the steps whose predecessors are done, the one that can start first,
+    #   start(step) = max(free(stream of step), max over predecessors p of finish(p)),  finish = start + duration,
+    # ties going to the strand whose turn it is. The order is a step's place; times are forgotten.
     turn = -1
     merged: list[tuple[float, int, int, BlockStep]] = []
     free: dict[str, float] = {}

@@ -137,6 +137,12 @@ def backward_template(
     the pass that completes the gradients.
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
+    # What happens beside the kernels of a unit u, units counted in the order of the backward:
+    #   gather(u)   parameters that were dropped after the forward     behind the kernels of u - 2 (two buffers)
+    #   return(u)   activations that wait on the host                  behind the kernels of u - 2 (two buffers)
+    #   kernels(u)  behind gather(u), return(u), reduce(v) of the unit reduced before the last one, send(u - 2)
+    #   reduce(b)   a bucket b, behind the kernels of the unit that completes it [Li et al. 2020, arXiv 2006.15704]
+    #   send(u)     gradients to the host, behind their reduction
     arriving = any(each.arrives and each.reshard for each in sync.copies)
     returning = kind != "weight_gradient" and sync.activations > 0
     makes = any(each.whole.made_bytes for each in sync.copies)
@@ -160,6 +166,7 @@ def backward_template(
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
             after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
+        # at most two units' unsharded gradients exist: FSDP lets the host run no further ahead of reductions
         if per_unit and len(reduces) >= 2:
             after = (*after, reduces[-2])
         if sent:
@@ -174,7 +181,7 @@ def backward_template(
             if index in closes:
                 last = _reduce(nodes, closes[index], copies, after=computes[-1])
                 unit_reduced = last if copies.per_unit else unit_reduced
-        closed = len(nodes) - 1 > computes[-1]
+        closed = len(nodes) - 1 > computes[-1]  # whether a bucket was reduced behind this unit
         if unit_reduced >= 0:
             reduces.append(unit_reduced)
             nodes[unit_reduced] = replace(nodes[unit_reduced], frees=(GRADIENTS,))

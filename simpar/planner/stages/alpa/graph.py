@@ -115,6 +115,10 @@ def eliminate(
     sizes = [len(variable) for variable in graph.variables]
     steps: list[tuple[int, tuple[int, ...], Ints]] = []
     values, left = np.zeros(len(weights)), set(range(len(sizes)))
+    # Bucket elimination [Dechter 1999]: min over x_v of a sum of factors is a factor over the neighbours of v,
+    #   f'(scope) = min_{x_v} sum of f over factors that name v,   scope = their variables without v,
+    # so variables leave one by one, the one whose table [rows, *scope, v] is smallest first; argmin is kept for the way
+    # back, where each variable is chosen by those that left after it.
     while left:
         scopes = {each: sorted({v for scope, _ in factors if each in scope for v in scope}) for each in left}
         cells, variable = min((prod(sizes[v] for v in scopes[each]), each) for each in left)
