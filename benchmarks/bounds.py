@@ -64,7 +64,7 @@ def checked(seed: int, count: int, end: float) -> tuple[int, list[str]]:
         return 0, []
     problem, found = drawn(seed), list[str]()
     rows = enumerate_space(problem)
-    rows.take(sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count))))
+    rows.keep_only(sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count))))
     frontier, needed = Frontier.of(rows, needs(rows).needed_bytes), needs(rows).needed_bytes
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)

@@ -155,7 +155,7 @@ class Problem:
         return self.framework.target if self.framework else None
 
     @cached_property
-    def place(self) -> dict[str, Any]:
+    def cluster_record(self) -> dict[str, Any]:
         """The cluster, as plans that are found for it record it."""
         return to_cluster_section(recorded(self.cluster))
 

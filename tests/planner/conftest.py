@@ -54,7 +54,7 @@ def random_problem(seed: int, **fixed: object) -> Problem:
 def make_frontier(problem: Problem, seed: int, count: int = 10) -> Frontier:
     """The frontier of a few random rows of a problem, fitting or not."""
     rows = enumerate_space(problem)
-    rows.take(sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count))))
+    rows.keep_only(sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count))))
     return Frontier.of(rows, needs(rows).needed_bytes)
 
 

@@ -86,7 +86,7 @@ def framework_for(problem: Problem, plan: Plan) -> StackFramework | None:
 
 
 def _placed(problem: Problem, plan: Plan) -> Plan:
-    return plan.model_copy(update={"cluster": problem.place})
+    return plan.model_copy(update={"cluster": problem.cluster_record})
 
 
 def keep_expressible(rows: Rows) -> Rows:
@@ -117,7 +117,7 @@ def keep_expressible(rows: Rows) -> Rows:
                 rows.left_out[name] = (*rows.left_out.get(name, ()), *_values(rows, name, int(value)))
     if not alive.any():
         raise Infeasible(_none_left(rows, int(first[np.argmin(use)]), target))
-    rows.take(alive[kind])
+    rows.keep_only(alive[kind])
     return rows
 
 

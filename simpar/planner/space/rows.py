@@ -68,7 +68,7 @@ def join_axes(rows: Rows, axes: Sequence[AnyAxis]) -> Rows:
         before = rows.count
         rows.join(axis.name, domain, rule_of(axis))
         if axis.name == "pp" and "dp" in fixed:
-            rows.take(np.isin(rows["dp"], fixed["dp"]))
+            rows.keep_only(np.isin(rows["dp"], fixed["dp"]))
         if before and not rows.count:
             raise Infeasible(_emptied(rows, axis, fixed, before))
     return rows

@@ -43,7 +43,7 @@ class Rows:
             part = self if self.count <= step else self.subset(slice(first, first + step))
             part._multiply(name, tuple(domain))
             if keep is not None:
-                part.take(keep(part))
+                part.keep_only(keep(part))
             for known, column in part.code.items():
                 codes.setdefault(known, []).append(column)
         self.code = {known: np.concatenate(columns) for known, columns in codes.items()}
@@ -67,7 +67,7 @@ class Rows:
         self.code[name] = codes
         self._known.pop(name, None)
 
-    def take(self, which: Any) -> None:
+    def keep_only(self, which: Any) -> None:
         """Keep some of the rows, by numbers or by a mask."""
         if isinstance(which, np.ndarray) and which.dtype.kind == "b":
             if which.all():
@@ -97,7 +97,7 @@ class Rows:
         result = Rows(self.problem)
         result.domain, result.code, result.count = dict(self.domain), dict(self.code), self.count
         result.left_out = dict(self.left_out)
-        result.take(which)
+        result.keep_only(which)
         return result
 
     def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:

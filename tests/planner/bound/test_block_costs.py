@@ -67,7 +67,7 @@ def costs_of(case, rng, **more):
         constraints=Constraints(fixed={**DEGREES, **fixed, **more}),
     )
     rows = enumerate_space(problem)
-    rows.take(np.sort(rng.permutation(rows.count)[:80]))
+    rows.keep_only(np.sort(rng.permutation(rows.count)[:80]))
     jobs = RowJobs(rows)
     return BlockCosts.of(jobs, Prices.of_job(jobs.job(0), problem.cluster.in_training))
 

@@ -106,7 +106,7 @@ def frontier_of(axis: str) -> Frontier:
         constraints=Constraints(fixed=fixed | BESIDE.get(axis, {}) | {axis: VALUES[axis]}),
     )
     rows = enumerate_space(problem)
-    rows.take(np.arange(0, rows.count, max(1, rows.count // 40)))
+    rows.keep_only(np.arange(0, rows.count, max(1, rows.count // 40)))
     return Frontier.of(rows, needs(rows).needed_bytes)
 
 

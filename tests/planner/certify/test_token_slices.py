@@ -80,7 +80,7 @@ def assert_own_bounds(problem, frontier):
 def assert_memory_of_programs(problem):
     """The bound of some rows is no more than what their Programs need, and little less."""
     rows = enumerate_space(problem)
-    rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
+    rows.keep_only(np.arange(0, rows.count, max(1, rows.count // 6)))
     for row, needed in enumerate(needs(rows).predicted_bytes.tolist()):
         exact = simpar.simulate(problem.graph, problem.cluster, plan_of(rows, row), problem.training)
         assert 0.8 < needed / exact.memory.peak_reserved_bytes <= 1.0

@@ -102,7 +102,7 @@ def test_rows_need_together_what_they_need_alone(model):
     moved = {axis.name for axis in OPTIONAL_AXES if MEMORY not in axis.decides}
     assert moved <= set(MOVING)
     rows = enumerate_space(problem)
-    rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))
+    rows.keep_only(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))
     alone = [needs(rows.subset([row])).needed_bytes[0] for row in range(rows.count)]
     assert needs(rows).needed_bytes.tolist() == alone
 
@@ -116,7 +116,7 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
         load_stack(stack), constraints=Constraints(fixed={"micro_batch": 1, "recompute": "none"}),
     )  # fmt: skip
     rows = enumerate_space(problem)
-    rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 20, replace=False)))
+    rows.keep_only(np.sort(np.random.default_rng(1).choice(rows.count, 20, replace=False)))
     for row in range(rows.count):
         job = job_of(problem, plan_of(rows, row))
         static = stage_static_memory(job.graph, job.layout, job.training, job.stack, 0)
@@ -176,7 +176,7 @@ def test_rows_need_what_their_own_tables_hold(model):
         constraints=Constraints(fixed={"pp": (2, 4, 8), "tp": (1, 2), "cp": 1}, schedules=GREEDY),
     )  # fmt: skip
     rows = enumerate_space(problem)
-    rows.take(np.sort(np.random.default_rng(3).choice(rows.count, min(rows.count, 24), replace=False)))
+    rows.keep_only(np.sort(np.random.default_rng(3).choice(rows.count, min(rows.count, 24), replace=False)))
     needed, ratios = needs(rows).needed_bytes, []
     frontier = Frontier.of(rows, needed)
     for row in range(rows.count):

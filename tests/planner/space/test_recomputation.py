@@ -77,9 +77,9 @@ def test_bounds_of_undecided_rows_hold(seed, held, problem_of):
     """What dropping activations costs at least is no more than what the choice costs, in chunks or not."""
     problem = tight(problem_of(seed, **{**HELD, "cp": 1, **held}))
     rows = enumerate_space(problem)
-    rows.take(needs(rows).needed_bytes <= problem.memory_limit_bytes)
-    rows.take(select_undecided(rows, np.arange(rows.count)))
-    rows.take(np.arange(0, rows.count, max(1, rows.count // 6)))
+    rows.keep_only(needs(rows).needed_bytes <= problem.memory_limit_bytes)
+    rows.keep_only(select_undecided(rows, np.arange(rows.count)))
+    rows.keep_only(np.arange(0, rows.count, max(1, rows.count // 6)))
     frontier = Frontier.of(rows, needs(rows).needed_bytes)
     squeezed = 0
     for row in range(rows.count):

@@ -101,7 +101,7 @@ def test_memory_is_that_of_the_program(dtype, zero):
         constraints=Constraints(fixed=fixed),
     )
     rows = enumerate_space(problem)
-    rows.take(np.arange(1))
+    rows.keep_only(np.arange(1))
     plan, needed = plan_of(rows, 0), needs(rows).predicted_bytes
     exact = simpar.simulate("llama-3-8b", problem.cluster, plan, problem.training, stack=problem.stack)
     assert 0.75 < float(needed[0]) / exact.memory.peak_reserved_bytes <= 1.0
@@ -157,7 +157,7 @@ def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
         ),
     )
     rows = enumerate_space(problem)
-    rows.take(np.sort(np.random.default_rng(frozen_layers).choice(rows.count, 24, replace=False)))
+    rows.keep_only(np.sort(np.random.default_rng(frozen_layers).choice(rows.count, 24, replace=False)))
     found, middle = needs(rows), 0
     for row in range(rows.count):
         plan = plan_of(rows, row)
