@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -22,6 +22,7 @@ from simpar.frameworks.launch import describe_prediction, readme
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
 from simpar.plain import dotted
+from simpar.plan.choices import SECTIONS
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
@@ -246,9 +247,17 @@ def draft(
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
+    s = _without_lost_execution(s, lost)
     unread = (model.details.said,) if model.details.unread else ()
     notes = (*_stack_note(plan, result), *unread, *result.notes(s))
     return ExportDraft(result, s, whole, lost, notes)
+
+
+def _without_lost_execution(s: Subject, lost: Iterable[Loss]) -> Subject:
+    """The subject without what is lost of how steps are executed: the target does as its stack there."""
+    fields = {loss.field.rpartition(".")[2] for loss in lost}
+    execution = s.plan.execution.model_copy(update=dict.fromkeys(fields.intersection(SECTIONS["execution"])))
+    return replace(s, plan=s.plan.model_copy(update={"execution": execution}))
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:

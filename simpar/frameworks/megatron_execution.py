@@ -46,7 +46,7 @@ def graph_options(s: Subject) -> Options:
     if graphs == "step":
         switches = ("--te-rng-tracker", "--no-check-for-nan-in-loss-and-grad")
         return {"--cuda-graph-impl": "full_iteration", **dict.fromkeys(switches)}
-    modules = [GRAPHED[part] for part in str(graphs).split("+") if part in GRAPHED]
+    modules = [GRAPHED[part] for part in str(graphs).split("+")]
     return {"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": modules, "--te-rng-tracker": None}
 
 
@@ -58,16 +58,17 @@ def read_execution(given: Arguments) -> dict[str, Any]:
     if given.text("--attention-backend") == "unfused":
         result["attention_kernel"] = "eager"
     kind = next(iter(given.values.get("--cuda-graph-impl", [])), None)
-    flag = next((each for each in ("--cuda-graph-modules", "--cuda-graph-scope") if each in given.values), None)
-    names = given.values[flag] if flag else []
+    flag = next((each for each in ("--cuda-graph-modules", "--cuda-graph-scope") if each in given.values), "")
+    names = [name for name in given.values.get(flag, []) if name != BESIDE_ROUTER]
     parts = {name: part for part, name in GRAPHED.items()}
+    read = [flag, "--cuda-graph-impl", "--te-rng-tracker"]
     if kind == "none":
         result["graphs"] = "none"
     elif kind == "full_iteration" or (kind and names == ["full_iteration"]):
         result["graphs"] = "step"
-    elif kind and names and all(name in (*parts, BESIDE_ROUTER) for name in names):
-        result["graphs"] = "+".join(parts[name] for name in names if name in parts)
+        read.append("--no-check-for-nan-in-loss-and-grad")  # which it asks for
+    elif kind and names and set(names) <= set(parts):
+        result["graphs"] = "+".join(parts[name] for name in names)
     if "graphs" in result:
-        for each in (flag, "--cuda-graph-impl", "--te-rng-tracker", "--no-check-for-nan-in-loss-and-grad"):
-            given.has(each or "")
+        given.used.update(read)
     return result

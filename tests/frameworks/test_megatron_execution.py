@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.frameworks import TARGETS, load_target, read, unsupported
+from simpar.frameworks import TARGETS, draft, load_target, read, unsupported
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
@@ -68,7 +68,7 @@ def test_graphs_as_people_write_them(arguments, graphs):
     assert not given.ignored
 
 
-@pytest.mark.parametrize("scope", ["full", "moe", ""])
+@pytest.mark.parametrize("scope", ["full", "moe", "moe_preprocess", ""])
 def test_graphs_that_no_plan_can_say_are_listed(scope):
     """They are not read as something else."""
     given = read(f"--micro-batch-size 1 --cuda-graph-impl local --cuda-graph-scope {scope}", "train.sh", "megatron")
@@ -91,3 +91,30 @@ def test_the_allocator_is_told_by_every_target_that_starts_torch(target):
         text = exported(target, checked(model=model, dp=8, **own, expandable_segments=chosen))[file]
         assert f"expandable_segments:{chosen}" in text
         assert f"expandable_segments:{not chosen}" not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "values", "absent"),
+    [
+        ("megatron", {"attention_kernel": "latent"}, "latent"),
+        ("megatron", {"graphs": "router"}, "--cuda-graph"),
+        ("megatron", {"graphs": "attention+step"}, "--cuda-graph"),
+        ("megatron-bridge", {"graphs": "step"}, "cuda_graph"),
+        ("nemo-run", {"graphs": "step"}, "cuda_graph"),
+        ("transformers", {"zero": 3, "attention_kernel": "cudnn"}, "attn_implementation"),
+        ("trl", {"zero": 3, "attention_kernel": "cudnn"}, "attn_implementation"),
+        ("axolotl", {"zero": 3, "attention_kernel": "cudnn"}, "cudnn"),
+        ("llama-factory", {"zero": 3, "attention_kernel": "latent"}, "flash_attn"),
+    ],
+)
+def test_what_is_lost_of_the_execution_is_as_the_stack_does_it(target, values, absent):
+    """An export that may lose it writes and predicts nothing of it, and lists it."""
+    made = draft(
+        checked(model="llama-3.1-8b", dp=8, **values), load_model("llama-3.1-8b"), TRAINING, target, lossy=True
+    )
+    [name] = set(values) - {"zero"}
+    assert name in {loss.field for loss in made.lost}
+    assert getattr(made.plan.execution, name) is None
+    written = made.written().files
+    told = {"plan.json", "README.md"}  # the plan as it was asked for, and what is lost of it
+    assert [file for file, text in written.items() if absent in str(text) and file not in told] == []
