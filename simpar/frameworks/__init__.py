@@ -27,7 +27,7 @@ from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
-from simpar.stacks.stack import DEFAULT_STACK, Stack
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 OPEN = ("framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target")
 """The modules that other rooms may import; all others are inner."""
@@ -112,9 +112,11 @@ def load_target(name: str) -> Target:
 
 
 def targets_of(stack: str) -> list[str]:
-    """Targets whose framework belongs to a stack."""
-    targets = ((name, load_target(name)) for name in TARGETS)
-    return [name for name, target in targets if stack in target.stacks]
+    """Targets whose framework belongs to a stack, or of which the stack is an earlier release that none names."""
+    targets = [(name, load_target(name)) for name in TARGETS]
+    return [name for name, target in targets if stack in target.stacks] or [
+        name for name, target in targets if any(stack in load_stack(own).earlier.values() for own in target.stacks)
+    ]
 
 
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:

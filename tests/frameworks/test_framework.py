@@ -1,5 +1,7 @@
 """What the framework behind a stack cannot run of a plan next to another."""
 
+import pytest
+
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks import load_target, targets_of, unsupported
 from simpar.frameworks.framework import framework_of, losses_of
@@ -31,6 +33,16 @@ def test_a_stack_without_a_target_has_no_framework():
     megatron = load_stack("megatron")
     own = megatron.model_copy(update={"name": "ours", "learned_from": "megatron"})
     assert framework_of(plan, TARGET, own).name == framework_of(plan, TARGET, megatron).name
+
+
+@pytest.mark.parametrize(
+    ("release", "newest"), [("megatron-sc21", "megatron"), ("megatron-22", "megatron"), ("nemo-24", "nemo")]
+)
+def test_an_earlier_release_has_the_framework_of_its_stack(release, newest):
+    """The newest profile names it, and no target does."""
+    assert release in load_stack(newest).earlier.values()
+    framework = framework_of(checked("llama-3-8b", dp=4, tp=2, zero=1), TARGET, load_stack(release))
+    assert framework.name in targets_of(newest)
 
 
 def test_targets_that_write_a_part_stand_in_where_there_is_no_other():
