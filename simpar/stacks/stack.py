@@ -163,10 +163,15 @@ class StackNumerics(Strict):
 
 
 class Buckets(Strict):
-    """Sizes of gradient buckets in bytes of the reduced dtype."""
+    """Sizes of gradient buckets in bytes of the reduced dtype, and when they are reduced if not beside the backward.
+
+    ``in_turn``: ZeRO-2 and 3 then reduce each bucket when it is full, with no kernels beside it, instead of all of them
+    behind the last backward.
+    """
 
     bucket: Bytes = 25e6
     first: Bytes = 0.0
+    in_turn: bool = False
 
 
 class AllocatorHabits(Strict):
@@ -310,6 +315,10 @@ class Stack(Described):
         """Whether data parallelism at a ZeRO stage works block by block (FSDP) where a plan does not name its kind."""
         third, second = np.asarray(zero) == 3, np.asarray(zero) == 2
         return np.asarray(third | (second & (self.data_parallel == "fsdp")))
+
+    def reduces_in_turn(self, zero: Numbers) -> Flags:
+        """Whether gradients that are not reduced beside the backward are reduced between its kernels."""
+        return np.asarray(self.buckets.in_turn & (np.asarray(zero) >= 2))
 
     def once_a_step(self, sharded: Flags | bool, is_pipelined: Flags | bool) -> Flags:
         """Whether FSDP (``sharded``) gathers parameters and reduces whole gradients once a step: in pipelines."""

@@ -20,7 +20,7 @@ from simpar.architectures.recompute import of_layer
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of, stages_of_rank
 from simpar.cost.memory.static import HeldBlocks
-from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
+from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths, reduces_late
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
 from simpar.plan.schedules.actions import Schedule
@@ -165,7 +165,7 @@ class ParameterBytes:
         fetches = layout.offload_parameters != "none"
         comes = (zero == 3) & fsdp & ~keeps_parameters(layout)
         # than in the first backward
-        later = np.asarray(not layout.overlap_grad_reduce) | once_a_step(layout, stack)
+        later = reduces_late(layout, stack) | once_a_step(layout, stack)
         makes = (zero >= 2) & fsdp & ~later
         dense, experts = layout.shards > 1, layout.expert_shards > 1
         away = 1.0 - kept_gradients(layout)

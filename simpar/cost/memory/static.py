@@ -18,7 +18,14 @@ import numpy as np
 
 from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.cost.activations import activation_bytes
-from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
+from simpar.cost.memory.widths import (
+    Widths,
+    keeps_parameters,
+    kept_gradients,
+    once_a_step,
+    parameter_widths,
+    reduces_late,
+)
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
@@ -108,7 +115,7 @@ def parameter_terms(
     shards, fsdp = layout.shards, layout.kind == "fsdp"
     num_parameters, shard = sum(part.elements for part in parts), sum(part.shard for part in parts)
     sharded = (zero == 3) | ((zero == 2) & fsdp)
-    whole_gradients = (zero < 2) | (not layout.overlap_grad_reduce) | once_a_step(layout, stack)
+    whole_gradients = (zero < 2) | reduces_late(layout, stack) | once_a_step(layout, stack)
     spread = sum(part.elements * (np.asarray(part.shard) < part.elements) for part in parts)
     gathered = np.where(keeps_parameters(layout), spread, 0)
     copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)

@@ -55,6 +55,11 @@ def once_a_step(layout: Layout, stack: Stack) -> Flags:
     return stack.once_a_step(layout.kind == "fsdp", layout.is_pipelined)
 
 
+def reduces_late(layout: Layout, stack: Stack) -> Flags:
+    """Whether gradients wait for their reduction until the last backward has ended."""
+    return np.asarray((not layout.overlap_grad_reduce) & ~stack.reduces_in_turn(layout.zero))
+
+
 def keeps_parameters(layout: Layout) -> Flags:
     """Whether sharded parameters stay gathered from the first forward to the last backward."""
     zero = np.asarray(layout.zero)

@@ -100,7 +100,7 @@ class SyncPolicy:
 
     ``activations`` is the share of saved bytes that waits on the host; ``drives``: parameters come from drives.
     Gradients of ``held_bytes`` per parameter live on the device only until they are sent; adding them up on the host
-    moves ``accumulates`` bytes per byte sent.
+    moves ``accumulates`` bytes per byte sent. Reductions run beside the kernels, or ``in_turn`` with them.
     """
 
     copies: tuple[Copies, ...] = ()
@@ -110,6 +110,7 @@ class SyncPolicy:
     drives: bool = False
     held_bytes: float = 0.0
     accumulates: float = 0.0
+    in_turn: bool = False
 
     @property
     def reshard(self) -> bool:

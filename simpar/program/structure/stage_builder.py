@@ -400,7 +400,7 @@ class RolesBuilder(ActionBuilder):
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Parameters, gradients and states: whole or sharded by the plan's ZeRO stage; gathered ones are sharded."""
-        job, late = self.job, not self.job.layout.overlap_grad_reduce
+        job, late = self.job, self.sync.reduces_late
         held, count = self.parameters_of_rank(pipeline_rank), defaultdict[str, float](float)
         for each in self.sync.replicas:
             whole = held[each.kind]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simpar.cost.memory.widths import once_a_step
+from simpar.cost.memory.widths import once_a_step, reduces_late
 from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
 from simpar.layout.layout import Layout
 from simpar.plan.choices.data_parallel import ALL_AT_ONCE
@@ -211,6 +211,11 @@ class Synchronisation:
         return mean_bucket(self.job.graph.tensor_sizes, least / scale) * scale
 
     @property
+    def reduces_late(self) -> bool:
+        """Whether gradients wait for their reduction until the last backward has ended."""
+        return bool(reduces_late(self.job.layout, self.job.stack))
+
+    @property
     def by_runs(self) -> bool:
         """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
         layout, habits = self.job.layout, self.job.stack.overlap
@@ -235,6 +240,7 @@ class Synchronisation:
             held_bytes=host.gradient_bytes * layout.host_share if layout.offload_gradients else 0.0,
             accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary, opens=opens) for each in self.replicas),
+            in_turn=not (layout.overlap_grad_reduce or self.reduces_late),
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=float(layout.first_bucket_bytes or 0),
         )
@@ -253,7 +259,8 @@ class Synchronisation:
         | 3 | every | yes | as 2 |
         | ``gathered`` ranks, from stage 1 on | every | yes | every; last in stage 1 or once a step |
 
-        Without overlap_grad_reduce no pass reduces: :meth:`late_reductions` does, but for ``gathered`` ranks.
+        Without overlap_grad_reduce no pass reduces: :meth:`late_reductions` does, but for ``gathered`` ranks and for
+        stages 2 and 3 of stacks that reduce in turn with the kernels of the backward.
         """
         layout, host, zero = self.job.layout, self.host, replicas.zero
         own_units, reshards = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
@@ -261,7 +268,7 @@ class Synchronisation:
         by_runs = self.by_runs and zero >= 2 and not replicas.gathered
         every_pass = zero >= 2 and not by_runs and not once_a_step(layout, self.job.stack)
         # else gradients wait for the end of the step (late_reductions)
-        reduces_beside = replicas.gathered or layout.overlap_grad_reduce
+        reduces_beside = replicas.gathered or not self.reduces_late
         completes_gradients = kind in ("backward", "weight_gradient") and reduces_beside
         reduces = completes_gradients and (boundary or every_pass)
         # FSDP has no flat buffer: whole gradients of a unit live from its backward to its reduction
@@ -292,7 +299,7 @@ class Synchronisation:
     @property
     def host(self) -> HostUpdate:
         """The job's traffic with the host, and the host's part of the update."""
-        late = self.width > 1 and not self.job.layout.overlap_grad_reduce
+        late = self.width > 1 and self.reduces_late
         return HostUpdate(self.job, late)
 
     @property
@@ -334,7 +341,7 @@ class Synchronisation:
         unit.
         """
         layout = self.job.layout
-        if layout.overlap_grad_reduce or self.single_process:
+        if not self.reduces_late or self.single_process:
             return []
         result, bucket = [], self._bucket_bytes
         units = float(len(self.job.graph.layers) // layout.mesh.pp)

@@ -179,7 +179,7 @@ def backward_template(
         unit_reduced = -1
         for copies, closes in zip(reducing, closing, strict=True):
             if index in closes:
-                last = _reduce(nodes, closes[index], copies, after=computes[-1])
+                last = _reduce(nodes, closes[index], copies, after=computes[-1], in_turn=sync.in_turn)
                 unit_reduced = last if copies.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]  # whether a bucket was reduced behind this unit
         if unit_reduced >= 0:
@@ -192,12 +192,15 @@ def backward_template(
     return Template(tuple(nodes), computes[-1])
 
 
-def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
-    """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last."""
+def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int, in_turn: bool) -> int:
+    """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last.
+
+    ``in_turn`` no kernels run beside them.
+    """
     gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes)
     for number, (group, op, share) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
-        streams = (f"{REDUCE}.{group}" if number else REDUCE,)
+        streams = (*((COMPUTE,) if in_turn else ()), f"{REDUCE}.{group}" if number else REDUCE)
         node = TemplateNode("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
         after, gone = nodes.add(node), ()
     return after

@@ -46,3 +46,29 @@ def test_replicas_of_shards_that_reduce_everywhere_at_once(hsdp: int) -> None:
     assert several.bytes_per_rank == one.bytes_per_rank
     assert several.busy_s > one.busy_s / 2
     assert "all_reduce" in several.algorithm
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_buckets_that_are_reduced_in_turn_leave_no_whole_gradients(zero: int) -> None:
+    """DeepSpeed's overlap_comm chooses the stream: memory and bytes are the same without it, and time is more."""
+    found = {}
+    for overlaps in (True, False):
+        plan = Plan(zero=zero, overlap_grad_reduce=overlaps, micro_batch=1, stack="deepspeed")
+        found[overlaps] = simulate(MODEL, load_cluster("dgx-h100", 1), plan, Training(seq_len=128, global_batch=32))
+    beside, in_turn = (found[overlaps] for overlaps in (True, False))
+    assert in_turn.peak_memory_bytes == beside.peak_memory_bytes
+    assert in_turn.communication["dp"].bytes_per_rank == beside.communication["dp"].bytes_per_rank
+    reduced_s = in_turn.communication["dp"].busy_s * 4 * 2 / (4 * 2 + (2 if zero == 2 else 4 * 2 * 2))
+    assert in_turn.step_time_s > beside.step_time_s
+    assert in_turn.communication["dp"].exposed_s > 0.8 * reduced_s
+
+
+def test_gradients_that_wait_for_the_end_of_the_step_are_kept_whole() -> None:
+    """Megatron reduces once behind the last backward: whole gradients of 4 bytes instead of an eighth of them."""
+    found = {}
+    for overlaps in (True, False):
+        plan = Plan(zero=2, overlap_grad_reduce=overlaps, micro_batch=1, stack="megatron")
+        found[overlaps] = simulate(MODEL, load_cluster("dgx-h100", 1), plan, Training(seq_len=128, global_batch=32))
+    late, beside = (found[overlaps].memory.stages[0].gradients_bytes for overlaps in (False, True))
+    more = late - beside
+    assert more == pytest.approx(4 * MODEL.num_parameters() * 7 / 8, rel=1e-3)
