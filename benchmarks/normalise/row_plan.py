@@ -76,6 +76,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
+    plan |= _liger(row)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
@@ -236,6 +237,27 @@ def _named_schedule(words: str) -> str | None:
     return None if known is None or SCHEDULES[known].usual else known
 
 
+def _offloaded(words: str) -> dict[str, object]:
+    """What a DeepSpeed configuration keeps on the host, by the words of the sharding column."""
+    if not re.search(r"(on|to) the (cpu|host)|cpu offload", words):
+        return {}
+    both = re.search("parameters", words) is not None
+    return {"offload_optimizer": "cpu", **({"offload_parameters": "cpu"} if both else {})}
+
+
+def _liger(row: Row) -> dict[str, object]:
+    """What Liger's kernels replace: norms, activations and rotations, and the loss, piece by piece.
+
+    A piece has as many tokens as make its logits as large as the hidden states, rounded up to a power of two
+    [linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py].
+    """
+    if "liger" not in text(row, "notes").lower():
+        return {}
+    vocabulary, hidden = read_count(row, "vocab", 0), read_count(row, "hidden", 0)
+    chunks = max(1, vocabulary // hidden) if vocabulary and hidden else 1
+    return {"fused_kernels": "norm+activation+rope+loss", "loss_chunks": chunks}
+
+
 def _shards_by_default(row: Row) -> bool:
     """Whether a row without words on sharding has a distributed optimizer: today's Megatron recipes all use it."""
     return text(row, "stack") == "megatron" and not unfused(row)
@@ -255,7 +277,14 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if re.search(r"zero-2-like|grad-op|without reshard", words):
         return {"zero": 2, "kind": "fsdp"}
     if stage and "fsdp" not in words:
-        return {"zero": int(stage[stage.lastindex or 1])} if dp > 1 else {"zero": 0}
+        within = re.search(r"within (\d+) ranks", words)
+        replicas = dp // int(within[1]) if within and int(within[1]) < dp else 1
+        zero = int(stage[stage.lastindex or 1])
+        return (
+            {"zero": zero, **_offloaded(words), **({"hsdp": replicas} if replicas > 1 else {})}
+            if dp > 1
+            else {"zero": 0}
+        )
     if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
         shards = int(width[1] or width[2]) if width else dp

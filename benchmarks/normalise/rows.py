@@ -174,7 +174,7 @@ def _documents(row: Row) -> str:
     if stack_of(row)[0] == "automodel":
         return ""
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
-    return "200" if re.search(r"\(sft\)|\(lora\)|packed sequences", words) else ""
+    return "200" if re.search(r"\(sft\)|\(lora\)|packed sequences|samples packed", words) else ""
 
 
 # --- what was measured -----------------------------------------------------------------------------------------

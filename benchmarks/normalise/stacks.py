@@ -124,13 +124,17 @@ Transformers with cuDNN 9, table 1], and attention is a fifth of that step.
 """
 UNNAMED = "an unnamed stack"
 _NEAREST = (
+    (r"internevo|internlm", "internevo"),
+    (r"paxml|\bpax\b", "paxml"),
+    (r"torchtune", "torchtune"),
+    (r"transformers|hugging ?face|\bhf\b|trl|factory|axolotl|swift|peft|accelerate|unsloth", "huggingface"),
     (r"nemo|bridge", "nemo"),
     (r"deepspeed", "deepspeed"),
     (r"mega|primus|neuron|colossal|mindspeed|zero.?bubble", "megatron"),
     (r"jax|xla|flax|t5x|levanter|axlearn|maxtext", "maxtext"),
     (r"titan", "torchtitan"),
     (r"foundry|composer|mosaic", "llm-foundry"),
-    (r"fsdp|torch|lightning|accelerate|transformers|trl|factory|axolotl|olmo", "fsdp"),
+    (r"fsdp|torch|lightning|olmo", "fsdp"),
 )
 """Words of stacks without a profile, and the profile of their kind."""
 

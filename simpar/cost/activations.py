@@ -257,7 +257,7 @@ class _Sizes:
         if habits.eager_copies:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
             total = total + norms * rows * sequence["hidden"] * _FLOAT
-        if habits.eager_copies or habits.gate == "all":
+        if habits.gate == "all":
             total = total + sum(self._output(op) for op in self.block.operators if op.kind == "gated_activation")
         return total
 

@@ -237,7 +237,7 @@ class MemoryHabits(LossHabits):
     Of a layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs"
     alone, so that the backward kernel that reads them computes their product again; the "product" as well; or "all",
     where the activated gate is a tensor of its own), ``gate_inputs`` (its inputs, as they are or in 8 bits:
-    activation_func_fp8_input_store of Megatron-Core), ``eager_copies`` (as gate "all", and fp32 copies in norms),
+    activation_func_fp8_input_store of Megatron-Core), ``eager_copies`` (fp32 copies in norms),
     ``extra_saved`` bytes per token and hidden feature. For the whole run: ``gather_buffers`` of one full residual
     stream each under sequence parallelism, ``bucket_bytes`` per parameter for gradient buckets apart from the
     gradients, ``gather_copies`` (flat copies made to gather sharded parameters after the update stay until the next
@@ -305,7 +305,7 @@ class Stack(Described):
     buckets: Buckets = Buckets()
     memory: MemoryHabits = MemoryHabits()
     passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
-    variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
+    variants: dict[str, dict[str, bool | float | str]] = Field(default_factory=dict)
 
     def step_s(self, makespan_ns: Numbers) -> Numbers:
         """Seconds of a step whose passes end after ``makespan_ns``: the stack's overhead per step is added."""

@@ -81,6 +81,7 @@ CASES = {
         "graphs": [{"graphs": "attention+mlp"}],
         "dispatcher": [{"dispatcher": "all_gather"}, {"dispatcher": "deepep"}],
         "parameter_dtype": [{"parameter_dtype": "fp32"}],
+        "fused_kernels": [{"fused_kernels": "none"}, {"fused_kernels": "compiled"}],
     },
     "offload": {
         "offload_optimizer": [{"offload_optimizer": "cpu"}],

@@ -116,7 +116,7 @@ def test_a_product_that_is_computed_again_is_not_kept() -> None:
 
 def test_eager_llama_keeps_49_sbh() -> None:
     """Hugging Face eager with SDPA: 49.0 s b h (fp32 copies in norms, the silu output kept)."""
-    eager = CLEAN.model_copy(update={"memory": MemoryHabits(eager_copies=True)})
+    eager = CLEAN.model_copy(update={"memory": MemoryHabits(eager_copies=True, gate="all")})
     assert saved("llama-3-8b", eager) / (S * B * 4096) == pytest.approx(49.0, abs=0.6)
 
 

@@ -55,6 +55,10 @@ SENT_BY_DISPATCHER: dict[str, Any] = {
 """The copies of a token that a dispatcher sends (token_dispatch)."""
 CAPTURED = ("attention", "mamba", "mlp", "router", "step")
 """Parts of a layer that CUDA graphs capture; "step" captures all of it."""
+FUSED = ("norm", "activation", "rope", "residual", "loss")
+"""Operators that eager PyTorch runs as several kernels, each over memory, and others as one."""
+COMPILED = ("norm", "activation", "rope", "residual")
+"""What torch.compile of a layer fuses; the loss lies outside of layers."""
 
 
 class Execution(Section):
@@ -67,7 +71,9 @@ class Execution(Section):
     what of a layer CUDA graphs capture, such as "attention+mlp", "step" for all, "none". ``dispatcher`` moves tokens to
     their experts: all tokens to every rank ("all_gather"), a copy to each expert ("all_to_all"), or one to each
     scale-up domain by kernels that need no counts on the host ("deepep", "hybridep"). ``parameter_dtype`` is that of
-    the parameters that the optimizer updates; bf16 without master_weights are pure bf16 states.
+    the parameters that the optimizer updates; bf16 without master_weights are pure bf16 states. ``fused_kernels`` names
+    the memory-bound operators that run as one kernel each, such as "norm+activation", "compiled" for those that
+    torch.compile fuses in a layer, "none" for eager code.
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -76,6 +82,7 @@ class Execution(Section):
     graphs: str | None = Field(None, json_schema_extra={"examples": ["none", "attention+mlp", "step"]})
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
+    fused_kernels: str | None = Field(None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]})
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -84,15 +91,24 @@ class Execution(Section):
 
     @field_validator("graphs")
     @classmethod
-    def _known_parts(cls, graphs: str | None) -> str | None:
-        parts = () if graphs in (None, "none") else str(graphs).split("+")
-        for part in parts:
-            if part not in CAPTURED:
-                raise ValueError(
-                    f"{part!r} is not captured{files.suggest(part, CAPTURED)}; allowed: none, or parts joined by +: "
-                    f"{', '.join(CAPTURED)}"
-                )
-        return graphs
+    def _known_graphs(cls, graphs: str | None) -> str | None:
+        return _check_parts(graphs, CAPTURED, "captured")
+
+    @field_validator("fused_kernels")
+    @classmethod
+    def _known_kernels(cls, fused: str | None) -> str | None:
+        return fused if fused == "compiled" else _check_parts(fused, FUSED, "fused", "none, compiled")
+
+
+def _check_parts(names: str | None, known: tuple[str, ...], done: str, others: str = "none") -> str | None:
+    """Names joined by +, if all of them are known. Raises ValueError for another one."""
+    for part in () if names in (None, "none") else str(names).split("+"):
+        if part not in known:
+            raise ValueError(
+                f"{part!r} is not {done}{files.suggest(part, known)}; allowed: {others}, or parts joined by +: "
+                f"{', '.join(known)}"
+            )
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +124,7 @@ class DecidedExecution:
     graphs: str | None = None
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
+    fused_kernels: str | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -159,6 +176,21 @@ def _with_parameter_dtype(stack: Stack, dtype: str) -> Stack:
     return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"parameter_dtype": dtype})})
 
 
+def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
+    """The stack with other fused operators, and what eager ones keep for backward.
+
+    An eager norm keeps its input in fp32, an eager gated activation its activated gate; a fused one keeps its inputs
+    and the product that the next matrix product reads, or less if the stack's own kernel does.
+    """
+    parts = COMPILED if fused == "compiled" else () if fused == "none" else tuple(fused.split("+"))
+    on = {name: name in parts for name in FUSED}
+    loss = on.pop("loss") or (fused == "compiled" and stack.fusion.cross_entropy)
+    gate = "all" if not on["activation"] else "product" if stack.memory.gate == "all" else stack.memory.gate
+    memory = stack.memory.model_copy(update={"eager_copies": not on["norm"], "gate": gate})
+    fusion = stack.fusion.model_copy(update={**on, "cross_entropy": loss})
+    return stack.model_copy(update={"fusion": fusion, "memory": memory})
+
+
 def _is_mixture(rows: Columns) -> Flags:
     return np.full(rows.count, rows.problem.graph.is_mixture)
 
@@ -203,5 +235,10 @@ CHOICES = in_section(
         "parameter_dtype",
         in_stack=_with_parameter_dtype,
         axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label="{} parameters", after="dispatcher"),
+    ),
+    Choice(
+        "fused_kernels",
+        in_stack=_with_fused_kernels,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS), label="{} kernels fused", after="parameter_dtype"),
     ),
 )

@@ -3,13 +3,15 @@
 import pytest
 
 import simpar
+from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
 from simpar.frameworks import export, load_target, losses
+from simpar.hardware.device import load_device
 from simpar.layout.layout import apply_execution_choices
 from simpar.plan.choices import BY_NAME
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import load_stack
-from simpar.units import GIB
+from simpar.units import GIB, US
 
 LLAMA = ("llama-3-8b", "dgx-h100")
 TRAINING = {"seq_len": 8192, "global_batch": 16}
@@ -38,7 +40,7 @@ def test_every_choice_round_trips_through_its_result():
     """What was chosen stands in the plan of the result, and gives the same step again."""
     chosen = {
         "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
-        "parameter_dtype": "bf16", "dispatcher": "deepep",
+        "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
     }  # fmt: skip
     assert set(chosen) == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
     result = simulated(zero=3, **chosen)
@@ -105,6 +107,37 @@ def test_a_gathering_dispatcher_moves_every_token_to_every_rank():
     assert gathers.step_time_s > sends.step_time_s
 
 
+def test_eager_norms_pass_over_memory_again():
+    """18 passes forward and 42 backward in place of 2 and 3, of two bytes an element: 65 norms of 8,192 x 4,096."""
+    eager, fused = (simulated(zero=3, fused_kernels=f"{norm}activation") for norm in ("", "norm+"))
+    moved_bytes = 65 * 2 * (18 + 42 - 2 - 3) * 8192 * 4096
+    stack, device = load_stack("fsdp"), load_device("h100-sxm-80gb")
+    passes_s = stack.launch.kernel_overhead * moved_bytes / KernelModel(device).bandwidth
+    latency_s = 65 * 2 * 7 * device.kernels["kernel_latency_us"] * US  # 8 kernels each way in place of 1
+    beside_collectives = eager.step_time_s - fused.step_time_s - 2 * (passes_s + latency_s)  # two microbatches a rank
+    assert 0 < beside_collectives < 0.12 * 2 * passes_s
+
+
+def test_eager_norms_keep_their_input_in_fp32():
+    """Two norms a layer of 8,192 x 4,096 in fp32, beside what fused ones keep; an eager gate keeps its activation."""
+    norm, gate, neither = (
+        peak_bytes(zero=3, fused_kernels=parts) for parts in ("activation", "norm", "norm+activation")
+    )
+    assert norm - neither == pytest.approx(32 * 2 * 4 * 8192 * 4096, rel=0.1)
+    assert gate - neither == pytest.approx(32 * 2 * 8192 * 14336, rel=0.1)
+
+
+def test_compiled_layers_fuse_all_but_the_loss():
+    """Norms, activations, rotations and residual sums; the loss stays as the stack runs it."""
+    for name in ("fsdp", "megatron"):
+        stack = load_stack(name)
+        compiled = apply_execution_choices(stack, Plan(fused_kernels="compiled")).fusion
+        assert (compiled.norm, compiled.activation, compiled.rope, compiled.residual) == (True,) * 4
+        assert compiled.cross_entropy == stack.fusion.cross_entropy
+    whole = apply_execution_choices(load_stack("fsdp"), Plan(fused_kernels="loss")).fusion
+    assert (whole.norm, whole.activation, whole.cross_entropy) == (False, False, True)
+
+
 def test_libraries_that_dispatch_ask_no_host():
     """DeepEP needs no counts of tokens on the host, and sends one copy of a token to a node."""
     policies = apply_execution_choices(load_stack("nemo"), Plan(dispatcher="deepep")).experts
@@ -119,6 +152,7 @@ def test_libraries_that_dispatch_ask_no_host():
     ("plan", "words"),
     [
         ({"graphs": "attention+mpl"}, "'mpl' is not captured; did you mean 'mlp'?"),
+        ({"fused_kernels": "norms"}, "'norms' is not fused; did you mean 'norm'?"),
         ({"attention_kernel": "flash4"}, "attention_kernel"),
         ({"loss_chunks": 0}, "loss_chunks"),
         ({"dispatcher": "deepep", "token_dispatch": "per_rank", "ep": 8}, "allowed: per_node, or no dispatcher"),

@@ -58,6 +58,7 @@ VALUES = {
     "expandable_segments": (False, True),
     "graphs": ("none", "attention"),
     "parameter_dtype": ("fp32", "bf16"),
+    "fused_kernels": ("none", "norm+activation"),
 }
 UNTRIED = (
     "capacity_factor",

@@ -36,7 +36,7 @@ CASES = {
     "early": {"recompute_early": (True, False), "pp": (2, 4), "recompute": ("full", "every:2"), "zero": (0, 1)},
     "execution": {
         "attention_kernel": ("eager", "flash2"), "graphs": ("none", "attention+mlp"),
-        "parameter_dtype": ("fp32", "bf16"), "zero": (0, 3),
+        "parameter_dtype": ("fp32", "bf16"), "fused_kernels": ("none", "compiled"), "zero": (0, 3),
     },
 }  # fmt: skip
 FEW = {
@@ -45,7 +45,7 @@ FEW = {
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
     "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
-    "kernels": {"attention_kernel": ("eager", "flash2"), "graphs": ("none", "attention+mlp"), "zero": 0},
+    "kernels": {"attention_kernel": ("eager", "flash2"), "fused_kernels": ("none", "compiled"), "zero": 0},
     "kept": {
         "loss_chunks": (1, 8),
         "expandable_segments": (True, False),
