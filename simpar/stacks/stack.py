@@ -87,7 +87,9 @@ class ExpertHabits(Strict):
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
     ranks: splits, padding and permutation, which a library that sends a token once to a rank does on the device.
-    ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it.
+    ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it. Where exchanges run
+    beside another microbatch, the host calls a layer part by part, each with a graph of gradients and events of its
+    own, and launches take ``overlap_launches`` times as long.
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     With ``keeps_outputs`` what experts return is kept to be weighted where it comes back together, and what routers
     read in fp32.
@@ -98,6 +100,7 @@ class ExpertHabits(Strict):
     sync_s: Seconds = 0.14 * MS
     exchange_host_s: Seconds = 0.95 * MS
     exchange_sms: int = Field(20, ge=0)
+    overlap_launches: float = Field(2.1, ge=1, allow_inf_nan=False)
     sends_cast: bool = False
     keeps_outputs: bool = False
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.planner.bound.keys import KeyBatch, Keys
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
-from simpar.program.blocks.segments import latest, launched_ns, schedule, without_held
+from simpar.program.blocks.segments import latest, schedule, without_held
 from simpar.units import Flags, Floats, Ints, to_ns
 
 
@@ -76,7 +76,7 @@ class PassTimes:
         """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""
         issue_ns = self.issue_ns[which]
         ends = schedule(self.phase.steps, list(self.spans_ns(which, slow)))[1]
-        return np.asarray(launched_ns(self.phase, latest(ends, 0 * issue_ns), issue_ns))
+        return np.asarray(np.maximum(latest(ends, 0 * issue_ns), issue_ns))
 
 
 def _cost(use: CollectiveUse, sizes: Floats, batch: KeyBatch, keys: Keys) -> tuple[Ints, Floats]:

@@ -79,13 +79,8 @@ class TokenExchange:
 
     def _count_tokens(self, steps: StepList) -> None:
         """Add the wait in which the device idles until the host knows the sizes of the next kernels."""
-        if self._host_asks:
+        if self._sizes_found_late and self.view.job.stack.experts.sync_s > 0:
             steps.add(BlockStep("token counts", "host", COMPUTE, self.view.job.stack.experts.sync_s))
-
-    @property
-    def _host_asks(self) -> bool:
-        """Whether the host reads counts of tokens back, and launches nothing meanwhile."""
-        return self._sizes_found_late and self.view.job.stack.experts.sync_s > 0
 
     @property
     def _sizes_found_late(self) -> bool:
@@ -106,7 +101,7 @@ class TokenExchange:
         step = replace(BlockStep.moving(name, use, EXPERT), sms=sms)
         if self.view.job.layout.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
-            steps.shared, steps.in_turns = True, self._host_asks
+            steps.shared = True
             steps.add(step, after=tuple(earlier[-1:]), join=False)
         else:
             steps.add(step)

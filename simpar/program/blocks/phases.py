@@ -85,7 +85,7 @@ class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
     Steps in ``beside`` run next to the coming serial step, and the steps behind that wait for them too. ``host_s`` is
-    the host's time beyond launches; ``shared`` and ``in_turns`` are those of :class:`Phase`.
+    the host's time beyond launches; ``shared`` is that of :class:`Phase`.
     """
 
     steps: list[BlockStep] = field(default_factory=list)
@@ -93,7 +93,6 @@ class StepList:
     beside: tuple[int, ...] = ()
     host_s: float = 0.0
     shared: bool = False
-    in_turns: bool = False
 
     @property
     def num_collectives(self) -> int:
@@ -117,14 +116,12 @@ class StepList:
 class Phase:
     """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels.
 
-    ``shared``: kernels run beside its exchanges of tokens. ``in_turns``: host and device take turns, so that their
-    times add up.
+    ``shared``: kernels run beside its exchanges of tokens.
     """
 
     steps: tuple[BlockStep, ...]
     issue_s: Numbers = 0.0
     shared: bool = False
-    in_turns: bool = False
 
     @property
     def collectives(self) -> list[CollectiveUse]:
@@ -145,8 +142,7 @@ class Phase:
 
     def launched_with(self, other: Phase, steps: tuple[BlockStep, ...]) -> Phase:
         """Both phases as ``steps``, launched by one host."""
-        issue_s, shared = self.issue_s + other.issue_s, self.shared or other.shared
-        return Phase(steps, issue_s, shared, self.in_turns or other.in_turns)
+        return Phase(steps, self.issue_s + other.issue_s, self.shared or other.shared)
 
 
 def _one(value: Numbers, index: int) -> float:

@@ -20,8 +20,6 @@ Time = TypeVar("Time", int, Ints)
 Priced = Callable[[CollectiveUse], int]  # solo duration in ns
 LAUNCH = "launch"
 """Name of a segment's last step where the host launches longer than the device works."""
-TURN = "launch in turn"
-"""Its name where host and device take turns."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,9 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     ]
     starts, finishes = schedule(steps, durations)
     ended = max(finishes, default=0)
-    gap = int(launched_ns(phase, ended, to_ns(phase.issue_s))) - ended
+    gap = int(to_ns(phase.issue_s)) - ended
     if gap > 0:
-        name = TURN if phase.in_turns else LAUNCH
-        steps.append(BlockStep(name=name, kind="host", stream=COMPUTE, after=terminals(steps)))
+        steps.append(BlockStep(name=LAUNCH, kind="host", stream=COMPUTE, after=terminals(steps)))
         starts.append(ended)
         finishes.append(ended + gap)
     duration = max(finishes, default=0)
@@ -64,14 +61,6 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
         duration_ns=int(duration),
         parts_ns=_parts(steps, starts, finishes, duration),
     )
-
-
-def launched_ns(phase: Phase, device_ns: Time, issue_ns: Time) -> Time:
-    """Duration of a phase, in ns, from the time of its steps on the device and that of its launches on the host.
-
-    The longer of the two, or their sum where host and device take turns; numbers, or arrays of one shape.
-    """
-    return device_ns + issue_ns if phase.in_turns else np.maximum(device_ns, issue_ns)
 
 
 def schedule(steps: Sequence[BlockStep], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:

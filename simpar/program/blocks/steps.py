@@ -149,8 +149,10 @@ class _Walk:
         return self._phase(sequence, block, kernels)
 
     def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers]) -> Phase:
-        issue_s = self.view.issue_s(block, kernels, sequence.num_collectives) + sequence.host_s
-        return Phase(tuple(sequence.steps), issue_s, sequence.shared, sequence.in_turns)
+        issue_s = self.view.issue_s(block, kernels, sequence.num_collectives)
+        if sequence.shared:  # called part by part, those of another microbatch in between
+            issue_s = issue_s * self.view.job.stack.experts.overlap_launches
+        return Phase(tuple(sequence.steps), issue_s + sequence.host_s, sequence.shared)
 
     def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
         """Add the forward collectives of a change, in front of its first reader."""
