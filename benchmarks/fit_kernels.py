@@ -25,6 +25,7 @@ from intervals import NINE_IN_TEN, deviations, write_intervals
 from normalise.operations import normalised_kernel
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from slower_units import BACKWARD_OF_FORWARD, SLOWER_UNITS, with_half_rate, with_slower_units
 from tables import DATA
 
 from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
@@ -44,9 +45,10 @@ PRODUCTS_TABLE, ATTENTION_TABLE = "kernels_aic_gemm.csv.gz", "kernels_aic_attent
 SYSTEMS = {
     "a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm",
     "gb200": "gb200", "b300_sxm": "b300-sxm", "gb300": "gb300", "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
 }  # fmt: skip
 """Devices of that database by its own names."""
-NARROW_TOO = ("l40s",)  # elsewhere tables without casts in front of the product tell 8-bit products
+NARROW_TOO = ("l40s", "rtx-pro-6000")  # elsewhere tables without casts in front of the product tell 8-bit products
 LEAST = 1e-6  # what is below is nothing
 FAR = 0.1  # errors beyond this count by their size, not its square
 MOST = 800  # rows of a device and kind of kernel
@@ -73,13 +75,13 @@ USUAL_DIM = 128  # of a head
 VARIED = 8  # times as many blocks of queries in one kernel as in another tell how the last ones end
 TAILS = {TAIL: (0.0, 3.0), BACKWARD_TAIL: (0.0, 3.0)}
 FLASH2 = {"flash2_forward_efficiency": (0.1, 1.0), "flash2_backward_efficiency": (0.1, 1.0)}
-BACKWARD, LENGTH = "attention_backward_efficiency", "attention_half_seq"
-BY_LENGTH = ("l40s",)
+FORWARD, BACKWARD, LENGTH = "attention_forward_efficiency", "attention_backward_efficiency", "attention_half_seq"
+BY_LENGTH = ("l40s", "rtx-pro-6000")
 """Devices of which no other table has attention: the database tells how it depends on the sequence, too."""
 SIBLINGS = {  # devices without measurements: same architecture, so the same shares of their own peaks
     "a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb-500w": "h100-sxm-80gb", "h100-pcie": "h100-sxm-80gb",
     "b200-sxm-limited": "b200-sxm", "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm",
-    "h200-sxm": "h100-sxm-80gb", "h20-sxm": "h100-sxm-80gb",
+    "h200-sxm": "h100-sxm-80gb", "l4": "l40s",
 }  # fmt: skip
 
 
@@ -203,6 +205,8 @@ def fit_device(device: Device, kernels: Sequence[Kernel]) -> tuple[dict[str, flo
             kept = {"tail": (TAIL,), "dims": tuple(dims)}.get(name, tuple(bounds))
             values |= {key: found[key] for key in kept}
             intervals |= {key: ends[key] for key in kept}
+    if passes == {"fwd"}:
+        values[BACKWARD] = float(f"{values[FORWARD] * BACKWARD_OF_FORWARD:.4g}")
     return values, intervals
 
 
@@ -288,6 +292,11 @@ def main() -> None:
             if sibling not in fitted:
                 continue
             write(name, fitted[sibling], f"kernels derived from {sibling}: same architecture, same shares of peak")
+        for name, (sibling, slower) in SLOWER_UNITS.items():
+            if sibling in fitted:
+                derive = with_half_rate if sibling == "l40s" else with_slower_units
+                note = f"kernels derived from {sibling}: same multiprocessors, matrix units {slower:g} times slower"
+                write(name, derive(fitted[sibling], slower), note)
         named = {
             name: {f"kernels.{key}": ends for key, ends in values.items()}
             for name, values in intervals.items()

@@ -24,7 +24,7 @@ from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measure
 from tables import ROOT
 
 from simpar import files
-from simpar.learning.parameters import CLOCKS, Name, parameter, tuning_of
+from simpar.learning.parameters import CLOCKS, Name, bounds_of, parameter, tuning_of
 from simpar.units import NS, US
 
 Floats = NDArray[np.float64]
@@ -70,6 +70,7 @@ def improved(pool: Pool, found: Fitted) -> Pool:
     """The pool at the values that were found, or on the way to them where the runs are met better there."""
     for step in STEPS:
         values = np.exp((1 - step) * np.log(pool.values) + step * np.log(found.values))
+        values = np.minimum(values, [highest(name) for name in pool.names])
         tried = pool.at(values, predicted_errors(pool.runs, pool.names, values))
         print(f"step {step}: {tried.loss(found.spreads):.1f} after {pool.loss(found.spreads):.1f}", flush=True)
         if tried.loss(found.spreads) < pool.loss(found.spreads):
@@ -83,8 +84,15 @@ def predicted_errors(runs: Sequence[Run], names: Sequence[Name], values: Floats)
     return errors_under(runs, [[tuning]] * len(runs))[:, 0]
 
 
+def highest(name: Name) -> float:
+    """The highest value of a clock, but that of a profile with the shares of a board with less power; else none."""
+    return bounds_of(name).high if name[2] in CLOCKS[:1] else float("inf")
+
+
 def at_an_end(name: Name, value: float) -> bool:
-    """Whether a value lies at an end of what is possible."""
+    """Whether a value lies at an end of what is possible; clocks may, for none is above the boost clock."""
+    if name[2] in CLOCKS:
+        return False
     known = parameter(name[2]) if name[0] != "cluster" else None
     low, high = (known.low, known.high) if known else CLUSTER_LIMITS
     return not low + (NEAR * (high - low) if low else 0.0) < value < high - NEAR * (high - low)

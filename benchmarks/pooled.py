@@ -90,6 +90,8 @@ BY_KIND = ("launch.kernel_overhead", "launch.step_overhead_s")
 """What stacks like Megatron, stacks like FSDP and those of a compiler have a general effect of their own of."""
 COMPILED = ("maxtext",)
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
+FEW_RUNS = ("v100-sxm2-32gb", "v100-sxm3-32gb", "mi250x", "tpu-v6e")
+"""Devices whose clock fit_devices.py fits: a few runs, mostly of one source."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
 PRODUCTS_HZ: dict[str, tuple[float, float]] = {"mi300x": (1.207e9, 1.23e9), "mi325x": (1.447e9, 1.464e9)}
 """Median clocks of boards with one die in long products of 16 and of 8 bits, warm and with values as in models [AMD,
@@ -161,6 +163,8 @@ def told_by(runs: Sequence[Run]) -> dict[Name, float]:
     found: dict[Name, float] = defaultdict(float)
     for run in runs:
         for name, (value, slope) in run.slopes.items():
+            if name[1] in FEW_RUNS:
+                continue
             found[name] += (value * slope / NOISE) ** 2
     return found
 

@@ -31,7 +31,7 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"mi300x", r"", "mi300x-8"),
     (r"mi325x", r"", "mi325x-8"),
     (r"mi355x", r"", "mi355x-8"),
-    (r"v100.*16 ?gb", r"", ""),
+    (r"v100.*16 ?gb", r"", "dgx-v100-16gb"),
     (r"v100.*dgx-2|dgx-2.*v100", r"", "dgx-2-v100"),
     (r"v100", r"", "dgx-v100"),
     (r"tpu v4", r"", "tpu-v4-pod"),
@@ -43,11 +43,12 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"l40s", r"", "l40s-8"),
     (r"\bl4\b", r"", "l4-8"),
     (r"a10g", r"", "a10g-8"),
+    (r"rtx pro 6000", r"", "rtx-pro-6000-8"),
     (r"(rtx|geforce).*3090", r"", "rtx-3090-8"),
     (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
 )
 
-_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices with four per node by default
+_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)")  # devices with four per node by default
 
 
 def profile_of(device: str, network: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from simpar.learning.parameters import Name, names_of, parameter, spread_of, tuning_of, value_of
+from simpar.learning.parameters import Name, bounds_of, names_of, spread_of, tuning_of, value_of
 from simpar.units import Flags, Floats
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict_time_s
 from simpar.validation.rows import Case, PeakCounts
@@ -97,7 +97,7 @@ class Prior:
         result = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
         names = tuple(sorted(result))
         values = np.array([result[name] for name in names])
-        ranges = [parameter(key) for _, _, key in names]
+        ranges = [bounds_of(name) for name in names]
         return cls(
             names=names,
             values=values,
@@ -126,7 +126,7 @@ def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> 
         if name not in mine:
             result.append(0.0)
             continue
-        known = parameter(name[2])
+        known = bounds_of(name)
         step = known.step if value + known.step <= known.high else -known.step
         moved = quantity.predicted(run, tuning_of({**values, name: value + step}))
         result.append(float(np.log(moved / base)) / step)

@@ -7,7 +7,7 @@ shipped profiles from their median.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,10 @@ class Parameter:
     least_spread: float = 0.0
 
 
-CLOCK = Parameter(0.05, 1.3, 0.03)
+CLOCK = Parameter(0.3, 1.0, 0.03)
+"""Of GPUs: long steps run no faster than short benchmarks, which run at the boost clock where power allows it."""
+OTHER_CLOCK = replace(CLOCK, low=0.05, high=1.3)
+"""Of devices whose shares of peak nobody timed at a known clock: TPUs, and CPUs."""
 CLOCKS = (*reversed(max((variants("sustained_clock", name) for name in PRECISIONS), key=len)),)
 ATTENTION = "fusion.attention_rate"
 STACK = {
@@ -107,6 +110,14 @@ def parameter(key: str) -> Parameter:
         CAPACITY: SHARED,
     }
     return known[ATTENTION if key.startswith(ATTENTION) else key]
+
+
+def bounds_of(name: Name) -> Parameter:
+    """Bounds and step of a parameter of one profile: what its kind of part can be."""
+    kind, part, key = name
+    if kind == "device" and load_device(part).kind != "gpu":
+        return OTHER_CLOCK
+    return parameter(key)
 
 
 def names_of(case: Case, tuning: ParameterOverrides) -> Iterator[Name]:

@@ -34,6 +34,7 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     ("mi325x", "", "mi325x-8"),
     ("mi355x", "", "mi355x-8"),
     ("v100 dgx 2", "", "dgx-2-v100"),
+    ("v100 16gb", "", "dgx-v100-16gb"),
     ("v100", "", "dgx-v100"),
     ("tpu v4", "", "tpu-v4-pod"),
     ("tpu v5e", "", "tpu-v5e-pod"),
@@ -44,6 +45,7 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     ("l40s", "", "l40s-8"),
     ("l4", "", "l4-8"),
     ("a10g", "", "a10g-8"),
+    ("rtx pro 6000", "", "rtx-pro-6000-8"),
     ("rtx 3090", "", "rtx-3090-8"),
     ("rtx 4090", "", "rtx-4090-8"),
 )
@@ -52,6 +54,7 @@ _OTHER_MEMORY = 0.1
 _OTHER_WORDS = frozenset([
     "nvidia", "amd", "google", "geforce", "instinct", "tesla", "cloud", "gpu", "tensor", "core", "sxm", "sxm2", "sxm3",
     "sxm4", "sxm5", "pcie", "oam", "hgx", "dgx", "nvl72", "hbm2", "hbm2e", "hbm3", "hbm3e",
+    "one", "gcd", "die", "server", "edition", "blackwell",
 ])  # fmt: skip
 """Words beside the name of a device that do not choose another profile."""
 _NETWORKS = frozenset([

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.learning.fit import Observed, Prior, fit_values, learn, slopes_of
-from simpar.learning.parameters import CLOCKS, parameter, spread_of, tuning_of
+from simpar.learning.parameters import CLOCKS, bounds_of, spread_of, tuning_of
 from simpar.validation.predict import predict_time_s
 from simpar.validation.rows import case
 from tests.learning.test_answer import ROW as OPEN
@@ -125,11 +125,20 @@ def test_the_most_probable_values_balance_runs_and_prior():
     assert fit_values(alone, known, np.zeros(1))[0] == pytest.approx(expected, rel=0.02)
 
 
+def test_no_run_moves_a_clock_beyond_the_boost_clock():
+    """Runs 1.5 times faster than the device can be leave its clock at 1; that of a TPU is relative to no benchmark."""
+    assert bounds_of(CLOCK).high == 1.0
+    assert bounds_of(("device", "tpu-v5p", "sustained_clock")).high > 1.0
+    runs = [replace(run, time_s=run.time_s / 1.5) for run in measured({}, LAYOUTS)]
+    found = learn(runs)
+    assert found.values[found.prior.names.index(CLOCK)] <= 1.0
+
+
 def test_spreads_are_those_of_shipped_profiles():
     """Every parameter has one, and stacks differ in theirs by as much as their files do."""
     assert 0.05 < spread_of("device", "sustained_clock") < 0.3
     assert 0.08 < spread_of("stack", "launch.kernel_overhead") < 0.4
     prior = Prior.of([case(ROW)])
     assert np.all(prior.spread > 0)
-    assert all(parameter(key).low < parameter(key).high for _, _, key in prior.names)
+    assert all(bounds_of(name).low < bounds_of(name).high for name in prior.names)
     assert [key for kind, _, key in prior.names if kind == "device"] == list(CLOCKS[:1])

@@ -91,7 +91,7 @@ def test_nothing_searches_texts_for_patterns():
         ({"zero_stage_or_fsdp": "sharded"}, "zero_stage_or_fsdp 'sharded' is not a known word; allowed: 0 to 3"),
         ({"zero_stage_or_fsdp": "HSDP"}, "zero_stage_or_fsdp 'HSDP' is not a known word"),
         ({"gpu_type": "Gaudi 3"}, "no profile for gaudi 3"),
-        ({"gpu_type": "V100 16GB"}, "no profile for v100 16gb"),
+        ({"gpu_type": "A100 16GB"}, "no profile for a100 16gb"),
         ({"dp": "4"}, "tp x cp x pp x dp is not n_gpus"),
         ({"iteration_time_s": "-1"}, "iteration_time_s = -1 is negative"),
         ({"peak_mem_gib": "-2"}, "peak_mem_gib = -2 is negative"),

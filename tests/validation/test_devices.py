@@ -17,7 +17,8 @@ from simpar.validation.devices import hardware_of
         ("A100 SXM 40 GB", "EFA", "aws-p4d"), ("A100 PCIe 80GB", "", "a100-pcie-8"), ("Trainium2", "", "trn2"),
         ("GB200 NVL72", "", "gb200-nvl72"), ("B200 SXM", "InfiniBand", "hgx-b200"), ("NVIDIA L4", "", "l4-8"),
         ("AMD Instinct MI300X", "", "mi300x-8"), ("Google TPU v5p", "ICI", "tpu-v5p-pod"),
-        ("V100 (DGX-2)", "", "dgx-2-v100"), ("GeForce RTX 4090", "", "rtx-4090-8"),
+        ("V100 (DGX-2)", "", "dgx-2-v100"), ("V100 SXM2 16GB", "", "dgx-v100-16gb"),
+        ("MI250X (one GCD, 64 GB)", "", "mi250x-8"), ("GeForce RTX 4090", "", "rtx-4090-8"),
     ],
 )  # fmt: skip
 def test_usual_names_are_shipped_profiles(device: str, network: str, profile: str) -> None:
@@ -31,7 +32,7 @@ def test_usual_names_are_shipped_profiles(device: str, network: str, profile: st
     ("device", "network", "reason"),
     [
         ("", "", "gpu_type not published"), ("Gaudi 3", "", "no profile for gaudi 3; name one in the column hardware"),
-        ("V100 16GB", "", "no profile for v100 16gb: that of dgx-v100 has 34 GB"),
+        ("MI250X 128GB", "", "no profile for mi250x 128gb: that of mi250x-8 has 69 GB"),
         ("H100 power-limited", "", "no profile for h100 power-limited"), ("trn1", "", "no profile for trn1"),
         ("H100", "4x100 Gb/s", "is not a known word; allowed: dcn, efa"),
     ],

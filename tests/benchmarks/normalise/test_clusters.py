@@ -15,6 +15,7 @@ from simpar.validation.cells import Unmodelled
         ("h100 sxm 80gb", "", "dgx-h100"), ("h100 sxm 80gb", "efa v2", "aws-p5"), ("h800", "ib", "hgx-h800"),
         ("a800 sxm 80gb", "", "hgx-a800"), ("h20", "", "hgx-h20"), ("h200 sxm", "", "hgx-h200"),
         ("gb200 nvl72", "", "gb200-nvl72"), ("b200 sxm", "", "hgx-b200"), ("a100 pcie 80gb", "", "a100-pcie-8"),
+        ("v100 sxm2 16gb", "", "dgx-v100-16gb"), ("mi250x (one gcd, 64 gb)", "", "mi250x-8"),
         ("tpu v6e (trillium)", "ICI", "tpu-v6e-pod"), ("trainium2 (trn2.48xlarge)", "", "trn2"),
     ],
 )  # fmt: skip
@@ -24,7 +25,7 @@ def test_words_name_shipped_profiles(device: str, network: str, profile: str) ->
     assert profile in files.bundled("clusters")
 
 
-@pytest.mark.parametrize("device", ["", "gaudi 3", "v100 16gb", "trainium (trn1)"])
+@pytest.mark.parametrize("device", ["", "gaudi 3", "trainium (trn1)"])
 def test_unknown_devices_are_reasons(device: str) -> None:
     """Not a guess at something like it."""
     with pytest.raises(Unmodelled):

@@ -1,0 +1,159 @@
+"""Fit the clocks of devices that few runs tell: at most the boost clock, and as sure as they can be.
+
+Usage: python benchmarks/fit_devices.py [--write]
+
+Before any run a device has the clock of its power and kind (pooled.py, general values of docs/modeling.md), at most 1,
+and kernels that nobody has timed; both may be off. Runs of one source err together. The most probable clock weighs
+them; all else stays as other devices show it, so what is slow for another reason moves a clock by a part only.
+Deterministic. With --write values, intervals and where they come from go into the profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from fit_runs import _update
+from intervals import NINE_IN_TEN, write_intervals
+from normalise.tables import read_published
+from numpy.typing import NDArray
+from pooled import EXPECTED, FAR, FEW_RUNS, NOISE, PASSES, POWER, UNTHROTTLED, power_of
+from tables import DATA, ROOT
+
+from simpar.learning.parameters import CLOCKS, bounds_of, tuning_of
+from simpar.validation.cells import Row, Unmodelled, text
+from simpar.validation.open_settings import choose_open_settings
+from simpar.validation.predict import cluster_of, has_rate, predict_time_s, with_rates
+from simpar.validation.rows import Case, case, read_measurements
+from simpar.validation.table import suspect
+
+Floats = NDArray[np.float64]
+TABLES = ("measured_runs_dev.csv", "measured_ordinary_dev.csv")
+ALIKE = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # one board with less memory
+GENERAL, EXPONENT, OTHER = 0.75, 0.32, 1.26
+"""Clock at 0.5 W a TFLOP/s, the power that it grows with, and how much higher it is where nothing throttles."""
+KERNELS = 0.15
+"""How far shares of peak of kernels that nobody timed may be off, as a logarithm: 0.65 to 0.96 were measured."""
+SOURCE = {"A": 0.08, "B": 0.1, "C": 0.2, "": 0.08}
+"""What runs of a source share beyond the device, by how much of their settings is published."""
+STEP = 0.03
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of one of the devices."""
+
+    device: str
+    source: str
+    grade: str
+    entry: Case
+    time_s: float
+
+
+def clock_before_runs(device: str) -> float:
+    """The clock of a device by its power alone, at most 1."""
+    if re.match(UNTHROTTLED, device):
+        return min(1.0, GENERAL * OTHER)
+    return min(1.0, GENERAL * (power_of(device) / POWER) ** EXPONENT)
+
+
+def measured_runs() -> list[Measured]:
+    """Runs of the devices with a step time, undisturbed, that fit as their rows say."""
+    found = []
+    for table in TABLES:
+        for row in read_published(DATA / table):
+            try:
+                run = _measured(row)
+            except Unmodelled:
+                continue
+            if run is not None:
+                found.append(run)
+    return found
+
+
+def _measured(row: Row) -> Measured | None:
+    if not re.search(r"v100|mi250|v6e", text(row, "gpu_type").lower()) or suspect(row):
+        return None
+    if re.search("slow:|tier C", text(row, "notes")):  # by its authors
+        return None
+    measured = read_measurements(row)
+    entry, _ = choose_open_settings(case(row))
+    if not measured.step_time_s and has_rate(row):
+        measured = with_rates(measured, row, entry)
+    device = cluster_of(entry).device.name
+    if measured.step_time_s is None or device not in FEW_RUNS:
+        return None
+    return Measured(device, text(row, "source"), text(row, "grade"), entry, measured.step_time_s)
+
+
+def fit(device: str, runs: Sequence[Measured]) -> tuple[float, float]:
+    """The most probable clock of a device under its runs, and the standard deviation of its logarithm."""
+    before = float(np.log(clock_before_runs(device)))
+    spread = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
+    top = float(np.log(bounds_of(("device", device, CLOCKS[0])).high))
+    by_source: dict[str, list[int]] = defaultdict(list)
+    for at, run in enumerate(runs):
+        by_source[run.source].append(at)
+    at = before
+    for _ in range(PASSES):
+        left, slope = np.array([_error(run, at) for run in runs]).T
+        told, pull = 1 / spread**2, (before - at) / spread**2
+        for places in by_source.values():
+            off = left[places] / slope[places]  # by how much the clock would have to move
+            middle = float(np.median(off))
+            noise = NOISE / np.sqrt(len(places)) * max(1.0, abs(middle) / FAR) ** 0.5
+            weight = 1 / (noise**2 + SOURCE[runs[places[0]].grade] ** 2)
+            told, pull = told + weight, pull + weight * middle
+        at = min(top, at + pull / told)
+        if abs(pull / told) < 2e-3:
+            break
+    return float(np.exp(at)), float(1 / np.sqrt(told))
+
+
+def _error(run: Measured, clock: float) -> tuple[float, float]:
+    """(log(measured / predicted) at a clock (logarithm), how its prediction moves with that logarithm)."""
+    times = [
+        predict_time_s(run.entry, tuning_of({("device", run.device, CLOCKS[0]): float(np.exp(each))}))
+        for each in (clock, clock - STEP)
+    ]
+    return float(np.log(run.time_s / times[0])), float(np.log(times[0] / times[1])) / STEP
+
+
+def main() -> None:
+    """Fit, print, and write on request."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    runs = measured_runs()
+    for device in FEW_RUNS:
+        mine = [run for run in runs if run.device == device]
+        clock, deviation = fit(device, mine)
+        errors = np.expm1([-_error(run, float(np.log(clock)))[0] for run in mine])
+        sources = sorted({run.source for run in mine})
+        middle = np.median(np.abs(errors))
+        print(
+            f"{device:16s} before {clock_before_runs(device):.3f} after {clock:.3f} +- {deviation:.3f}, "
+            f"{len(mine)} runs: median {middle:.1%}, bias {np.median(errors):+.1%}"
+        )
+        if not arguments.write:
+            continue
+        note = (
+            f"by its power, and {len(mine)} runs ({'; '.join(sources)}) that weigh in part "
+            f"(benchmarks/fit_devices.py); median absolute error of step time {middle:.1%}"
+        )
+        for name in (device, *(name for name, other in ALIKE.items() if other == device)):
+            path = ROOT / "hardware_profiles" / "devices" / f"{name}.yaml"
+            _update(path, "device", {CLOCKS[0]: clock}, note)
+        width = float(np.exp(NINE_IN_TEN * deviation))
+        ends = {
+            f"kernels.{CLOCKS[0]}": (clock / width, min(clock * width, bounds_of(("device", device, CLOCKS[0])).high))
+        }
+        write_intervals("devices", {device: ends})
+
+
+if __name__ == "__main__":
+    main()
