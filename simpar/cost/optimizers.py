@@ -19,6 +19,8 @@ from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers
 
 _WIDE = DTYPE_BYTES["fp32"]
+UNFUSED_ACCESSES = 20 - 7
+"""Reads and writes of a value by Adam's kernels one after the other, beyond those of a fused one."""
 DECOMPOSITION_SHARE = 0.05
 """Share of the fp32 peak that eigendecompositions reach, an assumption."""
 
@@ -104,12 +106,21 @@ def optimizer_time_s(num_parameters: Numbers, numerics: DecidedNumerics, kernels
 
     Per parameter, the gradient is read, normed and zeroed (3 x 4 bytes), the master weight read and written (8), the
     low-precision copy written (2): 22 bytes. Every state is read and written: 38 bytes with AdamW. The stack's
-    ``optimizer_passes`` multiplies all of it.
+    ``optimizer_passes`` multiplies all of it. Operation by operation, Adam reads or writes parameters, gradients,
+    states and its temporaries 20 times instead of 7 [torch/optim/adam.py, ``_multi_tensor_adam``].
     """
     rule = OPTIMIZERS[numerics.optimizer]
     moved = _WIDE * (3 + rule.gradient_passes) + 2 * _WIDE + kernels.activation_bytes
     moved += 2.0 * moment_bytes(numerics)
+    if divides_apart(numerics, stack):
+        moved += UNFUSED_ACCESSES * DTYPE_BYTES[numerics.moment_dtype or "fp32"]
     return kernels.memory_time_s(num_parameters * moved * stack.launch.optimizer_passes, kernels=4)
+
+
+def divides_apart(numerics: DecidedNumerics, stack: Stack) -> bool:
+    """Whether an update makes arrays that a fused kernel keeps in registers: the root that Adam divides by."""
+    rule = OPTIMIZERS[numerics.optimizer].in_torch
+    return stack.numerics.update.kernels != "fused" and rule is not None and rule.denominator
 
 
 def products_time_s(

@@ -152,4 +152,11 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     if kind not in optimizers:
         raise UserError(f"{given.source}: optimizer.type = {kind!r}: allowed: {', '.join(optimizers)}")
     grads = names.get(str(given.get("data_types.grad_accum_dtype")))
-    return {"precision": half, "grad_dtype": None if half == "fp32" else grads, "optimizer": optimizers[kind]}
+    # Adam that the config names is DeepSpeed's fused one, unless it says torch_adam (``runtime/engine.py``)
+    fused = "optimizer.type" in given and "adam" in kind and not given.get("optimizer.params.torch_adam")
+    return {
+        "precision": half,
+        "grad_dtype": None if half == "fp32" else grads,
+        "optimizer": optimizers[kind],
+        "optimizer_kernels": "fused" if fused else None,
+    }

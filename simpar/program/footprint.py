@@ -45,13 +45,13 @@ class Footprint:
 
     @property
     def peaks_between(self) -> bool:
-        """Whether memory peaks between two steps, by the copies that the gather of updated parameters leaves."""
-        return bool(self.static.total_bytes > self.static.resident_bytes + self.use.peak_bytes)
+        """Whether memory peaks behind the passes: in the update, or in the gather of updated parameters."""
+        return bool(self.static.end_bytes > self.static.resident_bytes + self.use.peak_bytes)
 
     @property
     def moving_bytes(self) -> int:
-        """The most bytes above the resident ones: at the simulated peak, or in copies between two steps."""
-        return max(self.use.peak_bytes, int(self.static.total_bytes - self.static.resident_bytes))
+        """The most bytes above the resident ones: at the simulated peak, or behind the passes."""
+        return max(self.use.peak_bytes, int(self.static.end_bytes - self.static.resident_bytes))
 
     def most_moving_bytes(self, probability: float = AS_PREDICTED) -> float:
         """The most bytes that may come and go while the class still fits on its device with some probability."""

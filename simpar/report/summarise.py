@@ -12,7 +12,7 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
@@ -51,7 +51,7 @@ _KIND_OF_GROUP = {
     **dict(zip(COMMUNICATION_BY_DEGREE, COMMUNICATION_BY_DEGREE, strict=True)), "etp": "tp", "edp": "dp",
     "host": "offload", "drive": "offload",
 }  # fmt: skip
-BETWEEN_STEPS = "the gather of updated parameters"
+BETWEEN_STEPS, IN_UPDATE = "the gather of updated parameters", "the optimizer's update"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
@@ -283,7 +283,7 @@ def _stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[S
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
         parts = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
         if one.peaks_between:
-            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", BETWEEN))}
+            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", _ends_in(one)))}
             parts |= {"parameters": float(static.bytes_of("parameters")), **left}
         entry = StageMemory(
             stage=one.stage,
@@ -292,7 +292,7 @@ def _stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[S
             **{f"{part}_bytes": size for part, size in parts.items()},
             peak_bytes=sum(parts.values()),
             peak_time_s=0.0 if one.peaks_between else use.peak_time_ns / NS_PER_S,
-            peak_op=BETWEEN_STEPS if one.peaks_between else _op_name(context.lowered, use.peak_op),
+            peak_op=_peak_name(context.lowered, one),
         )
         known = stages.get(one.stage)
         if known is None or entry.peak_bytes / entry.capacity_bytes > known.peak_bytes / known.capacity_bytes:
@@ -308,10 +308,21 @@ def _memory_curve(one: Footprint) -> MemoryCurve:
         name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
         for name in ("activations", "transient")
     }
-    columns["transient"][-1] += float(
-        one.static.bytes_of("transient", BETWEEN)
-    )  # they are allocated when the step ends
+    # what is allocated behind the passes: in the update, or for the gather behind it, whichever is more
+    columns["transient"][-1] += float(one.static.bytes_of("transient", _ends_in(one)))
     return MemoryCurve(use.time_ns / NS_PER_S, columns)
+
+
+def _ends_in(one: Footprint) -> str:
+    """When a class holds the most behind its passes."""
+    return UPDATE if one.static.ends_in_update else BETWEEN
+
+
+def _peak_name(lowered: Lowered, one: Footprint) -> str:
+    """What runs when the memory of a class peaks."""
+    if not one.peaks_between:
+        return _op_name(lowered, one.use.peak_op)
+    return IN_UPDATE if one.static.ends_in_update else BETWEEN_STEPS
 
 
 def _op_name(lowered: Lowered, op: int) -> str:

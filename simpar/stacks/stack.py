@@ -12,7 +12,7 @@ from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
-from simpar.units import MS, NS, NS_PER_S, Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import GIGA, MS, NS, NS_PER_S, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -142,6 +142,23 @@ class TensorCast(Strict):
     element_bytes: float = Field(gt=0, allow_inf_nan=False)
 
 
+UpdateKernels = Literal["fused", "foreach", "single"]
+
+
+class UpdateHabits(Strict):
+    """How the optimizer's update is run, and the memory that it takes for itself.
+
+    ``kernels``: one pass over all arrays ("fused"), one kernel an operation over all arrays ("foreach"), or array by
+    array ("single"), with temporaries (:mod:`simpar.cost.memory.update`). ``flat``: the states of a rank are one array;
+    gradients are copied into another in fp32 for the update. Under ZeRO-3 both are done for ``group`` elements at a
+    time.
+    """
+
+    kernels: UpdateKernels = "fused"
+    flat: bool = False
+    group: float = Field(1.0 * GIGA, gt=0, allow_inf_nan=False)
+
+
 class StackNumerics(Strict):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
@@ -151,7 +168,8 @@ class StackNumerics(Strict):
     Where 8-bit products have block scales, ``casts_apart`` casts rows when a product reads them and columns when the
     weight-gradient product does, in separate kernels; else both are written at once. Where they have one scale per
     tensor, ``tensor_cast`` is what a product does to both of its operands each time it reads them; without it the
-    kernel that writes an operand casts it, except for gradients, which have passes of their own.
+    kernel that writes an operand casts it, except for gradients, which have passes of their own. ``update`` says how
+    the optimizer runs.
     """
 
     grad_dtype: Dtype = "fp32"
@@ -163,6 +181,7 @@ class StackNumerics(Strict):
     sum_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     casts_apart: bool = False
     tensor_cast: TensorCast | None = None
+    update: UpdateHabits = UpdateHabits()
 
 
 class Buckets(Strict):

@@ -82,6 +82,7 @@ CASES = {
         "dispatcher": [{"dispatcher": "all_gather"}, {"dispatcher": "deepep"}],
         "parameter_dtype": [{"parameter_dtype": "fp32"}],
         "fused_kernels": [{"fused_kernels": "none"}, {"fused_kernels": "compiled"}],
+        "optimizer_kernels": [{"optimizer_kernels": "foreach"}],
     },
     "offload": {
         "offload_optimizer": [{"offload_optimizer": "cpu"}],

@@ -18,6 +18,7 @@ import numpy as np
 
 from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.cost.activations import activation_bytes
+from simpar.cost.memory.update import update_bytes
 from simpar.cost.memory.widths import (
     Widths,
     keeps_parameters,
@@ -31,14 +32,15 @@ from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
-ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
-"""When a term is alive: always, from a step's first forward to its last backward, or from there to the next forward."""
+ALWAYS, PASSES, UPDATE, BETWEEN = "always", "passes", "update", "between"
+"""When a term is alive: always, from a step's first forward to its last backward, in the update, or from there to the
+next forward."""
 _FLAT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
 class Term:
-    """``elements`` of ``width`` bytes each in a category; ``alive`` is ALWAYS, PASSES or BETWEEN."""
+    """``elements`` of ``width`` bytes each in a category; ``alive`` is ALWAYS, PASSES, UPDATE or BETWEEN."""
 
     category: str
     name: str
@@ -75,18 +77,30 @@ class StaticMemory:
         """All that is allocated between two steps."""
         return self.bytes_of(None, ALWAYS, BETWEEN)
 
+    @property
+    def end_bytes(self) -> Numbers:
+        """The most behind the passes: in the update, or in the gather of parameters behind it."""
+        most = np.maximum(self.bytes_of(None, ALWAYS, UPDATE), self.total_bytes)
+        return int(most) if np.ndim(most) == 0 else most
+
+    @property
+    def ends_in_update(self) -> bool:
+        """Whether that is in the update; of one plan."""
+        return bool(self.end_bytes > self.total_bytes)
+
 
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters with one sharding group.
 
     ``elements`` is how many of them a rank works with, ``shard`` how many are its share; ``moments_bytes`` are the
-    moments of all ``elements``.
+    moments of all ``elements``; the ``largest`` array has so many elements in that share.
     """
 
     elements: Numbers
     shard: Numbers
     moments_bytes: Numbers
+    largest: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,12 @@ def parameter_terms(
         buckets=bucketed,
     )
     buffers = buffer_terms(layout, stack, copied=copied, rows_bytes=rows)
-    return *weights, *buffers, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
+    largest: Numbers = 0.0
+    for part in parts:
+        largest = np.maximum(largest, part.largest)
+    updated = np.where(zero >= 1, shard, num_parameters)
+    update = update_term(layout, stack, shard=updated, largest=largest, gradients=kept)
+    return *weights, *buffers, update, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
 
 
 def weight_terms(
@@ -145,6 +164,13 @@ def weight_terms(
         Term("gradients", "buckets apart", buckets, stack.memory.bucket_bytes),
         Term("optimizer_states", "states", states_bytes),
     )
+
+
+def update_term(layout: Layout, stack: Stack, *, shard: Numbers, largest: Numbers, gradients: Numbers) -> Term:
+    """The term of the update of ``shard`` parameters, beside ``gradients`` elements that are kept for it."""
+    kept_bytes = gradients * parameter_widths(layout, stack).gradient
+    needed = update_bytes(layout, stack, shard=shard, largest=largest, kept_bytes=kept_bytes)
+    return Term("transient", "gradients and temporaries of the update", needed, 1.0, UPDATE)
 
 
 def buffer_terms(layout: Layout, stack: Stack, *, copied: Numbers, rows_bytes: Numbers) -> tuple[Term, ...]:
@@ -195,14 +221,15 @@ def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Number
     elements: list[Numbers] = [0, 0]
     shard: list[Numbers] = [0, 0]
     moments: list[Numbers] = [0, 0]
+    largest: list[Numbers] = [0, 0]
     for block, count in held.blocks:
         for expert, states in enumerate(state_bytes(block, dims, layout)):
             moments[expert] = moments[expert] + count * states
         for rows, size, expert in _weights(block, dims, layout.expert_shards):
             elements[expert] = elements[expert] + count * size
-            if fsdp:
-                each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1))
-                shard[expert] = shard[expert] + count * each
+            each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1)) if fsdp else size
+            shard[expert] = shard[expert] + count * each
+            largest[expert] = np.maximum(largest[expert], (np.asarray(count) > 0) * each)
     elements[0] = elements[0] - tied
     moments[0] = moments[0] - tied * moment_bytes(layout, other=True)
     if fsdp:
@@ -210,14 +237,14 @@ def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Number
         shard[0] = shard[0] - table
     else:
         shard = [flat_shard(*each) for each in zip(elements, shards, strict=True)]
-    return [ParameterGroup(*each) for each in zip(elements, shard, moments, strict=True)]
+    return [ParameterGroup(*each) for each in zip(elements, shard, moments, largest, strict=True)]
 
 
 def _with_table(part: ParameterGroup, elements: Numbers, layout: Layout) -> ParameterGroup:
     """A part with more elements of the token table: those that a rank holds beside its own slice of the vocabulary."""
     moments = elements * moment_bytes(layout, other=True)
     shard = -(-elements // np.asarray(layout.shards))
-    return ParameterGroup(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
+    return ParameterGroup(part.elements + elements, part.shard + shard, part.moments_bytes + moments, part.largest)
 
 
 def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -24,10 +24,8 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.section import Section
+from simpar.stacks.stack import Stack, UpdateKernels
 from simpar.units import Count, Flags
-
-if TYPE_CHECKING:
-    from simpar.stacks.stack import Stack
 
 AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
 FAMILY_OF_KERNEL = {
@@ -73,7 +71,8 @@ class Execution(Section):
     scale-up domain by kernels that need no counts on the host ("deepep", "hybridep"). ``parameter_dtype`` is that of
     the parameters that the optimizer updates; bf16 without master_weights are pure bf16 states. ``fused_kernels`` names
     the memory-bound operators that run as one kernel each, such as "norm+activation", "compiled" for those that
-    torch.compile fuses in a layer, "none" for eager code.
+    torch.compile fuses in a layer, "none" for eager code. ``optimizer_kernels`` run the
+    update in one pass ("fused"), operation by operation over all arrays ("foreach"), or array by array ("single").
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -83,6 +82,7 @@ class Execution(Section):
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
     fused_kernels: str | None = Field(None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]})
+    optimizer_kernels: UpdateKernels | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -125,6 +125,7 @@ class DecidedExecution:
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
     fused_kernels: str | None = None
+    optimizer_kernels: UpdateKernels | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -191,6 +192,11 @@ def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
     return stack.model_copy(update={"fusion": fusion, "memory": memory})
 
 
+def _with_update_kernels(stack: Stack, kernels: UpdateKernels) -> Stack:
+    update = stack.numerics.update.model_copy(update={"kernels": kernels})
+    return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"update": update})})
+
+
 def _is_mixture(rows: Columns) -> Flags:
     return np.full(rows.count, rows.problem.graph.is_mixture)
 
@@ -240,5 +246,10 @@ CHOICES = in_section(
         "fused_kernels",
         in_stack=_with_fused_kernels,
         axis=OptionalAxis(make_effects(MEMORY, BLOCKS), label="{} kernels fused", after="parameter_dtype"),
+    ),
+    Choice(
+        "optimizer_kernels",
+        in_stack=_with_update_kernels,
+        axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label="{} optimizer", after="fused_kernels"),
     ),
 )

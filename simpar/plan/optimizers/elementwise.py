@@ -11,7 +11,7 @@ OPTIMIZERS = (
         moments=2,
         others=2,
         on_host=True,
-        in_torch=InTorch("AdamW", ("betas", "eps"), ("exp_avg", "exp_avg_sq"), counts_steps=True),
+        in_torch=InTorch("AdamW", ("betas", "eps"), ("exp_avg", "exp_avg_sq"), counts_steps=True, denominator=True),
         usual=True,
     ),
     Optimizer(

@@ -47,13 +47,15 @@ class ByMatrix:
 class InTorch:
     """The class of ``torch.optim`` that runs an optimizer, the options that it is given, and the names of its states.
 
-    ``counts_steps``: whether it corrects its states by the number of steps.
+    ``counts_steps``: whether it corrects its states by the number of steps. ``denominator``: whether its update
+    divides by a root of a state, an array of its own unless one kernel does it all.
     """
 
     name: str
     options: tuple[Literal["betas", "eps", "momentum"], ...] = ()
     states: tuple[str, ...] = ()
     counts_steps: bool = False
+    denominator: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RowBatch:
         """For every configuration, the index of the first one with the same update."""
         known: dict[object, int] = {}
         layouts = [one.sync.job.layout for one in self.configurations]
-        names = [*(each.name for each in fields(DecidedNumerics)), "host_share", "servers"]
+        names = [*(each.name for each in fields(DecidedNumerics)), "host_share", "servers", "optimizer_kernels"]
         each = [tuple(getattr(layout, name) for name in names) for layout in layouts]
         return np.array([known.setdefault(one, at) for at, one in enumerate(each)], dtype=np.int64)
 

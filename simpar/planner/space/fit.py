@@ -201,14 +201,14 @@ def _of_alike(
     flight = flights(graph, (names, number[pipe], table), template.recompute, pipelines, layers, places)
     held = held_blocks(graph, flight.where(pipe_of[layout]))
     static = held_memory(graph, held, dims.tensor, layouts, stack)
-    resident, between = (
+    resident, end = (
         np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
-        for size in (static.resident_bytes, static.total_bytes)
+        for size in (static.resident_bytes, static.end_bytes)
     )
     flying, sizes = flight.where(pipe_of[moving]), shape_of[moving]
     kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (template, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
-    beside = np.maximum(beside, between - resident - saved)
+    beside = np.maximum(beside, end - resident - saved)
     errors = load_error_table().memory
     said = problem.base.experts.expert_imbalance  # also if loads are sampled
     asked = replace(template, expert_imbalance=said)

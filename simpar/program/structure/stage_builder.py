@@ -15,7 +15,16 @@ from math import prod
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import INPUT, Block, Dims, Operator, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.static import StaticMemory, Term, buffer_terms, cast_term, flat_shard, is_cast, weight_terms
+from simpar.cost.memory.static import (
+    StaticMemory,
+    Term,
+    buffer_terms,
+    cast_term,
+    flat_shard,
+    is_cast,
+    update_term,
+    weight_terms,
+)
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
@@ -423,7 +432,9 @@ class RolesBuilder(ActionBuilder):
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
         sharded = any(each.zero >= 2 and each.width > 1 for each in self.sync.replicas)
         cast = cast_term(job.layout, job.stack, self._cast_matrices(pipeline_rank), sharded=sharded)
-        return StaticMemory((*weights, *buffers, cast, placeholders))
+        states, kept = count["states"], count["gradients"]
+        update = update_term(job.layout, job.stack, shard=states, largest=states, gradients=kept)
+        return StaticMemory((*weights, *buffers, update, cast, placeholders))
 
     def _cast_matrices(self, pipeline_rank: int) -> float:
         """Elements on one rank of the matrices that products of all its stages read."""

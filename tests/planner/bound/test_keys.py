@@ -48,6 +48,7 @@ VALUES = {
     "graphs": ("none", "attention", "step"), "dispatcher": ("all_gather", "all_to_all", "deepep"),
     "parameter_dtype": ("fp32", "bf16"),
     "fused_kernels": ("none", "norm+activation"),
+    "optimizer_kernels": ("fused", "foreach"),
 }  # fmt: skip
 USUAL = {
     "tp": 1, "cp": 1, "pp": 1, "ep": 1, "micro_batch": 1, "schedule": "1f1b", "hsdp": 1, "zero": 1,

@@ -59,6 +59,7 @@ VALUES = {
     "graphs": ("none", "attention"),
     "parameter_dtype": ("fp32", "bf16"),
     "fused_kernels": ("none", "norm+activation"),
+    "optimizer_kernels": ("fused", "foreach"),
 }
 UNTRIED = (
     "capacity_factor",

@@ -50,6 +50,7 @@ FEW = {
         "loss_chunks": (1, 8),
         "expandable_segments": (True, False),
         "parameter_dtype": ("fp32", "bf16"),
+        "optimizer_kernels": ("fused", "single"),
         "zero": 1,
         "pp": 1,
     },
