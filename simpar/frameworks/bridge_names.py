@@ -51,6 +51,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--use-rope-scaling": {"model.rope_scaling": True},
     "--no-yarn-correction-range-round-to-int": {"model.yarn_correction_range_round_to_int": False},
     "--moe-router-enable-expert-bias": {"model.moe_router_enable_expert_bias": True},
+    "--moe-router-force-load-balancing": {"model.moe_router_force_load_balancing": True},
     "--moe-router-pre-softmax": {"model.moe_router_pre_softmax": True},
     "--moe-shared-expert-gate": {"model.moe_shared_expert_gate": True},
     "--disable-bias-linear": {"model.add_bias_linear": False},

@@ -14,6 +14,7 @@ from simpar.frameworks.megatron_execution import read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
+from simpar.plan.routing import Balance
 from simpar.units import DTYPE_BYTES
 
 RECIPES = {
@@ -63,7 +64,10 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
     said = tuple(filter(None, notes))
-    return Imported(Plan.model_validate(values), given.rest(), said, local, sizes=told, asks={"model": note})
+    balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
+    balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
+    plan = Plan.model_validate(values)
+    return Imported(plan, given.rest(), said, local, sizes=told, asks={"model": note}, expert_balance=balance)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:

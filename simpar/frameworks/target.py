@@ -10,6 +10,7 @@ from simpar.frameworks.subject import Loss, Subject
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
+from simpar.plan.routing import Balance
 
 Options = dict[str, Any]
 FEATURES = {
@@ -33,7 +34,7 @@ class Imported:
     takes as many from every rank. ``microbatches`` counts those of a rank's step, if the file gives them instead of a
     micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
     the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
-    certain).
+    certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Imported:
     microbatches: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     asks: Mapping[str, str] = field(default_factory=dict)
+    expert_balance: Balance = "loss"
 
     def global_batch(self, world_size: int) -> int | None:
         """Sequences of a step on ``world_size`` devices; None if the file does not give them."""

@@ -146,7 +146,8 @@ def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tup
         "global_batch": f"{of_rank}, which are left open: give --global-batch." if local else "",
     }
     left = filter(None, (asks["model"], _action_table(given), asks["global_batch"]))
-    return Imported(made, given.rest(), (*notes, *left, *given.misspelt()), local, asks=asks)
+    all_notes = (*notes, *left, *given.misspelt())
+    return Imported(made, given.rest(), all_notes, local, asks=asks, expert_balance="bias")  # its load_balance_coeff
 
 
 def _action_table(given: ConfigReader) -> str:

@@ -12,7 +12,9 @@ from simpar.frameworks.match import differing_sizes
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import set_price
+from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
+from simpar.plan.routing import IMBALANCE_BY_BALANCE
 from simpar.planner.nearby import Nearby, nearby
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.flags import Patched, make_patch
@@ -157,6 +159,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     )
     if facts.model is not None:
         _check_sizes(given, facts.model, problem.graph)
+    if problem.graph.is_mixture:
+        plan = _with_routing(given, plan, notes)
+        problem = replace(problem, base=plan)
     result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
@@ -164,6 +169,22 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     near = nearby(problem, settled, given.text.target)
     checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes))
     return replace(checked, neighbours=tuple(_better(given, problem, plan, near, settled)))
+
+
+def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:
+    """The plan with tokens spread over experts as what balances them leaves it: a launch trains a model."""
+    balance = given.found.expert_balance
+    imbalance = IMBALANCE_BY_BALANCE[balance]
+    padded = plan.experts.capacity_factor is not None
+    if padded or plan.experts.expert_imbalance or not imbalance:
+        return plan
+    kept = {"loss": "an auxiliary loss", "bias": "biases of the router"}[balance]
+    if plan.mesh.ep > 1:
+        notes.append(
+            f"Experts' loads are assumed to spread by {imbalance:g} of their mean, as {kept} leaves them "
+            "(plan.experts.expert_imbalance); a benchmark that forces balance takes less time."
+        )
+    return state_choices(plan, {"expert_imbalance": imbalance})
 
 
 def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:
@@ -177,10 +198,11 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
 
 def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:
     """The simulated neighbours that fit, with their changes of the text."""
-    before = _with_dp(plan, settled)
+    routed = {"expert_imbalance": given.found.plan.experts.expert_imbalance}  # what is assumed has no flag
+    before = state_choices(_with_dp(plan, settled), routed)
     listed = []
     for chosen, result in near.simulated:
-        after = _with_dp(chosen, result.plan)
+        after = state_choices(_with_dp(chosen, result.plan), routed)
         listed.append(Neighbour(result, make_patch(given.text, problem, before, after)))
     return listed
 

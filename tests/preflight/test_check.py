@@ -317,3 +317,38 @@ def test_typing_errors_are_named(capsys, wrong, meant):
     text = COMMAND.replace("--tensor-model-parallel-size", wrong) + " --eval-micro-batch-size 4 --log-interval 1"
     _, found = checked(capsys, *HARDWARE, "--", *shlex.split(text))
     assert [note for note in found["notes"] if "not read" in note] == [f"{wrong} is not read: {meant} may be meant."]
+
+
+MIXTURE = (
+    "torchrun --nnodes=4 --nproc-per-node=8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+    "--ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--vocab-size 32000 --seq-length 2048 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 "
+    "--micro-batch-size 1 --global-batch-size 128 "
+    "--bf16 --use-distributed-optimizer"
+)
+
+
+@pytest.mark.usefixtures("no_neighbours")
+@pytest.mark.parametrize(
+    ("flags", "imbalance"),
+    [
+        ("", 0.27), ("--moe-router-enable-expert-bias", 0.02), ("--moe-router-force-load-balancing", 0.0),
+        ("--moe-expert-capacity-factor 1.0", 0.0),
+    ],
+)  # fmt: skip
+def test_a_launch_routes_tokens_as_what_balances_its_experts_leaves_them(capsys, flags, imbalance):
+    """Unless it forces balance; the answer says what is assumed. With 0.27 the fullest of 8 ranks has 1.38 times."""
+    arguments = ["--hardware", "dgx-h100", "--model", "mixtral-8x7b", "--", *shlex.split(f"{MIXTURE} {flags}")]
+    _, found = checked(capsys, *arguments)
+    assert found["plan"]["experts"]["expert_imbalance"] == imbalance
+    said = [note for note in found["notes"] if "Experts' loads" in note]
+    assert [f"spread by {imbalance:g} of their mean" in note for note in said] == [True] * bool(imbalance)
+    assert any("1.38" in line for line in found["binds"]) == (imbalance == 0.27)
+
+
+def test_what_is_assumed_of_routing_leaves_flags_to_paste(capsys):
+    """Proposals are texts that read back as their plans, though routing has no flag."""
+    arguments = ["--hardware", "dgx-h100", "--model", "mixtral-8x7b", "--", *shlex.split(MIXTURE)]
+    _, found = checked(capsys, *arguments)
+    assert found["neighbours"]
+    assert all(one["patched"] and not one["unsaid"] for one in found["neighbours"])
