@@ -70,7 +70,7 @@ def _fsdp(given: ConfigReader) -> dict[str, Any]:
     replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
     away = "cpu" if given.get(f"{prefix}offload_params") else "none"
     result: dict[str, Any] = {
-        "stack": "fsdp",
+        "stack": "huggingface",
         "zero": SHARDING[strategy] if strategy else 3 if reshard else 2,
         "hsdp": replicas,
         "tp": sizes["tp"],

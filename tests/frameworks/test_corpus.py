@@ -157,7 +157,7 @@ def state_bytes(known, plan, cluster):
     whole = known.get("fullest", known["parameters"] / mesh.pp) * mesh.pp * 1e9
     zero, experts = plan.data_parallel.zero, known.get("experts", 0) * 1e9
     own = (whole - experts) / (mesh.tp * mesh.pp) + experts / (mesh.ep * (mesh.etp or mesh.tp) * mesh.pp)
-    if plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp"):
+    if plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface"):
         kept, sharded = 8, 8
     else:
         kept, sharded = 2 + (2 if plan.numerics.grad_dtype == "bf16" else 4), 12
