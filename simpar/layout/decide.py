@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from simpar.layout.check import check
 from simpar.layout.decider import fill_open_choices
-from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, state_choices
+from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, OFFLOAD, state_choices
 from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -19,7 +19,8 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
     choices = fill_open_choices(stated_choices(plan), BY_PLAN, None)
     choices = fill_open_choices(choices, BY_STACK, stack)
     choices = fill_open_choices(choices, BY_MODEL, (target.graph, stack))
-    layout = Layout.of(plan, fill_open_choices(choices, BY_DEVICES, target))
+    choices = fill_open_choices(choices, BY_DEVICES, target)
+    layout = Layout.of(plan, fill_open_choices(choices, (OFFLOAD,), stack))
     layout = replace(layout, record=layout.record.model_copy(update={"stack": stack.name}))
     check(layout, target)
     return layout
@@ -30,8 +31,11 @@ def complete_plan(plan: Plan, target: Workload) -> Plan:
 
     It is checked under the stack that it names, else the default. Raises UserError as :func:`decide` does.
     """
-    layout = decide(plan, target, load_stack(plan.stack or DEFAULT_STACK))
+    stack = load_stack(plan.stack or DEFAULT_STACK)
+    layout = decide(plan, target, stack)
     names = ["schedule", *(name for decider in BY_DEVICES for name in decider.decides)]
+    if not stack.numerics.update.keeps_gradients:
+        names += OFFLOAD.decides
     if layout.stages:
         names += ["pp", "layers"]
     return state_choices(plan, {name: getattr(layout, name) for name in names})

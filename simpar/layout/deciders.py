@@ -1,7 +1,8 @@
 """What a plan leaves open, decided: every choice by one decider, in one visible order.
 
 Four groups know more and more: the plan's other choices, the software stack, the model, the devices. What depends on
-costs is decided after them, on the layout: by the deciders of :mod:`simpar.program.resolve.by_cost`.
+these and the stack (whether gradients of offloaded states leave the device) comes last. What depends on costs is
+decided after them, on the layout: by the deciders of :mod:`simpar.program.resolve.by_cost`.
 """
 
 from collections.abc import Mapping
@@ -67,9 +68,14 @@ def _scheme(target: Workload, *, sync: str) -> Mapping[str, Any]:
 
 
 def _offloaded_gradients(
-    _: object, *, offload_optimizer: str, zero: int, dp: int | None, cp: int, stages: Stages
+    stack: Stack | None, *, offload_optimizer: str, zero: int, dp: int | None, cp: int, stages: Stages
 ) -> Mapping[str, Any]:
-    """Under stages of their own, :func:`simpar.layout.staged.stage_layout` decides for each."""
+    """Under stages of their own, :func:`simpar.layout.staged.stage_layout` decides for each what a stack leaves open.
+
+    Without a stack, as for what `simpar run` runs, gradients leave where they may.
+    """
+    if stack is not None and stack.numerics.update.keeps_gradients and offload_optimizer != "none":
+        return {"offload_gradients": False}
     sends = None if stages else offloads_gradients(offload_optimizer, None, zero, (dp or 1) * cp)
     return {"offload_gradients": sends}
 
@@ -89,15 +95,11 @@ BY_STACK: tuple[Decider[Stack], ...] = (
 )
 BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp", "stages"), _layers),)
 SCHEME = Decider[Workload](("sync_every", "staleness", "servers"), ("sync",), _scheme)
-OFFLOAD = Decider[object](
+OFFLOAD = Decider[Stack | None](
     ("offload_gradients",), ("offload_optimizer", "zero", "dp", "cp", "stages"), _offloaded_gradients
 )
-BY_DEVICES: tuple[Decider[Workload], ...] = (
-    Decider(("dp",), ("tp", "cp", "pp", "dp", "stages"), _replicas),
-    SCHEME,
-    OFFLOAD,
-)
-DECIDERS: tuple[Decider[Any], ...] = (*BY_PLAN, *BY_STACK, *BY_MODEL, *BY_DEVICES)
+BY_DEVICES: tuple[Decider[Workload], ...] = (Decider(("dp",), ("tp", "cp", "pp", "dp", "stages"), _replicas), SCHEME)
+DECIDERS: tuple[Decider[Any], ...] = (*BY_PLAN, *BY_STACK, *BY_MODEL, *BY_DEVICES, OFFLOAD)
 """All of them, in the order in which they decide."""
 
 

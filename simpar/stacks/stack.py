@@ -151,12 +151,13 @@ class UpdateHabits(Strict):
     ``kernels``: one pass over all arrays ("fused"), one kernel an operation over all arrays ("foreach"), or array by
     array ("single"), with temporaries (:mod:`simpar.cost.memory.update`). ``flat``: the states of a rank are one array;
     gradients are copied into another in fp32 for the update. Under ZeRO-3 both are done for ``group`` elements at a
-    time.
+    time. ``keeps_gradients``: where states are on the host, gradients stay on the device until the update sends them.
     """
 
     kernels: UpdateKernels = "fused"
     flat: bool = False
     group: float = Field(1.0 * GIGA, gt=0, allow_inf_nan=False)
+    keeps_gradients: bool = False
 
 
 class StackNumerics(Strict):

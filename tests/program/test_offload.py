@@ -233,3 +233,13 @@ def test_drives_must_exist():
     """A profile without drives refuses them."""
     with pytest.raises(UserError, match="no drives"):
         step(cluster=simpar.Cluster("dgx-v100"), precision="fp16", zero=3, offload_optimizer="nvme")
+
+
+@pytest.mark.parametrize(("stack", "kept"), [("megatron", 4.0), ("deepspeed", 0.0)])
+def test_gradients_of_one_replica_stay_where_the_stack_keeps_them(stack, kept):
+    """Megatron's optimizer on the host reads its fp32 gradient buffer on the device; ZeRO-Offload sends gradients."""
+    plan = {"tp": 8, "zero": 1, "micro_batch": 1, "offload_optimizer": "cpu", "stack": stack}
+    (stage,) = simpar.simulate("llama-3-8b", "dgx-h100", plan, {"seq_len": 512, "global_batch": 2}).memory.stages
+    parameters = simpar.Model("llama-3-8b").num_parameters() / 8
+    workspaces = 0.15e9  # of libraries, for gathered rows, and empty gradients
+    assert 0 <= stage.gradients_bytes - kept * parameters < workspaces

@@ -29,9 +29,10 @@ class Offload(Section):
     et al. 2021, arXiv 2101.06840], "nvme" keeps them on drives [ZeRO-Infinity, Rajbhandari et al. 2021, arXiv
     2104.07857]; ``offload_ratio`` of the parameters is updated there, the others on the device at the same time
     (Twin-Flow of ZeRO-Offload++). ``offload_gradients`` sends them as they are made and keeps none on the device
-    (default: where states are offloaded and nothing else needs them there). ``offload_delayed`` updates with the
-    gradients of the step before, beside the passes of this one. ``offload_parameters`` brings the weights of a block
-    for every pass; ``offload_activations`` is the share of saved activations that waits on the host.
+    (default: where states are offloaded, nothing else needs them there, and the stack does not keep them there).
+    ``offload_delayed`` updates with the gradients of the step before, beside the passes of this one.
+    ``offload_parameters`` brings the weights of a block for every pass; ``offload_activations`` is the share of saved
+    activations that waits on the host.
     """
 
     offload_optimizer: Home = "none"
