@@ -43,6 +43,8 @@ FULLEST_EXPERTS, ROUTED_EXPERTS = (0.72, 0.04, 0.52, 0.04), 64
 3B parameters, each balanced by an auxiliary loss and without one (arXiv 2408.15664, tables 2 and 5)."""
 ALIKE_RUNS = 60
 """Runs of one source that count as so many in the spread of errors, whatever there are."""
+KINDS = ("source", "family", "population")
+"""What is left out of a fit in turn."""
 NOT_SUPPORT = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
 PLAYBOOK = ("ultrascale-playbook",)  # prints layouts that ran out of memory beside those that ran
 GROUP = 30  # runs that are enough to say how often intervals hold
@@ -81,7 +83,9 @@ class Fold:
 
 
 def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
-    """Every source left out in turn, then every family; spreads of departures are those under all fitted runs.
+    """Every source left out in turn, every family, and every population; spreads are those under all fitted runs.
+
+    The two populations are vendors' tuned runs and runs as most people do them: each predicts the other.
 
     Refits are linearised, the runs left out are predicted with what they find: where a host is slower than its device
     or not, lines do not hold.
@@ -89,18 +93,18 @@ def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
     spreads = pool.fit(fitted).spreads
     left_out: list[tuple[str, Bools]] = []
     tunings: list[list[ParameterOverrides]] = [[] for _ in pool.runs]
-    for kind in ("source", "family"):
-        names = np.array([getattr(run, kind) for run in pool.runs])
+    for kind in KINDS:
+        names = np.array([str(getattr(run, kind)) for run in pool.runs])
         for name in sorted(set(names)):
             left_out.append((f"{kind} {name}", names == name))
             found = pool.fit(fitted & (names != name), spreads)
             tuning = tuning_of(dict(zip(pool.names, found.values.tolist(), strict=True)))
             for at in np.flatnonzero(names == name):
                 tunings[at].append(tuning)
-    by_source, by_family = errors_under(pool.runs, tunings).T
+    by_kind = dict(zip(KINDS, errors_under(pool.runs, tunings).T, strict=True))
     for name, mine in left_out:
         kept = [run for run, use in zip(pool.runs, fitted & ~mine, strict=True) if use]
-        errors = by_source if name.startswith("source") else by_family
+        errors = by_kind[name.partition(" ")[0]]
         yield Fold(name, np.flatnonzero(mine), errors[mine], evidence_of(kept))
 
 

@@ -53,6 +53,7 @@ from simpar.workers import Workers
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs
+ORDINARY = "measured_ordinary_dev.csv"  # runs as most people do them, beside vendors' tuned ones
 THINNED = {"ultrascale-playbook": 4, "vTrain ground truth (A100)": 8}
 """Sources of which the parameters of only one run in so many are moved: grids of a thousand."""
 NEVER = re.compile(r"MLPerf|Megatron-FSDP GB200|Llama 3 405B")
@@ -100,6 +101,11 @@ class Run:
     fitted: bool = False
     row: tuple[str, int] = ("", 0)
 
+    @property
+    def population(self) -> str:
+        """Whether a vendor or a framework tuned it for a publication, or it is as most people run."""
+        return "ordinary" if self.row[0] == ORDINARY else "tuned"
+
 
 def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -> Run | None:
     """One row as a run, its parameters moved if asked for, or as an older one knows them; None if not modelled."""
@@ -118,7 +124,8 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
     fullest = max(footprints(lowered, timing, cluster), key=lambda one: one.needed_bytes)
     said = not asked.open and not text(row, "configured_by")  # its whole plan
     error = None
-    if found.step_time_s and not suspect(row) and not text(row, "notes").startswith("tier C"):
+    doubtful = text(row, "notes").startswith("tier C") or text(row, "grade") == "C"
+    if found.step_time_s and not suspect(row) and not doubtful:
         error = float(np.log(found.step_time_s / as_run.step_time_s))
     return Run(
         source=text(row, "source"),
@@ -243,7 +250,7 @@ def kept_runs(kept: Path | None, slopes: Path | None = None) -> list[Run]:
     if kept and kept.exists():
         return list(pickle.loads(kept.read_bytes()))
     older = kept_runs(slopes) if slopes else ()
-    runs = runs_of([DATA / name for name in (*TABLES, ALSO)], older)
+    runs = runs_of([DATA / name for name in (*TABLES, ALSO, ORDINARY)], older)
     if kept:
         kept.write_bytes(pickle.dumps(runs))
     return runs

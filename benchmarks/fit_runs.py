@@ -1,6 +1,6 @@
 """Fit what whole training runs tell: sustained clocks of devices, launch and expert costs of software stacks.
 
-Usage: python benchmarks/fit_runs.py [--rows FILE] [--rounds N] [--write]
+Usage: python benchmarks/fit_runs.py [--rows FILE] [--rounds N] [--only PART,PART] [--write]
 
 All parameters at once, never a number per row or source: general values by the physics of a device and by kind of
 stack, and small departures that runs must pay for (pooled.py). Every parameter is moved once for each run (its
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty_rows import Run, errors_under, kept_runs
+from calibrate_uncertainty_rows import errors_under, kept_runs
 from intervals import NINE_IN_TEN, write_intervals
 from numpy.typing import NDArray
 from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 IN_MS = ("step_overhead_s", "message_s", "sync_s", "exchange_host_s")
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s", "shard_copy_s")
 SPREADS = ROOT / "simpar" / "learning" / "spreads.json"
-UNSEEN = {"deepspeed": "fsdp", "llama3": "fsdp"}
+UNSEEN = {"torchtune": "eager", "llama3": "fsdp"}
 """Stacks that nothing is fitted to, and what kind their kernels are of: eager or compiled PyTorch."""
 STEPS = (1.0, 0.5, 0.25)
 """How much of the way to the most probable values is gone, until the runs are met better."""
@@ -45,11 +45,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", help="stacks and devices that are fitted, others staying as they are")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     runs = [run for run in kept_runs(arguments.rows) if run.fitted and run.slopes]
-    pool = Pool(runs)
-    pool = pool.at(pool.values, predicted_errors(runs, pool.names, pool.values))
+    only = tuple(filter(None, arguments.only.split(",")))
+    pool = Pool(runs, only)
+    pool = pool.at(pool.values, predicted_errors(pool, pool.values))
     used = np.ones(len(runs), dtype=bool)
     print("as the profiles are:", in_sum(pool))
     for _ in range(arguments.rounds):
@@ -59,7 +61,9 @@ def main() -> None:
     ends = [name for name, value in zip(pool.names, pool.values, strict=True) if at_an_end(name, value)]
     if ends:
         raise SystemExit(f"at the end of what is possible: {ends}")
-    if arguments.write:
+    if arguments.write and only:
+        write(pool, only)
+    elif arguments.write:
         write(pool)
         write_alike(pool, found)
         write_spreads(found)
@@ -71,17 +75,21 @@ def improved(pool: Pool, found: Fitted) -> Pool:
     for step in STEPS:
         values = np.exp((1 - step) * np.log(pool.values) + step * np.log(found.values))
         values = np.minimum(values, [highest(name) for name in pool.names])
-        tried = pool.at(values, predicted_errors(pool.runs, pool.names, values))
+        tried = pool.at(values, predicted_errors(pool, values))
         print(f"step {step}: {tried.loss(found.spreads):.1f} after {pool.loss(found.spreads):.1f}", flush=True)
         if tried.loss(found.spreads) < pool.loss(found.spreads):
             return tried
     return pool
 
 
-def predicted_errors(runs: Sequence[Run], names: Sequence[Name], values: Floats) -> Floats:
-    """log(measured / predicted) of runs under values of parameters."""
-    tuning = tuning_of(dict(zip(names, values.tolist(), strict=True)))
-    return errors_under(runs, [[tuning]] * len(runs))[:, 0]
+def predicted_errors(pool: Pool, values: Floats) -> Floats:
+    """log(measured / predicted) of runs under values of parameters; of those that no moving one reaches, as it was."""
+    tuning = tuning_of(dict(zip(pool.names, values.tolist(), strict=True)))
+    reached = pool.slopes.any(axis=1) if pool.held.any() else np.ones(len(pool.runs), dtype=bool)
+    runs = [run for run, moves in zip(pool.runs, reached, strict=True) if moves]
+    result = pool.errors.copy()
+    result[reached] = errors_under(runs, [[tuning]] * len(runs))[:, 0]
+    return result
 
 
 def highest(name: Name) -> float:
@@ -129,12 +137,13 @@ def in_sum(pool: Pool) -> str:
     )
 
 
-def write(pool: Pool) -> None:
-    """Put the numbers and where they come from into the profiles."""
+def write(pool: Pool, only: Sequence[str] = ()) -> None:
+    """Put the numbers and where they come from into the profiles, all of them or those of some parts."""
     errors = np.abs(np.expm1(-pool.errors))
     parts: dict[tuple[str, str], dict[str, float]] = {}
     for (kind, part, key), value in zip(pool.names, pool.values.tolist(), strict=True):
-        parts.setdefault((kind, part), {})[key] = value
+        if not only or part in only:
+            parts.setdefault((kind, part), {})[key] = value
     for (kind, part), values in parts.items():
         mine = [at for at, run in enumerate(pool.runs) if any(name[:2] == (kind, part) for name in run.slopes)]
         sources = sorted({pool.runs[at].source for at in mine})

@@ -1,8 +1,9 @@
-"""Errors of step times whose source, or whose family of models, nothing was fitted to: what a prediction is worth.
+"""Errors of step times whose source, family of models or population nothing was fitted to: what predictions are worth.
 
-The pooled parameters of devices and stacks are fitted again without each source, and without each family, to what all
-the other runs say (linearised refits), and what was left out is predicted with them (calibrate_uncertainty.py);
-nothing is left out of the model or of its kernels' measurements. A source that was never fitted to is as it is.
+The pooled parameters of devices and stacks are fitted again without each source, each family and each population
+(vendors' tuned runs, and runs as most people do them), to what all the other runs say (linearised refits), and what was
+left out is predicted with them (calibrate_uncertainty.py); nothing is left out of the model or of its kernels'
+measurements. A source that was never fitted to is as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-KINDS = ("as shipped", "source left out", "family left out")
+KINDS = ("as shipped", "source left out", "family left out", "population left out")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class LeftOut:
     errors: dict[str, Floats]
     source: NDArray[np.str_]
     mixture: Bools
+    ordinary: Bools
     fitted: Bools
 
     @classmethod
@@ -43,6 +45,7 @@ class LeftOut:
             {kind: np.abs(np.expm1(-each)) for kind, each in found.items()},
             np.array([run.source for run in moved]),
             np.array([run.traits.mixture for run in moved]),
+            np.array([run.population == "ordinary" for run in moved]),
             np.array([run.fitted for run in moved]),
         )
 
@@ -54,7 +57,8 @@ class LeftOut:
     def table(self) -> list[str]:
         """Lines of Markdown: median and 90th percentile over runs, and the mean of medians of sources."""
         groups = {
-            "all": np.ones_like(self.fitted), "dense": ~self.mixture, "mixtures of experts": self.mixture,
+            "all": np.ones_like(self.fitted), "tuned by vendors": ~self.ordinary,
+            "as most people run": self.ordinary, "dense": ~self.mixture, "mixtures of experts": self.mixture,
             "never fitted to": ~self.fitted,
         }  # fmt: skip
         lines = [

@@ -37,6 +37,7 @@ FREEDOM = 4.0  # of that distribution
 EACH = 1.0  # how many departures a spread counts for that was expected before any
 ROUNDS = 30  # of estimates of spreads
 LEAST_TOLD = 1.0  # parameters that runs tell no better than within a factor of e are left as they are
+HELD = 0.01  # within which parameters that stay are met, as logarithms
 STIFF = 1e4  # how closely effects add up to values, over their spreads
 
 
@@ -88,8 +89,10 @@ SET = ("architecture", "sustained_clock_fp8", "sustained_clock_fp4")
 devices of few runs would outvote."""
 BY_KIND = ("launch.kernel_overhead", "launch.step_overhead_s")
 """What stacks like Megatron, stacks like FSDP and those of a compiler have a general effect of their own of."""
-COMPILED = ("maxtext",)
+COMPILED = ("maxtext", "paxml")
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
+EAGER = ("huggingface", "deepspeed", "torchtune")
+"""Stacks whose copies and casts are listed kernel by kernel, for nothing of a layer is fused."""
 FEW_RUNS = ("v100-sxm2-32gb", "v100-sxm3-32gb", "mi250x", "tpu-v6e")
 """Devices whose clock fit_devices.py fits: a few runs, mostly of one source."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
@@ -130,6 +133,8 @@ def like_measured(device: str, known: Mapping[Name, float]) -> tuple[str, dict[s
 
 def kind_of(stack: str) -> str:
     """Whose kernels those of a stack are like."""
+    if stack in EAGER:
+        return "eager"
     return "xla" if stack in COMPILED else load_stack(stack).data_parallel
 
 
@@ -175,7 +180,8 @@ class Pool:
     ``names`` are parameters, ``values`` theirs in the profiles; ``effects`` what their logarithms are sums of.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], only: Sequence[str] = ()) -> None:
+        """The fit to runs; with ``only``, parameters of these parts alone move and all others stay as they are."""
         self.runs = runs
         self.names = sorted(name for name, told in told_by(runs).items() if told > LEAST_TOLD)
         place = {name: at for at, name in enumerate(self.names)}
@@ -185,6 +191,8 @@ class Pool:
             for name, (value, slope) in run.slopes.items():
                 if name in place:
                     self.slopes[at, place[name]], self.values[place[name]] = slope, value
+        self.held = np.array([bool(only) and name[1] not in only for name in self.names])
+        self.slopes[:, self.held] = 0.0
         self.adds = np.array([name[2].endswith(("_s", "_us")) for name in self.names])
         self.errors = np.array([run.error for run in runs], dtype=np.float64)
         counts = Counter(run.source for run in runs)
@@ -222,7 +230,8 @@ class Pool:
                 spread = self._spreads(effects, np.diag(sure), spread)
         found = {key: float(spread[at]) for at, key in enumerate(self.keys) if self.departs[at]}
         variances = np.diag(self.sums @ sure @ self.sums.T)
-        return Fitted(np.exp(self.sums @ effects), np.sqrt(variances), effects, found, told)
+        values = np.where(self.held, self.values, np.exp(self.sums @ effects))
+        return Fitted(values, np.sqrt(variances), effects, found, told)
 
     def _solved(self, used: Bools, effects: Floats, spread: Floats) -> tuple[Floats, Floats, float]:
         """Gauss-Newton from some effects: the most probable ones, their covariance, and how many numbers runs tell."""
@@ -235,8 +244,10 @@ class Pool:
             weight = self.weight[used] / (1.0 + (left / FAR) ** 2) / NOISE**2
             table = self._gains(values)[used] @ self.sums
             told = (table * weight[:, None]).T @ table
-            normal = told + np.diag(1.0 / spread**2)
-            pull = (table * weight[:, None]).T @ left + (mean - effects) / spread**2
+            kept = self.sums[self.held] / HELD  # parameters that stay tell of what others are like
+            normal = told + np.diag(1.0 / spread**2) + kept.T @ kept
+            off = (np.log(self.values[self.held]) - self.sums[self.held] @ effects) / HELD
+            pull = (table * weight[:, None]).T @ left + (mean - effects) / spread**2 + kept.T @ off
             effects = effects + np.clip(np.linalg.solve(normal, pull), -MOST, MOST)
         sure = np.linalg.inv(normal)
         return effects, sure, float(np.trace(sure @ told))
