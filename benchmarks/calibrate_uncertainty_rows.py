@@ -23,7 +23,17 @@ from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
-from simpar.learning.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
+from simpar.learning.parameters import (
+    ARRAYS,
+    ATTENTION,
+    EXPERTS,
+    SHARDS,
+    Name,
+    names_of,
+    parameter,
+    tuning_of,
+    value_of,
+)
 from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
@@ -68,7 +78,7 @@ JOBS: dict[str, dict[str, float]] = {
 """Latencies of clusters that only runs show, and how far they are moved."""
 FITTED = frozenset(
     ["launch.host_time_per_kernel_s", "launch.kernel_overhead", "launch.step_overhead_s", "launch.message_s",
-     "launch.host_time_per_collective_s", *SHARDS, *EXPERTS]
+     "launch.host_time_per_collective_s", *SHARDS, *ARRAYS, *EXPERTS]
 )  # fmt: skip
 """Parameters of stacks that whole runs tell: those of which a profile says that they are nothing stay nothing."""
 FAMILIES = ("deepseek", "mixtral", "qwen", "nemotron", "gpt.?oss", "gpt", "llama", "mpt", "grok", "kimi", "maxtext")

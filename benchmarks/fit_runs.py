@@ -29,7 +29,10 @@ from simpar.units import NS, US
 
 Floats = NDArray[np.float64]
 IN_MS = ("step_overhead_s", "message_s", "sync_s", "exchange_host_s")
-TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s", "shard_copy_s")
+TIMES = (
+    "host_time_per_kernel_s", "host_time_per_collective_s", "shard_copy_s", "host_time_per_module_s",
+    "host_time_per_unit_s", "host_time_per_array_s",
+)  # fmt: skip
 SPREADS = ROOT / "simpar" / "learning" / "spreads.json"
 UNSEEN = {"torchtune": "eager", "llama3": "fsdp"}
 """Stacks that nothing is fitted to, and what kind their kernels are of: eager or compiled PyTorch."""

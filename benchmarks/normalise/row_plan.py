@@ -280,11 +280,8 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
         within = re.search(r"within (\d+) ranks", words)
         replicas = dp // int(within[1]) if within and int(within[1]) < dp else 1
         zero = int(stage[stage.lastindex or 1])
-        return (
-            {"zero": zero, **_offloaded(words), **({"hsdp": replicas} if replicas > 1 else {})}
-            if dp > 1
-            else {"zero": 0}
-        )
+        used = zero if dp > 1 or zero == 3 else 0  # the hooks of ZeRO-3 run on one device as well
+        return {"zero": used, **_offloaded(words), **({"hsdp": replicas} if replicas > 1 else {})}
     if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
         shards = int(width[1] or width[2]) if width else dp

@@ -264,6 +264,12 @@ class ModelGraph:
             if weight.trainable and weight.kind != "expert"
         )
 
+    @cached_property
+    def num_expert_tensors(self) -> int:
+        """Trained tensors of experts, those of all experts of a layer counted as one."""
+        weights = (weight for _, weight in self._weights(self._in_order))
+        return sum(weight.trainable and weight.kind == "expert" for weight in weights)
+
     @property
     def is_mixture(self) -> bool:
         """Whether tokens are routed to experts."""

@@ -17,8 +17,9 @@ from simpar.architectures.graph import Block
 from simpar.calibrate.request import CalibrationRequest, Sample
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import SUMS, OperatorTime, operator_times, sum_s
+from simpar.cost.operators import operator_times
 from simpar.cost.optimizers import optimizer_time_s
+from simpar.cost.products import SUMS, OperatorTime, sum_s
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.layout.layout import Layout

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simpar.architectures.graph import Block, Dims, Operator, Weight, evaluate
+from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
+from simpar.layout.layout import Layout
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.optimizers.optimizer import ByMatrix
@@ -121,6 +122,17 @@ def divides_apart(numerics: DecidedNumerics, stack: Stack) -> bool:
     """Whether an update makes arrays that a fused kernel keeps in registers: the root that Adam divides by."""
     rule = OPTIMIZERS[numerics.optimizer].in_torch
     return stack.numerics.update.kernels != "fused" and rule is not None and rule.denominator
+
+
+def arrays_host_s(graph: ModelGraph, layout: Layout, stack: Stack) -> float:
+    """Seconds of the host to clip, update and zero the arrays of parameters that a rank has, one after the other.
+
+    Pipeline ranks share the model's arrays equally; experts in a loop have arrays of their own.
+    """
+    experts = graph.num_expert_tensors
+    if stack.experts.loop:
+        experts *= graph.dims.get("experts", 1) // int(layout.ep)
+    return layout.per_pipeline_rank(len(graph.tensor_sizes) + experts) * stack.launch.host_time_per_array_s
 
 
 def products_time_s(

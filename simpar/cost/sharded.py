@@ -10,7 +10,8 @@ import numpy as np
 
 from simpar.architectures.graph import Block, Dims, Operator, Size, Weight, evaluate, term
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.operators import operator_times
+from simpar.cost.products import OperatorTime
 from simpar.layout.sharding import VOCAB_MULTIPLE, RankDims
 from simpar.plan.slices import names_divided_by_slices
 from simpar.stacks.stack import Stack
@@ -52,18 +53,21 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> Local
     """One rank's share of an operator; ``dims`` are global, with batch and seq, ``by`` is from :func:`divisors`."""
     own: dict[str, Numbers] = {
         "own_rows": evaluate(op.rows, dims) / (by["batch"] * by["seq"]),
-        "own_columns": _local(op.columns, dims, by["columns"]),
         "own_contraction": _local(op.contraction, dims, by["contraction"]),
         "batch": dims["batch"] // by["batch"],
         "seq": dims["seq"] // by["seq"],
         "heads": slice_size("heads", dims["heads"], by["columns"]),
         "kv_heads": slice_size("kv_heads", dims["kv_heads"], by["columns"]),
     }
+    columns: list[tuple[int, tuple[str, ...]]] = []  # of every projection, as the stack may keep them apart
+    for i, (times, names) in enumerate(op.columns):
+        own[f"own_columns_{i}"] = _local((((1 if names else times), names),), dims, by["columns"])
+        columns.append((times if names else 1, (f"own_columns_{i}",)))
     parts = {f"own_weight_{i}": local_weight(op, weight, dims, by) for i, weight in enumerate(op.weights)}
     named = replace(
         op,
         rows=term("own_rows"),
-        columns=term("own_columns"),
+        columns=tuple(columns),
         contraction=term("own_contraction") if op.contraction else (),
         weights=tuple(replace(weight, size=term(name)) for weight, name in zip(op.weights, parts, strict=True)),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simpar.cost.operators import ADD, WIDEN
+from simpar.cost.products import ADD, WIDEN
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
 from simpar.diagnosis.measured import MeasuredStep, TracedJob

@@ -93,6 +93,10 @@ class Layout(
         """Whether expert ranks have loads of their own, drawn from the seed."""
         return has_sampled_loads(self, self.ep)
 
+    def per_pipeline_rank(self, count: float) -> float:
+        """What a pipeline rank has on average of ``count`` things that the model has."""
+        return count / int(self.pp)
+
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches that a pipeline runs in one step: global batch / (dp x micro-batch)."""
         return global_batch // int(self.dp * self.micro_batch)

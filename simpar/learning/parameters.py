@@ -64,8 +64,15 @@ EXPERTS = {
     "experts.row_s": Parameter(0.0, 20 * NS, 0.5 * NS),
     "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
 }
-SHARDS = {"launch.shard_copy_s": Parameter(0.0, 50 * US, 0.5 * US)}
-"""Parameters of stacks that copy gathered shards tensor by tensor; most stacks gather flat buffers."""
+SHARDS = {
+    "launch.shard_copy_s": Parameter(0.0, 50 * US, 0.5 * US),
+    "launch.host_time_per_module_s": Parameter(0.0, 5 * MS, 0.03 * MS, 0.1 * MS),
+    "launch.host_time_per_unit_s": Parameter(0.0, 10 * MS, 0.1 * MS, 0.3 * MS),
+}
+"""Parameters of stacks that copy gathered shards tensor by tensor, where most gather flat buffers, and of hooks in
+Python: a module with a few parameters takes some tens of calls, at worst one that waits for a message."""
+ARRAYS = {"launch.host_time_per_array_s": Parameter(0.0, 2 * MS, 0.02 * MS, 0.05 * MS)}
+"""Parameters of stacks that update arrays one by one: some tens of operations each at most."""
 DISPATCH = "launch.dispatch_s"
 ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
 """Parameters for which the host is the device; no shipped profile was measured on a CPU."""
@@ -103,6 +110,7 @@ def parameter(key: str) -> Parameter:
         **STACK,
         **EXPERTS,
         **SHARDS,
+        **ARRAYS,
         **ON_CPU,
         **MEMORY,
         **RESERVED,
@@ -125,9 +133,9 @@ def names_of(case: Case, tuning: ParameterOverrides) -> Iterator[Name]:
     device, precision = cluster_of(case, tuning).device, str(case.plan["precision"])
     for key in reversed(variants(CLOCKS[0], precision)):
         yield "device", device.name, key
-    copies = case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s
+    stack, rare = load_stack(case.stack), {**(SHARDS if case.plan.get("zero") else {}), **ARRAYS}
     kinds = (
-        STACK, SHARDS if copies else {}, EXPERTS if case.graph.is_mixture else {},
+        STACK, {key: rare[key] for key in rare if _of_stack(stack, key)}, EXPERTS if case.graph.is_mixture else {},
         ON_CPU if device.kind == "cpu" else {},
     )  # fmt: skip
     for key in (key for kind in kinds for key in kind):

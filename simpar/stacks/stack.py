@@ -18,14 +18,28 @@ GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % 
 Dtype = Literal["fp32", "bf16"]
 
 
-class Fusion(Strict):
+class FusedProducts(Strict):
+    """Which products run as one kernel, and what runs in the kernels of products.
+
+    ``projections`` packs query, key and value, and gate and up, into one product each; ``adapters`` drops out and
+    scales in the kernels of low-rank products. Of a mixture of experts: ``grouped_products`` runs the products of all
+    local experts in one kernel, ``expert_epilogues`` add biases, clamp, activate and cast in the kernels of the
+    products.
+    """
+
+    projections: bool = True
+    adapters: bool = True
+    grouped_products: bool = True
+    expert_epilogues: bool = False
+
+
+class Fusion(FusedProducts):
     """Which operators are fused into one pass over memory, and which attention kernel runs.
 
     ``attention`` "latent": the backward kernel supports heads whose keys are wider than their values.
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and for all
-    "others" (1 where neither is given). Of a mixture of experts: ``grouped_products`` runs the products of all local
-    experts in one kernel, ``permutation`` sorts tokens within the exchange, ``router`` scores and counts in one kernel,
-    ``expert_epilogues`` add biases, clamp, activate and cast in the kernels of the products.
+    "others" (1 where neither is given). Of a mixture of experts: ``permutation`` sorts tokens within the exchange,
+    ``router`` scores and counts in one kernel.
     """
 
     norm: bool = True
@@ -34,10 +48,8 @@ class Fusion(Strict):
     residual: bool = False
     dropout: bool = True
     cross_entropy: bool = True
-    grouped_products: bool = True
     permutation: bool = True
     router: bool = True
-    expert_epilogues: bool = False
     attention: Literal["flash", "flash2", "latent", "unfused"] = "flash"
     attention_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
 
@@ -49,24 +61,38 @@ class Fusion(Strict):
 Captured = Literal["attention", "mamba", "mlp", "router", "step"]
 
 
-class Launch(Strict):
-    """How work is issued and what it costs beyond the listed kernels.
+class HostTimes(Strict):
+    """Seconds of the host that grow with what is launched, whatever the tokens.
 
-    ``host_time_per_kernel_s`` to launch a kernel or one of the ``graphs`` captured of a layer (see
-    :mod:`simpar.program.blocks.graphs`; "step" captures all), ``host_time_per_collective_s`` to launch a
-    tensor-parallel collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that
-    sends shapes ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing
-    else runs meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
-    casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's states;
-    ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of their
-    gradients, per byte of them; ``shard_copy_s`` to copy the part of one rank in one tensor out of what was gathered,
-    where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when layers are
-    spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    ``host_time_per_kernel_s`` to launch a kernel or one of the graphs captured of a layer,
+    ``host_time_per_collective_s`` to launch a tensor-parallel collective. Where data parallelism works block by block,
+    on one device as well, ``host_time_per_module_s`` for the hooks of every module with parameters and
+    ``host_time_per_unit_s`` for those of a wrapped block, in every pass. ``host_time_per_array_s`` to clip, update and
+    zero one array of parameters.
     """
 
     host_time_per_kernel_s: Seconds = 0.0
-    graphs: tuple[Captured, ...] = ()
     host_time_per_collective_s: Seconds = 0.0
+    host_time_per_module_s: Seconds = 0.0
+    host_time_per_unit_s: Seconds = 0.0
+    host_time_per_array_s: Seconds = 0.0
+
+
+class Launch(HostTimes):
+    """How work is issued and what it costs beyond the listed kernels.
+
+    ``graphs`` are captured of a layer (see :mod:`simpar.program.blocks.graphs`; "step" captures all); ``message_s`` for
+    a pipeline message to be agreed on before its data goes (a stack that sends shapes ahead waits for them);
+    ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing else runs meanwhile, because the host
+    is the device; ``kernel_overhead`` multiplies kernel times for the copies, casts and layout changes that an operator
+    list does not contain; ``optimizer_passes`` over the optimizer's states; ``gather_passes`` and ``reduce_passes``
+    over memory around a gather of sharded parameters and a reduction of their gradients, per byte of them;
+    ``shard_copy_s`` to copy the part of one rank in one tensor out of what was gathered, where that is done tensor by
+    tensor; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
+    ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    """
+
+    graphs: tuple[Captured, ...] = ()
     message_s: Seconds = 0.0
     dispatch_s: Seconds = 0.0
     kernel_overhead: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -92,7 +118,8 @@ class ExpertHabits(Strict):
     own, and launches take ``overlap_launches`` times as long.
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     With ``keeps_outputs`` what experts return is kept to be weighted where it comes back together, and what routers
-    read in fp32.
+    read in fp32. With ``loop`` Python runs one expert of a layer after the other, each with kernels and modules of its
+    own.
     """
 
     overhead: float = Field(1.23, gt=0, allow_inf_nan=False)
@@ -103,6 +130,7 @@ class ExpertHabits(Strict):
     overlap_launches: float = Field(2.1, ge=1, allow_inf_nan=False)
     sends_cast: bool = False
     keeps_outputs: bool = False
+    loop: bool = False
 
 
 class Overlap(Strict):

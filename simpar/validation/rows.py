@@ -167,7 +167,8 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
     replicas = plain(row, "hsdp")
     if replicas is not None and replicas != sharding.get("hsdp", replicas):
         raise Unmodelled(f"hsdp = {replicas} and zero_stage_or_fsdp = {cell} have different replicas")
-    return sharding if ranks > 1 else {"zero": 0}
+    # hooks of ZeRO-3 run on one device as well
+    return sharding if ranks > 1 else {"zero": 3 * (word in STAGES and STAGES[word] == 3)}
 
 
 def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from simpar.architectures.graph import Block
 from simpar.architectures.training import Training
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.operators import operator_times
+from simpar.cost.products import OperatorTime
 from simpar.hardware.device import load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims

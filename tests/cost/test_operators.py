@@ -13,7 +13,8 @@ import pytest
 
 from simpar.architectures.graph import AttentionPattern, Operator, Weight, term
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import _RULES, OperatorTime, operator_times
+from simpar.cost.operators import _RULES, operator_times
+from simpar.cost.products import OperatorTime
 from simpar.hardware.device import Device
 from simpar.layout.sharding import RankDims
 from simpar.stacks.stack import Stack, TensorCast

@@ -3,7 +3,7 @@
 import pytest
 
 import simpar
-from simpar.cost.optimizers import Matrix, inner_matrices, moment_bytes, products_time_s, state_bytes
+from simpar.cost.optimizers import Matrix, arrays_host_s, inner_matrices, moment_bytes, products_time_s, state_bytes
 from simpar.errors import UserError
 from simpar.plan.choices.numerics import DecidedNumerics, Numerics
 from simpar.plan.optimizers import OPTIMIZERS
@@ -12,6 +12,7 @@ from simpar.planner.space.fit import FIRST, compute_least
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import memory_rows
 from simpar.simulation import make_job
+from simpar.validation.predict import change_stack
 from tests.cost.account import stage_static_memory
 
 H100 = simpar.Cluster("dgx-h100")
@@ -178,3 +179,28 @@ def test_states_of_fixed_width_take_no_dtype():
     with pytest.raises(ValueError, match="moment_dtype"):
         Numerics(optimizer="adafactor", moment_dtype="bf16")
     assert moment_bytes(DecidedNumerics(optimizer="adamw", moment_dtype="bf16")) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "loop", "plan", "arrays"),
+    [
+        ("llama-3-8b", False, {}, 32 * 6 + 3),
+        ("llama-3-8b", False, {"pp": 2}, (32 * 6 + 3) / 2),
+        ("qwen3-30b-a3b", False, {"ep": 4}, 48 * 8 + 3),  # those of a rank's experts in one
+        ("qwen3-30b-a3b", True, {"ep": 4}, 48 * (6 + 2 * 32) + 3),  # 32 of 128 experts with two each
+    ],
+)
+def test_the_host_goes_through_the_arrays_of_a_rank(model, loop, plan, arrays):
+    """Of a layer: two norms, qkv and output, gate with up and down; qk norm and router, and experts in their place."""
+    stack = change_stack("deepspeed", {"launch.host_time_per_array_s": 1e-3, "experts.loop": loop})
+    job = make_job(model, H100, simpar.Plan(**plan), TRAINING, stack)
+    assert arrays_host_s(job.graph, job.layout, stack) == pytest.approx(arrays * 1e-3)
+
+
+def test_an_update_takes_as_long_as_its_host():
+    """GPT-2's 124 M parameters are updated in a millisecond or two; 148 arrays of 1 ms take 148."""
+    stack = change_stack("deepspeed", {"launch.host_time_per_array_s": 1e-3})
+    found = simpar.simulate("gpt2", H100, simpar.Plan(), TRAINING, stack=stack)
+    assert found.time_breakdown_s.optimizer == pytest.approx(0.148, rel=1e-6)
+    usual = simpar.simulate("gpt2", H100, simpar.Plan(), TRAINING, stack=change_stack("deepspeed", {}))
+    assert usual.time_breakdown_s.optimizer < 0.03

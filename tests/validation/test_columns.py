@@ -119,6 +119,13 @@ def test_no_recomputation_has_many_names(word):
     assert rows.case(ROW | {"recompute": word}).plan["recompute"] == "none"
 
 
+@pytest.mark.parametrize(("word", "zero"), [("ZeRO-3", 3), ("ZeRO-2", 0), ("FSDP", 0), ("", 0)])
+def test_one_device_keeps_the_stage_whose_hooks_run(word, zero):
+    """Nothing is sharded over one device, but ZeRO-3 hooks every module there as well."""
+    alone = {"n_gpus": "1", "gpus_per_node": "1", "dp": "1", "tp": "1", "pp": "1", "cp": "", "global_batch_seqs": "8"}
+    assert rows.case(ROW | alone | {"zero_stage_or_fsdp": word}).plan["zero"] == zero
+
+
 @pytest.mark.parametrize(
     ("word", "zero"), [("1", 1), ("zero 2", 2), ("ZeRO stage 3", 3), ("DDP", 0), ("no", 0), ("", 1)]
 )

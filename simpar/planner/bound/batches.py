@@ -48,9 +48,11 @@ class RowBatch:
     def alike_updates(self) -> Ints:
         """For every configuration, the index of the first one with the same update."""
         known: dict[object, int] = {}
-        layouts = [one.sync.job.layout for one in self.configurations]
         names = [*(each.name for each in fields(DecidedNumerics)), "host_share", "servers", "optimizer_kernels"]
-        each = [tuple(getattr(layout, name) for name in names) for layout in layouts]
+        each = [
+            (*(getattr(one.sync.job.layout, name) for name in names), one.sync.arrays_host_s)
+            for one in self.configurations
+        ]
         return np.array([known.setdefault(one, at) for at, one in enumerate(each)], dtype=np.int64)
 
     @cached_property

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
-from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.operators import operator_times
+from simpar.cost.products import OperatorTime
 from simpar.errors import UserError
 from simpar.plan.placement import States
 from simpar.plan.stages import MEMORY
@@ -68,6 +69,16 @@ class BlockView(ABC):
         launch = self.job.stack.launch
         each_s = launch.host_time_per_collective_s + self.late_s
         return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s
+
+    def hooks_s(self, modules: Numbers, units: float) -> Numbers:
+        """Seconds of the host in the hooks of ``modules`` with parameters and of wrapped ``units`` in a pass.
+
+        They run where data parallelism works block by block, whatever the tokens and on one device as well.
+        """
+        launch = self.job.stack.launch
+        if self.job.layout.kind != "fsdp" or "step" in launch.graphs:
+            return 0.0
+        return modules * launch.host_time_per_module_s + units * launch.host_time_per_unit_s
 
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
         """Add the collective that shares keys and values, or their gradients, among slices of a sequence: none here."""

@@ -17,7 +17,7 @@ dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
 from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import Operator
-from simpar.cost.operators import OperatorTime
+from simpar.cost.products import OperatorTime
 from simpar.program.blocks.phases import COMPUTE, EXPERT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.units import Numbers, scalar_truth

@@ -15,7 +15,7 @@ from typing import Literal
 from simpar.architectures.graph import Block, Operator
 from simpar.architectures.recompute import is_full
 from simpar.architectures.recompute import operators as recomputed_operators
-from simpar.cost.operators import OperatorTime
+from simpar.cost.products import OperatorTime
 from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
 from simpar.program.blocks.block_view import BlockView
@@ -122,7 +122,8 @@ class _Walk:
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
         kernels = (time.forward_kernels * each for time, each in zip(times, rounds, strict=True))
-        return self._phase(sequence, block, kernels)
+        hooks_s = self.view.hooks_s(sum(time.modules for time in times), float(part is None))
+        return self._phase(sequence, block, kernels, hooks_s)
 
     def backward(self, selective: bool, half: Half) -> Phase:
         """The backward pass, in full or one half of it; ``selective`` runs core attention forward again first."""
@@ -146,13 +147,14 @@ class _Walk:
                 self._gradient_arrives(sequence, tensor)
         share = 1.0 if half == "both" else 0.5
         kernels = (share * time.backward_kernels * self.view.rounds(op) for op, time in pairs)
-        return self._phase(sequence, block, kernels)
+        hooks_s = share * self.view.hooks_s(sum(time.modules for time in self.view.times), 1.0)
+        return self._phase(sequence, block, kernels, hooks_s)
 
-    def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers]) -> Phase:
+    def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers], hooks_s: Numbers) -> Phase:
         issue_s = self.view.issue_s(block, kernels, sequence.num_collectives)
         if sequence.shared:  # called part by part, those of another microbatch in between
             issue_s = issue_s * self.view.job.stack.experts.overlap_launches
-        return Phase(tuple(sequence.steps), issue_s + sequence.host_s, sequence.shared)
+        return Phase(tuple(sequence.steps), issue_s + sequence.host_s + hooks_s, sequence.shared)
 
     def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
         """Add the forward collectives of a change, in front of its first reader."""

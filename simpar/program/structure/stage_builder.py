@@ -26,7 +26,7 @@ from simpar.cost.memory.static import (
     weight_terms,
 )
 from simpar.cost.memory.widths import parameter_widths
-from simpar.cost.operators import OperatorTime
+from simpar.cost.products import OperatorTime
 from simpar.cost.sharded import (
     LocalOperator,
     local_operator,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.memory.widths import once_a_step, reduces_late
-from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
+from simpar.cost.optimizers import Matrix, arrays_host_s, optimizer_time_s, products_time_s
 from simpar.layout.layout import Layout
 from simpar.plan.choices.data_parallel import ALL_AT_ONCE
 from simpar.plan.optimizers import OPTIMIZERS
@@ -390,10 +390,19 @@ class Synchronisation:
         return sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
 
     def update_s(self, share: Numbers) -> Numbers:
-        """Seconds of the device's update for a share of parameters, products of matrices left out; number or arrays."""
+        """Seconds of the device's update for a share of parameters, products of matrices left out; number or arrays.
+
+        It takes at least as long as its host needs for the arrays of parameters.
+        """
         layout, stack = self.job.layout, self.job.stack
         here = share * (0.0 if layout.servers else 1.0 - layout.host_share)
-        return optimizer_time_s(here, layout, self.job.kernels, stack)
+        device_s = optimizer_time_s(here, layout, self.job.kernels, stack)
+        return device_s if layout.servers else np.maximum(device_s, self.arrays_host_s)
+
+    @property
+    def arrays_host_s(self) -> float:
+        """Seconds of the host for the arrays of parameters of a rank."""
+        return arrays_host_s(self.job.graph, self.job.layout, self.job.stack)
 
 
 def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[TemplateNode, ...]:

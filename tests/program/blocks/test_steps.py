@@ -9,6 +9,7 @@ import pytest
 
 from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
@@ -18,6 +19,7 @@ from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.job import TrainingJob
 from simpar.simulation import make_job
 from simpar.stacks.stack import Stack, load_stack
+from simpar.validation.predict import change_stack
 
 
 def layer_job(model: str, stack: str | Stack = "megatron", **plan: object) -> TrainingJob:
@@ -185,3 +187,37 @@ def test_a_stack_may_cast_both_operands_of_every_product() -> None:
     issued = [layer_steps_of(each).forward.issue_s for each in (job, without)]
     casts = 2 * cast.kernels * 7  # of q, k, v, the output, the gate, up and down
     assert issued[0] - issued[1] == pytest.approx(casts * stack.launch.host_time_per_kernel_s)
+
+
+def test_hooks_run_for_every_module_in_every_pass() -> None:
+    """Six modules of a layer have parameters, nine with projections apart; recomputation runs them once more."""
+    hooks = {"launch.host_time_per_module_s": 1e-3, "launch.host_time_per_unit_s": 0.5e-3}
+    bare = {f"launch.host_time_per_{name}_s": 0.0 for name in ("kernel", "collective")}
+    apart = {"fusion.projections": False}
+
+    def issued_s(recompute: str = "none", **plan: object) -> tuple[float, float]:
+        changes = {**hooks, **bare, **(apart if plan.pop("apart", False) else {})}
+        steps = layer_steps_of(layer_job("llama-3-8b", change_stack("fsdp", changes), **plan), recompute)
+        return float(steps.forward.issue_s), float(steps.backward.issue_s)
+
+    assert issued_s(zero=3, dp=8) == pytest.approx((6.5e-3, 6.5e-3))
+    assert issued_s(zero=3, dp=8, apart=True) == pytest.approx((9.5e-3, 9.5e-3))
+    assert issued_s("full", zero=3, dp=8) == pytest.approx((6.5e-3, 13e-3))
+    assert issued_s("modules:mlp", zero=3, dp=8) == pytest.approx((6.5e-3, 8.5e-3))
+    assert issued_s(zero=1, dp=8) == (0.0, 0.0)
+
+
+def test_hooks_run_on_one_device_as_well() -> None:
+    """Sharded over one rank; a captured step has none."""
+    changes = {
+        "launch.host_time_per_module_s": 1e-3, "launch.host_time_per_kernel_s": 0.0, "fusion.projections": True,
+    }  # fmt: skip
+    cluster = make_cluster(load_cluster("dgx-h100", 1).profile.model_copy(update={"devices_per_node": 1}), 1)
+
+    def issued_s(**more: object) -> float:
+        stack = change_stack("deepspeed", {**changes, **more})
+        training = Training(seq_len=2048, global_batch=1)
+        return float(layer_steps_of(make_job("llama-3-8b", cluster, Plan(zero=3), training, stack)).forward.issue_s)
+
+    assert issued_s() == pytest.approx(6e-3)
+    assert issued_s(**{"launch.graphs": ("step",)}) == 0.0

@@ -9,8 +9,8 @@ import numpy as np
 from simpar.architectures.graph import Dims, Operator
 from simpar.cost.memory.static import weight_terms
 from simpar.cost.memory.widths import parameter_widths
-from simpar.cost.operators import OperatorTime
 from simpar.cost.optimizers import optimizer_time_s
+from simpar.cost.products import OperatorTime
 from simpar.cost.sharded import LocalOperator, local_operator, local_time, local_weights, shared_keys_elements
 from simpar.plan.placement import roles_of
 from simpar.plan.slices import divides
