@@ -116,6 +116,7 @@ class ExpertHabits(Strict):
     ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it. Where exchanges run
     beside another microbatch, the host calls a layer part by part, each with a graph of gradients and events of its
     own, and launches take ``overlap_launches`` times as long.
+    With ``sends_scores`` the weights of what experts return travel with its copies, in exchanges of their own.
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     With ``keeps_outputs`` what experts return is kept to be weighted where it comes back together, and what routers
     read in fp32. With ``loop`` Python runs one expert of a layer after the other, each with kernels and modules of its
@@ -128,6 +129,7 @@ class ExpertHabits(Strict):
     exchange_host_s: Seconds = 0.95 * MS
     exchange_sms: int = Field(20, ge=0)
     overlap_launches: float = Field(2.1, ge=1, allow_inf_nan=False)
+    sends_scores: bool = False
     sends_cast: bool = False
     keeps_outputs: bool = False
     loop: bool = False

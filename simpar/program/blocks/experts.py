@@ -50,6 +50,8 @@ class TokenExchange:
                 self._among_ranks(steps, name, "all_gather")
             elif spread:
                 self._between_ranks(steps, name, view.sent_bytes)
+                if not backward:
+                    self._send_scores(steps, name)
                 self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
             return
         if spread:
@@ -58,6 +60,8 @@ class TokenExchange:
                 self._among_ranks(steps, name, "reduce_scatter")
             else:
                 self._between_ranks(steps, name, view.routed_bytes)
+                if backward:
+                    self._send_scores(steps, name)
         steps.add(kernel)
         if not spread:
             summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
@@ -94,6 +98,12 @@ class TokenExchange:
         if self._sizes_found_late and layout.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
         self._exchange(steps, f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes))
+
+    def _send_scores(self, steps: StepList, name: str) -> None:
+        """Add the exchange of the scores that weigh what experts return, or of their gradients."""
+        if self.view.job.stack.experts.sends_scores and self.view.job.layout.token_dispatch == "per_expert":
+            use = CollectiveUse(RANKS, "all_to_all", self.view.scores_bytes)
+            self._exchange(steps, f"{name}scores", use)
 
     def _exchange(self, steps: StepList, name: str, use: CollectiveUse) -> None:
         """Add a collective of the expert-parallel ranks; overlapped, it waits for earlier exchanges alone."""

@@ -15,7 +15,7 @@ from simpar.architectures.graph import Block, Dims, Operator, evaluate
 from simpar.layout.sharding import RankDims, rank_dims
 from simpar.plan.routing import Routing, max_rank_arrivals, max_rank_load
 from simpar.program.job import TrainingJob
-from simpar.units import Numbers, floats, scalar_truth
+from simpar.units import DTYPE_BYTES, Numbers, floats, scalar_truth
 
 ANY = -1
 
@@ -87,6 +87,11 @@ class RankView:
         if not products.scales or not self.job.stack.experts.sends_cast:
             return self.routed_bytes
         return self.routed_bytes * products.operand_bytes / self.compute_bytes
+
+    @property
+    def scores_bytes(self) -> Numbers:
+        """Bytes of the fp32 scores of these copies."""
+        return self.routed_bytes / self.compute_bytes / self.job.graph.expert_hidden * DTYPE_BYTES["fp32"]
 
     @property
     def gathered_bytes(self) -> Numbers:

@@ -50,11 +50,18 @@ def sent(phase: Phase, group: str) -> list[tuple[str, float]]:
 
 
 def test_every_copy_of_every_token_travels_there_and_back() -> None:
-    """Two all-to-alls a pass, each of tokens x top-k x hidden x 2 bytes."""
+    """Two all-to-alls a pass, each of tokens x top-k x hidden x 2 bytes; fp32 scores go out, their gradients back."""
     found = steps(ep=8)
-    size = 2.0 * SEQ * TOPK * HIDDEN
-    for phase in (found.forward, found.backward):
-        assert sent(phase, "ep") == [("all_to_all", size)] * 2
+    copies, scores = (("all_to_all", size * SEQ * TOPK) for size in (2.0 * HIDDEN, 4.0))
+    assert sent(found.forward, "ep") == [copies, scores, copies]
+    assert sent(found.backward, "ep") == [copies, copies, scores]
+
+
+@pytest.mark.parametrize("plan", [{"token_dispatch": "per_rank"}, {"token_dispatch": "per_node"}])
+def test_libraries_send_scores_with_copies(plan: dict[str, object]) -> None:
+    """One kernel moves both."""
+    found = steps(ep=8, **plan)
+    assert [len(sent(phase, "ep")) for phase in (found.forward, found.backward)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,8 @@ def test_dispatch_across_nodes_is_faster(ep: int, faster: float) -> None:
 
 def test_tensor_parallel_ranks_route_their_own_rows() -> None:
     """With sequence parallelism each of two ranks sends half of the tokens."""
-    assert sent(steps(ep=8, tp=2).forward, "ep") == [("all_to_all", SEQ * TOPK * HIDDEN)] * 2
+    copies, scores = (("all_to_all", size * SEQ * TOPK / 2) for size in (2.0 * HIDDEN, 4.0))
+    assert sent(steps(ep=8, tp=2).forward, "ep") == [copies, scores, copies]
 
 
 def test_slices_of_an_expert_gather_what_arrived() -> None:
@@ -205,9 +213,9 @@ def result(**plan: object) -> Result:
 
 
 def test_exchanges_are_reported() -> None:
-    """Bytes are layers x microbatches x 4 all-to-alls; parts sum to the step; overlap hides most of it."""
+    """Bytes are layers x microbatches x (4 all-to-alls of copies, 2 of scores); overlap hides most of the time."""
     plain, beside = result(ep=32), result(ep=32, ep_overlap=True)
-    assert plain.communication["ep"].bytes_per_rank == 48 * 8 * 4 * 2.0 * SEQ * 8 * 2048
+    assert plain.communication["ep"].bytes_per_rank == 48 * 8 * SEQ * 8 * (4 * 2.0 * 2048 + 2 * 4.0)
     assert plain.time_breakdown_s.total_s == pytest.approx(plain.step_time_s)
     assert beside.communication["ep"].bytes_per_rank == plain.communication["ep"].bytes_per_rank
     assert beside.time_breakdown_s.exposed_ep < 0.7 * plain.time_breakdown_s.exposed_ep
@@ -235,7 +243,7 @@ def test_an_exchange_holds_multiprocessors_of_the_kernels_beside_it() -> None:
         alone_s = sum(step.duration_s for step in phase.steps if step.collective is None)
         times = zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)
         kernels_ns = sum(int(finish - start) for step, start, finish in times if step.collective is None)
-        assert kernels_ns == pytest.approx(alone_s * 1e9 + 2 * exchange_ns * share, rel=1e-4)
+        assert kernels_ns == pytest.approx(alone_s * 1e9 + 3 * exchange_ns * share, rel=1e-4)
 
 
 @pytest.mark.parametrize(("overlap", "factor"), [(True, 2.0), (False, 1.0)])
@@ -316,9 +324,10 @@ def test_tokens_are_sent_in_the_bits_of_products() -> None:
         view = RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(made))
         found[name], block[name] = block_steps(view), {time.name: time for time in view.times}
     size, narrow = 2.0 * SEQ * TOPK * HIDDEN, 132 / 128
-    assert sent(found["wide"].forward, "ep") == [("all_to_all", size)] * 2
-    for phase in (found["cast"].forward, found["cast"].backward):
-        assert [use for _, use in sent(phase, "ep")] == pytest.approx([size * narrow / 2, size])
+    scores = 4.0 * SEQ * TOPK
+    assert [use for _, use in sent(found["wide"].forward, "ep")] == [size, scores, size]
+    assert [use for _, use in sent(found["cast"].forward, "ep")] == pytest.approx([size * narrow / 2, scores, size])
+    assert [use for _, use in sent(found["cast"].backward, "ep")] == pytest.approx([size * narrow / 2, size, scores])
     assert block["cast"]["expert_up"].forward_s < block["wide"]["expert_up"].forward_s
     assert block["cast"]["expert_down"].backward_input_s < block["wide"]["expert_down"].backward_input_s
     assert block["cast"]["expert_down"].forward_s == block["wide"]["expert_down"].forward_s
