@@ -76,7 +76,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
-    plan |= _liger(row)
+    plan |= _liger(row) | maxtext_words(row)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
@@ -243,6 +243,16 @@ def _offloaded(words: str) -> dict[str, object]:
         return {}
     both = re.search("parameters", words) is not None
     return {"offload_optimizer": "cpu", **({"offload_parameters": "cpu"} if both else {})}
+
+
+def maxtext_words(row: Row) -> dict[str, object]:
+    """What MaxText's remat policies offload, and its weight_dtype, which gradients and Adam's moments follow."""
+    notes = text(row, "notes").lower()
+    if stack_of(row)[0] != "maxtext":
+        return {}
+    away = {"offload_activations": 1.0} if re.search(r"layer inputs\b.*kept on the host", notes) else {}
+    narrow = ("parameter_dtype", "moment_dtype", "grad_dtype") if "bf16 weights" in notes else ()
+    return {**away, **dict.fromkeys(narrow, "bf16"), **({"master_weights": False} if narrow else {})}
 
 
 def _liger(row: Row) -> dict[str, object]:

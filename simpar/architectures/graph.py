@@ -178,6 +178,21 @@ class Block:
         weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
         return sum(evaluate(weight.size, own) for weight in weights)
 
+    def largest_share(self, dims: Dims) -> Numbers:
+        """Share of the block's parameters in its largest weight; those of a packed product count one by one."""
+        own = self.view(dims)
+        total: Numbers = 0.0
+        largest: Numbers = 0.0
+        for op in (op for op in self.operators if op.weights):
+            alone: Numbers = 0.0
+            for times, names in op.columns:
+                alone = np.maximum(alone, evaluate(((1, names),), own) if names else times)
+            for weight in op.weights:
+                size = evaluate(weight.size, own)
+                one = size * alone / evaluate(op.columns, own) if weight.kind in ("matrix", "expert") else size
+                total, largest = total + size, np.maximum(largest, one)
+        return largest / np.maximum(total, 1)
+
     def frozen_bytes(self, dims: Dims, width: float) -> tuple[Numbers, Numbers]:
         """Bytes of frozen parameters, ``width`` per element unless stored otherwise: (outside experts, of experts)."""
         own = self.view(dims)

@@ -219,12 +219,14 @@ class Buckets(Strict):
     """Sizes of gradient buckets in bytes of the reduced dtype, and when they are reduced if not beside the backward.
 
     ``in_turn``: ZeRO-2 and 3 then reduce each bucket when it is full, with no kernels beside it, instead of all of them
-    behind the last backward.
+    behind the last backward. ``by_weight``: what is gathered before its use, and reduced behind it, is whole weight by
+    weight, as XLA schedules it, and not block by block.
     """
 
     bucket: Bytes = 25e6
     first: Bytes = 0.0
     in_turn: bool = False
+    by_weight: bool = False
 
 
 class AllocatorHabits(Strict):

@@ -217,11 +217,13 @@ def least_moving_bytes(
         dense = counted(block.trained_parameters(dims.tensor)) - experts
         width = parameter_widths(layout, stack).compute
         frozen, frozen_experts = (counted(size) / width for size in block.frozen_bytes(dims.tensor, width))
+        at_once = counted(block.largest_share(dims.tensor)) if stack.buckets.by_weight else 1.0
         # bytes of a layer's parameters that arrive for a pass, and of the whole gradients that it makes
         came = scheme.gathered * (dense + frozen) + scheme.gathered_experts * (experts + frozen_experts)
-        came = came * (not block.has_no_backward)
-        made = scheme.gradient * dense + scheme.gradient_experts * experts + scheme.sent * (dense + experts)
-        after = scheme.ahead * (dense + frozen) * flight.neighbours * alike * (not block.has_no_backward)
+        came = came * (not block.has_no_backward) * at_once
+        made = (scheme.gradient * dense + scheme.gradient_experts * experts) * at_once
+        made = made + scheme.sent * (dense + experts)
+        after = scheme.ahead * (dense + frozen) * at_once * flight.neighbours * alike * (not block.has_no_backward)
         # where backwards are split, I needs the parameters and W makes the gradients: never both at once
         beside = np.where(flight.splits, np.maximum(came + after, made), came + after + made)
         again = sizes.recomputed_bytes + sizes.backward_workspace_bytes + beside

@@ -17,7 +17,8 @@ class BlockBytes:
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the backward of
     this block, workspaces during the pass. ``parameters`` are numbers before sharding, by the kind of ranks that hold
     copies of them ("dp", and "edp" for experts); ``frozen`` are those that are not trained, in units of the compute
-    dtype's bytes. A block that ``has_no_backward`` runs nothing backward.
+    dtype's bytes. A block that ``has_no_backward`` runs nothing backward. ``at_once`` is the share of its parameters
+    that is whole at a time, gathered before use or as gradients before their reduction.
     """
 
     layer: int
@@ -29,6 +30,7 @@ class BlockBytes:
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     frozen: Mapping[str, float] = field(default_factory=dict, hash=False)
     has_no_backward: bool = False
+    at_once: float = 1.0
 
 
 @dataclass(frozen=True)

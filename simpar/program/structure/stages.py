@@ -190,6 +190,10 @@ class ActionBuilder(ABC):
         """Bytes of a block's frozen parameters over those of the compute dtype, by the kind of ranks with copies."""
         return {}
 
+    def _at_once(self, _block: Block) -> float:
+        """Share of a block's parameters that is whole at a time."""
+        return 1.0
+
     @property
     @abstractmethod
     def tied(self) -> tuple[str, float]:
@@ -262,7 +266,7 @@ class ActionBuilder(ABC):
         if piece.kind not in self._units:
             block = piece.block
             saved, again, ahead, back = map(float, astuple(self._activations(piece)))
-            held = self._moved(block), self._frozen(block), block.has_no_backward
+            held = self._moved(block), self._frozen(block), block.has_no_backward, self._at_once(block)
             self._units[piece.kind] = BlockBytes(piece.layer, block.name, saved, again, ahead, back, *held)
         # the embedding keeps its negative layer
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
@@ -402,6 +406,9 @@ class StageBuilder(ActionBuilder):
         width = self.sync.compute_bytes
         dense, experts = block.frozen_bytes(self.view.tensor, width)
         return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
+
+    def _at_once(self, block: Block) -> float:
+        return float(block.largest_share(self.view.tensor)) if self.job.stack.buckets.by_weight else 1.0
 
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         dims = self.view.tensor

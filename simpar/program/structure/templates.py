@@ -179,7 +179,9 @@ def backward_template(
         unit_reduced = -1
         for copies, closes in zip(reducing, closing, strict=True):
             if index in closes:
-                last = _reduce(nodes, closes[index], copies, after=computes[-1], in_turn=sync.in_turn)
+                last = _reduce(
+                    nodes, closes[index], copies, after=computes[-1], in_turn=sync.in_turn, share=unit.at_once
+                )
                 unit_reduced = last if copies.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]  # whether a bucket was reduced behind this unit
         if unit_reduced >= 0:
@@ -192,14 +194,14 @@ def backward_template(
     return Template(tuple(nodes), computes[-1])
 
 
-def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int, in_turn: bool) -> int:
+def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int, in_turn: bool, share: float) -> int:
     """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last.
 
-    ``in_turn`` no kernels run beside them.
+    ``in_turn`` no kernels run beside them. Whole gradients that wait for it are a ``share`` of the bucket at a time.
     """
-    gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes)
-    for number, (group, op, share) in enumerate(copies.reduce_ops):
-        use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
+    gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes * share)
+    for number, (group, op, part) in enumerate(copies.reduce_ops):
+        use = CollectiveUse(group, op, bucket.size_bytes * part / bucket.count, bucket.count)
         streams = (*((COMPUTE,) if in_turn else ()), f"{REDUCE}.{group}" if number else REDUCE)
         node = TemplateNode("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
         after, gone = nodes.add(node), ()
@@ -267,7 +269,7 @@ def _arrivals(
         count = each.arriving(unit)
         if not each.arrives or not count:
             continue
-        held = _transient(count * each.buffer_bytes, 0.0)
+        held = _transient(count * each.buffer_bytes * unit.at_once, 0.0)
         waits, begin = after if each.reshard else (), len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
@@ -331,7 +333,7 @@ class _Outbox:
 
 def _made(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of whole gradients that a unit's pass makes, and leaves in a buffer or adds to earlier ones."""
-    each = [(copies.parameters(unit), copies.whole) for copies in sync.copies]
+    each = [(copies.parameters(unit) * unit.at_once, copies.whole) for copies in sync.copies]
     made = sum(count * whole.made_bytes for count, whole in each)
     return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
@@ -339,7 +341,7 @@ def _made(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
 def _freed(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of parameters that arrived for a pass and are freed after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
-    return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes for each in freed))
+    return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes * unit.at_once for each in freed))
 
 
 def compute_node(

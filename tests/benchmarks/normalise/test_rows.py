@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.normalise.row_plan import maxtext_words
 from benchmarks.normalise.rows import normalised
 from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
@@ -195,3 +196,14 @@ def test_published_peaks_closer_than_their_authors_simulator() -> None:
     found = figures(outcomes_of([row for row in rows if row["source"].startswith("SimuMax B200")], jobs=1))
     assert found["memory_rows"] == 37
     assert found["ours_on_peer_memory_ape_mean"] < found["peer_memory_ape_mean"]
+
+
+def test_remat_names_of_maxtext_wait_on_the_host():
+    """What its notes say of layer inputs and of weights; other stacks' notes mean what they say themselves."""
+    row = {"source": "recipes", "stack": "maxtext", "notes": "layer inputs, q, k, v kept on the host; bf16 weights"}
+    assert maxtext_words(row) == {
+        "offload_activations": 1.0, "parameter_dtype": "bf16", "moment_dtype": "bf16", "grad_dtype": "bf16",
+        "master_weights": False,
+    }  # fmt: skip
+    assert maxtext_words({**row, "notes": "1 slice(s)"}) == {}
+    assert maxtext_words({**row, "stack": "fsdp"}) == {}

@@ -108,7 +108,7 @@ def test_rows_need_together_what_they_need_alone(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed"])
+@pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed", "internevo"])
 def test_static_memory_of_rows_is_that_of_plans(stack):
     """To the byte, whatever the layers of a rank and the padding of its shards."""
     problem = Problem(

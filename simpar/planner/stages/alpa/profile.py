@@ -243,7 +243,7 @@ def _priced(part: RolesBuilder, piece: StageBlock, pricing: SegmentPrices) -> Fl
     result /= NS_PER_S
     result[Metric.SAVED] = unit.saved_bytes
     rows_bytes = gathered_stream_bytes(part.view.block(piece.block)) * part.job.stack.memory.gather_buffers
-    gathered_bytes = LOOK_AHEAD * sum(each.arriving(unit) * each.buffer_bytes for each in every.copies)
+    gathered_bytes = LOOK_AHEAD * sum(each.arriving(unit) * each.buffer_bytes * unit.at_once for each in every.copies)
     backward_bytes = unit.recomputed_bytes + unit.backward_workspace_bytes
     result[WORKSPACE] = rows_bytes + gathered_bytes + max(unit.forward_workspace_bytes, backward_bytes)
     return result
