@@ -164,7 +164,7 @@ def _recompute(row: Row) -> str:
     words = text(row, "recompute").lower()
     if not words and text(row, "stack") == "torchtitan":
         return "selective"  # its default
-    if not words and stack_of(row)[0] == "maxtext":
+    if not words and stack_of(row)[0] in ("maxtext", "paxml"):
         return "full"  # its remat_policy
     if not words and stack_of(row)[0] == "automodel" and read_count(row, "n_gpus") > 1:
         return "full"  # activation_checkpointing of its recipes but those for one device

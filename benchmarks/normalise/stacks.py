@@ -25,8 +25,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         eager = {"fusion.attention": "unfused"} if unfused(row) else {}
         return _nearest(row, words), {"name": words or UNNAMED, **eager}
     name = words
-    if name == "megatron" and re.search("maxtext|paxml", notes):
-        name = "maxtext"
+    if name == "megatron" and (jax := re.search("maxtext|paxml", notes)):
+        name = jax[0]
     elif name == "megatron" and is_nemo(row):
         name = _nemo(row)
     elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
