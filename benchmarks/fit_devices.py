@@ -76,7 +76,7 @@ def measured_runs() -> list[Measured]:
 
 
 def _measured(row: Row) -> Measured | None:
-    if not re.search(r"v100|mi250|v6e", text(row, "gpu_type").lower()) or suspect(row):
+    if not re.search(r"v100|mi250|v5e|v6e", text(row, "gpu_type").lower()) or suspect(row):
         return None
     if re.search("slow:|tier C", text(row, "notes")):  # by its authors
         return None

@@ -96,7 +96,7 @@ COMPILED = ("maxtext", "paxml")
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
 EAGER = ("huggingface", "deepspeed", "torchtune")
 """Stacks whose copies and casts are listed kernel by kernel, for nothing of a layer is fused."""
-FEW_RUNS = ("v100-sxm2-32gb", "v100-sxm3-32gb", "mi250x", "tpu-v6e")
+FEW_RUNS = ("v100-sxm2-32gb", "v100-sxm3-32gb", "mi250x", "tpu-v5e", "tpu-v6e")
 """Devices whose clock fit_devices.py fits: a few runs, mostly of one source."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
 PRODUCTS_HZ: dict[str, tuple[float, float]] = {"mi300x": (1.207e9, 1.23e9), "mi325x": (1.447e9, 1.464e9)}

@@ -220,13 +220,15 @@ class Buckets(Strict):
 
     ``in_turn``: ZeRO-2 and 3 then reduce each bucket when it is full, with no kernels beside it, instead of all of them
     behind the last backward. ``by_weight``: what is gathered before its use, and reduced behind it, is whole weight by
-    weight, as XLA schedules it, and not block by block.
+    weight, as XLA schedules it, and not block by block. ``replicas_late``: replicas of shards (slices of TPUs) sum
+    theirs at once behind the last backward.
     """
 
     bucket: Bytes = 25e6
     first: Bytes = 0.0
     in_turn: bool = False
     by_weight: bool = False
+    replicas_late: bool = False
 
 
 class AllocatorHabits(Strict):

@@ -66,7 +66,10 @@ def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
 
 @pytest.mark.parametrize(
     "hardware",
-    ["gb200-nvl72", {"name": "ours", "groups": [{"hardware": "gb200-nvl72"}, {"hardware": "gb300-nvl72"}], "between": {}}],
+    [
+        "gb200-nvl72",
+        {"name": "ours", "groups": [{"hardware": "gb200-nvl72"}, {"hardware": "gb300-nvl72"}], "between": {}},
+    ],
 )
 def test_nodes_are_those_of_the_plans_cluster(hardware, tmp_path):
     """Four devices each, in Python and from the command line; eight are those of no cluster."""

@@ -216,6 +216,11 @@ class Synchronisation:
         return bool(reduces_late(self.job.layout, self.job.stack))
 
     @property
+    def replicas_late(self) -> bool:
+        """Whether only sums over replicas of shards wait until the last backward has ended."""
+        return self.job.stack.buckets.replicas_late and not self.reduces_late
+
+    @property
     def by_runs(self) -> bool:
         """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
         layout, habits = self.job.layout, self.job.stack.overlap
@@ -291,7 +296,7 @@ class Synchronisation:
             sent_bytes=host.sent_bytes(replicas.shards, kind, boundary=boundary),
             gradient_bytes=self.gradient_bytes,
             whole=Whole(made, kept, adds=by_runs and not opens) if holds_whole else Whole(),
-            reduce_ops=self.reduce_ops(replicas) if reduces else (),
+            reduce_ops=self.reduce_ops(replicas)[: 1 if self.replicas_late else None] if reduces else (),
             reshard=host.fetches or replicas.gathered or (self.zero == 3 and reshards),
             per_unit=own_units,
         )
@@ -335,13 +340,13 @@ class Synchronisation:
         return (*self.host.behind(before, float(self.share(held)), update), *after)
 
     def late_reductions(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
-        """Reductions behind the last backward, one after the other; none where they overlap it.
+        """Reductions behind the last backward, one after the other; none where all of them overlap it.
 
         ``held`` are a rank's parameters by kind, numbers or arrays of many ranks. There is a call per bucket, or per
         unit.
         """
         layout = self.job.layout
-        if not self.reduces_late or self.single_process:
+        if not (self.reduces_late or self.replicas_late) or self.single_process:
             return []
         result, bucket = [], self._bucket_bytes
         units = float(len(self.job.graph.layers) // layout.mesh.pp)
@@ -349,7 +354,7 @@ class Synchronisation:
             size = held[each.kind] * self.gradient_bytes
             buckets = np.rint(np.asarray(size) / bucket) if bucket else 1.0
             count = np.maximum(np.ones_like(size), units if self.per_unit else buckets)
-            for group, op, part in self.reduce_ops(each):
+            for group, op, part in self.reduce_ops(each)[1 if self.replicas_late else 0 :]:
                 result.append(CollectiveUse(group, op, size * part / count, count))
         return result
 
