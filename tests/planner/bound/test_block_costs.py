@@ -45,6 +45,8 @@ CASES = {
     "exchange": (SMALL, "megatron", {**EXCHANGE, "recompute": "selective"}),
     "capacity": (SMALL, "megatron", {"ep": (1, 2, 4), "capacity_factor": (None, 1.5), "recompute": "none"}),
     "latent attention": ("deepseek-v2-lite", "megatron", {"ep": (1, 2, 8), "precision": ("bf16", "fp8"), "cp": 1}),
+    "hooks": ("small-llama", "deepspeed", {"zero": (0, 2, 3), "recompute": ("none", "full"), "cp": 1}),
+    "loop": (SMALL, "deepspeed", {"ep": (1, 2, 4), "zero": (2, 3), "recompute": ("none", "full")}),
     "hybrid": ("nemotron-h-4b", "megatron", {"recompute": ("none", "full"), "cp": 1}),
     "two towers": ("t5-3b", "megatron", {"cp": 1, "recompute": ("none", "full")}),
     "rings": ("small-llama", "nemo", {**RINGS, "recompute": "none"}),
