@@ -369,6 +369,25 @@ def _whole_matrices(layout: Layout, _: Workload) -> Refusals:
     )
 
 
+def _update(layout: Layout, target: Workload) -> Refusals:
+    """An update beside the backward needs gradients that are whole then, on a rank that has their states."""
+    if not layout.update_in_backward:
+        return
+    what = "plan.update_in_backward = true"
+    yield (
+        layout.num_microbatches(target.training.global_batch) > 1,
+        fixed_reason(f"{what}: gradients are added up over microbatches; allowed: one microbatch a rank and step"),
+    )
+    yield (
+        layout.kind != "fsdp" and bool(layout.zero),
+        fixed_reason(f"{what}: flat shards are updated together; allowed: kind fsdp, or zero 0"),
+    )
+    yield (
+        layout.host_share > 0 or bool(layout.servers) or bool(layout.hsdp > 1),
+        fixed_reason(f"{what}: states are elsewhere; allowed: without offload_optimizer, servers and hsdp"),
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "tensor": _tensor,
     "context": _context,
@@ -382,6 +401,7 @@ RULES: Mapping[str, Rule] = {
     "offload": offload_refusals,
     "early": _early,
     "optimizer": _whole_matrices,
+    "update": _update,
 }
 """By name, in the order in which they are tried."""
 STAGED_RULES = ("batch", "stages", "schedule")

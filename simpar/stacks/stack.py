@@ -182,12 +182,14 @@ class UpdateHabits(Strict):
     array ("single"), with temporaries (:mod:`simpar.cost.memory.update`). ``flat``: the states of a rank are one array;
     gradients are copied into another in fp32 for the update. Under ZeRO-3 both are done for ``group`` elements at a
     time. ``keeps_gradients``: where states are on the host, gradients stay on the device until the update sends them.
+    ``in_backward``: every block is updated as soon as its gradients are there, so that those of others are not kept.
     """
 
     kernels: UpdateKernels = "fused"
     flat: bool = False
     group: float = Field(1.0 * GIGA, gt=0, allow_inf_nan=False)
     keeps_gradients: bool = False
+    in_backward: bool = False
 
 
 class StackNumerics(Strict):

@@ -83,6 +83,7 @@ CASES = {
         "parameter_dtype": [{"parameter_dtype": "fp32"}],
         "fused_kernels": [{"fused_kernels": "none"}, {"fused_kernels": "compiled"}],
         "optimizer_kernels": [{"optimizer_kernels": "foreach"}],
+        "update_in_backward": [{"update_in_backward": True}],
     },
     "offload": {
         "offload_optimizer": [{"offload_optimizer": "cpu"}],

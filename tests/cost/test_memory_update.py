@@ -4,6 +4,9 @@ import pytest
 
 import simpar
 from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import make_cluster
 from simpar.units import GIB
 
 LLAMA = load_model("llama-7b")
@@ -77,3 +80,31 @@ def test_update_apart_takes_more_passes():
     }
     fused, foreach = (times[kernels].time_breakdown_s.optimizer for kernels in ("fused", "foreach"))
     assert foreach / fused == pytest.approx((38 + 13 * 4) / 38, rel=0.01)
+
+
+def test_update_in_the_backward_keeps_gradients_of_a_block():
+    """Pure bf16 torchtune: 2 bytes of the largest block, which is a layer, instead of 2 of all parameters."""
+    training = {"seq_len": 128, "global_batch": 1}
+    plan = {"micro_batch": 1, "recompute": "full", "stack": "torchtune"}
+    h100 = make_cluster(load_cluster("dgx-h100").profile.model_copy(update={"devices_per_node": 1}), 1)
+    later, beside = (
+        simpar.simulate("llama-7b", h100, plan | {"update_in_backward": value}, training).memory.stages[0]
+        for value in (None, True)
+    )
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert later.gradients_bytes - beside.gradients_bytes == pytest.approx(2 * (PARAMETERS - layer), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"micro_batch": 1, "stack": "fsdp", "zero": 3}, "one microbatch a rank and step"),
+        ({"micro_batch": 2, "stack": "megatron", "zero": 1}, "kind fsdp, or zero 0"),
+        ({"micro_batch": 2, "stack": "fsdp", "zero": 3, "offload_optimizer": "cpu"}, "without offload_optimizer"),
+    ],
+)
+def test_update_in_the_backward_needs_whole_gradients(plan, words):
+    """Sums over microbatches, flat shards and states on the host do not go with it."""
+    training = {"seq_len": 128, "global_batch": 16}
+    with pytest.raises(UserError, match=words):
+        simpar.simulate("llama-7b", "dgx-h100", plan | {"update_in_backward": True}, training)

@@ -94,13 +94,14 @@ class ParameterGroup:
     """Parameters with one sharding group.
 
     ``elements`` is how many of them a rank works with, ``shard`` how many are its share; ``moments_bytes`` are the
-    moments of all ``elements``; the ``largest`` array has so many elements in that share.
+    moments of all ``elements``; the ``largest`` array has so many elements in that share, and the largest ``block``.
     """
 
     elements: Numbers
     shard: Numbers
     moments_bytes: Numbers
     largest: Numbers = 0.0
+    block: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,9 @@ def parameter_terms(
     bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
     rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
     kept = kept_gradients(layout) * np.where(whole_gradients, num_parameters, shard)
+    if stack.numerics.update.in_backward:
+        block: Numbers = sum(part.block for part in parts)
+        kept = block + 0.0 * kept
     weights = weight_terms(
         layout,
         stack,
@@ -222,14 +226,18 @@ def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Number
     shard: list[Numbers] = [0, 0]
     moments: list[Numbers] = [0, 0]
     largest: list[Numbers] = [0, 0]
+    fullest: list[Numbers] = [0, 0]
     for block, count in held.blocks:
         for expert, states in enumerate(state_bytes(block, dims, layout)):
             moments[expert] = moments[expert] + count * states
+        own: list[Numbers] = [0, 0]
         for rows, size, expert in _weights(block, dims, layout.expert_shards):
             elements[expert] = elements[expert] + count * size
             each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1)) if fsdp else size
             shard[expert] = shard[expert] + count * each
+            own[expert] = own[expert] + (np.asarray(count) > 0) * each
             largest[expert] = np.maximum(largest[expert], (np.asarray(count) > 0) * each)
+        fullest = [np.maximum(most, size) for most, size in zip(fullest, own, strict=True)]
     elements[0] = elements[0] - tied
     moments[0] = moments[0] - tied * moment_bytes(layout, other=True)
     if fsdp:
@@ -237,14 +245,16 @@ def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Number
         shard[0] = shard[0] - table
     else:
         shard = [flat_shard(*each) for each in zip(elements, shards, strict=True)]
-    return [ParameterGroup(*each) for each in zip(elements, shard, moments, largest, strict=True)]
+    return [ParameterGroup(*each) for each in zip(elements, shard, moments, largest, fullest, strict=True)]
 
 
 def _with_table(part: ParameterGroup, elements: Numbers, layout: Layout) -> ParameterGroup:
     """A part with more elements of the token table: those that a rank holds beside its own slice of the vocabulary."""
     moments = elements * moment_bytes(layout, other=True)
     shard = -(-elements // np.asarray(layout.shards))
-    return ParameterGroup(part.elements + elements, part.shard + shard, part.moments_bytes + moments, part.largest)
+    return ParameterGroup(
+        part.elements + elements, part.shard + shard, part.moments_bytes + moments, part.largest, part.block
+    )
 
 
 def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:

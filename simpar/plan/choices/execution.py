@@ -73,6 +73,8 @@ class Execution(Section):
     the memory-bound operators that run as one kernel each, such as "norm+activation", "compiled" for those that
     torch.compile fuses in a layer, "none" for eager code. ``optimizer_kernels`` run the
     update in one pass ("fused"), operation by operation over all arrays ("foreach"), or array by array ("single").
+    ``update_in_backward`` updates each block as soon as its gradients are there, and keeps those of no other [LOMO, Lv
+    et al. 2023, arXiv 2306.09782; torchtune's optimizer_in_bwd]: with one microbatch, and without clipping.
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -83,6 +85,7 @@ class Execution(Section):
     parameter_dtype: Literal["fp32", "bf16"] | None = None
     fused_kernels: str | None = Field(None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]})
     optimizer_kernels: UpdateKernels | None = None
+    update_in_backward: bool | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -126,6 +129,7 @@ class DecidedExecution:
     parameter_dtype: Literal["fp32", "bf16"] | None = None
     fused_kernels: str | None = None
     optimizer_kernels: UpdateKernels | None = None
+    update_in_backward: bool | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -193,7 +197,15 @@ def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
 
 
 def _with_update_kernels(stack: Stack, kernels: UpdateKernels) -> Stack:
-    update = stack.numerics.update.model_copy(update={"kernels": kernels})
+    return _with_update(stack, kernels=kernels)
+
+
+def _with_update_in_backward(stack: Stack, is_there: bool) -> Stack:
+    return _with_update(stack, in_backward=is_there)
+
+
+def _with_update(stack: Stack, **habits: Any) -> Stack:
+    update = stack.numerics.update.model_copy(update=habits)
     return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"update": update})})
 
 
@@ -252,4 +264,5 @@ CHOICES = in_section(
         in_stack=_with_update_kernels,
         axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label="{} optimizer", after="fused_kernels"),
     ),
+    Choice("update_in_backward", in_stack=_with_update_in_backward),
 )

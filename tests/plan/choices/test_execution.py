@@ -41,7 +41,7 @@ def test_every_choice_round_trips_through_its_result():
     chosen = {
         "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
         "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
-        "optimizer_kernels": "single",
+        "optimizer_kernels": "single", "update_in_backward": False,
     }  # fmt: skip
     assert set(chosen) == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
     result = simulated(zero=3, **chosen)
