@@ -195,7 +195,7 @@ class _Sizes:
         """(saved, peak) bytes of the logits of every loss."""
         sizes = ((op.rows, op.columns) for op in self._all("loss"))
         dims = self.dims.tensor
-        if self.stack.memory.whole_vocabulary:
+        if self.stack.memory.whole_vocabulary or self.stack.memory.whole_logits:
             dims = {**dims, "vocab": dims["whole_vocab"]}
         logits = (evaluate(rows, dims) * evaluate(columns, dims) for rows, columns in sizes)
         return [self.stack.memory.loss_bytes(number) for number in logits]

@@ -271,13 +271,15 @@ class LossHabits(Strict):
 
     ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With more than one of
     ``loss_chunks`` the tokens take output projection, loss and its backward in turn, piece by piece: the logits of one
-    exist at a time, and none are saved. With ``whole_vocabulary``
-    every tensor-parallel rank holds the whole token table and gathers all logits.
+    exist at a time, and none are saved. With ``whole_logits``
+    every tensor-parallel rank gathers all logits for its loss, with ``whole_vocabulary`` it has the whole token table,
+    too.
     """
 
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
     logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
     loss_chunks: int = Field(1, ge=1)
+    whole_logits: bool = False
     whole_vocabulary: bool = False
 
     def loss_bytes(self, num_logits: Numbers) -> tuple[Numbers, Numbers]:
