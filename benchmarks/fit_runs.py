@@ -66,6 +66,7 @@ def main() -> None:
         raise SystemExit(f"at the end of what is possible: {ends}")
     if arguments.write and only:
         write(pool, only)
+        write_sure(pool, found, only)
     elif arguments.write:
         write(pool)
         write_alike(pool, found)
@@ -188,11 +189,13 @@ def write_spreads(found: Fitted) -> None:
     SPREADS.write_text(json.dumps(rounded, indent=1) + "\n")
 
 
-def write_sure(pool: Pool, found: Fitted) -> None:
-    """Intervals of the values, in the units of parameters: seconds, shares and factors."""
+def write_sure(pool: Pool, found: Fitted, only: Sequence[str] = ()) -> None:
+    """Intervals of the values, in the units of parameters: seconds, shares and factors; of some parts if given."""
     of_kind: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     widths = np.exp(NINE_IN_TEN * found.deviations)
     for (kind, part, key), value, width in zip(pool.names, pool.values.tolist(), widths.tolist(), strict=True):
+        if only and part not in only:
+            continue
         name = f"kernels.{key}" if kind == "device" else key
         of_kind.setdefault(f"{kind}s", {}).setdefault(part, {})[name] = (value / width, value * width)
     for kind, intervals in of_kind.items():
