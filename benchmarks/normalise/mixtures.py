@@ -7,6 +7,7 @@ from math import gcd
 
 from simpar.architectures.graph import ModelGraph
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
+from simpar.validation.overlaps import expert_overlap
 
 from .labels import is_primus
 from .released import config, entry, recipe_words
@@ -111,7 +112,7 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
     capped = re.search(r"capacity factor (\d+(?:\.\d+)?)", words)
     if capped or "tokendrop" in words:
         plan["capacity_factor"] = float(capped.group(1)) if capped else 1.0
-    if re.search(r"moe all-to-all overlap|ep overlap", words):
+    if expert_overlap(words):
         plan["ep_overlap"] = True
     if re.search(r"hybridep|deepep", words) or is_sync_free(words) or _primus_deepep(row):
         plan["token_dispatch"] = "per_node"

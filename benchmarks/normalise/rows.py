@@ -17,12 +17,12 @@ from simpar.units import GIB, MS
 from simpar.validation.cells import Row, Unmodelled, measurement, number, read_count, text
 from simpar.validation.devices import load_named_profile
 from simpar.validation.models import graph_of
+from simpar.validation.networks import network_of
 
 from .clusters import devices_of_node, profile_of
 from .dense import decoder_columns, is_mixture, sequence, unfused
 from .labels import disturbed, throttled
 from .mixtures import mixture_columns, recipe_layers
-from .networks import network_of
 from .recipes import completed
 from .released import config, entry, named, unsized
 from .row_plan import global_batch, open_settings, plan_of

@@ -9,6 +9,7 @@ from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, read_count, text
+from simpar.validation.stacks import nearest_stack
 
 from .dense import is_mixture, unfused
 from .labels import paper_release
@@ -123,20 +124,6 @@ Adapters of Llama 2 70B on 8 H200 gain 1.15 with it and 1.11 without over the sa
 Transformers with cuDNN 9, table 1], and attention is a fifth of that step.
 """
 UNNAMED = "an unnamed stack"
-_NEAREST = (
-    (r"internevo|internlm", "internevo"),
-    (r"paxml|\bpax\b", "paxml"),
-    (r"torchtune", "torchtune"),
-    (r"transformers|hugging ?face|\bhf\b|trl|factory|axolotl|swift|peft|accelerate|unsloth", "huggingface"),
-    (r"nemo|bridge", "nemo"),
-    (r"deepspeed", "deepspeed"),
-    (r"mega|primus|neuron|colossal|mindspeed|zero.?bubble", "megatron"),
-    (r"jax|xla|flax|t5x|levanter|axlearn|maxtext", "maxtext"),
-    (r"titan", "torchtitan"),
-    (r"foundry|composer|mosaic", "llm-foundry"),
-    (r"fsdp|torch|lightning|olmo", "fsdp"),
-)
-"""Words of stacks without a profile, and the profile of their kind."""
 
 
 def _nearest(row: Row, words: str) -> str:
@@ -145,8 +132,7 @@ def _nearest(row: Row, words: str) -> str:
     For a stack without a name, it is the release of the time when its paper appeared.
     """
     splits = read_count(row, "tp", 1) * read_count(row, "pp", 1) > 1
-    named = (profile for pattern, profile in _NEAREST if re.search(pattern, words))
-    kind = next(named, "megatron" if splits else "fsdp")
+    kind = nearest_stack(words) or ("megatron" if splits else "fsdp")
     release = None if words else paper_release(row)
     return load_stack(f"{kind}@{release}" if release else kind).name
 

@@ -32,6 +32,9 @@ from simpar.validation.profile_overrides import ProfileOverrides
 UNEXPLAINED = 0.05
 """Remaining errors above this are reported: no learnt parameter explains them."""
 
+IMPROBABLE = 3.0
+"""Spreads beyond which a parameter that was found is reported: one of 400 parts of a kind is as far out."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -58,8 +61,18 @@ class Answer:
             "memory": self._memory(),
             "changes": self.changes(),
             "runs_detail": [self._detail(at, run) for at, run in enumerate(self.runs.layouts)],
-            "remarks": list(self.runs.remarks),
+            "remarks": [*self.runs.remarks, *self.improbable()],
         }
+
+    def improbable(self) -> list[str]:
+        """A line for every parameter that lies farther from its profile than such parts differ."""
+        return [
+            f"{change['profile']} {change['parameter']} = {change['is']:.4g} is {abs(change['spreads']):.1f} spreads "
+            f"from {change['was']:.4g}: hardly any {change['kind']} differs as much, so these runs are slow or fast "
+            "for a reason that no parameter has; do not rely on this file for other layouts"
+            for change in self.changes()
+            if abs(change["spreads"]) > IMPROBABLE
+        ]
 
     def errors(self) -> dict[str, float]:
         """Median absolute errors of step time in percent: before, after, and of left-out runs."""

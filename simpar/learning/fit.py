@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from simpar.learning.parameters import Name, bounds_of, names_of, spread_of, tuning_of, value_of
+from simpar.learning.parameters import Name, bounds_of, names_of, spread_of_part, tuning_of, value_of
 from simpar.units import Flags, Floats
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict_time_s
 from simpar.validation.rows import Case, PeakCounts
@@ -24,6 +24,8 @@ ROBUST_LIMIT = 0.15  # a run with a larger error counts less
 REWEIGHTED, LINEARISED = 12, 4
 SETTLED = 0.02  # share of the spread: the fit ends when all parameters move less
 MOST_FOLDS = 10
+SLOWEST = 6.0
+"""Spreads below which no clock of a device lies: beyond, it is not the device that is slow."""
 MIN_BOUND_WIDTH = 2.0**-20  # widens bounds that coincide
 LEAST_MOVE = 0.02  # share of the spread: a parameter that moves less keeps its old value
 
@@ -97,12 +99,16 @@ class Prior:
         result = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
         names = tuple(sorted(result))
         values = np.array([result[name] for name in names])
+        spread = np.array([spread_of_part((kind, part, _shared(key))) for kind, part, key in names])
         ranges = [bounds_of(name) for name in names]
+        least = np.array([one.low for one in ranges])
+        of_devices = np.array([name[0] == "device" for name in names], dtype=np.bool_)
+        least = np.where(of_devices, np.maximum(least, values - SLOWEST * spread), least)
         return cls(
             names=names,
             values=values,
-            spread=np.array([spread_of(kind, _shared(key)) for kind, _, key in names]),
-            low=np.minimum([one.low for one in ranges], values),
+            spread=spread,
+            low=np.minimum(least, values),
             high=np.maximum([one.high for one in ranges], values),
         )
 

@@ -19,6 +19,7 @@ from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.kernels import variants
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
+from simpar.hardware.intervals import interval_of
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.precisions import PRECISIONS
@@ -29,6 +30,9 @@ from simpar.validation.rows import Case
 
 Name = tuple[str, str, str]
 """Kind of profile ("device", "stack" or "cluster"), the profile, and the parameter's dotted key in it."""
+NINE_IN_TEN = 1.645
+BOARDS = 0.03
+"""How far clocks of boards of one device differ at least, as a share."""
 LEAST_SPREAD = 0.1
 """The least spread, as a share of a parameter's usual value: a few profiles may agree by chance."""
 
@@ -189,6 +193,20 @@ def _of_cluster(profile: ClusterProfile, key: str) -> float:
 def _fitted() -> dict[str, float]:
     """Spreads of logarithms that the fit to whole runs found, by key."""
     return dict(json.loads((Path(__file__).parent / "spreads.json").read_text()))
+
+
+@lru_cache(maxsize=64)
+def spread_of_part(name: Name) -> float:
+    """How far a part may differ: clocks of a device as its own fit left them open, all else as any profile.
+
+    Boards of one device differ by a few percent in clock, stacks by factors: what is slow is rather the code.
+    """
+    kind, part, key = name
+    known = interval_of("devices", part, f"kernels.{key}") if kind == "device" else None
+    usual = spread_of(kind, key)
+    if known is None:
+        return usual
+    return min(usual, max(sum(known) / 2 * BOARDS, (known[1] - known[0]) / (2 * NINE_IN_TEN)))
 
 
 @lru_cache(maxsize=64)

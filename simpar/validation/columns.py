@@ -26,9 +26,10 @@ RUN_COLUMNS: Mapping[str, str] = {
     "gpu_type": "device, such as H100 SXM 80GB",
     "gpus_per_node": "devices of a node; blank: those of the profile",
     "n_gpus": "devices of the job",
-    "interconnect": "InfiniBand, RoCE, EFA, ... where the device is known with several networks",
+    "interconnect": "InfiniBand, RoCE, EFA, ..., with NICs of a node and their rate: 8x400 Gb/s",
     "hardware": "name of `simpar list hardware`, or a file, in place of the device and network in words",
-    "zero_stage_or_fsdp": "0 to 3, zero1, FSDP, FSDP 64 (the degree), DDP, distributed optimizer or HYBRID SHARD",
+    "zero_stage_or_fsdp": "0 to 3, zero1, ZeRO-1 within 8 ranks, FSDP, FSDP 64 (the degree), DDP, HYBRID SHARD, ...",
+    "overlap_notes": "what overlaps: `EP overlap on` or `off` of experts' exchanges is read, other words are printed",
     "global_batch_seqs": "sequences of an optimizer step; blank: dp x micro_batch x grad_accum",
     "grad_accum": "microbatches of a step and replica",
     "seq_parallel": "true or false; blank: as the stack does it",
@@ -66,7 +67,8 @@ PARTS = ("model", "hardware", "stack")
 """Parts of which a column PART.KEY replaces one field."""
 UNREAD = frozenset(["fabric_reducescatter_gbs", "intra_reducescatter_gbs"])
 """Columns without information beyond that of the others."""
-
+NOTES = "notes"
+"""A column that is free text by its name, never a misspelt one."""
 
 SUPERSEDED: Mapping[str, tuple[str, ...]] = {
     "hardware": ("gpu_type", "interconnect"),
@@ -88,7 +90,7 @@ def find_unread_columns(rows: Sequence[Row]) -> dict[str, str]:
     given = [name for name in rows[0] if name]
     free = [name for name in (*RUN_COLUMNS, *PLAN_COLUMNS) if name not in given]
     result = {
-        name: suggest(name, free).removeprefix("; ")
+        name: "" if name == NOTES else suggest(name, free).removeprefix("; ")
         for name in given
         if not (name in RUN_COLUMNS or name in PLAN_COLUMNS or name in UNREAD or name.split(".")[0] in PARTS)
     }

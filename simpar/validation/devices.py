@@ -10,6 +10,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.profiles import load_profile
 from simpar.units import GB
 from simpar.validation.cells import Row, Unmodelled, text
+from simpar.validation.networks import without_rates
 
 _PROFILES = (  # words for the device, word for the network, profile; the first match counts
     ("a100 pcie", "", "a100-pcie-8"),
@@ -18,6 +19,7 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     ("a100", "roce", "a100-roce-1600"),
     ("a100", "", "dgx-a100-80gb"),
     ("h100 pcie", "", "h100-pcie-8"),
+    ("h100 96gb", "", "grand-teton-h100"),
     ("h100", "efa", "aws-p5"),
     ("h100", "roce", "h100-roce-400"),
     ("h100", "", "dgx-h100"),
@@ -59,8 +61,10 @@ _OTHER_WORDS = frozenset([
 """Words beside the name of a device that do not choose another profile."""
 _NETWORKS = frozenset([
     "infiniband", "ib", "roce", "rdma", "efa", "ethernet", "nvlink", "nvswitch", "xgmi", "pcie", "ici", "dcn", "none",
-    "intra", "inter", "node",
+    "intra", "inter", "node", "omni", "path", "opa", "slingshot", "connectx", "fdr", "edr", "hdr", "ndr", "xdr", "tcp",
+    "2d", "3d", "torus", "per", "slice", "slices", "between", "a", "of", "and", "with", "nics", "nic",
 ])  # fmt: skip
+"""Words for networks, of which some choose a profile; other words are listed with a row as not read."""
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +93,12 @@ def hardware_of(row: Row) -> str:
     return _by_words(text(row, "gpu_type").lower(), text(row, "interconnect").lower())
 
 
+def unread_of_network(row: Row) -> tuple[str, ...]:
+    """Words of the column ``interconnect`` that choose nothing: no kind of network, count or rate."""
+    words = _words(without_rates(text(row, "interconnect").lower()))
+    return tuple(sorted(word for word in words - _NETWORKS if not word[0].isdigit()))
+
+
 @lru_cache(maxsize=1024)
 def _by_words(device: str, network: str) -> str:
     if not device:
@@ -99,11 +109,6 @@ def _by_words(device: str, network: str) -> str:
     named = {word for name, _, _ in known for word in name}
     if not known or words - named - sizes - _OTHER_WORDS:
         raise Unmodelled(f"no profile for {device}; name one in the column hardware (simpar list hardware)")
-    if odd := sorted(links - _NETWORKS):
-        raise Unmodelled(
-            f"interconnect {network!r}: {odd[0]!r} is not a known word; allowed: {', '.join(sorted(_NETWORKS))}; "
-            "rates are given by hardware.scale_out.nic_bandwidth"
-        )
     profile = next(profile for _, link, profile in known if not link or link in links)
     memory_bytes = device_of(profile).memory_bytes
     if any(abs(int(size[:-2]) * GB - memory_bytes) > _OTHER_MEMORY * memory_bytes for size in sizes):

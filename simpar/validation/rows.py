@@ -15,6 +15,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, of_modules, policy_of_every
 from simpar.architectures.training import Documents, Training
 from simpar.errors import UserError
+from simpar.hardware.profile import ClusterProfile
 from simpar.plan.choices import to_file_value
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
@@ -34,8 +35,12 @@ from simpar.validation.cells import (
     values_with_prefix,
 )
 from simpar.validation.columns import PLAN_COLUMNS
-from simpar.validation.devices import hardware_of, load_named_profile
+from simpar.validation.devices import hardware_of, load_named_profile, unread_of_network
 from simpar.validation.models import graph_of
+from simpar.validation.networks import network_of
+from simpar.validation.overlaps import expert_overlap
+from simpar.validation.sharding import sharding_in_words
+from simpar.validation.stacks import nearest_stack
 
 # The plan of a measured run from the columns of its row.
 MEGATRONS = frozenset(
@@ -49,13 +54,24 @@ USUAL_RECOMPUTE = {"torchtitan": SELECTIVE, "maxtext": FULL, "automodel": FULL}
 """What recipes of stacks recompute where a row does not say."""
 OTHERS_OF_PLAN = tuple(name for name in dict.fromkeys(PLAN_COLUMNS.values()) if name not in ("dp", "ep"))
 NO, YES = ("no", "off", "false", "0"), ("yes", "on", "true", "1")
-_RECOMPUTE = dict.fromkeys(NO, NONE) | dict.fromkeys(YES, FULL) | {"every other layer": policy_of_every(2)}
+MINIMAL = of_modules(["core_attn", "layernorm"])
+"""MaxText's remat policy of that name keeps all products with weights."""
+_RECOMPUTE = (
+    {"minimal": MINIMAL}
+    | dict.fromkeys(NO, NONE)
+    | dict.fromkeys(YES, FULL)
+    | {"every other layer": policy_of_every(2)}
+)
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 STAGES = {
     **{f"{word}{stage}": stage for word in ("", "zero", "stage", "zerostage") for stage in (0, 1, 2, 3)},
-    **dict.fromkeys(("ddp", "none", "no", "off", "false"), 0), "distributedoptimizer": 1,
+    **dict.fromkeys(("ddp", "none", "no", "off", "false", "noshard"), 0),
+    **dict.fromkeys(("distributedoptimizer", "distoptimizer", "distopt", "usedistributedoptimizer"), 1),
+    **dict.fromkeys(("fullshard", "fullyshard", "fsdpfull", "fsdpfullshard"), 3),
 }  # fmt: skip
 """Words for sharding, without what stands between letters, and their ZeRO stages."""
+VERSIONS_OF_FSDP = ("fsdp1", "fsdp2", "fsdp-1", "fsdp-2", "fsdpv1", "fsdpv2", "fsdp-v2")
+"""Not degrees, which stand apart: FSDP 64."""
 
 
 def canonical(row: Row) -> Row:
@@ -78,7 +94,7 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
     if rest:
         raise Unmodelled("tp x cp x pp does not divide n_gpus")
     if read_count(row, "dp", replicas) != replicas:
-        raise Unmodelled("tp x cp x pp x dp is not n_gpus")
+        raise Unmodelled(f"tp x cp x pp x dp is not n_gpus: {tp * cp * pp * read_count(row, 'dp')} and {devices}")
     schedule, vpp = _schedule(row, pp)
     plan: dict[str, Any] = {
         "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
@@ -88,6 +104,8 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
     plan |= _sharding(row, replicas * cp, per_node, stack)
     if mixture or read_count(row, "ep", 1) > 1:
         plan["ep"] = read_count(row, "ep", 1)
+        if (beside := expert_overlap(text(row, "overlap_notes"))) is not None:
+            plan["ep_overlap"] = beside
     for name in OTHERS_OF_PLAN:
         value = plain(row, name)
         if value is not None and name not in plan and not _is_tuned(row, name):
@@ -148,12 +166,18 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
     cell = text(row, "zero_stage_or_fsdp")
     word = "".join(each for each in cell.lower() if each.isalnum())
     kind = word.rstrip("0123456789")
+    if cell.lower() in VERSIONS_OF_FSDP:
+        word = kind = "fsdp"
     shards = int(word.removeprefix("fsdp") or ranks) if kind == "fsdp" else ranks
-    if word in STAGES:
+    if said := sharding_in_words(cell, ranks, lambda: load_named_profile(hardware_of(row)).domain_size):
+        sharding = said
+    elif word in STAGES:
         sharding = {"zero": STAGES[word]}
     elif not word:  # today's recipes of Megatron-LM shard the optimizer
         sharding = {"zero": int(stack == "megatron")}
-    elif word == "hybridshard":
+    elif word in ("shardgradop", "fsdpgradop", "fsdpshardgradop"):
+        sharding = {"zero": 2, "kind": "fsdp"}
+    elif word in ("hybridshard", "hsdp", "fsdphybridshard"):
         sharding = {"zero": 3, "hsdp": max(1, ranks // per_node)}
     elif kind == "fsdp" and shards and ranks % shards == 0:
         sharding = {"zero": 3, "hsdp": ranks // shards}
@@ -274,15 +298,15 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     stack, stack_changes = _stack(row)
     plan = plan_of(row, devices, per_node, stack, mixture=graph.is_mixture)
     profile = load_named_profile(hardware)
-    changes = values_with_prefix(row, "hardware").items()
+    changes = _network(row, profile, devices, per_node) | values_with_prefix(row, "hardware")
     training = Training(
         seq_len=read_count(row, "seq_len"), global_batch=global_batch(row, plan, devices), documents=_documents(row)
     )
     return Case(
         graph, hardware, devices, per_node, training, plan, stack, stack_changes, _fabric(row),
         open_settings(row, plan, mixture=graph.is_mixture),
-        {key: check_value(profile, key, value, f"hardware.{key}") for key, value in changes},
-        (assumed,) if (assumed := text(row, "assumed")) else (),
+        {key: check_value(profile, key, value, f"hardware.{key}") for key, value in changes.items()},
+        _supposed(row),
     )  # fmt: skip
 
 
@@ -306,13 +330,35 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
     try:
         stack = load_stack(name if is_file(name) else name.lower())
     except UserError as error:
-        raise Unmodelled(str(error).partition("\n")[0]) from None
+        misspelt = name.isalpha() and "did you mean" in str(error)
+        nearest = None if misspelt or is_file(name) or "@" in name else nearest_stack(name.lower())
+        if nearest is None:
+            raise Unmodelled(str(error).partition("\n")[0]) from None
+        stack, changes = load_stack(nearest), {"name": name.lower()}
     kernel = text(row, "attention_kernel").lower()
     if kernel and (kernel != "flash" or stack.fusion.attention == "unfused"):
         changes["fusion.attention"] = check_value(stack, "fusion.attention", kernel, "attention_kernel")
     for key, value in values_with_prefix(row, "stack").items():
         changes[key] = check_value(stack, key, value, f"stack.{key}")
     return name if is_file(name) else stack.name, changes
+
+
+def _network(row: Row, profile: ClusterProfile, devices: int, per_node: int) -> dict[str, Any]:
+    """Fields of the profile that the words for the network between nodes replace: NICs a node, and the rate of each."""
+    given = network_of(text(row, "interconnect"), per_node, profile.scale_out) if devices > per_node else None
+    if given is None or text(row, "hardware"):
+        return {}
+    return {"scale_out.nics_per_node": given.nics, "scale_out.nic_bandwidth": given.nic_bandwidth}
+
+
+def _supposed(row: Row) -> tuple[str, ...]:
+    """What was assumed of a row, by its author and here, and words that were not used."""
+    result = [text(row, "assumed")] if text(row, "assumed") else []
+    if not text(row, "hardware") and (unread := unread_of_network(row)):
+        result.append(f"of interconnect not read: {' '.join(unread)}")
+    if (words := text(row, "overlap_notes")) and expert_overlap(words) is None:
+        result.append(f"of overlap_notes not read: {words}")
+    return tuple(result)
 
 
 def _documents(row: Row) -> Documents | None:

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simpar.learning.answer import Answer
 from simpar.learning.fit import Observed, Prior, fit_values, learn, slopes_of
-from simpar.learning.parameters import CLOCKS, bounds_of, spread_of, tuning_of
+from simpar.learning.parameters import CLOCKS, bounds_of, spread_of, spread_of_part, tuning_of
+from simpar.learning.runs import Runs
 from simpar.validation.predict import predict_time_s
 from simpar.validation.rows import case
 from tests.learning.test_answer import ROW as OPEN
@@ -132,6 +134,18 @@ def test_no_run_moves_a_clock_beyond_the_boost_clock():
     runs = [replace(run, time_s=run.time_s / 1.5) for run in measured({}, LAYOUTS)]
     found = learn(runs)
     assert found.values[found.prior.names.index(CLOCK)] <= 1.0
+
+
+def test_slow_code_is_no_slow_board():
+    """Steps four times slower leave the clock that many runs tell where such a board can be; what is odd is said."""
+    runs = [replace(run, time_s=4 * run.time_s) for run in measured({}, LAYOUTS)]
+    answer = Answer("runs", Runs(tuple(runs), None, ()), learn(runs))
+    clock = next((change["spreads"] for change in answer.changes() if change["parameter"] == CLOCK[2]), 0.0)
+    assert clock >= -6.0
+    assert max(change["spreads"] for change in answer.changes() if change["kind"] == "stack") > 3.0
+    far = [f"{one['profile']} {one['parameter']} = " for one in answer.changes() if abs(one["spreads"]) > 3.0]
+    assert [any(name in line for line in answer.to_dict()["remarks"]) for name in far] == [True] * len(far)
+    assert spread_of_part(CLOCK) == pytest.approx((0.845 - 0.721) / 3.29)  # of its interval, nine in ten
 
 
 def test_spreads_are_those_of_shipped_profiles():

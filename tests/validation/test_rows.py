@@ -128,7 +128,6 @@ def test_the_column_model_is_a_released_model_or_a_config() -> None:
         ({"hardware.scale_out.nics_per_node": "-1"}, "hardware.scale_out.nics_per_node = -1: Input should be greater"),
         ({"model.nrm": "layer"}, "column model.nrm: unknown field; did you mean 'norm'"),
         ({"attention_kernel": "fast"}, "attention_kernel = 'fast': Input should be 'flash'"),
-        ({"interconnect": "8x400 Gb/s IB"}, "'8x400gb' is not a known word"),
         ({"status": "crashed"}, "status 'crashed' is not a known word; allowed: ok, oom"),
         ({"peak_mem_counts": "all"}, "peak_mem_counts 'all' is not a known word; allowed: allocated, reserved, device"),
         ({"documents": "-5"}, "documents = -5"),

@@ -15,6 +15,7 @@ RATE = r"(\d+(?:\.\d+)?)\s*([TG])(b(?:/s|ps|it/s|\b)|B/s)"
 _CLAUSES, _INSIDE = re.compile(r"[;,|+]"), re.compile(r"nvlink|nvswitch|xgmi|pcie", re.IGNORECASE)
 """Separators between words for different networks, and names of links inside a node."""
 _NICS = re.compile(rf"(\d+)\s*(?:x|NICs? (?:of|at))\s*{RATE}")
+_COUNTED = re.compile(rf"(?:\d+\s*x\s*)?{RATE}", re.IGNORECASE)
 _OF_DEVICE = re.compile(rf"{RATE}[^;,|]*?(?:per|/)\s*(?:GPU|device|accelerator|chip)", re.IGNORECASE)
 _OF_NODE = re.compile(rf"{RATE}[^;,|]*?(?:(?:per|/)\s*node|inter-?node|between nodes|across nodes)")
 _CARDS = re.compile(
@@ -54,10 +55,19 @@ def network_of(words: str, devices: int, usual: ScaleOut | None) -> Network | No
     """
     if usual is None:
         return None
-    found = _named(words, devices, usual)
-    if found is None or found == Network(usual.nics_per_node, usual.nic_bandwidth):
+    named = _named(words, devices, usual)
+    if named is None or named == Network(usual.nics_per_node, usual.nic_bandwidth):
         return None
-    return _even(found, devices)
+    return _even(named, devices)
+
+
+def without_rates(words: str) -> str:
+    """The words of a cell without counts and rates.
+
+    >>> without_rates("4x 200 Gb/s slingshot")
+    '  slingshot'
+    """
+    return _COUNTED.sub(" ", words)
 
 
 def _named(words: str, devices: int, usual: ScaleOut) -> Network | None:
@@ -77,12 +87,12 @@ def _named(words: str, devices: int, usual: ScaleOut) -> Network | None:
     return None
 
 
-def _even(found: Network, devices: int) -> Network:
+def _even(named: Network, devices: int) -> Network:
     """NICs that devices share evenly, with the same total rate."""
-    if found.nics % devices == 0 or devices % found.nics == 0:
-        return found
-    nics = gcd(found.nics, devices)
-    return Network(nics, found.nics * found.nic_bandwidth / nics)
+    if named.nics % devices == 0 or devices % named.nics == 0:
+        return named
+    nics = gcd(named.nics, devices)
+    return Network(nics, named.nics * named.nic_bandwidth / nics)
 
 
 def _bytes_per_s(number: str, prefix: str, unit: str) -> float:

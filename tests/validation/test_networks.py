@@ -2,8 +2,10 @@
 
 import pytest
 
-from benchmarks.normalise.networks import Network, network_of
 from simpar.hardware.catalogue import load_cluster
+from simpar.validation.networks import Network, network_of
+from simpar.validation.rows import case
+from tests.validation.test_validate import ROW
 
 GB = 1e9 / 8
 
@@ -44,3 +46,11 @@ def test_the_profile_s_own_network_is_no_other():
     assert network_of("8x400 Gb/s", 8, load_cluster("dgx-h100").profile.scale_out) is None
     assert network_of("8x400 Gb/s", 8, None) is None
     assert Network(1, 100 * GB).words == "1 NIC of 100 Gb/s"
+
+
+def test_rates_in_words_replace_those_of_the_profile() -> None:
+    """Four nodes' NICs of 100 Gb/s in place of eight of 400; other words are listed, and one node has no network."""
+    found = case({**ROW, "interconnect": "4x 100 Gb/s RoCE dragonfly"})
+    assert found.hardware_changes == {"scale_out.nics_per_node": 4, "scale_out.nic_bandwidth": 12.5e9}
+    assert "of interconnect not read: dragonfly" in found.read_as
+    assert case({**ROW, "interconnect": "4x 100 Gb/s RoCE", "n_gpus": "8", "dp": "4"}).hardware_changes == {}

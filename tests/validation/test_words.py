@@ -1,0 +1,77 @@
+"""Words of tables for sharding, software and overlap: what they are read as, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.validation.cells import Unmodelled
+from simpar.validation.rows import case
+from tests.validation.test_validate import ROW
+
+MIXTURE = {
+    "model_name": "Qwen3-30B-A3B", "n_layers": "", "hidden": "", "n_heads": "", "n_kv_heads": "", "ffn_hidden": "",
+    "vocab": "", "tp": "1", "ep": "16", "dp": "16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "hsdp"),
+    [
+        ("zero_1", 1, None), ("ZeRO1", 1, None), ("dist. optimizer", 1, None), ("ZeRO-2", 2, None),
+        ("ZeRO-1 within 4 ranks of a node, replicated between nodes", 1, 2), ("FSDP2", 3, 1), ("fsdp-v2", 3, 1),
+        ("FSDP 2", 3, 4), ("full-shard", 3, None), ("SHARD_GRAD_OP", 2, None), ("HSDP", 3, 1), ("no-shard", 0, None),
+        ("FSDP (ici_fsdp=-1)", 3, 1), ("FSDP (ici_fsdp 4 x dcn_fsdp 2)", 3, 2), ("DDP", 0, None),
+    ],
+)  # fmt: skip
+def test_usual_words_for_sharding(words: str, zero: int, hsdp: int | None) -> None:
+    """Eight replicas: a version of FSDP is no degree, and shards within four ranks have two copies."""
+    plan = case({**ROW, "zero_stage_or_fsdp": words}).plan
+    assert (plan["zero"], plan.get("hsdp")) == (zero, hsdp)
+
+
+def test_slices_are_replicas() -> None:
+    """Four slices of 256 TPUs, sharded inside each."""
+    row = {
+        **ROW, "gpu_type": "TPU v6e", "interconnect": "ICI; DCN between slices", "n_gpus": "1024", "dp": "1024",
+        "tp": "1", "global_batch_seqs": "1024", "stack": "maxtext",
+        "zero_stage_or_fsdp": "FSDP inside the slice, DP across slices",
+    }  # fmt: skip
+    assert case(row).plan["hsdp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [("HF transformers + FSDP", "huggingface"), ("paxml (jax)", "paxml"), ("Colossal-AI", "megatron")],
+)
+def test_software_without_a_profile_is_the_nearest(words: str, profile: str) -> None:
+    """And keeps its own name, which is said."""
+    found = case({**ROW, "stack": words})
+    assert found.stack == profile
+    assert f"stack {profile}, the nearest to {words.lower()}" in found.read_as
+
+
+def test_names_of_nothing_known_are_reasons() -> None:
+    """A misspelt name, and one without a word that tells its kind."""
+    for name in ("megatorn", "ours"):
+        with pytest.raises(Unmodelled, match=f"unknown stack '{name}'"):
+            case({**ROW, "stack": name})
+
+
+@pytest.mark.parametrize(
+    ("words", "beside"),
+    [
+        ("EP overlap off", False), ("1F1B all-to-all overlap on", True), ("no MoE all-to-all overlap", False),
+        ("tp overlap; EP overlap", True), ("shared expert overlap", None), ("no overlap; all-to-all", None),
+    ],
+)  # fmt: skip
+def test_overlap_of_experts_is_on_or_off(words: str, beside: bool | None) -> None:
+    """As its own clause says; other words are listed."""
+    found = case({**ROW, **MIXTURE, "overlap_notes": words})
+    assert found.plan.get("ep_overlap") is beside
+    assert ("of overlap_notes not read" in found.read_as) == (beside is None)
+
+
+def test_degrees_that_contradict_the_devices_are_refused_with_both() -> None:
+    """2 x 1 x 1 x 4 ranks are not 16 devices."""
+    with pytest.raises(Unmodelled, match="tp x cp x pp x dp is not n_gpus: 8 and 16"):
+        case({**ROW, "dp": "4"})
