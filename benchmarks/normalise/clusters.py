@@ -19,7 +19,7 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"h100", r"oversubscribed", "meta-llama3-h100"),
     (r"h100", r"roce|rdma", "h100-roce-400"),
     (r"h100", r"", "dgx-h100"),
-    (r"h200", r"", "hgx-h200"),
+    (r"(?<!g)h200", r"", "hgx-h200"),
     (r"h800", r"", "hgx-h800"),
     (r"a800", r"", "hgx-a800"),
     (r"h20\b", r"", "hgx-h20"),

@@ -10,7 +10,7 @@ from .clusters import profile_of
 from .labels import throttled
 
 DEVICES = (
-    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"gh200|h200", "h200-sxm"),
+    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"(?<!g)h200", "h200-sxm"),
     (r"h100.*pcie", "h100-pcie"), (r"h[18]00", "h100-sxm-80gb"), (r"a800", "a100-sxm-80gb"), (r"h20\b", "h20-sxm"),
     (r"gb200", "gb200"), (r"b200", "b200-sxm"), (r"gb300", "gb300"), (r"b300", "b300-sxm"),
     (r"mi300x", "mi300x"), (r"mi325x", "mi325x"), (r"mi355x", "mi355x"), (r"v100", "v100-sxm2-32gb"),

@@ -4,6 +4,7 @@ import re
 
 _CLAUSES = re.compile(r"[;,|]|\. ")
 _EXPERTS = re.compile(
+    r"overlap of (?:experts?|moe)\b|"
     r"(?:\bep|\bmoe|(?<!shared )\bexperts?|all-?to-?all|\ba2a|expert[ -]parallel)(?:[ _-]comm\w*)?[ _-]overlap"
 )
 _OFF = re.compile(r"\b(?:off|no|not|without|disabled|false)\b")

@@ -410,11 +410,19 @@ def read_measurements(row: Row) -> Measurements:
     )
 
 
+ROUNDED = 0.1
+"""Share by which a printed time and a printed rate may differ."""
+
+
 def _step_time(row: Row) -> float | None:
-    """Seconds of a step: published, or from tokens per second and device."""
+    """Seconds of a step: published, or from tokens per second and device. Raises Unmodelled where they contradict."""
     known = measurement(row, "iteration_time_s")
-    if known is not None:
-        return known
     rate, batch = measurement(row, "tokens_per_s_per_gpu"), number(row, "global_batch_seqs")
     devices, tokens = number(row, "n_gpus"), number(row, "seq_len")
-    return batch * tokens / (rate * devices) if rate and batch and devices and tokens else None
+    by_rate = batch * tokens / (rate * devices) if rate and batch and devices and tokens else None
+    if known and by_rate and abs(by_rate / known - 1) > ROUNDED:
+        raise Unmodelled(
+            f"iteration_time_s = {known:g} and tokens_per_s_per_gpu = {rate:g}, which is {by_rate:.4g} s, contradict "
+            "each other"
+        )
+    return known or by_rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.validation.cells import Unmodelled
-from simpar.validation.rows import case
+from simpar.validation.rows import case, read_measurements
 from tests.validation.test_validate import ROW
 
 MIXTURE = {
@@ -61,7 +61,8 @@ def test_names_of_nothing_known_are_reasons() -> None:
     ("words", "beside"),
     [
         ("EP overlap off", False), ("1F1B all-to-all overlap on", True), ("no MoE all-to-all overlap", False),
-        ("tp overlap; EP overlap", True), ("shared expert overlap", None), ("no overlap; all-to-all", None),
+        ("tp overlap; EP overlap", True), ("no overlap of experts", False),
+        ("shared expert overlap", None), ("no overlap; all-to-all", None),
     ],
 )  # fmt: skip
 def test_overlap_of_experts_is_on_or_off(words: str, beside: bool | None) -> None:
@@ -75,3 +76,12 @@ def test_degrees_that_contradict_the_devices_are_refused_with_both() -> None:
     """2 x 1 x 1 x 4 ranks are not 16 devices."""
     with pytest.raises(Unmodelled, match="tp x cp x pp x dp is not n_gpus: 8 and 16"):
         case({**ROW, "dp": "4"})
+
+
+def test_a_time_and_a_rate_that_contradict_each_other_are_refused_with_both() -> None:
+    """64 sequences of 4,096 tokens on 16 devices in 1.5 s are 10,923 tokens a second and device, not 5,461."""
+    assert read_measurements({**ROW, "tokens_per_s_per_gpu": "10900"}).step_time_s == 1.5
+    with pytest.raises(
+        Unmodelled, match=r"iteration_time_s = 1\.5 and tokens_per_s_per_gpu = 5461, which is 3 s, contra"
+    ):
+        read_measurements({**ROW, "tokens_per_s_per_gpu": "5461"})

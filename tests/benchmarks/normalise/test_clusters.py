@@ -25,7 +25,7 @@ def test_words_name_shipped_profiles(device: str, network: str, profile: str) ->
     assert profile in files.bundled("clusters")
 
 
-@pytest.mark.parametrize("device", ["", "gaudi 3", "trainium (trn1)"])
+@pytest.mark.parametrize("device", ["", "gaudi 3", "gh200 96gb", "trainium (trn1)"])
 def test_unknown_devices_are_reasons(device: str) -> None:
     """Not a guess at something like it."""
     with pytest.raises(Unmodelled):
