@@ -110,9 +110,9 @@ def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
 
 def evidence_of(runs: Sequence[Run]) -> tuple[Evidence, ...]:
     """Runs counted by source, family and traits."""
-    counts = Counter((run.source, run.family, run.traits) for run in runs)
+    counts = Counter((run.source, run.family, run.traits, run.population == "ordinary") for run in runs)
     order = sorted(counts, key=lambda one: (one[0], one[1], str(one[2])))
-    return tuple(Evidence(source, family, counts[source, family, t], t) for source, family, t in order)
+    return tuple(Evidence(*key[:2], counts[key], *key[2:]) for key in order)
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,9 @@ def errors_of(runs: Sequence[Run], folds: Sequence[Fold], conditions: Sequence[s
     source = np.array([runs[at].source for at in run])
     counts = Counter(source.tolist())
     weight = np.array([min(1.0, ALIKE_RUNS / counts[name]) for name in source.tolist()])
+    ordinary = np.array([runs[at].population == "ordinary" for at in run])
+    if ordinary.any():  # a user's run is as likely of one population as of the other
+        weight[ordinary] *= weight[~ordinary].sum() / weight[ordinary].sum()
     return Errors(error, np.array(lacked, dtype=np.float64), run, fold_of, source, weight)
 
 
@@ -370,7 +373,8 @@ def coverage(
     found = [("all", len(set(errors.run.tolist())), float(inside.mean()), float(np.median(half)))]
     moved = moved_runs(runs)
     groups: dict[str, Callable[[Run], Any]] = {
-        "source": lambda run: run.source, "family": lambda run: run.family, "stack": lambda run: run.traits.stack,
+        "population": lambda run: run.population, "source": lambda run: run.source,
+        "family": lambda run: run.family, "stack": lambda run: run.traits.stack,
         "device": lambda run: run.traits.device, "bits": lambda run: run.traits.bits,
         "mixture": lambda run: run.traits.mixture,
     }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simpar.preflight.check import Checked, Neighbour
 from simpar.report.run_rows import run_rows
 from simpar.report.table import print_lines
-from simpar.report.words import headline, is_at_the_limit, memory_state, probably, step_time_words
+from simpar.report.words import describe_certainty, headline, is_at_the_limit, memory_state, probably, step_time_words
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def print_checked(checked: Checked, console: Console) -> None:
         ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
         ("memory", memory_state(result, "does not fit")),
         ("step time", step_time_words(result)),
+        ("rests on", describe_certainty(result)[0]),
         ("MFU", f"{result.mfu:.1%}"),
         *run_rows(result.whole_run),
     ]

@@ -21,7 +21,8 @@ class Certainty(Strict):
     The 90 % intervals are ``step_time_interval_s`` and ``reserved_memory_interval_bytes``. ``fit_probability`` is the
     probability that every rank fits, and ``fit_causes`` gives the share of each cause in the memory that must stay free
     for it (the shares sum to 1; empty in older files). ``support`` counts the pairs of source and model family that
-    share every trait with the job; ``unsupported`` lists in words the traits that no run shows. ``layout_spread`` is
+    share every trait with the job, of which ``ordinary_support`` are runs as most people do them and the others were
+    tuned for a publication; ``unsupported`` lists in words the traits that no run shows. ``layout_spread`` is
     the spread (a mean absolute error) of the logarithm of the step between layouts of one job. ``own_runs`` counts
     similar layouts from which its profiles were learnt.
     """
@@ -31,6 +32,7 @@ class Certainty(Strict):
     fit_probability: float
     fit_causes: dict[str, float] = Field(default_factory=dict)
     support: int
+    ordinary_support: int = 0
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0
     own_runs: int = 0
@@ -85,6 +87,7 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
         fit_probability=riskiest.fit_probability,
         fit_causes=riskiest.fit_causes,
         support=support.all,
+        ordinary_support=support.ordinary,
         unsupported=tuple(support.missing()),
         layout_spread=error.layout,
         own_runs=sum(own.layouts for own in match_runs(traits, own_runs)),

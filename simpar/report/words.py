@@ -13,6 +13,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
 
 if TYPE_CHECKING:
+    from simpar.report.certainty import Certainty
     from simpar.report.parts import Trial
     from simpar.report.result import Result
 
@@ -167,8 +168,19 @@ def describe_certainty(result: Result) -> list[str]:
         if known.support
         else f"no measured run is like this one {shared}"
     )
+    if known.support:
+        first += f"; {_population(known)}"
     own = f"{number_of(known.own_runs, 'layout')} like it taught its profiles"
     return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
+
+
+def _population(known: Certainty) -> str:
+    """What kind of runs support a prediction."""
+    if not known.ordinary_support:
+        return "all were tuned by those who published them, and ordinary runs are slower more often than faster"
+    if known.ordinary_support == known.support:
+        return "as most people run, not tuned by those who published them"
+    return f"{known.ordinary_support} as most people run, the others tuned by those who published them"
 
 
 def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:

@@ -4,7 +4,7 @@ Errors of runs outside every fit depend on this more than on anything else: a mo
 of device tells little about another stack, and nothing about another kind of device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from simpar.units import number_of
@@ -35,12 +35,16 @@ class Traits:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured runs of one source and one family of models that share all traits."""
+    """Measured runs of one source and one family of models that share all traits.
+
+    ``ordinary`` runs are as most people run; the others were tuned for their publication.
+    """
 
     source: str
     family: str
     runs: int
     traits: Traits
+    ordinary: bool = False
 
 
 Shares = Callable[[Traits, Traits], bool]
@@ -66,13 +70,15 @@ ASPECTS: dict[str, tuple[Shares, str]] = {
 class Support:
     """Numbers of distinct pairs of source and family that share each aspect of a prediction, or ``all`` aspects.
 
-    ``runs`` is the number of runs of its stack, whatever their sources.
+    ``ordinary`` of the latter are of runs as most people do them. ``runs`` is the number of runs of its stack, whatever
+    their sources.
     """
 
     traits: Traits
     shared: dict[str, int]
     all: int
     runs: int
+    ordinary: int = 0
 
     def missing(self) -> Iterator[str]:
         """In words, the aspects that no measured run shows, or only those of one source and family."""
@@ -95,10 +101,10 @@ def support_of(traits: Traits, evidence: Sequence[Evidence]) -> Support:
         aspect: _pairs(each for each in evidence if shares(traits, each.traits))
         for aspect, (shares, _) in ASPECTS.items()
     }
-    alike = (each for each in evidence if all(share(traits, each.traits) for share, _ in ASPECTS.values()))
+    alike = [each for each in evidence if all(share(traits, each.traits) for share, _ in ASPECTS.values())]
     runs = sum(each.runs for each in evidence if each.traits.stack == traits.stack)
-    return Support(traits, shared, _pairs(alike), runs)
+    return Support(traits, shared, _pairs(alike), runs, _pairs(each for each in alike if each.ordinary))
 
 
-def _pairs(evidence: Iterator[Evidence]) -> int:
+def _pairs(evidence: Iterable[Evidence]) -> int:
     return len({(each.source, each.family) for each in evidence})

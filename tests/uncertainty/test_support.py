@@ -30,6 +30,17 @@ def test_pairs_of_source_and_family_count_once() -> None:
     assert found.all == 1
 
 
+def test_ordinary_runs_are_counted_among_those_alike() -> None:
+    """Of two sources that share all traits, one published what it had tuned; a third is of another device."""
+    here = Traits("huggingface", "a100")
+    runs = [
+        Evidence("readme", "qwen", 5, here, ordinary=True), Evidence("paper", "llama", 2, here),
+        Evidence("blog", "llama", 3, replace(here, device="h100"), ordinary=True),
+    ]  # fmt: skip
+    found = support_of(here, runs)
+    assert (found.all, found.ordinary) == (2, 1)
+
+
 def test_short_sequences_lack_no_long_ones() -> None:
     """Long sequences are supported by long ones alone."""
     here = Traits("nemo", "h100")
