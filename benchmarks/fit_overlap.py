@@ -8,6 +8,8 @@ tell anything. One number for all: the factor with the least sum of squared loga
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 from normalise.tables import read_published
 from pooled import NOISE
@@ -37,6 +39,7 @@ def errors_of(row: Row) -> tuple[str, list[float]] | None:
 
 def main() -> None:
     """Print the factor of every run and of all, and what a run's usual error leaves of it."""
+    argparse.ArgumentParser(description=str(__doc__).splitlines()[0]).parse_args()
     rows = [row for row in read_published(DATA / TABLE) if text(row, "ep_overlap") == "true"]
     told = [one for one in Workers(jobs=-1).map(errors_of, rows) if one]
     fine = np.linspace(FACTORS[0], FACTORS[-1], 1001)

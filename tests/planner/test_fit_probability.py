@@ -19,7 +19,7 @@ def _found(probability: float) -> simpar.SearchResult:
     return simpar.search(
         "llama-3.2-3b",
         simpar.Cluster("rtx-4090-8"),
-        simpar.Training(seq_len=4096, global_batch=32),
+        simpar.Training(seq_len=6144, global_batch=32),
         stack="megatron",
         objective="time",
         constraints=Constraints(fixed=FIXED, schedules=("zb-v", "v-half"), fit_probability=probability),
