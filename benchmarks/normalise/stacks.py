@@ -9,7 +9,7 @@ from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, read_count, text
-from simpar.validation.stacks import nearest_stack
+from simpar.validation.stacks import is_of_profile, nearest_stack
 
 from .dense import is_mixture, unfused
 from .labels import paper_release
@@ -22,9 +22,11 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     words = load_stack(words).name if "@" in words else words
     notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
     if words not in files.bundled("stacks"):
-        # keeps its own name, so that no measured run supports it
-        eager = {"fusion.attention": "unfused"} if unfused(row) else {}
-        return _nearest(row, words), {"name": words or UNNAMED, **eager}
+        eager: dict[str, object] = {"fusion.attention": "unfused"} if unfused(row) else {}
+        nearest = _nearest(row, words)
+        # of other software it keeps its own name, so that no measured run supports it
+        own_name = {} if words and is_of_profile(nearest) else {"name": words or UNNAMED}
+        return nearest, own_name | eager
     name = words
     if name == "megatron" and (jax := re.search("maxtext|paxml", notes)):
         name = jax[0]

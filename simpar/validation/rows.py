@@ -40,7 +40,7 @@ from simpar.validation.models import graph_of
 from simpar.validation.networks import network_of
 from simpar.validation.overlaps import expert_overlap
 from simpar.validation.sharding import sharding_in_words
-from simpar.validation.stacks import nearest_stack
+from simpar.validation.stacks import is_of_profile, nearest_stack
 
 # The plan of a measured run from the columns of its row.
 MEGATRONS = frozenset(
@@ -334,7 +334,7 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
         nearest = None if misspelt or is_file(name) or "@" in name else nearest_stack(name.lower())
         if nearest is None:
             raise Unmodelled(str(error).partition("\n")[0]) from None
-        stack, changes = load_stack(nearest), {"name": name.lower()}
+        stack, changes = load_stack(nearest), {} if is_of_profile(nearest) else {"name": name.lower()}
     kernel = text(row, "attention_kernel").lower()
     if kernel and (kernel != "flash" or stack.fusion.attention == "unfused"):
         changes["fusion.attention"] = check_value(stack, "fusion.attention", kernel, "attention_kernel")

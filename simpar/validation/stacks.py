@@ -6,9 +6,9 @@ _NEAREST = (
     (r"internevo|internlm", "internevo"),
     (r"paxml|\bpax\b", "paxml"),
     (r"torchtune", "torchtune"),
-    (r"transformers|hugging ?face|\bhf\b|trl|factory|axolotl|swift|peft|accelerate|unsloth", "huggingface"),
     (r"nemo|bridge", "nemo"),
     (r"deepspeed", "deepspeed"),
+    (r"transformers|hugging ?face|\bhf\b|trl|factory|axolotl|swift|peft|accelerate|unsloth", "huggingface"),
     (r"mega|primus|neuron|colossal|mindspeed|zero.?bubble", "megatron"),
     (r"jax|xla|flax|t5x|levanter|axlearn|maxtext", "maxtext"),
     (r"titan", "torchtitan"),
@@ -16,6 +16,8 @@ _NEAREST = (
     (r"fsdp|torch|lightning|olmo", "fsdp"),
 )
 """Words of stacks without a profile, and the profile of their kind."""
+_OWN = ("internevo", "paxml", "torchtune", "huggingface", "deepspeed")
+"""Profiles whose words above are names of the software that they are of, or of trainers that run its models."""
 
 
 def nearest_stack(words: str) -> str | None:
@@ -25,3 +27,12 @@ def nearest_stack(words: str) -> str | None:
     ('huggingface', 'megatron', None)
     """
     return next((profile for pattern, profile in _NEAREST if re.search(pattern, words)), None)
+
+
+def is_of_profile(profile: str) -> bool:
+    """Whether all that has its words runs a profile's own software; other words are of something similar.
+
+    >>> is_of_profile("huggingface"), is_of_profile("megatron")
+    (True, False)
+    """
+    return profile in _OWN

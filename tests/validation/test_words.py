@@ -41,13 +41,23 @@ def test_slices_are_replicas() -> None:
 
 @pytest.mark.parametrize(
     ("words", "profile"),
-    [("HF transformers + FSDP", "huggingface"), ("paxml (jax)", "paxml"), ("Colossal-AI", "megatron")],
-)
-def test_software_without_a_profile_is_the_nearest(words: str, profile: str) -> None:
-    """And keeps its own name, which is said."""
+    [
+        ("HF transformers + FSDP", "huggingface"), ("Axolotl", "huggingface"), ("paxml (jax)", "paxml"),
+        ("Hugging Face Trainer with DeepSpeed", "deepspeed"),
+    ],
+)  # fmt: skip
+def test_names_of_software_with_a_profile_are_the_profile(words: str, profile: str) -> None:
+    """Measured runs of it support the row."""
     found = case({**ROW, "stack": words})
-    assert found.stack == profile
-    assert f"stack {profile}, the nearest to {words.lower()}" in found.read_as
+    assert (found.stack, found.stack_changes) == (profile, {})
+    assert "nearest" not in found.read_as
+
+
+def test_software_without_a_profile_is_the_nearest() -> None:
+    """And keeps its own name, which is said."""
+    found = case({**ROW, "stack": "Colossal-AI"})
+    assert found.stack == "megatron"
+    assert "stack megatron, the nearest to colossal-ai" in found.read_as
 
 
 def test_names_of_nothing_known_are_reasons() -> None:

@@ -95,7 +95,7 @@ def test_sharding_is_read_from_words(words: str, zero: int, hsdp: int) -> None:
     some(
         [
             ("MegaScale", "8", "megatron"), ("fsdp2", "1", "fsdp"), ("axlearn", "1", "maxtext"),
-            ("torchtune", "1", "fsdp"), ("our own", "2", "megatron"), ("our own", "1", "fsdp"), ("", "2", "megatron"),
+            ("lightning", "1", "fsdp"), ("our own", "2", "megatron"), ("our own", "1", "fsdp"), ("", "2", "megatron"),
         ],
         [("fsdp2", "1", "fsdp"), ("axlearn", "1", "maxtext"), ("our own", "2", "megatron")],
         tuples=True,
