@@ -222,7 +222,7 @@ def test_a_plan_travels_with_its_cluster_and_its_prediction(exported, tmp_path):
     assert (found.cluster["hardware"], found.cluster["nodes"]) == ("dgx-h100", 1)
     assert not found.predicted
     page = (out / "README.md").read_text()
-    assert "Predicted under fsdp: " in page
+    assert "Predicted under huggingface: " in page
     assert "Not the plan but the nearest that can be said: " in page
     assert "77.0 s" not in page
     assert cli.run(near) == 0
@@ -238,7 +238,7 @@ def test_the_nearest_plan_is_offered_with_what_it_costs(tmp_path, capsys):
     assert cli.run(command) == 2
     error = capsys.readouterr().err
     assert re.search(
-        r"zero = [23]: fits: .* GiB of .* a step under fsdp, .*% (more|less) than the plan takes, "
+        r"zero = [23]: fits: .* GiB of .* a step under huggingface, .*% (more|less) than the plan takes, "
         r"which fits: .* GiB of .* a step under megatron \(--nearest exports it\)",
         error,
     )
