@@ -309,7 +309,8 @@ def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
     logs, low, high = widths(errors)
     spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
     lacking = {n: round(float(v), 3) for n, v in zip(conditions, logs[1:], strict=True) if v >= LEAST_LACK}
-    layout = layout_share(moved, errors, spread)
+    tuned = np.array([moved[at].population == "tuned" for at in errors.run])  # tables of many layouts of one job
+    layout = layout_share(moved, errors.some(tuned), spread[tuned])
     base = float(np.exp(logs[0]))
     seen = seen_spreads(runs, (low, high), base)
     count = len({run.source for run in moved})
