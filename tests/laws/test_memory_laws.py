@@ -119,7 +119,9 @@ def assert_ordered(tp: int, pp: int, stack: str) -> None:
         for r in ("full", "every:2", "every:4", "none")
     ]
     assert sizes == sorted(sizes)
-    selective = float(peak(stack=stack, tp=tp, pp=pp, recompute="selective", optimizer_kernels="fused").activations_bytes)
+    selective = float(
+        peak(stack=stack, tp=tp, pp=pp, recompute="selective", optimizer_kernels="fused").activations_bytes
+    )
     assert sizes[0] < selective <= sizes[-1]
 
 
