@@ -48,6 +48,7 @@ KINDS = ("source", "family", "population")
 NOT_SUPPORT = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
 PLAYBOOK = ("ultrascale-playbook",)  # prints layouts that ran out of memory beside those that ran
 GROUP = 30  # runs that are enough to say how often intervals hold
+SEEN = 12  # runs of a stack on a device that are enough to say how far they lie
 LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
 LEAST_LAYOUTS = 2  # of a cell that says what a choice comes to
 MOST_UNKNOWN = 0.3  # a source whose memory is farther off counts as one that is so far
@@ -329,7 +330,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
 def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) -> dict[str, dict[str, float]]:
     """By stack and device the spread in which nine in ten of its own runs lie, where that is above ``base``.
 
-    Of GROUP runs or more. Parameters were fitted to most of them: nothing is surer than what was seen already.
+    Of SEEN runs or more. Parameters were fitted to most of them: nothing is surer than what was seen already.
     """
     low, high = ends
     by_kind = defaultdict(list)
@@ -339,7 +340,7 @@ def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) ->
     found: dict[str, dict[str, float]] = {}
     for (stack, device), sizes in sorted(by_kind.items()):
         spread = float(np.percentile(sizes, 90))
-        if len(sizes) >= GROUP and spread > base:
+        if len(sizes) >= SEEN and spread > base:
             found.setdefault(stack, {})[device] = spread
     return found
 
