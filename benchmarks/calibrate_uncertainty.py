@@ -30,7 +30,7 @@ from tables import ROOT
 from simpar.files import write_atomic
 from simpar.learning.parameters import tuning_of
 from simpar.plan.routing import expected_maximum
-from simpar.uncertainty.memory import MemoryRisk
+from simpar.uncertainty.memory import SOME_RUNS, MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
 from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, load_error_table
@@ -264,8 +264,22 @@ def imbalance() -> tuple[float, float]:
 
 
 def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
-    """How many runs show the memory of each stack: peaks, or layouts that ran out of it."""
-    return dict(sorted(Counter(r.traits.stack for r in runs if r.peak_error is not None or r.fits is False).items()))
+    """How many runs show the memory of each stack: peaks, or layouts that ran out of it.
+
+    A source of ordinary runs counts as SOME_RUNS at most: it shows one release, and settings that others change.
+    """
+    shown = [run for run in runs if run.peak_error is not None or run.fits is False]
+    ordinary = Counter((run.traits.stack, run.source) for run in shown if run.population == "ordinary")
+    result = Counter(run.traits.stack for run in shown if run.population == "tuned")
+    for (stack, _), count in ordinary.items():
+        result[stack] += min(SOME_RUNS, count)
+    return dict(sorted(result.items()))
+
+
+def refused_stacks(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Stacks of which GROUP or more published runs ran out of memory."""
+    counts = Counter(run.traits.stack for run in runs if run.fits is False)
+    return tuple(sorted(stack for stack, count in counts.items() if count >= GROUP))
 
 
 def decisions(runs: Sequence[Run], table: ErrorTable, probability: float) -> str:
@@ -322,7 +336,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
         memory=memory_errors(runs),
         evidence=evidence,
         memory_runs=memory_runs(runs),
-        refused=tuple(sorted({run.traits.stack for run in runs if run.fits is False})),
+        refused=refused_stacks(runs),
     )
     return table, errors, spread
 

@@ -31,8 +31,9 @@ def test_no_spread_is_below_that_of_its_own_runs() -> None:
 
 
 def test_the_shipped_table_says_what_spreads_most() -> None:
-    """Each spread seen is wider than the base, which needs none; the grid of one source spreads most."""
+    """Each spread seen is wider than the base, which needs none; code and a grid of one source spread most."""
     time = load_error_table().time
     seen = [spread for devices in time.seen.values() for spread in devices.values()]
     assert min(seen) > time.base
-    assert time.seen["nanotron"]["h100-sxm-80gb"] == max(seen)
+    assert time.seen["kempnerforge"]["h200-sxm"] == max(seen)
+    assert time.seen["nanotron"]["h100-sxm-80gb"] > sorted(seen)[len(seen) // 2]
