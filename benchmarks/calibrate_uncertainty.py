@@ -205,10 +205,11 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     """From verdicts (it ran, or ran out of memory) what the allocator adds; from peaks of sources what stacks keep.
 
     A need is normally distributed: the share of what comes and goes by which it spreads, and by which it is biased, are
-    the most likely for the verdicts of sources that print failures. What sources differ by in the median is what nobody
-    knows of a stack beforehand; half of its variance is left where one source shows its memory.
+    the most likely for the verdicts of sources that print GROUP failures or more. What sources differ by in the median
+    is what nobody knows of a stack beforehand; half of its variance is left where one source shows its memory.
     """
-    failing = {run.source for run in runs if run.fits is False}
+    failures = Counter(run.source for run in runs if run.fits is False)
+    failing = {source for source, count in failures.items() if count >= GROUP}
     told = [run for run in runs if run.fits is not None and run.source in failing]
     needed, capacity = (np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity"))
     moving, fits = (np.array([run.parts_bytes.moving_bytes for run in told]), np.array([run.fits for run in told]))

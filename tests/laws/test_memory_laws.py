@@ -22,6 +22,8 @@ from tests.gate import assert_law, some
 TRAINING = Training(seq_len=2048, global_batch=16)
 REPLICAS = 8
 STACKS = ("megatron", "nanotron", "torchtitan", "deepspeed", "ddp")
+PEAKING_IN_PASSES = (*STACKS[:3], "huggingface", "ddp")
+"""Stacks whose peak is in the passes; DeepSpeed's update, which copies gradients to fp32, holds more."""
 GRAPH = load_model("llama-3-8b")
 WIDTHS = (1, 8)
 """Of tensor parallelism in the gate: between them groups share the links of a node, whose steps take longer."""
@@ -108,7 +110,7 @@ def test_interleaving_costs_memory() -> None:
 @pytest.mark.parametrize(("examples", "widths"), some([(5, WIDTHS), (15, (1, 2, 4, 8))], 1, tuples=True))
 def test_recompute_orders_activations(examples: int, widths: tuple[int, ...]) -> None:
     """Full keeps less than every other layer, which keeps less than none; selective is between."""
-    depths, stacks = st.sampled_from([1, 2, 4]), st.sampled_from(STACKS)
+    depths, stacks = st.sampled_from([1, 2, 4]), st.sampled_from(PEAKING_IN_PASSES)
     assert_law(assert_ordered, examples, tp=st.sampled_from(widths), pp=depths, stack=stacks)
 
 

@@ -43,7 +43,7 @@ def test_the_interval_holds_the_prediction_and_survives_the_file() -> None:
 
 def test_a_stack_that_nobody_measured_is_wider_and_says_so() -> None:
     """Of the same layout the interval is wider under a stack without runs."""
-    known, unknown = _result("nemo"), _result("deepspeed")
+    known, unknown = _result("nemo"), _result("torchtune")
     widths = []
     for result in (known, unknown):
         assert result.certainty is not None
@@ -51,7 +51,7 @@ def test_a_stack_that_nobody_measured_is_wider_and_says_so() -> None:
         widths.append((high - low) / result.step_time_s)
     assert widths[0] < widths[1]
     assert unknown.certainty is not None
-    assert "no measured run of stack deepspeed" in unknown.certainty.unsupported
+    assert "no measured run of stack torchtune" in unknown.certainty.unsupported
 
 
 def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
@@ -106,7 +106,7 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
         told = describe_certainty(result)[-1]
         assert told.startswith("memory margin for 95 %: ")
         assert ("uneven experts" in told) == (result is mixture)
-        assert f"{100 * causes['allocator']:.0f} % allocator gaps and workspaces" in told
+        assert f"{100 * causes['stack']:.0f} % memory the stack keeps unseen" in told
 
 
 def test_files_that_do_not_say_causes_are_read() -> None:
