@@ -181,20 +181,20 @@ def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
 @pytest.mark.slow
 def test_own_peaks_make_the_risk_smaller(tmp_path):
     """A stack whose memory nobody published: three peaks tell part of what is not known."""
-    path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="fsdp")), tmp_path / "ours.yaml"
-    answer = learn(path, stack="fsdp", hardware="dgx-h100")
+    path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="automodel")), tmp_path / "ours.yaml"
+    answer = learn(path, stack="automodel", hardware="dgx-h100")
     ours.write_text(answer.to_yaml("ours.yaml"))
     stack, (unknown, *_) = load_stack(str(ours)), reversed(load_error_table().memory.habits)
     risk = MemoryRisk.of(stack.known_as, load_error_table(), stack.own_runs)
-    assert MemoryRisk.of("fsdp", load_error_table()).habits == unknown
+    assert MemoryRisk.of("automodel", load_error_table()).habits == unknown
     assert risk.habits < unknown
-    said = answer.to_dict()["memory"]["stack_spread_percent"]["fsdp"]
+    said = answer.to_dict()["memory"]["stack_spread_percent"]["automodel"]
     assert said["before"] == pytest.approx(100 * unknown, abs=0.1)
     assert said["after"] == pytest.approx(100 * risk.habits, abs=0.1)
-    rows = table(tmp_path / "others.csv", rows_of(OTHERS[:1], stack="fsdp"))
+    rows = table(tmp_path / "others.csv", rows_of(OTHERS[:1], stack="automodel"))
     wide, narrow = (
         validate(rows, jobs=1, using=chosen)["rows_detail"][0]
-        for chosen in (ProfileOverrides("fsdp", "dgx-h100"), ProfileOverrides.learned(str(ours)))
+        for chosen in (ProfileOverrides("automodel", "dgx-h100"), ProfileOverrides.learned(str(ours)))
     )
 
     def width(detail):
