@@ -135,12 +135,16 @@ def options(s: Subject) -> Options:
 
 
 def _optimizer(s: Subject) -> Options:
+    """Adam that a config names is DeepSpeed's fused one, unless it asks for torch's (``runtime/engine.py``)."""
     name = s.plan.numerics.optimizer
     options: Options = {"optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE}
     if (momentum := placeholders.momentum(name)) is None:
+        on_device = s.plan.offload.offload_optimizer in (None, "none")
+        of_torch = {"optimizer.params.torch_adam": True} if on_device else {}
         return options | {
             "optimizer.params.betas": list(placeholders.BETAS),
             "optimizer.params.weight_decay": placeholders.WEIGHT_DECAY,
+            **of_torch,
         }
     return options | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
 

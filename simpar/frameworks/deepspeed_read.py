@@ -152,8 +152,10 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     if kind not in optimizers:
         raise UserError(f"{given.source}: optimizer.type = {kind!r}: allowed: {', '.join(optimizers)}")
     grads = names.get(str(given.get("data_types.grad_accum_dtype")))
-    # Adam that the config names is DeepSpeed's fused one, unless it says torch_adam (``runtime/engine.py``)
-    fused = "optimizer.type" in given and "adam" in kind and not given.get("optimizer.params.torch_adam")
+    # Adam that the config names is DeepSpeed's fused one, unless it says torch_adam or the host runs it
+    # (``runtime/engine.py``, _configure_basic_optimizer)
+    own = "optimizer.type" in given and "adam" in kind and not given.get("optimizer.params.torch_adam")
+    fused = own and home_of(given, f"zero_optimization.{PARTS['offload_optimizer']}.device") in (None, "none")
     return {
         "precision": half,
         "grad_dtype": None if half == "fp32" else grads,

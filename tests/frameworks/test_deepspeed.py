@@ -46,8 +46,14 @@ def test_a_plan_comes_back(label):
         for each in (back, plan)
     )
     found, expected = settle(back, "deepspeed")[0], settle(plan, "deepspeed")[0]
-    for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "offload", "numerics"):
+    for section in ("mesh", "micro_batch", "data_parallel", "tensor_parallel", "offload", "numerics", "execution"):
         assert getattr(found, section) == getattr(expected, section), section
+
+
+def test_torch_s_adam_is_asked_for_where_the_device_runs_it():
+    """As the stack was predicted; on the host the config's own is DeepSpeed's for processors."""
+    assert config(dp=8, zero=2)["optimizer"]["params"]["torch_adam"] is True
+    assert "torch_adam" not in config(dp=8, zero=2, offload_optimizer="cpu")["optimizer"]["params"]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
