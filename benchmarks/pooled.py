@@ -196,9 +196,9 @@ class Pool:
                     self.slopes[at, place[name]], self.values[place[name]] = slope, value
         self.held = np.array([bool(only) and name[1] not in only for name in self.names])
         self.slopes[:, self.held] = 0.0
-        # what vendors' runs tell is theirs to tell: ordinary runs tell of their own stacks and devices
-        ordinary = np.array([run.population == "ordinary" for run in runs])
-        self.slopes[np.ix_(ordinary, self.slopes[~ordinary].any(axis=0))] = 0.0
+        if not only:  # what vendors' runs tell is theirs to tell: ordinary runs tell of their own stacks and devices
+            ordinary = np.array([run.population == "ordinary" for run in runs])
+            self.slopes[np.ix_(ordinary, self.slopes[~ordinary].any(axis=0))] = 0.0
         self.adds = np.array([name[2].endswith(("_s", "_us")) for name in self.names])
         self.errors = np.array([run.error for run in runs], dtype=np.float64)
         counts = Counter(run.source for run in runs)

@@ -146,9 +146,9 @@ def test_changes_say_what_the_framework_of_the_stack_cannot_run(tmp_path):
     assert gains["--zero 1"].verdict.endswith(", not with torchtitan")
     assert gains["--micro-batch 8"].not_with == ""
     assert not any("graphs" in change for change in gains)
-    (tmp_path / "megatron").mkdir()
-    plan = scenario(stack="megatron", **{"plan.zero": 1, "plan.micro_batch": 1, "training.seq_len": 128})
-    found, _ = explained(tmp_path / "megatron", plan.inputs(), plan)
+    (tmp_path / "nemo").mkdir()
+    plan = scenario(stack="nemo", **{"plan.zero": 1, "plan.micro_batch": 1, "training.seq_len": 128})
+    found, _ = explained(tmp_path / "nemo", plan.inputs(), plan)
     (graphed,) = (each for each in found.changes.gains if each.change == "--set plan.graphs=attention+mlp")
     assert graphed.gain_s > 0
     assert (graphed.fits, graphed.not_with) == (True, "")
