@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from fit_runs import _update
+from fit_runs import update_profile
 from intervals import NINE_IN_TEN, write_intervals
 from normalise.tables import read_published
 from numpy.typing import NDArray
@@ -147,7 +147,7 @@ def main() -> None:
         )
         for name in (device, *(name for name, other in ALIKE.items() if other == device)):
             path = ROOT / "hardware_profiles" / "devices" / f"{name}.yaml"
-            _update(path, "device", {CLOCKS[0]: clock}, note)
+            update_profile(path, "device", {CLOCKS[0]: clock}, note)
         width = float(np.exp(NINE_IN_TEN * deviation))
         ends = {
             f"kernels.{CLOCKS[0]}": (clock / width, min(clock * width, bounds_of(("device", device, CLOCKS[0])).high))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from intervals import NINE_IN_TEN
 from normalise.tables import read_published
 from pooled import NOISE
 from tables import DATA
@@ -47,7 +48,7 @@ def main() -> None:
     for (name, _), some in zip(told, errors, strict=True):
         print(f"{name}: {fine[np.abs(some).argmin()]:.2f}")
     loss = (errors**2).sum(axis=0) / NOISE**2
-    inside = fine[loss <= loss.min() + 1.645**2]
+    inside = fine[loss <= loss.min() + NINE_IN_TEN**2]
     print(f"{len(told)} runs: {KEY} {fine[loss.argmin()]:.2f} (90 %: {inside[0]:.2f} to {inside[-1]:.2f})")
 
 

@@ -155,7 +155,7 @@ def write(pool: Pool, only: Sequence[str] = ()) -> None:
             f"fitted to {len(mine)} runs ({'; '.join(sources)}), drawn to what others are like; median absolute error "
             f"of step time {np.median(errors[mine]):.1%}"
         )
-        _update(ROOT / "hardware_profiles" / f"{kind}s" / f"{part}.yaml", kind, values, note)
+        update_profile(ROOT / "hardware_profiles" / f"{kind}s" / f"{part}.yaml", kind, values, note)
 
 
 def write_alike(pool: Pool, found: Fitted) -> None:
@@ -164,7 +164,7 @@ def write_alike(pool: Pool, found: Fitted) -> None:
     for stack, kind in UNSEEN.items():
         values = {key: float(np.exp(known[f"{key} like {kind}"])) for key in BY_KIND}
         note = f"no number is fitted to runs of its own; launch costs are those of all stacks like {kind}"
-        _update(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
+        update_profile(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
     for device in files.bundled("devices"):
         parts = list(effects_of(("device", device, CLOCKS[1])))
         if ("device", device, CLOCKS[0]) in pool.names or f"{CLOCKS[0]} of {architecture(device)}" not in known:
@@ -176,7 +176,7 @@ def write_alike(pool: Pool, found: Fitted) -> None:
         if alike := like_measured(device, dict(zip(pool.names, pool.values.tolist(), strict=True))):
             note = f"that of {alike[0]} by the clocks that both have in long products (AMD, max-achievable FLOPs)"
             values = alike[1]
-        _update(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
+        update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
 
 
 def write_spreads(found: Fitted) -> None:
@@ -207,7 +207,8 @@ def _written(values: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
+def update_profile(path: Path, kind: str, values: dict[str, float], note: str) -> None:
+    """Put values of a profile of a kind, in SI units, and where they come from into its file."""
     from ruamel.yaml import YAML
 
     parser = YAML()

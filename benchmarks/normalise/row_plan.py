@@ -11,6 +11,7 @@ from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, sche
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.rows import MEGATRONS
+from simpar.validation.sharding import sharding_in_words
 
 from .dense import is_mixture, unfused
 from .labels import is_primus
@@ -237,14 +238,6 @@ def _named_schedule(words: str) -> str | None:
     return None if known is None or SCHEDULES[known].usual else known
 
 
-def _offloaded(words: str) -> dict[str, object]:
-    """What a DeepSpeed configuration keeps on the host, by the words of the sharding column."""
-    if not re.search(r"(on|to) the (cpu|host)|cpu offload", words):
-        return {}
-    both = re.search("parameters", words) is not None
-    return {"offload_optimizer": "cpu", **({"offload_parameters": "cpu"} if both else {})}
-
-
 def maxtext_words(row: Row) -> dict[str, object]:
     """What MaxText's remat policies offload, and its weight_dtype, which gradients and Adam's moments follow."""
     notes = text(row, "notes").lower()
@@ -287,11 +280,9 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if re.search(r"zero-2-like|grad-op|without reshard", words):
         return {"zero": 2, "kind": "fsdp"}
     if stage and "fsdp" not in words:
-        within = re.search(r"within (\d+) ranks", words)
-        replicas = dp // int(within[1]) if within and int(within[1]) < dp else 1
         zero = int(stage[stage.lastindex or 1])
         used = zero if dp > 1 or zero == 3 else 0  # the hooks of ZeRO-3 run on one device as well
-        return {"zero": used, **_offloaded(words), **({"hsdp": replicas} if replicas > 1 else {})}
+        return sharding_in_words(words, dp, lambda: per_node) | {"zero": used}
     if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
         width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
         shards = int(width[1] or width[2]) if width else dp

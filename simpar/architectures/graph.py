@@ -138,6 +138,14 @@ class Operator:
         """Whether it looks up a token table, whose rows tensor parallelism shards; position tables are not sharded."""
         return self.kind == "embedding" and any("vocab" in dims for w in self.weights for _, dims in w.size)
 
+    @property
+    def projections(self) -> list[Size]:
+        """Columns of each projection of one input that a packed product stands for."""
+        result: list[Size] = []
+        for times, names in self.columns:
+            result += [term(*names)] * times if names else [term(times=times)]
+        return result
+
     def computes_in(self, precision: str) -> str:
         """Precision of this product in a run of ``precision``: recipes keep some in more bits."""
         return self.kept_in.get(precision, precision)
@@ -185,8 +193,8 @@ class Block:
         largest: Numbers = 0.0
         for op in (op for op in self.operators if op.weights):
             alone: Numbers = 0.0
-            for times, names in op.columns:
-                alone = np.maximum(alone, evaluate(((1, names),), own) if names else times)
+            for columns in op.projections:
+                alone = np.maximum(alone, evaluate(columns, own))
             for weight in op.weights:
                 size = evaluate(weight.size, own)
                 one = size * alone / evaluate(op.columns, own) if weight.kind in ("matrix", "expert") else size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from simpar.architectures.graph import Dims, Operator, Size, Weight, evaluate, term
+from simpar.architectures.graph import Dims, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
 from simpar.precisions import Precision
 from simpar.stacks.stack import Stack
@@ -57,21 +57,13 @@ def count_projections(op: Operator, stack: Stack) -> int:
         return 1
     if op.name == "qk_norm":
         return 2
-    return len(_projections(op)) if op.name.partition(".")[0] in PACKED else 1
-
-
-def _projections(op: Operator) -> list[Size]:
-    """Columns of the projections that a packed product stands for."""
-    result: list[Size] = []
-    for times, names in op.columns:
-        result += [term(*names)] * times if names else [term(times=times)]
-    return result
+    return len(op.projections) if op.name.partition(".")[0] in PACKED else 1
 
 
 def projection_widths(op: Operator, sizes: Sizes) -> list[Numbers]:
     """Columns of every product that an operator stands for."""
     apart = count_projections(op, sizes.stack) > 1
-    return [evaluate(columns, sizes.dims) for columns in (_projections(op) if apart else [op.columns])]
+    return [evaluate(columns, sizes.dims) for columns in (op.projections if apart else [op.columns])]
 
 
 def count_modules(op: Operator, dims: Dims, stack: Stack) -> Numbers:

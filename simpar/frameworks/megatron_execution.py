@@ -7,6 +7,7 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options
+from simpar.plan.choices.execution import split_parts
 
 BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_router"}
@@ -26,7 +27,7 @@ def attention_losses(s: Subject, *, has_sinks: bool) -> Iterator[Loss]:
 def graph_losses(s: Subject, *, recomputes_layers: bool) -> Iterator[Loss]:
     """What of a layer cannot be captured (``TransformerConfig.__post_init__`` of megatron-core 0.19.2)."""
     graphs = s.plan.execution.graphs
-    parts = set() if graphs in (None, "none") else set(str(graphs).split("+"))
+    parts = set(split_parts(graphs))
     experts = architecture(s.graph).experts
     reasons = {
         "a graph of the whole step has no other beside it": "step" in parts and len(parts) > 1,
@@ -40,13 +41,13 @@ def graph_losses(s: Subject, *, recomputes_layers: bool) -> Iterator[Loss]:
 
 def graph_options(s: Subject) -> Options:
     """Arguments of CUDA graphs: per layer by Transformer Engine, or of the whole iteration."""
-    graphs = s.plan.execution.graphs
-    if graphs in (None, "none"):
+    parts = split_parts(s.plan.execution.graphs)
+    if not parts:
         return {}
-    if graphs == "step":
+    if parts == ("step",):
         switches = ("--te-rng-tracker", "--no-check-for-nan-in-loss-and-grad")
         return {"--cuda-graph-impl": "full_iteration", **dict.fromkeys(switches)}
-    modules = [GRAPHED[part] for part in str(graphs).split("+")]
+    modules = [GRAPHED[part] for part in parts]
     return {"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": modules, "--te-rng-tracker": None}
 
 

@@ -103,9 +103,14 @@ class Execution(Section):
         return fused if fused == "compiled" else _check_parts(fused, FUSED, "fused", "none, compiled")
 
 
+def split_parts(names: str | None) -> tuple[str, ...]:
+    """The names that a choice joins by +; none of "none" and of what a plan leaves to the stack."""
+    return () if names in (None, "none") else tuple(str(names).split("+"))
+
+
 def _check_parts(names: str | None, known: tuple[str, ...], done: str, others: str = "none") -> str | None:
     """Names joined by +, if all of them are known. Raises ValueError for another one."""
-    for part in () if names in (None, "none") else str(names).split("+"):
+    for part in split_parts(names):
         if part not in known:
             raise ValueError(
                 f"{part!r} is not {done}{files.suggest(part, known)}; allowed: {others}, or parts joined by +: "
@@ -164,8 +169,7 @@ def _with_segments(stack: Stack, expandable: bool) -> Stack:
 
 
 def _with_graphs(stack: Stack, graphs: str) -> Stack:
-    parts = () if graphs == "none" else tuple(graphs.split("+"))
-    return stack.model_copy(update={"launch": stack.launch.model_copy(update={"graphs": parts})})
+    return stack.model_copy(update={"launch": stack.launch.model_copy(update={"graphs": split_parts(graphs)})})
 
 
 def _with_dispatcher(stack: Stack, dispatcher: str) -> Stack:
@@ -187,7 +191,7 @@ def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
     An eager norm keeps its input in fp32, an eager gated activation its activated gate; a fused one keeps its inputs
     and the product that the next matrix product reads, or less if the stack's own kernel does.
     """
-    parts = COMPILED if fused == "compiled" else () if fused == "none" else tuple(fused.split("+"))
+    parts = COMPILED if fused == "compiled" else split_parts(fused)
     on = {name: name in parts for name in FUSED}
     loss = on.pop("loss") or (fused == "compiled" and stack.fusion.cross_entropy)
     gate = "all" if not on["activation"] else "product" if stack.memory.gate == "all" else stack.memory.gate
