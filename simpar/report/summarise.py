@@ -291,7 +291,7 @@ def _stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[S
             capacity_bytes=one.capacity_bytes,
             **{f"{part}_bytes": size for part, size in parts.items()},
             peak_bytes=sum(parts.values()),
-            peak_time_s=0.0 if one.peaks_between else use.peak_time_ns / NS_PER_S,
+            peak_time_s=int(use.time_ns[-1] if one.peaks_between else use.peak_time_ns) / NS_PER_S,
             peak_op=_peak_name(context.lowered, one),
         )
         known = stages.get(one.stage)

@@ -21,6 +21,7 @@ from simpar.report.accounting import CAUSES, Accounts, account
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION
 from simpar.simulation import lower_job, make_job, simulate
+from simpar.stacks.stack import load_stack
 from simpar.tracing.load import load_model
 from tests.gate import assert_law, some
 
@@ -219,3 +220,13 @@ def test_figures_without_a_timeline_are_those_of_the_whole_report() -> None:
     assert whole.pop("timeline")["stages"]
     assert sum(whole["why"].pop("critical_path_s").values()) > 0
     assert figures == whole
+
+
+def test_a_peak_in_the_update_is_behind_the_passes():
+    """DeepSpeed copies gradients to fp32 there: what is left of the step is the update and the overhead."""
+    plan, training = Plan(zero=3, recompute="full"), Training(seq_len=512, global_batch=8)
+    result = simulate("llama-3-8b", "dgx-h100", plan, training, stack="deepspeed")
+    (stage,) = result.memory.stages
+    assert stage.peak_op == "the optimizer's update"
+    left_s = result.time_breakdown_s.optimizer + load_stack("deepspeed").launch.step_overhead_s
+    assert stage.peak_time_s == pytest.approx(result.step_time_s - left_s, rel=1e-6)
