@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/fit_devices.py [--write]
 
-Before any run a device has the clock of its power and kind (pooled.py, general values of docs/modeling.md), at most 1,
+Before any run a device has the clock of its power and kind (general values of fit_runs.py, clocks.json), at most 1,
 and kernels that nobody has timed; both may be off. Runs of one source err together. The most probable clock weighs
 them; all else stays as other devices show it, so what is slow for another reason moves a clock by a part only.
 Deterministic. With --write values, intervals and where they come from go into the profiles.
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from clocks import general_clock
 from fit_runs import update_profile
 from intervals import NINE_IN_TEN, write_intervals
 from normalise.tables import read_published
@@ -34,8 +35,6 @@ from simpar.validation.table import suspect
 Floats = NDArray[np.float64]
 TABLES = ("measured_runs_dev.csv", "measured_ordinary_dev.csv")
 ALIKE = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # one board with less memory
-GENERAL, EXPONENT, OTHER = 0.75, 0.32, 1.26
-"""Clock at 0.5 W a TFLOP/s, the power that it grows with, and how much higher it is where nothing throttles."""
 KERNELS = 0.15
 """How far shares of peak of kernels that nobody timed may be off, as a logarithm: 0.65 to 0.96 were measured."""
 SOURCE = {"A": 0.08, "B": 0.1, "C": 0.2, "": 0.08}
@@ -56,9 +55,10 @@ class Measured:
 
 def clock_before_runs(device: str) -> float:
     """The clock of a device by its power alone, at most 1."""
+    usual, exponent, unthrottled = general_clock()
     if re.match(UNTHROTTLED, device):
-        return min(1.0, GENERAL * OTHER)
-    return min(1.0, GENERAL * (power_of(device) / POWER) ** EXPONENT)
+        return min(1.0, usual * unthrottled)
+    return min(1.0, usual * (power_of(device) / POWER) ** exponent)
 
 
 def measured_runs() -> list[Measured]:

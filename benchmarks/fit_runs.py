@@ -6,7 +6,8 @@ All parameters at once, never a number per row or source: general values by the 
 stack, and small departures that runs must pay for (pooled.py). Every parameter is moved once for each run (its
 sensitivity, which --rows keeps), the most probable values are found, the runs are predicted with them, and both are
 repeated from there. Deterministic. A value at the end of what is possible fails. With --write values and where they
-come from go into the profiles, and the spreads of departures into simpar/learning/spreads.json.
+come from go into the profiles, the spreads of departures into simpar/learning/spreads.json, and what clocks have in
+common into benchmarks/clocks.json, which fit_devices.py reads.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from calibrate_uncertainty_rows import errors_under, kept_runs
+from clocks import write_general_clock
 from intervals import NINE_IN_TEN, write_intervals
 from numpy.typing import NDArray
 from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
@@ -71,6 +73,7 @@ def main() -> None:
         write(pool)
         write_alike(pool, found)
         write_spreads(found)
+        write_general_clock(dict(zip(pool.effects, found.effects.tolist(), strict=True)))
         write_sure(pool, found)
 
 
