@@ -5,7 +5,8 @@ Usage: python benchmarks/fit_devices.py [--write]
 Before any run a device has the clock of its power and kind (general values of fit_runs.py, clocks.json), at most 1,
 and kernels that nobody has timed; both may be off. Runs of one source err together. The most probable clock weighs
 them; all else stays as other devices show it, so what is slow for another reason moves a clock by a part only.
-Deterministic. With --write values, intervals and where they come from go into the profiles.
+Deterministic. With --write values, intervals and where they come from go into the profiles, and what attention is
+expected to reach where PyTorch's is a Triton kernel.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from fit_runs import update_profile
 from intervals import NINE_IN_TEN, write_intervals
 from normalise.tables import read_published
 from numpy.typing import NDArray
-from pooled import EXPECTED, FAR, FEW_RUNS, NOISE, PASSES, POWER, UNTHROTTLED, power_of
+from pooled import EXPECTED, FAR, FEW_RUNS, GENERAL, NOISE, PASSES, POWER, UNTHROTTLED, power_of
 from tables import DATA, ROOT
 
-from simpar.learning.parameters import CLOCKS, bounds_of, tuning_of
+from simpar.cost.kernels import KernelModel
+from simpar.hardware.device import load_device
+from simpar.learning.parameters import ATTENTION, CLOCKS, bounds_of, tuning_of
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.open_settings import choose_open_settings
 from simpar.validation.predict import cluster_of, has_rate, predict_time_s, with_rates
@@ -35,6 +38,9 @@ from simpar.validation.table import suspect
 Floats = NDArray[np.float64]
 TABLES = ("measured_runs_dev.csv", "measured_ordinary_dev.csv")
 ALIKE = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # one board with less memory
+TRITON_ONLY = ("mi250x", "mi300x", "mi355x")
+"""Boards on which PyTorch's scaled dot product is a Triton kernel, AOTriton, which nobody timed here; those like them
+have theirs."""
 KERNELS = 0.15
 """How far shares of peak of kernels that nobody timed may be off, as a logarithm: 0.65 to 0.96 were measured."""
 SOURCE = {"A": 0.08, "B": 0.1, "C": 0.2, "": 0.08}
@@ -123,11 +129,27 @@ def _error(run: Measured, clock: float) -> tuple[float, float]:
     return float(np.log(run.time_s / times[0])), float(np.log(times[0] / times[1])) / STEP
 
 
+def triton_shares(device: str) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Shares of peak of a Triton kernel of attention on a device, and their intervals, before any run."""
+    expected, known = GENERAL[ATTENTION], KernelModel(load_device(device)).parameters
+    width = float(np.exp(NINE_IN_TEN * expected.off_by))
+    values, ends = {}, {}
+    for way in ("forward", "backward"):
+        share = expected.usual * known[f"attention_{way}_efficiency"]
+        values[f"flash2_{way}_efficiency"] = share
+        ends[f"kernels.flash2_{way}_efficiency"] = (share / width, share * width)
+    return values, ends
+
+
 def main() -> None:
     """Fit, print, and write on request."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
+    for device in TRITON_ONLY if arguments.write else ():
+        values, ends = triton_shares(device)
+        update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values)
+        write_intervals("devices", {device: ends})
     runs = measured_runs()
     for device in FEW_RUNS:
         mine = [run for run in runs if run.device == device]

@@ -210,7 +210,7 @@ def _written(values: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def update_profile(path: Path, kind: str, values: dict[str, float], note: str) -> None:
+def update_profile(path: Path, kind: str, values: dict[str, float], note: str = "") -> None:
     """Put values of a profile of a kind, in SI units, and where they come from into its file."""
     from ruamel.yaml import YAML
 
@@ -224,7 +224,8 @@ def update_profile(path: Path, kind: str, values: dict[str, float], note: str) -
         kernels = document.setdefault("kernels", {})
         kernels |= _written(values)
         kept = str(document.get("provenance") or "").split("; sustained clock")[0]
-        document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
+        if note:
+            document["provenance"] = f"{kept}; sustained clock {note}".removeprefix("; ")
     elif kind == "cluster":
         for key, value in values.items():
             *sections, field = key.split(".")

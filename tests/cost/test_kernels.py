@@ -429,6 +429,18 @@ def test_backward_kernels_pay_for_the_wider_of_keys_and_values() -> None:
         assert replace(MODEL, attention=exempt).head_dim(192, 128, backward=True) == 160
 
 
+@pytest.mark.parametrize("board", ["mi250x", "mi300x", "mi325x", "mi355x"])
+def test_pytorch_s_attention_on_amd_is_a_triton_kernel(board: str) -> None:
+    """AOTriton, at 0.65 of the fastest kernels both ways, beyond the launch."""
+    for backward in (False, True):
+        fastest, own = (KernelModel(load_device(board), attention=kernel) for kernel in ("flash", "flash2"))
+        longer = [
+            model.attention_time_s((1, 8192, 32, 128), context=8192, seen=4096, backward=backward) - model.latency_s
+            for model in (fastest, own)
+        ]
+        assert longer[0] / longer[1] == pytest.approx(0.65)
+
+
 def test_a_stack_s_attention_has_a_rate_of_its_own_on_a_device() -> None:
     """A kernel that is slow against its family on one device need not be on another."""
     fusion = Fusion(attention_rate={"others": 0.5, "h100-sxm-80gb": 0.8})
