@@ -58,7 +58,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
     if "lora" in text(row, "model_name").lower():
         eight_bits = plan["precision"] == "fp8" and stack.name in MEGATRONS
-        plan |= adapters(row, recipe=stack.name, eight_bits=eight_bits)
+        plan |= adapters(row, recipe=stack.name, eight_bits=eight_bits, four_bits=_is_nf4(row))
     if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
         plan["offload_activations"] = int(offloaded.group(1)) / read_count(row, "n_layers")
     if cp > 1 and "cp all-to-all" in overlap_words(row):
@@ -201,8 +201,15 @@ def _recompute(row: Row) -> str:
     raise Unmodelled(f"recompute {words!r} is not a known word")
 
 
+def _is_nf4(row: Row) -> bool:
+    """Whether frozen weights are in 4 bits; products beside them are in bf16."""
+    return "nf4" in text(row, "precision").lower()
+
+
 def _precision(row: Row) -> str:
     words = text(row, "precision").lower()
+    if _is_nf4(row):
+        return "bf16"
     if re.search(r"fp4", words):
         return "mxfp4" if "mxfp4" in words else "nvfp4"
     if re.search(r"fp8|float8", words):

@@ -118,16 +118,21 @@ def is_of_contest(row: Row) -> bool:
     return re.search(r"mlperf|mlcommons", words) is not None
 
 
-def adapters(row: Row, *, recipe: str = "", eight_bits: bool = False) -> dict[str, object]:
+def adapters(row: Row, *, recipe: str = "", eight_bits: bool = False, four_bits: bool = False) -> dict[str, object]:
     """A plan's low-rank adapters: rank and projections from notes, else from the framework's recipes.
 
     NeMo's have rank 32 at the packed qkv, those of "automodel" 16 at all projections. In contests, weights that are
     frozen beside 8-bit products of Megatron-Core are in ``eight_bits`` without transposed copies [NVIDIA
     Megatron-Bridge, presets of MLPerf's llama2_70b_lora]; NeMo keeps these copies, which take as much as 16 bits.
+    Beside weights in ``four_bits`` all projections have rank 64 [QLoRA, arXiv 2305.14314, appendix B.2].
     """
     rank_of, parts_of = (16, EVERYWHERE) if recipe == "automodel" else (32, ATTENTION[:3])
+    if four_bits:
+        rank_of, parts_of = 64, EVERYWHERE
     words = text(row, "notes").lower()
     rank = _RANK.search(words)
     said = next((parts for pattern, parts in _ADAPTED if re.search(pattern, words)), parts_of)
     frozen = {"frozen_dtype": "fp8"} if eight_bits and is_of_contest(row) else {}
+    if four_bits:
+        frozen = {"frozen_dtype": "nf4"}
     return {"lora_rank": int(rank[1] or rank[2]) if rank else rank_of, "lora_targets": said, **frozen}

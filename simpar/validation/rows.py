@@ -62,6 +62,10 @@ _RECOMPUTE = (
     | dict.fromkeys(YES, FULL)
     | {"every other layer": policy_of_every(2)}
 )
+_NF4 = ("nf4", "qlora", "bnb_4bit")
+"""Words for frozen weights in 4 bits, beside which products are in bf16."""
+_UPDATES = {f"adamw_torch{end}": kernels for end, kernels in (("", "foreach"), ("_fused", "fused"))}
+"""transformers' names of torch's AdamW, and its kernels on CUDA."""
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 STAGES = {
     **{f"{word}{stage}": stage for word in ("", "zero", "stage", "zerostage") for stage in (0, 1, 2, 3)},
@@ -98,14 +102,15 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
     schedule, vpp = _schedule(row, pp)
     plan: dict[str, Any] = {
         "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
-        "recompute": _recompute(row, stack), "precision": _precision(row),
-        "schedule": schedule,
-    }  # fmt: skip
+        "recompute": _recompute(row, stack), "schedule": schedule,
+    } | _precision(row)  # fmt: skip
     plan |= _sharding(row, replicas * cp, per_node, stack)
     if mixture or read_count(row, "ep", 1) > 1:
         plan["ep"] = read_count(row, "ep", 1)
         if (beside := expert_overlap(text(row, "overlap_notes"))) is not None:
             plan["ep_overlap"] = beside
+    if kernels := _UPDATES.get(text(row, "optimizer").lower()):
+        plan |= {"optimizer": "adamw", "optimizer_kernels": kernels}
     for name in OTHERS_OF_PLAN:
         value = plain(row, name)
         if value is not None and name not in plan and not _is_tuned(row, name):
@@ -154,9 +159,14 @@ def _recompute(row: Row, stack: str) -> str:
     return _RECOMPUTE.get(word, word)
 
 
-def _precision(row: Row) -> str:
+def _precision(row: Row) -> dict[str, str]:
+    """Precision of products, and dtype of frozen weights where a word names that. Raises Unmodelled."""
     word = text(row, "precision").lower().replace(" ", "_")
-    return _PRECISIONS.get(word, word) or "bf16"
+    if word not in _NF4:
+        return {"precision": _PRECISIONS.get(word, word) or "bf16"}
+    if not text(row, "lora_rank") and not read_count(row, "frozen_layers", 0):
+        raise Unmodelled(f"precision {word} is of frozen weights: lora_rank not published")
+    return {"precision": "bf16", "frozen_dtype": "nf4"}
 
 
 def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]:

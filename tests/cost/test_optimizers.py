@@ -44,7 +44,17 @@ def step(training=TRAINING, **plan):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "width"), [("adamw", 8), ("lion", 4), ("sgd_momentum", 4), ("sgd", 0), ("adamw_8bit", 2 + 8 / 256)]
+    ("optimizer", "width"),
+    [
+        ("adamw", 8),
+        ("lion", 4),
+        ("sgd_momentum", 4),
+        ("sgd", 0),
+        ("adamw_8bit", 2 + 8 / 256),
+        ("lion_8bit", 1 + 4 / 256),
+        ("paged_adamw", 8),
+        ("paged_adamw_8bit", 2 + 8 / 256),
+    ],
 )
 def test_states_of_elementwise_optimizers(optimizer, width):
     """Bytes a parameter: two or one fp32 moments, or two bytes and a scale in every 256 [arXiv 2110.02861]."""

@@ -29,6 +29,30 @@ def test_usual_words_for_sharding(words: str, zero: int, hsdp: int | None) -> No
     assert (plan["zero"], plan.get("hsdp")) == (zero, hsdp)
 
 
+@pytest.mark.parametrize("word", ["nf4", "QLoRA", "bnb 4bit"])
+def test_four_bits_are_those_of_frozen_weights(word: str) -> None:
+    """Products beside them are in bf16; without adapters nothing would be trained."""
+    plan = case({**ROW, "precision": word, "lora_rank": "64"}).plan
+    assert (plan["precision"], plan["frozen_dtype"], plan["lora_rank"]) == ("bf16", "nf4", 64)
+    with pytest.raises(Unmodelled, match="of frozen weights: lora_rank not published"):
+        case({**ROW, "precision": word})
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("adamw_torch", {"optimizer": "adamw", "optimizer_kernels": "foreach"}),
+        ("adamw_torch_fused", {"optimizer": "adamw", "optimizer_kernels": "fused"}),
+        ("paged_adamw_8bit", {"optimizer": "paged_adamw_8bit"}), ("galore", {"optimizer": "galore"}),
+    ],
+)  # fmt: skip
+def test_optimizers_by_the_names_of_transformers(word: str, said: dict[str, str]) -> None:
+    """Torch's AdamW says how it runs, too."""
+    plan = case({**ROW, "optimizer": word}).plan
+    assert {name: plan.get(name) for name in said} == said
+    assert "optimizer_kernels" in said or "optimizer_kernels" not in plan
+
+
 def test_slices_are_replicas() -> None:
     """Four slices of 256 TPUs, sharded inside each."""
     row = {

@@ -110,7 +110,7 @@ CHOICES = in_section(
         is_exported=True,
         is_column=True,
         flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
-        measured="bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4",
+        measured="bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4; nf4 or QLoRA: of frozen weights",
         axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label=None),
         moves=Moves(menu=lambda *_: PRECISIONS, replacements=replace_with("precision", "fp8", "bf16")),
     ),

@@ -15,6 +15,10 @@ def _listed() -> dict[str, Optimizer]:
 
 
 OPTIMIZERS = _listed()
+IN_LIBRARIES = {
+    "adamw_bnb_8bit": "adamw_8bit", "paged_adamw_32bit": "paged_adamw", "lion_32bit": "lion", "galore_adamw": "galore",
+}  # fmt: skip
+"""Names of transformers and bitsandbytes for the same optimizers."""
 DEFAULT_OPTIMIZER = next(each.name for each in OPTIMIZERS.values() if each.usual)
 """The optimizer of plans that name none."""
 BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_shape)
@@ -34,7 +38,8 @@ def in_torch(name: str) -> InTorch:
 
 
 def known_optimizer(name: str) -> str:
-    """The name itself. Raises ValueError with a suggestion for an unknown one."""
+    """The name, in place of a library's name for the same. Raises ValueError with a suggestion for an unknown one."""
+    name = IN_LIBRARIES.get(name, name)
     if name not in OPTIMIZERS:
         raise ValueError(f"is not an optimizer{files.suggest(name, OPTIMIZERS)}{files.allowed(OPTIMIZERS)}")
     return name

@@ -1,9 +1,16 @@
-"""Optimizers that update value by value: SGD, AdamW, Lion, and AdamW with states of eight bits."""
+"""Optimizers that update value by value: SGD, AdamW, Lion, and the last two with states of eight bits, or paged.
+
+Paged states are in memory that CUDA manages, whose pages go to the host when the device is short of memory
+[bitsandbytes, ``optim/optimizer.py``: ``get_paged``]. They count as on the device; their moves are not modelled.
+"""
+
+from dataclasses import replace
 
 from simpar.plan.optimizers.optimizer import SCALE_BLOCK, InTorch, Optimizer
 from simpar.units import DTYPE_BYTES
 
-OPTIMIZERS = (
+_EIGHT_BITS = 1.0 + DTYPE_BYTES["fp32"] / SCALE_BLOCK
+_AS_PLAIN = (
     Optimizer(
         "adamw",
         "Adam with decoupled weight decay: two moments [arXiv 1711.05101]",
@@ -33,6 +40,31 @@ OPTIMIZERS = (
         "2021-10",
         moments=2,
         others=2,
-        width_bytes=1.0 + DTYPE_BYTES["fp32"] / SCALE_BLOCK,
+        width_bytes=_EIGHT_BITS,
+    ),
+    Optimizer(
+        "lion_8bit",
+        "Lion with a momentum of eight bits, a scale for every 256 of them [bitsandbytes, Lion8bit]",
+        "2023-04",
+        moments=1,
+        others=1,
+        width_bytes=_EIGHT_BITS,
+    ),
+)
+_PAGED = {"adamw": "paged_adamw", "adamw_8bit": "paged_adamw_8bit"}
+OPTIMIZERS = (
+    *_AS_PLAIN,
+    *(
+        replace(
+            each,
+            name=_PAGED[each.name],
+            summary=f"{each.name} with paged states, counted as on the device [bitsandbytes, arXiv 2305.14314]",
+            month="2023-05",
+            on_host=False,
+            in_torch=None,
+            usual=False,
+        )
+        for each in _AS_PLAIN
+        if each.name in _PAGED
     ),
 )

@@ -86,6 +86,14 @@ def test_an_unknown_name_gets_a_suggestion():
         Numerics(optimizer="lions")
 
 
+@pytest.mark.parametrize("theirs", optimizers.IN_LIBRARIES)
+def test_names_of_libraries_are_the_same_optimizers(theirs):
+    """They are none of ours, and are replaced by one of ours."""
+    assert theirs not in OPTIMIZERS
+    assert Plan(optimizer=theirs).numerics.optimizer == optimizers.IN_LIBRARIES[theirs]
+    assert optimizers.IN_LIBRARIES[theirs] in OPTIMIZERS
+
+
 def test_a_new_optimizer_is_one_file(tmp_path, monkeypatch):
     """A file that is dropped into the folder is listed, behind the usual one and by its month."""
     (tmp_path / "new.py").write_text(
