@@ -8,6 +8,7 @@ from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job, scripts
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
 from simpar.frameworks.yaml_text import yaml_file
+from simpar.plan.choices.execution import split_parts
 
 CONFIG = "accelerate.yaml"
 _MAIN = '''
@@ -74,6 +75,8 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
     if s.plan.mesh.cp > 1 and data.zero < 2:
         yield Loss("cp", s.plan.mesh.cp, "context parallelism comes with FSDP: zero 2 or 3")
+    if split_parts(fused := s.plan.execution.fused_kernels) and fused != "compiled":
+        yield Loss("fused_kernels", fused, "the target has torch.compile or none")
     yield from rules.offload_of_shards(s)
     yield from rules.chosen_losses(
         s,
@@ -101,6 +104,8 @@ def options(s: Subject) -> Options:
         "use_cpu": False,
         "debug": False,
     }
+    if s.plan.execution.fused_kernels == "compiled":
+        options |= {"dynamo_config.dynamo_backend": "INDUCTOR"}
     return options | (_sharding(s) if sharded else {})
 
 
@@ -160,5 +165,5 @@ ACCELERATE = Target(
     files=files,
     notes=notes,
     read=read,
-    features=("offload",),
+    features=("offload", "fused_kernels", "optimizer_kernels"),
 )

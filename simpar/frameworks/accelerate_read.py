@@ -34,6 +34,7 @@ def read(text: str, name: str) -> Imported:
     if ranks and ranks % inside:
         raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
+    values["fused_kernels"] = _fused(given)
     plan = plan_said(values)
     notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
     return Imported(plan, given.rest(), notes, asks={"model": MODEL_NOTE})
@@ -44,6 +45,12 @@ def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
     if file := given.get("deepspeed_config.deepspeed_config_file"):
         yield f"{file} is another file: import it with --from deepspeed."
+
+
+def _fused(given: ConfigReader) -> str | None:
+    """What the compiler fuses; backends without inductor trace kernels and fuse none, and are left unread."""
+    key = "dynamo_config.dynamo_backend"
+    return "compiled" if str(given.get(key, "NO")).upper() == "INDUCTOR" else None
 
 
 def _precision(given: ConfigReader) -> str:

@@ -45,6 +45,8 @@ def losses(s: Subject) -> Iterator[Loss]:
     """What a DeepSpeed config cannot say."""
     yield from hugging_face.losses(s)
     yield from rules.no_axis(s, "cp", "Ulysses is set up in code, no option")
+    if (kernels := s.plan.execution.optimizer_kernels) == "single":
+        yield Loss("optimizer_kernels", kernels, "Adam is DeepSpeed's fused one, or torch's over all arrays")
     data = s.plan.data_parallel
     if data.hsdp > 1:
         yield Loss("hsdp", data.hsdp, "states are sharded over all ranks; hpZ keeps a second copy of parameters only")
@@ -140,7 +142,8 @@ def _optimizer(s: Subject) -> Options:
     options: Options = {"optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE}
     if (momentum := placeholders.momentum(name)) is None:
         on_device = s.plan.offload.offload_optimizer in (None, "none")
-        of_torch = {"optimizer.params.torch_adam": True} if on_device else {}
+        own = s.plan.execution.optimizer_kernels == "fused"
+        of_torch = {"optimizer.params.torch_adam": True} if on_device and not own else {}
         return options | {
             "optimizer.params.betas": list(placeholders.BETAS),
             "optimizer.params.weight_decay": placeholders.WEIGHT_DECAY,
@@ -185,6 +188,6 @@ DEEPSPEED = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("offload", "expandable_segments"),
+    features=("offload", "expandable_segments", "optimizer_kernels"),
     read=read,
 )

@@ -9,6 +9,8 @@ from simpar.frameworks.launch import comment
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import OF_TORCH
 
+KERNELS = {"fused": "fused=True", "foreach": "foreach=True", "single": "foreach=False"}
+"""Arguments of torch's optimizers by the kernels of their update."""
 _HEAD = '''"""Train a causal language model on random tokens."""
 
 import os
@@ -75,6 +77,8 @@ def optimizer(s: Subject) -> str:
     momentum = placeholders.momentum(name)
     decay = f"betas={placeholders.BETAS}, weight_decay={placeholders.WEIGHT_DECAY}"
     own = decay if momentum is None else f"momentum={momentum}"
+    if (kernels := s.plan.execution.optimizer_kernels) is not None:
+        own += f", {KERNELS[kernels]}"
     return f"torch.optim.{OF_TORCH[name]}(model.parameters(), lr={placeholders.LEARNING_RATE}, {own})"
 
 

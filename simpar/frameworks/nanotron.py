@@ -53,6 +53,8 @@ def _sharding(s: Subject) -> Iterator[Loss]:
     if data.zero > 1:
         yield Loss("zero", data.zero, "optimizer states are sharded, or nothing: zero 0 or 1")
     yield from rules.no_replicas_of_shards(s)
+    if (kernels := s.plan.execution.optimizer_kernels) not in (None, "fused", "foreach"):
+        yield Loss("optimizer_kernels", kernels, "torch's Adam runs fused or foreach")
     if s.plan.mesh.tp > 1 and s.plan.tensor_parallel.overlap:
         yield Loss("overlap", True, "products are not cut into chunks: at most a rank's own share runs beside a gather")
 
@@ -133,7 +135,7 @@ def _optimizer(s: Subject) -> Options:
     first, second = placeholders.BETAS
     adam: Options = {
         f"{factory}adam_beta1": first, f"{factory}adam_beta2": second, f"{factory}adam_eps": placeholders.EPS,
-        f"{factory}torch_adam_is_fused": True,
+        f"{factory}torch_adam_is_fused": s.plan.execution.optimizer_kernels != "foreach",
     }  # fmt: skip
     name = OPTIMIZERS[numerics.optimizer]
     schedule = "optimizer.learning_rate_scheduler."
@@ -177,7 +179,7 @@ NANOTRON = Target(
     ),
     notes=notes,
     read=nanotron_read.read,
-    features=("expandable_segments",),
+    features=("expandable_segments", "optimizer_kernels"),
     numerics=TargetNumerics(OPTIMIZERS),
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

@@ -84,7 +84,9 @@ def _numerics(given: ConfigReader) -> dict[str, Any]:
     optimizer = _of(given, "optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}, "adamW")
     whole = given.get("optimizer.accumulate_grad_in_fp32", True)
     gradients = None if precision == "fp32" else "fp32" if whole else "bf16"
-    return {"precision": precision, "optimizer": optimizer, "grad_dtype": gradients}
+    fused = given.get("optimizer.optimizer_factory.torch_adam_is_fused", True)
+    kernels = "foreach" if optimizer == "adamw" and not fused else None  # fused is what the stack does
+    return {"precision": precision, "optimizer": optimizer, "grad_dtype": gradients, "optimizer_kernels": kernels}
 
 
 def _of(given: ConfigReader, key: str, known: dict[str, str], usual: str) -> str:

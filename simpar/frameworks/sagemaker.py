@@ -165,6 +165,7 @@ SAGEMAKER = Target(
     files=files,
     notes=notes,
     numerics=TargetNumerics(precisions=("bf16", "fp32")),
+    features=("optimizer_kernels",),
     how=(
         f"`pip install '{SDK}'`, then `python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with "
         "torchrun and the library's init."

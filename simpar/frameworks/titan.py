@@ -49,6 +49,17 @@ PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 NUMERICS = TargetNumerics(OPTIMIZERS, tuple(PRECISIONS))
 
 
+IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "single": "for-loop"}
+"""torchtitan's words for the kernels of an update (``optimizer.implementation``)."""
+EAGER = "norm"
+"""What is fused without torch.compile: torch's own kernel of norms."""
+
+
+def is_compiled(s: Subject) -> bool:
+    """Whether layers are compiled: unless the plan fuses only what eager torch does."""
+    return s.plan.execution.fused_kernels in (None, "compiled")
+
+
 def family(style: Architecture) -> str | None:
     """The model folder of torchtitan that builds such decoders; None if there is none."""
     llama = (
@@ -100,6 +111,8 @@ def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_ga
     yield from _data_parallel(s)
     yield from _pipeline(s)
     yield from rules.offload_of_shards(s)
+    if (fused := s.plan.execution.fused_kernels) not in (None, "compiled", EAGER):
+        yield Loss("fused_kernels", fused, f"layers are compiled, or have fused norms: compiled or {EAGER}")
     yield from rules.chosen_losses(
         s,
         bucket_bytes="a block is the unit of communication",

@@ -11,7 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, flat, split_name
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
+from simpar.frameworks.titan import EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
 from simpar.plan.schedules import natural_vpp
 
 CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "none": "none", "full": "full", "selective": "selective"}
@@ -181,6 +181,11 @@ def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
     is_async = [given.get(f"{part}.enable_async_tensor_parallel") for part in ("compile", "parallelism")]
     if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has an option
         values["tensor_parallel"] = {"overlap": any(is_async), "sequence_parallel": bool(sequence)}
+    if given.get("compile.enable") is False:
+        values["fused_kernels"] = EAGER
+    implementations = {theirs: ours for ours, theirs in IMPLEMENTATIONS.items()}
+    values["optimizer_kernels"] = implementations.get(str(given.get("optimizer.implementation", "")))
+    values["update_in_backward"] = given.get("optimizer.early_step_in_backward")
     if given.get("training.enable_cpu_offload"):
         values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     return values | _stages(given, sizes["pp"], model)

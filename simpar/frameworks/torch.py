@@ -130,6 +130,7 @@ def options(s: Subject) -> Options:
         "precision": s.plan.numerics.precision,
         "optimizer": OF_TORCH[s.plan.numerics.optimizer],
         "momentum": placeholders.momentum(s.plan.numerics.optimizer),
+        "update_kernels": s.plan.execution.optimizer_kernels,
     }
 
 
@@ -197,5 +198,10 @@ TORCH = Target(
     files=files,
     notes=notes,
     numerics=TargetNumerics(precisions=("bf16", "fp32")),
-    features=("offload", "a part", "expandable_segments"),  # `simpar run` runs more than the script
+    features=(
+        "offload",
+        "a part",
+        "expandable_segments",
+        "optimizer_kernels",
+    ),
 )

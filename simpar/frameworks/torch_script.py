@@ -273,6 +273,9 @@ class Update:
             "AdamW": {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
             "SGD": {"lr": 3e-4, "momentum": s["momentum"]},
         }[s["optimizer"]]
+        options |= {None: {}, "fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False}}[
+            s["update_kernels"]
+        ]
         self.optimizer: Any = kind(self.locals, **options)
         if s["zero"] == 1 and group is not None:
             self.optimizer = ZeroRedundancyOptimizer(self.locals, optimizer_class=kind, process_group=group, **options)

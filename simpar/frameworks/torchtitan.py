@@ -98,7 +98,7 @@ def options(s: Subject) -> Options:
     result = titan.parallelism(s, HEAD) | titan.training(s)
     result["parallelism.enable_sequence_parallel"] = bool(s.plan.tensor_parallel.sequence_parallel)
     result["training.disable_cuda_graphs"] = True
-    result["compile.enable"] = True
+    result["compile.enable"] = titan.is_compiled(s)
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         result["compile.enable_async_tensor_parallel"] = True
     recompute = s.plan.memory.recompute
@@ -194,7 +194,7 @@ TORCHTITAN = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    features=("offload", "expandable_segments"),
+    features=("offload", "expandable_segments", "fused_kernels"),
     numerics=titan.NUMERICS,
     read=read,
 )

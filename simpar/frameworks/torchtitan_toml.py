@@ -55,10 +55,19 @@ def options(s: Subject) -> Options:
     if values["activation_checkpoint.mode"] == "selective":
         values["activation_checkpoint.selective_ac_option"] = str(count or "op")
     return values | {
-        "compile.enable": True,
+        "compile.enable": titan.is_compiled(s),
+        **_update(s),
         "optimizer.name": titan.OPTIMIZERS[s.plan.numerics.optimizer],
         "optimizer.lr": placeholders.LEARNING_RATE,
     }
+
+
+def _update(s: Subject) -> Options:
+    """How the optimizer runs, where the plan says so."""
+    execution = s.plan.execution
+    kernels = {"optimizer.implementation": titan.IMPLEMENTATIONS[name]} if (name := execution.optimizer_kernels) else {}
+    early = execution.update_in_backward
+    return kernels if early is None else {**kernels, "optimizer.early_step_in_backward": early}
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
@@ -95,7 +104,7 @@ TORCHTITAN_TOML = Target(
     options=options,
     files=files,
     notes=titan.notes,
-    features=("offload", "expandable_segments"),
+    features=("offload", "expandable_segments", "fused_kernels", "optimizer_kernels", "update_in_backward"),
     numerics=titan.NUMERICS,
     read=read,
 )

@@ -5,7 +5,7 @@ take YAML and a released model.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from simpar.frameworks import hugging_face, placeholders, rules
@@ -15,9 +15,19 @@ from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.frameworks.yaml_text import config_and_launchers
+from simpar.plan.choices.execution import split_parts
 from simpar.units import MIB
 
-OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit",
+    "paged_adamw_8bit": "paged_adamw_8bit", "adafactor": "adafactor", "lion": "lion_32bit", "lion_8bit": "lion_8bit",
+}  # fmt: skip
+ADAM = {None: "adamw_torch", "foreach": "adamw_torch", "fused": "adamw_torch_fused"}
+"""Names of AdamW by the kernels of its update; torch runs it operation by operation over all arrays unless told."""
+BITSANDBYTES = frozenset(["adamw_8bit", "paged_adamw", "paged_adamw_8bit", "lion", "lion_8bit"])
+"""Optimizers that are another library's."""
+LIGER = {"norm": "rms_norm", "activation": "swiglu", "rope": "rope", "loss": "cross_entropy"}
+"""Liger's names of what it fuses (``liger_kernel_config``)."""
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2", "flash3": "flash_attention_3"}
 """transformers' names of attention kernels (``attn_implementation``)."""
 FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash2": "fa2", "flash3": "fa3"}
@@ -61,6 +71,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     """Losses of the Trainer: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
     yield from hugging_face.losses(s)
     yield from attention_losses(s)
+    yield from kernel_losses(s, known=LIGER)
     yield from rules.no_axis(s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option")
     yield from rules.no_axis(s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option")
     yield from sharded_losses(s)
@@ -94,6 +105,34 @@ def attention_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("attention_kernel", kernel, "FlashAttention takes bf16 and fp16")
 
 
+def kernel_losses(s: Subject, known: Collection[str]) -> Iterator[Loss]:
+    """Fused operators other than ``known`` ones and those of torch.compile, and updates that no optimizer has."""
+    fused, kernels = s.plan.execution.fused_kernels, s.plan.execution.optimizer_kernels
+    if fused != "compiled" and (others := sorted({*split_parts(fused)}.difference(known))):
+        has = f"{', '.join(known)} by Liger, or all of a layer by torch.compile" if known else "torch.compile or none"
+        yield Loss("fused_kernels", fused, f"the target has {has}, not {', '.join(others)}")
+    if kernels is not None and (s.plan.numerics.optimizer != "adamw" or kernels not in ADAM):
+        yield Loss("optimizer_kernels", kernels, "the target has adamw_torch (foreach) and adamw_torch_fused")
+
+
+def fused_options(s: Subject) -> Options:
+    """Liger's kernels, or torch.compile of the model."""
+    fused = s.plan.execution.fused_kernels
+    if fused == "compiled":
+        return {"torch_compile": True}
+    parts = split_parts(fused)
+    if not parts:
+        return {}
+    chosen = {theirs: ours in parts for ours, theirs in LIGER.items()}
+    return {"use_liger_kernel": True, "liger_kernel_config": {**chosen, "fused_linear_cross_entropy": False}}
+
+
+def optimizer_name(s: Subject) -> str:
+    """The trainers' name of the optimizer."""
+    name = s.plan.numerics.optimizer
+    return ADAM.get(s.plan.execution.optimizer_kernels, ADAM[None]) if name == "adamw" else OPTIMIZERS[name]
+
+
 def released(s: Subject) -> Iterator[Loss]:
     """Losses for a model without a name on the hub."""
     if s.graph.name not in HUB or not as_shipped(s.graph):
@@ -118,12 +157,13 @@ def arguments(s: Subject) -> Options:
         "learning_rate": placeholders.LEARNING_RATE,
         "weight_decay": placeholders.WEIGHT_DECAY,
         "max_grad_norm": placeholders.CLIPPED_NORM,
-        "optim": OPTIMIZERS[numerics.optimizer],
+        "optim": optimizer_name(s),
         "bf16": numerics.precision == "bf16",
         "fp16": numerics.precision == "fp16",
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
+        **fused_options(s),
     }
     if s.plan.data_parallel.zero < 2:
         result["gradient_checkpointing"] = full
@@ -152,6 +192,10 @@ def _sharding(s: Subject, offload: str) -> Options:
 def notes(s: Subject) -> Iterator[str]:
     """Notes on all of them for the user."""
     yield "Learning rate, data and number of steps are placeholders: a plan does not say them."
+    if s.plan.numerics.optimizer in BITSANDBYTES:
+        yield f"`{optimizer_name(s)}` needs `bitsandbytes`."
+    if s.plan.execution.fused_kernels not in (None, "none", "compiled"):
+        yield "`use_liger_kernel` needs `liger-kernel`."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
 
@@ -206,6 +250,7 @@ def _axolotl_losses(s: Subject) -> Iterator[Loss]:
     yield from released(s)
     yield from hugging_face.losses(s)
     yield from attention_losses(s)
+    yield from kernel_losses(s, known=())
     yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
     yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
     yield from sharded_losses(s)
@@ -230,7 +275,7 @@ def _axolotl_options(s: Subject) -> Options:
         "micro_batch_size": s.plan.micro_batch,
         "gradient_accumulation_steps": s.microbatches,
         "max_steps": placeholders.STEPS,
-        "optimizer": OPTIMIZERS[numerics.optimizer],
+        "optimizer": optimizer_name(s),
         "learning_rate": placeholders.LEARNING_RATE,
         "lr_scheduler": "cosine",
         "weight_decay": placeholders.WEIGHT_DECAY,
@@ -239,6 +284,7 @@ def _axolotl_options(s: Subject) -> Options:
         "fp16": numerics.precision == "fp16",
         "gradient_checkpointing": full and data.zero < 2,
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
+        **fused_options(s),
     } | _attention(s)
     if (chunks := s.plan.execution.loss_chunks) is not None:
         result |= {"chunked_cross_entropy": True, "chunked_cross_entropy_num_chunks": chunks}
@@ -284,7 +330,7 @@ TRANSFORMERS = Target(
     options=arguments,
     files=_transformers_files,
     notes=_transformers_notes,
-    features=("offload", "a part", "attention_kernel", "expandable_segments"),
+    features=("offload", "a part", "attention_kernel", "expandable_segments", "fused_kernels", "optimizer_kernels"),
     numerics=TargetNumerics(OPTIMIZERS),
 )
 TRL = replace(
