@@ -1,6 +1,6 @@
 """Fit what whole training runs tell: sustained clocks of devices, launch and expert costs of software stacks.
 
-Usage: python benchmarks/fit_runs.py [--rows FILE] [--rounds N] [--only PART,PART] [--write]
+Usage: python benchmarks/fit_runs.py [--rows FILE] [--rounds N] [--only PART,PART] [--population KIND] [--write]
 
 All parameters at once, never a number per row or source: general values by the physics of a device and by kind of
 stack, and small departures that runs must pay for (pooled.py). Every parameter is moved once for each run (its
@@ -51,9 +51,11 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", help="stacks and devices that are fitted, others staying as they are")
+    parser.add_argument("--population", choices=("tuned", "ordinary"), help="runs that are fitted to; else all")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     runs = [run for run in kept_runs(arguments.rows) if run.fitted and run.slopes]
+    runs = [run for run in runs if arguments.population in (None, run.population)]
     only = tuple(filter(None, arguments.only.split(",")))
     pool = Pool(runs, only)
     pool = pool.at(pool.values, predicted_errors(pool, pool.values))

@@ -198,10 +198,5 @@ TORCH = Target(
     files=files,
     notes=notes,
     numerics=TargetNumerics(precisions=("bf16", "fp32")),
-    features=(
-        "offload",
-        "a part",
-        "expandable_segments",
-        "optimizer_kernels",
-    ),
+    features=("offload", "a part", "expandable_segments", "optimizer_kernels"),
 )
