@@ -7,7 +7,8 @@ from math import gcd
 
 from simpar.architectures.graph import ModelGraph
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
-from simpar.validation.overlaps import expert_overlap
+from simpar.validation.overlaps import expert_overlap, names_plain_exchange
+from simpar.validation.rows import FUSED_SORT
 
 from .labels import is_primus
 from .released import config, entry, recipe_words
@@ -116,6 +117,8 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
         plan["ep_overlap"] = True
     if re.search(r"hybridep|deepep", words) or is_sync_free(words) or _primus_deepep(row):
         plan["token_dispatch"] = "per_node"
+    if names_plain_exchange(text(row, "overlap_notes")):
+        plan[FUSED_SORT] = False
     return plan
 
 

@@ -57,6 +57,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--disable-bias-linear": {"model.add_bias_linear": False},
     "--qk-layernorm": {"model.qk_layernorm": True},
     "--moe-grouped-gemm": {"model.moe_grouped_gemm": True},
+    "--moe-permute-fusion": {"model.moe_permute_fusion": True},
     "--moe-pad-expert-input-to-capacity": {"model.moe_pad_expert_input_to_capacity": True},
     "--overlap-moe-expert-parallel-comm": {"model.overlap_moe_expert_parallel_comm": True},
     "--te-rng-tracker": {"model.use_te_rng_tracker": True, "rng.te_rng_tracker": True},

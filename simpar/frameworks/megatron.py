@@ -185,6 +185,8 @@ def _experts(s: Subject, style: Architecture) -> Options:
         options["--moe-layer-freq"] = f"([{pattern}])"
     if choice.capacity_factor:
         options |= {"--moe-expert-capacity-factor": choice.capacity_factor, "--moe-pad-expert-input-to-capacity": FLAG}
+    if s.plan.execution.fused_permutation is not False:
+        options["--moe-permute-fusion"] = FLAG
     if once:
         options["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
@@ -373,6 +375,6 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
-    features=("attention_kernel", "dispatcher", "expandable_segments", "graphs"),
+    features=("attention_kernel", "dispatcher", "expandable_segments", "fused_permutation", "graphs"),
     numerics=NUMERICS,
 )

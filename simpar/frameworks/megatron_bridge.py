@@ -32,7 +32,7 @@ RELEASED = {**HUB, **OWN_CODE}
 OF_A_PLAN = (
     "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
-    "--moe-grouped-gemm",
+    "--moe-grouped-gemm", "--moe-permute-fusion",
 )  # fmt: skip
 """Arguments about experts that belong to the plan, not to the model."""
 CLASSES = {

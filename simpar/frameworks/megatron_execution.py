@@ -54,6 +54,7 @@ def graph_options(s: Subject) -> Options:
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
     result: dict[str, Any] = {}
+    given.used.add("--moe-permute-fusion")  # what stacks do; only Megatron-LM leaves it out by default
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"
     if given.text("--attention-backend") == "unfused":

@@ -39,10 +39,14 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 def read(text: str, name: str) -> Imported:
     """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value.
 
-    Experts are split like everything else unless an argument says otherwise (``megatron/training/arguments.py``).
+    Experts are split like everything else, and routed tokens sorted without a fused kernel, unless an argument says
+    otherwise (``megatron/training/arguments.py``).
     """
-    result = plan_of(read_arguments(text, name))
+    given = read_arguments(text, name)
+    result = plan_of(given)
     mesh = result.plan.mesh
+    if given.text("--moe-token-dispatcher-type") == "alltoall" and not given.has("--moe-permute-fusion"):
+        result = replace(result, plan=result.plan.with_values(fused_permutation=False))
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:
         return result
     return replace(result, plan=result.plan.with_values(etp=mesh.tp))

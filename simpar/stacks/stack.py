@@ -12,7 +12,7 @@ from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
-from simpar.units import GIGA, MS, NS, NS_PER_S, Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import GIGA, MS, NS, NS_PER_S, US, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -38,8 +38,9 @@ class Fusion(FusedProducts):
 
     ``attention`` "latent": the backward kernel supports heads whose keys are wider than their values.
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and for all
-    "others" (1 where neither is given). Of a mixture of experts: ``permutation`` sorts tokens within the exchange,
-    ``router`` scores and counts in one kernel.
+    "others" (1 where neither is given). Where ``cross_entropy`` is not fused, ``sharded_loss`` takes each operation
+    over the logits that a sharded vocabulary needs. Of a mixture of experts: ``permutation`` sorts tokens within the
+    exchange, ``router`` scores and counts in one kernel.
     """
 
     norm: bool = True
@@ -48,6 +49,7 @@ class Fusion(FusedProducts):
     residual: bool = False
     dropout: bool = True
     cross_entropy: bool = True
+    sharded_loss: bool = False
     permutation: bool = True
     router: bool = True
     attention: Literal["flash", "flash2", "latent", "unfused"] = "flash"
@@ -116,6 +118,9 @@ class ExpertHabits(Strict):
     ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it. Where exchanges run
     beside another microbatch, the host calls a layer part by part, each with a graph of gradients and events of its
     own, and launches take ``overlap_launches`` times as long.
+    With ``sorts_on_host`` Python sorts what an exchange brought, as one piece for each sender and expert: a forward
+    takes the host's time and the device's, one after the other, and the host needs ``piece_s`` for every piece, in
+    every pass (torch.split and torch.cat of 128 pieces and their gradients on one core; they take no longer for more).
     With ``sends_scores`` the weights of what experts return travel with its copies, in exchanges of their own.
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
     With ``keeps_outputs`` what experts return is kept to be weighted where it comes back together, and what routers
@@ -129,6 +134,8 @@ class ExpertHabits(Strict):
     exchange_host_s: Seconds = 0.95 * MS
     exchange_sms: int = Field(20, ge=0)
     overlap_launches: float = Field(2.1, ge=1, allow_inf_nan=False)
+    sorts_on_host: bool = False
+    piece_s: Seconds = 7.6 * US
     sends_scores: bool = False
     sends_cast: bool = False
     keeps_outputs: bool = False

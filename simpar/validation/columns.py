@@ -29,7 +29,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "interconnect": "InfiniBand, RoCE, EFA, ..., with NICs of a node and their rate: 8x400 Gb/s",
     "hardware": "name of `simpar list hardware`, or a file, in place of the device and network in words",
     "zero_stage_or_fsdp": "0 to 3, zero1, ZeRO-1 within 8 ranks, FSDP, FSDP 64 (the degree), DDP, HYBRID SHARD, ...",
-    "overlap_notes": "what overlaps: `EP overlap on` or `off` of experts' exchanges is read, other words are printed",
+    "overlap_notes": "of experts' exchange `EP overlap on` or `off` and `all-to-all` are read, other words are printed",
     "global_batch_seqs": "sequences of an optimizer step; blank: dp x micro_batch x grad_accum",
     "grad_accum": "microbatches of a step and replica",
     "seq_parallel": "true or false; blank: as the stack does it",

@@ -1,4 +1,4 @@
-"""What a table's words say of overlap between experts' exchange and compute: on, off, or nothing."""
+"""What a table's words say of experts' exchange: whether compute runs beside it, and by which dispatcher it goes."""
 
 import re
 
@@ -7,6 +7,7 @@ _EXPERTS = re.compile(
     r"overlap of (?:experts?|moe)\b|"
     r"(?:\bep|\bmoe|(?<!shared )\bexperts?|all-?to-?all|\ba2a|expert[ -]parallel)(?:[ _-]comm\w*)?[ _-]overlap"
 )
+_PLAIN = re.compile(r"(?:nccl )?(?:all-?to-?all|a2a)(?: dispatch(?:er)?)?")
 _OFF = re.compile(r"\b(?:off|no|not|without|disabled|false)\b")
 
 
@@ -20,3 +21,12 @@ def expert_overlap(words: str) -> bool | None:
         if _EXPERTS.search(clause):
             return _OFF.search(clause) is None
     return None
+
+
+def names_plain_exchange(words: str) -> bool:
+    """Whether a clause names an all-to-all as the dispatcher, and no library's.
+
+    >>> [names_plain_exchange(each) for each in ("no overlap; all-to-all", "NCCL all-to-all dispatch", "a2a overlap")]
+    [True, True, False]
+    """
+    return any(_PLAIN.fullmatch(clause.strip()) for clause in _CLAUSES.split(words.lower()))

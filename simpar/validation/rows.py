@@ -38,7 +38,7 @@ from simpar.validation.columns import PLAN_COLUMNS
 from simpar.validation.devices import hardware_of, load_named_profile, unread_of_network
 from simpar.validation.models import graph_of
 from simpar.validation.networks import network_of
-from simpar.validation.overlaps import expert_overlap
+from simpar.validation.overlaps import expert_overlap, names_plain_exchange
 from simpar.validation.sharding import sharding_in_words
 from simpar.validation.stacks import is_of_profile, nearest_stack
 
@@ -52,6 +52,8 @@ FREE_BATCH = "global_batch"
 """The name, among open settings, of a batch that follows from the micro-batch."""
 USUAL_RECOMPUTE = {"torchtitan": SELECTIVE, "maxtext": FULL, "automodel": FULL}
 """What recipes of stacks recompute where a row does not say."""
+FUSED_SORT = "fused_permutation"
+"""Megatron Core sorts routed tokens by Python unless told otherwise; rows with the all-to-all alone are read so."""
 OTHERS_OF_PLAN = tuple(name for name in dict.fromkeys(PLAN_COLUMNS.values()) if name not in ("dp", "ep"))
 NO, YES = ("no", "off", "false", "0"), ("yes", "on", "true", "1")
 MINIMAL = of_modules(["core_attn", "layernorm"])
@@ -109,6 +111,8 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
         plan["ep"] = read_count(row, "ep", 1)
         if (beside := expert_overlap(text(row, "overlap_notes"))) is not None:
             plan["ep_overlap"] = beside
+        if stack in MEGATRONS and names_plain_exchange(text(row, "overlap_notes")) and not text(row, FUSED_SORT):
+            plan[FUSED_SORT] = False
     if kernels := _UPDATES.get(text(row, "optimizer").lower()):
         plan |= {"optimizer": "adamw", "optimizer_kernels": kernels}
     for name in OTHERS_OF_PLAN:
@@ -366,7 +370,10 @@ def _supposed(row: Row) -> tuple[str, ...]:
     result = [text(row, "assumed")] if text(row, "assumed") else []
     if not text(row, "hardware") and (unread := unread_of_network(row)):
         result.append(f"of interconnect not read: {' '.join(unread)}")
-    if (words := text(row, "overlap_notes")) and expert_overlap(words) is None:
+    words = text(row, "overlap_notes")
+    if names_plain_exchange(words):
+        result.append("routed tokens sorted as by default, without a fused kernel")
+    elif words and expert_overlap(words) is None:
         result.append(f"of overlap_notes not read: {words}")
     return tuple(result)
 

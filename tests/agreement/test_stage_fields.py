@@ -84,6 +84,7 @@ CASES = {
         "fused_kernels": [{"fused_kernels": "none"}, {"fused_kernels": "compiled"}],
         "optimizer_kernels": [{"optimizer_kernels": "foreach"}],
         "update_in_backward": [{"update_in_backward": True}],
+        "fused_permutation": [{"fused_permutation": False}],
     },
     "offload": {
         "offload_optimizer": [{"offload_optimizer": "cpu"}],

@@ -103,7 +103,16 @@ def test_overlap_of_experts_is_on_or_off(words: str, beside: bool | None) -> Non
     """As its own clause says; other words are listed."""
     found = case({**ROW, **MIXTURE, "overlap_notes": words})
     assert found.plan.get("ep_overlap") is beside
-    assert ("of overlap_notes not read" in found.read_as) == (beside is None)
+    plain = "; all-to-all" in words  # of Megatron Core, which sorts routed tokens by Python unless told otherwise
+    assert ("of overlap_notes not read" in found.read_as) == (beside is None and not plain)
+    assert found.plan.get("fused_permutation") is (False if plain else None)
+
+
+def test_a_column_goes_before_what_a_dispatcher_does_by_default() -> None:
+    """Other software than Megatron Core is not read so either."""
+    row = {**ROW, **MIXTURE, "overlap_notes": "all-to-all"}
+    assert case({**row, "fused_permutation": "true"}).plan["fused_permutation"] is True
+    assert "fused_permutation" not in case({**row, "stack": "torchtitan"}).plan
 
 
 def test_degrees_that_contradict_the_devices_are_refused_with_both() -> None:

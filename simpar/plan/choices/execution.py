@@ -75,6 +75,8 @@ class Execution(Section):
     update in one pass ("fused"), operation by operation over all arrays ("foreach"), or array by array ("single").
     ``update_in_backward`` updates each block as soon as its gradients are there, and keeps those of no other [LOMO, Lv
     et al. 2023, arXiv 2306.09782; torchtune's optimizer_in_bwd]: with one microbatch, and without clipping.
+    ``fused_permutation`` sorts routed tokens in one kernel each way, instead of by Python, piece by piece, between
+    kernels that each sort a part [Megatron Core, moe_permute_fusion].
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -86,6 +88,7 @@ class Execution(Section):
     fused_kernels: str | None = Field(None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]})
     optimizer_kernels: UpdateKernels | None = None
     update_in_backward: bool | None = None
+    fused_permutation: bool | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -135,6 +138,7 @@ class DecidedExecution:
     fused_kernels: str | None = None
     optimizer_kernels: UpdateKernels | None = None
     update_in_backward: bool | None = None
+    fused_permutation: bool | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -213,6 +217,12 @@ def _with_update(stack: Stack, **habits: Any) -> Stack:
     return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"update": update})})
 
 
+def _with_fused_permutation(stack: Stack, is_fused: bool) -> Stack:
+    fusion = stack.fusion.model_copy(update={"permutation": is_fused})
+    experts = stack.experts.model_copy(update={"sorts_on_host": not is_fused})
+    return stack.model_copy(update={"fusion": fusion, "experts": experts})
+
+
 def _is_mixture(rows: Columns) -> Flags:
     return np.full(rows.count, rows.problem.graph.is_mixture)
 
@@ -269,4 +279,5 @@ CHOICES = in_section(
         axis=OptionalAxis(make_effects(MEMORY, BLOCKS, REPLICAS), label="{} optimizer", after="fused_kernels"),
     ),
     Choice("update_in_backward", in_stack=_with_update_in_backward),
+    Choice("fused_permutation", in_stack=_with_fused_permutation),
 )

@@ -9,9 +9,11 @@ A dispatcher that gathers ("all_gather") sends no copies: every rank gets all to
 experts, and partial sums of all of them are reduced and scattered back.
 
 Without expert parallelism tokens are gathered before they are copied. Backward mirrors forward. The fullest rank sets
-the time of an exchange. With ``ep_overlap`` an exchange runs beside the compute of another microbatch: it is waited for
-only at the end of the block, and kernels do without the multiprocessors that it holds [Megatron Core's token
-dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
+the time of an exchange. Where Python sorts what arrived, it does so for tokens and their scores at the dispatch and for
+what goes back at the combine, a piece for each sender and expert [Megatron Core, sort_chunks_by_idxs without
+``moe_permute_fusion``], and a forward waits for it. With ``ep_overlap`` an exchange runs beside the compute of another
+microbatch: it is waited for only at the end of the block, and kernels do without the multiprocessors that it holds
+[Megatron Core's token dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
 """
 
 from dataclasses import dataclass, replace
@@ -53,12 +55,14 @@ class TokenExchange:
                 if not backward:
                     self._send_scores(steps, name)
                 self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
+                self._sort_on_host(steps, 1 if backward else 2, backward=backward)
             return
         if spread:
             self._slices(steps, name, "reduce_scatter", view.routed_bytes * self._sharers)
             if self._gathers:
                 self._among_ranks(steps, name, "reduce_scatter")
             else:
+                self._sort_on_host(steps, 2 if backward else 1, backward=backward)
                 self._between_ranks(steps, name, view.routed_bytes)
                 if backward:
                     self._send_scores(steps, name)
@@ -98,6 +102,16 @@ class TokenExchange:
         if self._sizes_found_late and layout.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
         self._exchange(steps, f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes))
+
+    def _sort_on_host(self, steps: StepList, sorts: int, *, backward: bool) -> None:
+        """Add the host's time to sort ``sorts`` tensors piece by piece; in a forward it has the device wait."""
+        habits, layout = self.view.job.stack.experts, self.view.job.layout
+        if not habits.sorts_on_host or not self._sizes_found_late or layout.token_dispatch != "per_expert":
+            return
+        assert self.view.dims.expert is not None, "only mixtures route tokens"
+        local = self.view.dims.expert["experts"]
+        steps.host_s = steps.host_s + sorts * habits.piece_s * local * layout.ep * self._sharers * (local > 1)
+        steps.in_turn = steps.in_turn or not backward
 
     def _send_scores(self, steps: StepList, name: str) -> None:
         """Add the exchange of the scores that weigh what experts return, or of their gradients."""

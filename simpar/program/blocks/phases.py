@@ -85,13 +85,15 @@ class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
     Steps in ``beside`` run next to the coming serial step, and the steps behind that wait for them too. ``host_s`` is
-    the host's time beyond launches; ``shared`` is that of :class:`Phase`.
+    the host's time beyond launches; where ``in_turn``, the device idles while the host launches. ``shared`` is that of
+    :class:`Phase`.
     """
 
     steps: list[BlockStep] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
-    host_s: float = 0.0
+    host_s: Numbers = 0.0
+    in_turn: bool = False
     shared: bool = False
 
     @property

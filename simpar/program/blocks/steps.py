@@ -20,7 +20,7 @@ from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
-from simpar.program.blocks.phases import BlockStep, CollectiveUse, Phase, StepList
+from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, StepList
 from simpar.units import Numbers, scalar_truth
 
 NOTHING = Phase(())
@@ -154,7 +154,11 @@ class _Walk:
         issue_s = self.view.issue_s(block, kernels, sequence.num_collectives)
         if sequence.shared:  # called part by part, those of another microbatch in between
             issue_s = issue_s * self.view.job.stack.experts.overlap_launches
-        return Phase(tuple(sequence.steps), issue_s + sequence.host_s + hooks_s, sequence.shared)
+        host_s = issue_s + sequence.host_s + hooks_s
+        if sequence.in_turn:
+            sequence.add(BlockStep("launches", "host", COMPUTE, host_s))
+            host_s = 0.0
+        return Phase(tuple(sequence.steps), host_s, sequence.shared)
 
     def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
         """Add the forward collectives of a change, in front of its first reader."""

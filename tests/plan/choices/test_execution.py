@@ -41,7 +41,7 @@ def test_every_choice_round_trips_through_its_result():
     chosen = {
         "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
         "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
-        "optimizer_kernels": "single", "update_in_backward": False,
+        "optimizer_kernels": "single", "update_in_backward": False, "fused_permutation": False,
     }  # fmt: skip
     assert set(chosen) == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
     result = simulated(zero=3, **chosen)
@@ -197,6 +197,18 @@ def test_megatron_writes_and_reads_dispatchers_and_attention():
     assert "--attention-backend unfused" in text
     again = load_target("megatron").read(text, "train.sh").plan
     assert (again.get("dispatcher"), again.get("attention_kernel")) == ("all_gather", "eager")
+
+
+@pytest.mark.parametrize("fused", [None, True, False])
+def test_megatron_fuses_the_permutation_where_it_is_told_to(fused):
+    """``--moe-permute-fusion`` is off by default there, and stands in what is written unless a plan says otherwise."""
+    plan = Plan(dp=8, ep=8, zero=1, fused_permutation=fused)
+    files = export(plan, simpar.Model("mixtral-8x7b"), simpar.Training(seq_len=4096, global_batch=8), "megatron").files
+    text = next(text for name, text in files.items() if name.endswith(".sh"))
+    assert ("--moe-permute-fusion" in text) == (fused is not False)
+    again = load_target("megatron").read(text, "train.sh")
+    assert again.plan.get("fused_permutation") is (False if fused is False else None)
+    assert "--moe-permute-fusion" not in again.ignored
 
 
 def test_a_gathering_dispatcher_overlaps_as_others_do():

@@ -88,6 +88,30 @@ def test_exchanges_of_unknown_sizes_keep_the_host_busy(
         assert after - before == pytest.approx(0.001 * exchanges)
 
 
+@pytest.mark.parametrize(("ep", "local"), [(2, True), (8, False)])
+def test_python_sorts_a_piece_of_every_sender_for_every_expert(ep: int, local: bool) -> None:
+    """8 experts: ep x 8 / ep pieces of tokens, of scores and of outputs; none where a rank has one expert.
+
+    A forward takes host and device one after the other, a backward the longer of both.
+    """
+    made = job(ep=ep, fused_permutation=False)
+    found = {}
+    for piece_s in (0.0, 0.001):
+        stack = made.stack.model_copy(update={"experts": made.stack.experts.model_copy(update={"piece_s": piece_s})})
+        view = RankView.of(replace(made, stack=stack))
+        found[piece_s] = block_steps(RankBlock.of(made.graph.blocks["layer_moe"], view))
+    before, after = found[0.0], found[0.001]
+    waited = [
+        sum(float(step.duration_s) for step in each.forward.steps if step.kind == "host") for each in (before, after)
+    ]
+    assert (before.forward.issue_s, after.forward.issue_s) == (0.0, 0.0)
+    fused = steps(ep=ep).forward
+    assert waited[0] > fused.issue_s > 0  # more launches, and all of them while the device idles
+    assert waited[1] - waited[0] == pytest.approx(0.001 * 3 * 8 * local)
+    assert after.backward.issue_s - before.backward.issue_s == pytest.approx(0.001 * 3 * 8 * local)
+    assert before.backward.issue_s > 0
+
+
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_a_token_travels_once_to_a_rank(ep: int) -> None:
     """Ranks that hold any of two experts drawn out of eight: the mean over all 28 pairs."""
