@@ -54,6 +54,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes |= _automodel(row)
     if re.search(r"no [a-z/]*scatter-gather", text(row, "notes").lower()):
         changes["overlap.scatter_gather_p2p"] = False
+    if "cross entropy not fused" in text(row, "notes").lower():
+        changes["fusion.cross_entropy"] = False
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
     if re.fullmatch(r"flash ?attention([ -]?1)?", text(row, "attention_kernel").lower()):

@@ -155,9 +155,16 @@ def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _loss(op: Operator, sizes: Sizes) -> OperatorTime:
-    """Cross entropy over the logits: fused in one pass each way, else upcast, log-softmax and gather."""
+    """Cross entropy over the logits: fused in one pass each way, else upcast, log-softmax and gather.
+
+    Over a sharded vocabulary they are widened (6 bytes a logit), read for the maximum (4), less the maximum (8),
+    exponentials (8) that are summed (4) and divided by the sum (8); in backward scaled (8) and narrowed (6)
+    [NVIDIA Megatron-LM, core/tensor_parallel/cross_entropy.py].
+    """
     logits, wide = output_elements(op, sizes), DTYPE_BYTES["fp32"]
     forward, backward, launches = 2.0 + 4 * wide, 2.0 + 3 * wide, 6
+    if sizes.stack.fusion.sharded_loss:
+        forward, backward, launches = 2.0 + 9 * wide, 2.0 + 3 * wide, 14
     if sizes.stack.fusion.cross_entropy:
         forward, backward, launches = 2.0, 4.0, 1
     return memory_bound(op, sizes, (forward * logits, backward * logits), (launches, launches))

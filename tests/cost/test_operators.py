@@ -438,6 +438,13 @@ def test_losses_pass_over_the_logits() -> None:
     assert (kernels(fused), kernels(eager)) == ((1, 1), (6, 6))
 
 
+def test_an_eager_loss_over_a_sharded_vocabulary_runs_each_operation() -> None:
+    """Widened, maximum, difference, exponentials, sum and quotient: 6 + 4 + 8 + 8 + 4 + 8; backward 8 + 6."""
+    op, logits = operator("loss", columns=term("vocab")), 1024 * 4096
+    found = timed(op, stack(fusion={**EAGER, "sharded_loss": True}))
+    assert us(found) == pytest.approx([14 + 38 * logits * 1e-6, 14 + 14 * logits * 1e-6, 0.0], rel=1e-12)
+
+
 def test_measured_passes_replace_those_that_are_counted() -> None:
     """Of the output in 2 bytes, of a loss's logits in 4; those of an embedding go to its weights."""
     of = stack(passes=dict.fromkeys(("norm", "loss", "embedding"), (3.0, 7.0)))
