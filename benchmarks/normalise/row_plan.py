@@ -11,7 +11,7 @@ from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, sche
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.rows import MEGATRONS
-from simpar.validation.sharding import sharding_in_words
+from simpar.validation.sharding import read_sharding
 
 from .dense import is_mixture, unfused
 from .labels import is_primus
@@ -278,30 +278,11 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     words = text(row, "zero_stage_or_fsdp").lower()
     if words in ("", "fsdp 1") and "megatron fsdp" in overlap_words(row):
         words = "fsdp"  # the column is a flag
-    stage = re.search(r"zero[- ]?(?:stage )?([0-3])|^(?:stage )?([0-3])$", words)
     slices = re.search(r"(\d+) slice\(s\)", text(row, "notes"))
     if "inside the slice" in words and slices:
         return {"zero": 3, "hsdp": int(slices.group(1))}
-    if "hybrid shard" in words:
-        return {"zero": 3, "hsdp": max(1, dp // per_node)}
-    if re.search(r"zero-2-like|grad-op|without reshard", words):
-        return {"zero": 2, "kind": "fsdp"}
-    if stage and "fsdp" not in words:
-        zero = int(stage[stage.lastindex or 1])
-        used = zero if dp > 1 or zero == 3 else 0  # the hooks of ZeRO-3 run on one device as well
-        return sharding_in_words(words, dp, lambda: per_node) | {"zero": used}
-    if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
-        width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
-        shards = int(width[1] or width[2]) if width else dp
-        if shards * read_count(row, "ep", 1) == dp:
-            shards = dp  # beside experts: what is not spread over their ranks is sharded over both
-        if "hsdp" in words:
-            raise Unmodelled("HSDP degree not published")
-        if dp % shards:
-            raise Unmodelled("FSDP degree does not divide dp")
-        return {"zero": 3, "hsdp": dp // shards} if dp > 1 else {"zero": 0}
-    if "optimizer" in words or (sharded and not words):
-        return {"zero": 1} if dp > 1 else {"zero": 0}
-    if words and words not in OFF and not re.search("ddp|none", words):
+    words = words or ("zero-1" if sharded else "zero-0")
+    found = read_sharding(words, dp, per_node=per_node, domain=lambda: per_node, experts=read_count(row, "ep", 1))
+    if found is None:
         raise Unmodelled(f"sharding {words!r} is not a known word")
-    return {"zero": 0}
+    return found

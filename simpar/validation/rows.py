@@ -39,7 +39,7 @@ from simpar.validation.devices import hardware_of, load_named_profile, unread_of
 from simpar.validation.models import graph_of
 from simpar.validation.networks import network_of
 from simpar.validation.overlaps import expert_overlap, names_plain_exchange
-from simpar.validation.sharding import sharding_in_words
+from simpar.validation.sharding import read_sharding
 from simpar.validation.stacks import is_of_profile, nearest_stack
 
 # The plan of a measured run from the columns of its row.
@@ -69,15 +69,6 @@ _NF4 = ("nf4", "qlora", "bnb_4bit")
 _UPDATES = {f"adamw_torch{end}": kernels for end, kernels in (("", "foreach"), ("_fused", "fused"))}
 """transformers' names of torch's AdamW, and its kernels on CUDA."""
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
-STAGES = {
-    **{f"{word}{stage}": stage for word in ("", "zero", "stage", "zerostage") for stage in (0, 1, 2, 3)},
-    **dict.fromkeys(("ddp", "none", "no", "off", "false", "noshard"), 0),
-    **dict.fromkeys(("distributedoptimizer", "distoptimizer", "distopt", "usedistributedoptimizer"), 1),
-    **dict.fromkeys(("fullshard", "fullyshard", "fsdpfull", "fsdpfullshard"), 3),
-}  # fmt: skip
-"""Words for sharding, without what stands between letters, and their ZeRO stages."""
-VERSIONS_OF_FSDP = ("fsdp1", "fsdp2", "fsdp-1", "fsdp-2", "fsdpv1", "fsdpv2", "fsdp-v2")
-"""Not degrees, which stand apart: FSDP 64."""
 
 
 def canonical(row: Row) -> Row:
@@ -178,26 +169,11 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
     if text(row, "zero"):
         return {"zero": plain(row, "zero")}
     cell = text(row, "zero_stage_or_fsdp")
-    word = "".join(each for each in cell.lower() if each.isalnum())
-    kind = word.rstrip("0123456789")
-    if cell.lower() in VERSIONS_OF_FSDP:
-        word = kind = "fsdp"
-    shards = int(word.removeprefix("fsdp") or ranks) if kind == "fsdp" else ranks
-    if said := sharding_in_words(cell, ranks, lambda: load_named_profile(hardware_of(row)).domain_size):
-        sharding = said
-    elif word in STAGES:
-        sharding = {"zero": STAGES[word]}
-    elif not word:  # today's recipes of Megatron-LM shard the optimizer
-        sharding = {"zero": int(stack == "megatron")}
-    elif word in ("shardgradop", "fsdpgradop", "fsdpshardgradop"):
-        sharding = {"zero": 2, "kind": "fsdp"}
-    elif word in ("hybridshard", "hsdp", "fsdphybridshard"):
-        sharding = {"zero": 3, "hsdp": max(1, ranks // per_node)}
-    elif kind == "fsdp" and shards and ranks % shards == 0:
-        sharding = {"zero": 3, "hsdp": ranks // shards}
-    elif kind == "fsdp":
-        raise Unmodelled("FSDP degree does not divide dp")
-    else:
+    usual = "ZeRO-1" if stack == "megatron" else "ZeRO-0"  # today's recipes of Megatron-LM shard the optimizer
+    sharding = read_sharding(
+        cell or usual, ranks, per_node=per_node, domain=lambda: load_named_profile(hardware_of(row)).domain_size
+    )
+    if sharding is None:
         raise Unmodelled(
             f"zero_stage_or_fsdp {cell!r} is not a known word; allowed: 0 to 3, ZeRO-1, FSDP, FSDP 64, DDP, "
             "distributed optimizer, hybrid shard; or the columns zero and hsdp"
@@ -205,8 +181,7 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
     replicas = plain(row, "hsdp")
     if replicas is not None and replicas != sharding.get("hsdp", replicas):
         raise Unmodelled(f"hsdp = {replicas} and zero_stage_or_fsdp = {cell} have different replicas")
-    # hooks of ZeRO-3 run on one device as well
-    return sharding if ranks > 1 else {"zero": 3 * (word in STAGES and STAGES[word] == 3)}
+    return sharding
 
 
 def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[str, ...]:

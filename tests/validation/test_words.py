@@ -21,6 +21,8 @@ MIXTURE = {
         ("ZeRO-1 within 4 ranks of a node, replicated between nodes", 1, 2), ("FSDP2", 3, 1), ("fsdp-v2", 3, 1),
         ("FSDP 2", 3, 4), ("full-shard", 3, None), ("SHARD_GRAD_OP", 2, None), ("HSDP", 3, 1), ("no-shard", 0, None),
         ("FSDP (ici_fsdp=-1)", 3, 1), ("FSDP (ici_fsdp 4 x dcn_fsdp 2)", 3, 2), ("DDP", 0, None),
+        ("FSDP4", 3, 2), ("4-way FSDP inside a pod", 3, 2), ("FSDP2 degree 4", 3, 2), ("FSDP2 full shard", 3, 1),
+        ("distributed optimizer (ZeRO-1)", 1, None), ("ZeRO-2-like FSDP", 2, None), ("DDP (no ZeRO)", 0, None),
     ],
 )  # fmt: skip
 def test_usual_words_for_sharding(words: str, zero: int, hsdp: int | None) -> None:
@@ -51,6 +53,15 @@ def test_optimizers_by_the_names_of_transformers(word: str, said: dict[str, str]
     plan = case({**ROW, "optimizer": word}).plan
     assert {name: plan.get(name) for name in said} == said
     assert "optimizer_kernels" in said or "optimizer_kernels" not in plan
+
+
+@pytest.mark.parametrize("words", ["ZeRO-3, optimizer and parameters on the CPU", "ZeRO-3"])
+def test_one_device_keeps_what_is_on_the_host(words: str) -> None:
+    """Hooks of ZeRO-3 and states in host memory do not need a second device."""
+    alone = {"n_gpus": "1", "gpus_per_node": "1", "dp": "1", "tp": "1", "global_batch_seqs": "8"}
+    plan = case({**ROW, **alone, "zero_stage_or_fsdp": words}).plan
+    away = "cpu" if "CPU" in words else None
+    assert (plan["zero"], plan.get("offload_optimizer"), plan.get("offload_parameters")) == (3, away, away)
 
 
 def test_slices_are_replicas() -> None:
