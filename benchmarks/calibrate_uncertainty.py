@@ -6,13 +6,16 @@ Every source of the development tables is left out in turn, then every family of
 devices and stacks are fitted again without it, and its runs are predicted. Each parameter is moved once for each run
 (its sensitivity), and a fit is a penalised robust least squares of what the sensitivities say: seconds instead of
 hours; predictions are exact. Parameters that nothing is left to tell of return to what others of their kind are like.
---rows keeps the sensitivities, which take most of the time, for another run.
+--rows keeps the sensitivities, which take most of the time, for another run, and the errors of runs left out beside
+them: validation_report.py reads these.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -315,12 +318,12 @@ def fit_probability(run: Run, table: ErrorTable) -> float:
     return risk.fit_probability(run.capacity_bytes, run.needed_bytes, run.parts_bytes)
 
 
-def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
-    """The table, errors of runs left out, and their spreads."""
+def calibrated(runs: Sequence[Run], kept: Path | None = None) -> tuple[ErrorTable, Errors, Floats]:
+    """The table, errors of runs left out, and their spreads; ``kept`` is the file of runs, if there is one."""
     moved = moved_runs(runs)
     evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_SUPPORT])
     conditions = list(lacks(support_of(Traits("", ""), evidence)))
-    folds = list(folds_of(moved))
+    folds = kept_folds(moved, kept)
     errors = errors_of(moved, folds, conditions)
     logs, low, high = widths(errors)
     spread = np.exp(np.column_stack([np.ones(len(errors.error)), errors.lacked]) @ logs)
@@ -378,6 +381,20 @@ def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
     return folds(Pool(moved), np.array([run.fitted for run in moved]))
 
 
+def kept_folds(moved: Sequence[Run], kept: Path | None) -> list[Fold]:
+    """The same as a list: those that lie beside the file of runs, if they were made of it; else they are put there."""
+    if kept is None:
+        return list(folds_of(moved))
+    beside, made_of = kept.with_suffix(".folds.pkl"), hashlib.sha256(kept.read_bytes()).hexdigest()
+    known = pickle.loads(beside.read_bytes()) if beside.exists() else ("", [])
+    if known[0] == made_of:
+        return [Fold(*each) for each in known[1]]
+    result = list(folds_of(moved))
+    parts = [(each.name, each.left_out, each.errors, each.evidence) for each in result]
+    beside.write_bytes(pickle.dumps((made_of, parts)))
+    return result
+
+
 def moved_runs(runs: Sequence[Run]) -> list[Run]:
     """Runs with a measured time whose parameters were moved."""
     return [run for run in runs if run.error is not None and run.slopes]
@@ -415,7 +432,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     arguments = parser.parse_args()
     runs = kept_runs(arguments.rows)
-    table, errors, spread = calibrated(runs)
+    table, errors, spread = calibrated(runs, arguments.rows)
     print(table.time, table.memory, table.memory_runs, sep="\n")
     groups = coverage(runs, errors, spread, table)
     for group, count, inside, half in groups:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty import folds_of, moved_runs
+from calibrate_uncertainty import kept_folds, moved_runs
 from calibrate_uncertainty_rows import Run
 from numpy.typing import NDArray
 
@@ -35,11 +36,11 @@ class LeftOut:
     fitted: Bools
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> LeftOut:
-        """Those of runs whose parameters were moved."""
+    def of(cls, runs: Sequence[Run], kept: Path | None = None) -> LeftOut:
+        """Those of runs whose parameters were moved; ``kept`` is the file of runs, if there is one."""
         moved = moved_runs(runs)
         found = {kind: np.array([run.error for run in moved], dtype=np.float64) for kind in KINDS}
-        for fold in folds_of(moved):
+        for fold in kept_folds(moved, kept):
             found[f"{fold.name.partition(' ')[0]} left out"][fold.left_out] = fold.errors
         return cls(
             {kind: np.abs(np.expm1(-each)) for kind, each in found.items()},

@@ -3,7 +3,7 @@
 Usage: python benchmarks/validation_report.py [--rows FILE]
 
 Errors of left-out runs need every parameter moved once for every run (20 minutes on two cores); --rows FILE keeps
-these sensitivities for the next call.
+these sensitivities for the next call, and takes the errors that calibrate_uncertainty.py left beside them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     arguments = parser.parse_args()
-    left_out = LeftOut.of(kept_runs(arguments.rows))
+    left_out = LeftOut.of(kept_runs(arguments.rows), arguments.rows)
     by_population = {
         name: [outcome for table in tables for outcome in published_outcomes(read_published(DATA / table))]
         for name, tables in POPULATIONS.items()
