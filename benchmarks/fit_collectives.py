@@ -70,11 +70,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class Derived:
-    """A profile without measurements: parameters of siblings (last wins), and what is known to differ."""
+    """A profile without measurements: parameters of siblings (last wins), and what is known to differ, and why."""
 
     profile: str
     start: tuple[tuple[str, tuple[str, ...]], ...]
     changes: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
 
 
 ALL = tuple(PARAMETERS)
@@ -94,8 +95,8 @@ FITS = (
     Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("hgx-a100-80gb", ALL), ("hgx-h100", NETWORK))),
     Fit("mi355x-8", (*PORT, "exchange_nic_efficiency"), (("mi300x-8", ALL),)),
 )
-# no peer-to-peer between these cards: every byte crosses host memory twice, and is as slow between sockets
 STAGED = {"port_efficiency": 0.42, "host_bridge_share": 0.36}
+WHY_STAGED = "half as fast, for these cards have no peer-to-peer: every byte crosses host memory, on one socket or two"
 DERIVED = (
     Derived("dgx-h100", (("hgx-h100", ALL),)),
     Derived("grand-teton-h100", (("hgx-h100", ALL),)),
@@ -111,13 +112,18 @@ DERIVED = (
     Derived("hgx-b200-limited", (("hgx-b200", ALL),)),
     Derived("hgx-b200-throttled", (("hgx-b200", ALL),)),
     Derived("mi325x-8", (("mi300x-8", ALL),)),
-    Derived("mi250x-8", (("mi300x-8", ALL),)),
+    Derived(
+        "mi250x-8",
+        (("mi300x-8", ALL),),
+        {"port_efficiency": 0.7},
+        "rings over the eight dies assumed to reach 140 GB/s",
+    ),
     Derived("l40s-8", (("a100-pcie-8", ALL),)),
     Derived("h100-pcie-8", (("a100-pcie-8", ALL),)),
     Derived("a10g-8", (("a100-pcie-8", ALL), ("aws-p5", NETWORK))),
     Derived("l4-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK))),
-    Derived("rtx-3090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED),
-    Derived("rtx-4090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED),
+    Derived("rtx-3090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED, WHY_STAGED),
+    Derived("rtx-4090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED, WHY_STAGED),
     Derived("trn2", (("aws-p5", NETWORK),)),
 )
 
@@ -329,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
     for each in DERIVED:
         siblings = ", ".join(f"{name} (network)" if names == NETWORK else name for name, names in each.start)
-        origin = f"collectives: no published measurements; taken from {siblings}"
+        origin = f"collectives: no published measurements; taken from {siblings}" + f"; {each.why}" * bool(each.why)
         results[each.profile] = {
             name: _rounded(value) for name, value in {**inherited(each, results), **each.changes}.items()
         }
