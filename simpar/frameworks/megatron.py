@@ -16,7 +16,14 @@ from simpar.frameworks.megatron_details import (
     position_type,
     router_arguments,
 )
-from simpar.frameworks.megatron_execution import BACKENDS, attention_losses, graph_losses, graph_options
+from simpar.frameworks.megatron_execution import (
+    BACKENDS,
+    UNFUSED_LOSS,
+    attention_losses,
+    graph_losses,
+    graph_options,
+    kernel_losses,
+)
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.megatron_read import read
 from simpar.frameworks.subject import Loss, Subject
@@ -45,6 +52,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
     yield from attention_losses(s, has_sinks=has_sinks(s))
+    yield from kernel_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -330,7 +338,7 @@ def _training(s: Subject) -> Options:
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
         "--attention-backend": "fused" if has_sinks(s) else BACKENDS[s.plan.execution.attention_kernel],
-        "--cross-entropy-loss-fusion": FLAG,
+        **({} if s.plan.execution.fused_kernels == UNFUSED_LOSS else {"--cross-entropy-loss-fusion": FLAG}),
         "--log-interval": 1,
         "--eval-iters": 0,
         "--distributed-timeout-minutes": 10,
@@ -375,6 +383,6 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
-    features=("attention_kernel", "dispatcher", "expandable_segments", "fused_permutation", "graphs"),
+    features=("attention_kernel", "dispatcher", "expandable_segments", "fused_kernels", "fused_permutation", "graphs"),
     numerics=NUMERICS,
 )

@@ -15,6 +15,16 @@ GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_r
 BESIDE_ROUTER = "moe_preprocess"
 """Is captured with the router only; too small to be a choice of its own."""
 
+UNFUSED_LOSS = "norm+activation+rope"
+"""What of a step is fused without ``--cross-entropy-loss-fusion``."""
+FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
+
+
+def kernel_losses(s: Subject) -> Iterator[Loss]:
+    """Operators that Megatron-LM fuses or does not, whatever its arguments."""
+    if (fused := s.plan.execution.fused_kernels) not in FUSED:
+        yield Loss("fused_kernels", fused, f"all but the loss are fused: {', '.join(filter(None, FUSED))}")
+
 
 def attention_losses(s: Subject, *, has_sinks: bool) -> Iterator[Loss]:
     """Attention kernels that Transformer Engine does not have, or not for the model."""
@@ -54,7 +64,7 @@ def graph_options(s: Subject) -> Options:
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
     result: dict[str, Any] = {}
-    given.used.add("--moe-permute-fusion")  # what stacks do; only Megatron-LM leaves it out by default
+    given.used |= {"--moe-permute-fusion", "--cross-entropy-loss-fusion"}  # as stacks do, other than Megatron-LM
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"
     if given.text("--attention-backend") == "unfused":

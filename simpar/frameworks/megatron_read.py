@@ -10,7 +10,7 @@ from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_lay
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
 from simpar.frameworks.megatron_arguments import AXES, SIZES, Arguments, read_arguments
-from simpar.frameworks.megatron_execution import read_execution
+from simpar.frameworks.megatron_execution import UNFUSED_LOSS, read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
@@ -39,12 +39,14 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 def read(text: str, name: str) -> Imported:
     """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value.
 
-    Experts are split like everything else, and routed tokens sorted without a fused kernel, unless an argument says
-    otherwise (``megatron/training/arguments.py``).
+    Experts are split like everything else, routed tokens sorted and losses computed without fused kernels, unless an
+    argument says otherwise (``megatron/training/arguments.py``).
     """
     given = read_arguments(text, name)
     result = plan_of(given)
     mesh = result.plan.mesh
+    if not given.has("--cross-entropy-loss-fusion"):
+        result = replace(result, plan=result.plan.with_values(fused_kernels=UNFUSED_LOSS))
     if given.text("--moe-token-dispatcher-type") == "alltoall" and not given.has("--moe-permute-fusion"):
         result = replace(result, plan=result.plan.with_values(fused_permutation=False))
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:

@@ -55,7 +55,8 @@ def test_command(usual):
     code, found = usual
     assert (code, found["from"], found["is_sure"]) == (0, "megatron", True)
     plan = simpar.Plan(tp=2, zero=1, micro_batch=1, stack="megatron", sequence_parallel=True, grad_dtype="fp32",
-                       overlap_grad_reduce=False, overlap_param_gather=False)  # fmt: skip
+                       overlap_grad_reduce=False, overlap_param_gather=False,
+                       fused_kernels="norm+activation+rope")  # fmt: skip
     training = simpar.Training(seq_len=2048, global_batch=8)
     alone = simpar.simulate(simpar.Model("llama-3-8b"), simpar.Cluster("dgx-h100", nodes=1), plan, training)
     assert found["step_time_s"] == alone.step_time_s

@@ -55,6 +55,9 @@ CAPTURED = ("attention", "mamba", "mlp", "router", "step")
 """Parts of a layer that CUDA graphs capture; "step" captures all of it."""
 FUSED = ("norm", "activation", "rope", "residual", "loss")
 """Operators that eager PyTorch runs as several kernels, each over memory, and others as one."""
+SHARDED_LOSS = {"logit_bytes": 6.0, "logit_saved_bytes": 4.0}
+"""Bytes of a logit under Megatron-Core's unfused loss: 2 and their copy in fp32, which becomes the softmax that is kept
+[NVIDIA Megatron-LM, core/tensor_parallel/cross_entropy.py]."""
 COMPILED = ("norm", "activation", "rope", "residual")
 """What torch.compile of a layer fuses; the loss lies outside of layers."""
 
@@ -199,7 +202,8 @@ def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
     on = {name: name in parts for name in FUSED}
     loss = on.pop("loss") or (fused == "compiled" and stack.fusion.cross_entropy)
     gate = "all" if not on["activation"] else "product" if stack.memory.gate == "all" else stack.memory.gate
-    memory = stack.memory.model_copy(update={"eager_copies": not on["norm"], "gate": gate})
+    logits = SHARDED_LOSS if stack.fusion.sharded_loss and not loss else {}
+    memory = stack.memory.model_copy(update={"eager_copies": not on["norm"], "gate": gate, **logits})
     fusion = stack.fusion.model_copy(update={**on, "cross_entropy": loss})
     return stack.model_copy(update={"fusion": fusion, "memory": memory})
 

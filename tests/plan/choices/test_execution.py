@@ -199,6 +199,20 @@ def test_megatron_writes_and_reads_dispatchers_and_attention():
     assert (again.get("dispatcher"), again.get("attention_kernel")) == ("all_gather", "eager")
 
 
+@pytest.mark.parametrize("fused", [None, "norm+activation+rope"])
+def test_megatron_fuses_the_loss_where_it_is_told_to(fused):
+    """``--cross-entropy-loss-fusion`` is off by default there; without it 4 bytes of every logit are kept."""
+    plan, training = Plan(dp=8, zero=1, fused_kernels=fused), simpar.Training(seq_len=4096, global_batch=8)
+    files = export(plan, simpar.Model("llama-3-8b"), training, "megatron").files
+    text = next(text for name, text in files.items() if name.endswith(".sh"))
+    assert ("--cross-entropy-loss-fusion" in text) == (fused is None)
+    assert load_target("megatron").read(text, "train.sh").plan.get("fused_kernels") == fused
+    policies = apply_execution_choices(load_stack("megatron"), plan)
+    assert policies.memory.loss_bytes(100) == ((200, 200) if fused is None else (400, 600))
+    assert policies.fusion.cross_entropy is (fused is None)
+    assert expressed(Plan(dp=8, zero=1, fused_kernels="none"), "megatron") == ["fused_kernels"]
+
+
 @pytest.mark.parametrize("fused", [None, True, False])
 def test_megatron_fuses_the_permutation_where_it_is_told_to(fused):
     """``--moe-permute-fusion`` is off by default there, and stands in what is written unless a plan says otherwise."""
