@@ -90,8 +90,10 @@ class Launch(HostTimes):
     list does not contain; ``optimizer_passes`` over the optimizer's states; ``gather_passes`` and ``reduce_passes``
     over memory around a gather of sharded parameters and a reduction of their gradients, per byte of them;
     ``shard_copy_s`` to copy the part of one rank in one tensor out of what was gathered, where that is done tensor by
-    tensor; ``pipeline_balance`` "cost" counts the output projection when layers are spread over stages;
-    ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    tensor; ``copy_out_passes`` over memory of what is gathered of a unit under FSDP or ZeRO-3, per byte of it, and
+    ``copy_in_passes`` of what is reduced, in kernels between those of the blocks; ``pipeline_balance`` "cost" counts
+    the output projection when layers are spread over stages; ``step_overhead_s`` once a step (data, logging, clipping,
+    synchronisation).
     """
 
     graphs: tuple[Captured, ...] = ()
@@ -102,6 +104,8 @@ class Launch(HostTimes):
     gather_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     reduce_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     shard_copy_s: Seconds = 0.0
+    copy_out_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    copy_in_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     step_overhead_s: Seconds = 0.0
     pipeline_balance: Literal["layers", "cost"] = "layers"
 
@@ -142,7 +146,22 @@ class ExpertHabits(Strict):
     loop: bool = False
 
 
-class Overlap(Strict):
+class ShardHabits(Strict):
+    """What sharded data parallelism takes as one piece.
+
+    With ``owner_broadcasts`` ranks of sharded optimizers own whole arrays, and where parameters are not gathered beside
+    the forward every owner broadcasts its own behind the update, one after the other. With ``adapter_units`` FSDP wraps
+    each adapter as a unit, because a flat parameter is trained whole or not at all [PEFT, utils/other.py,
+    fsdp_auto_wrap_policy]. The host gathers no unit before the kernels of the second to last one are done [torch,
+    distributed/fsdp/_runtime_utils.py, _unshard: limit_all_gathers]: of an adapter at the end of the block before, so
+    that no gather of a block runs beside the kernels of another.
+    """
+
+    owner_broadcasts: bool = False
+    adapter_units: bool = False
+
+
+class Overlap(ShardHabits):
     """What runs beside what, and what that costs the kernels.
 
     Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward. With

@@ -151,7 +151,8 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
             ops.setdefault(group, []).append(op)
         if each.zero:
             swaps = ["all_to_all"] if sync.exchanges_matrices else []
-            ops.setdefault(each.shard_group, []).extend(["all_gather", *swaps])
+            moves = dict.fromkeys(("all_gather", sync.late_gather_op))
+            ops.setdefault(each.shard_group, []).extend([*moves, *swaps])
         shards = groups.reshape(len(groups), each.copies, -1)
         members = {
             f"{each.kind}_replicate": np.ascontiguousarray(shards.transpose(0, 2, 1)).reshape(-1, each.copies),

@@ -9,6 +9,9 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.structure.buckets import Bucket, buckets
 from simpar.units import Numbers
 
+LOOK_AHEAD = 2
+"""Number of units whose gathered parameters exist at the same time, unless adapters are units of their own."""
+
 
 @dataclass(frozen=True)
 class BlockBytes:
@@ -103,6 +106,9 @@ class SyncPolicy:
     ``activations`` is the share of saved bytes that waits on the host; ``drives``: parameters come from drives.
     Gradients of ``held_bytes`` per parameter live on the device only until they are sent; adding them up on the host
     moves ``accumulates`` bytes per byte sent. Reductions run beside the kernels, or ``in_turn`` with them.
+    Gathered parameters of ``buffers`` units exist at the same time: with one, gathers run in turn with the kernels.
+    Between the kernels, gathered parameters are copied out of their buffer in ``copy_out_s``, and gradients into theirs
+    in ``copy_in_s`` seconds per parameter.
     """
 
     copies: tuple[Copies, ...] = ()
@@ -113,6 +119,17 @@ class SyncPolicy:
     held_bytes: float = 0.0
     accumulates: float = 0.0
     in_turn: bool = False
+    buffers: int = LOOK_AHEAD
+    copy_out_s: float = 0.0
+    copy_in_s: float = 0.0
+
+    @property
+    def held(self) -> int:
+        """Buffers that a gathered unit takes: freed ones are there again when the kernels that read them are done.
+
+        So where gathers run in turn with the kernels, that of the unit before is not there yet.
+        """
+        return LOOK_AHEAD // self.buffers
 
     @property
     def reshard(self) -> bool:

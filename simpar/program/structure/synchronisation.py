@@ -4,6 +4,7 @@
 |---|---|---|---|
 | DDP (zero 0) | - | the last microbatch | all-reduce in buckets |
 | ZeRO-1 | first forward (or step end) gathers parameters in buckets | the last microbatch | reduce-scatter in buckets |
+| ZeRO-1 by owners | behind the update, array by array | the last microbatch | all-reduce in buckets |
 | ZeRO-2 | as ZeRO-1 | every microbatch | reduce-scatter in buckets |
 | FSDP zero 2 | first forward gathers and keeps | every microbatch | reduce-scatter per unit |
 | FSDP zero 3 | every pass gathers and frees | every microbatch | reduce-scatter per unit |
@@ -30,7 +31,7 @@ from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.job import TrainingJob
 from simpar.program.structure.buckets import mean_bucket
-from simpar.program.structure.hooks import Copies, SyncPolicy, Whole
+from simpar.program.structure.hooks import LOOK_AHEAD, Copies, SyncPolicy, Whole
 from simpar.program.structure.host_update import HostUpdate
 from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, TemplateNode
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
@@ -142,6 +143,12 @@ class Synchronisation:
         return self.job.layout.kind == "fsdp"
 
     @property
+    def adapter_units(self) -> bool:
+        """Whether adapters are FSDP units, so that the units gathered ahead are adapters and not the next block."""
+        layout = self.job.layout
+        return self.per_unit and layout.lora_rank is not None and self.job.stack.overlap.adapter_units
+
+    @property
     def exchanges_matrices(self) -> bool:
         """Whether the update needs whole matrices that are cut by rows."""
         return self.per_unit and bool(OPTIMIZERS[self.job.layout.optimizer].by_matrix)
@@ -238,6 +245,7 @@ class Synchronisation:
         layout, host = self.job.layout, self.host
         if self.single_process:
             return SyncPolicy()
+        copies = self.per_unit / self.job.kernels.bandwidth
         several = not boundary and layout.num_microbatches(self.job.training.global_batch) > 1
         return SyncPolicy(
             activations=layout.offload_activations,
@@ -246,6 +254,9 @@ class Synchronisation:
             accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary, opens=opens) for each in self.replicas),
             in_turn=not (layout.overlap_grad_reduce or self.reduces_late),
+            buffers=1 if self.adapter_units else LOOK_AHEAD,
+            copy_out_s=copies * self.job.stack.launch.copy_out_passes * self.parameter_bytes,
+            copy_in_s=copies * self.job.stack.launch.copy_in_passes * self.gradient_bytes,
             bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=float(layout.first_bucket_bytes or 0),
         )
@@ -362,11 +373,25 @@ class Synchronisation:
         """Gathers of all parameters behind the update, one after the other; ``held`` as in :meth:`late_reductions`."""
         if self.per_unit or self.job.layout.overlap_param_gather or self.single_process:
             return []
-        return [
-            CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
-            for each in self.replicas
-            if each.zero and not each.gathered
-        ]
+        result = []
+        for each in (each for each in self.replicas if each.zero and not each.gathered):
+            calls = float(self._owners(each))
+            size = held[each.kind] * self.parameter_bytes / calls
+            result.append(CollectiveUse(each.shard_group, self.late_gather_op, size, np.full_like(size, calls)))
+        return result
+
+    @property
+    def late_gather_op(self) -> str:
+        """The collective that brings parameters from the ranks that updated them to all others behind the update."""
+        return "broadcast" if self.job.stack.overlap.owner_broadcasts else "all_gather"
+
+    def _owners(self, replicas: ReplicaRanks) -> int:
+        """Ranks that broadcast parameters one after the other: as many as own whole arrays; 1 if all gather at once."""
+        if not self.job.stack.overlap.owner_broadcasts:
+            return 1
+        graph = self.job.graph
+        arrays = graph.num_expert_tensors if replicas.kind == EXPERTS else len(graph.tensor_sizes)
+        return max(1, min(replicas.shards, int(self.job.layout.per_pipeline_rank(arrays))))
 
     def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[TemplateNode, ...]:
         """Under FSDP, rows of matrices in bf16 to the ranks that update whole matrices, and of the updates back."""

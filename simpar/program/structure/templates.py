@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
-from simpar.program.structure.hooks import BlockBytes, Copies, SyncPolicy
+from simpar.program.structure.hooks import LOOK_AHEAD, BlockBytes, Copies, SyncPolicy
+from simpar.units import to_ns
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -31,8 +32,6 @@ rank per group."""
 GATHER = "param_gather"
 REDUCE = "grad_reduce"
 PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
-LOOK_AHEAD = 2
-"""Number of units whose gathered parameters exist at the same time."""
 BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
 """What has two buffers each: gathered parameters, gradients to be reduced, activations on their way to the host and
 back."""
@@ -111,9 +110,8 @@ def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], s
         return Template((replace(node, arrival=True),), 0)
     nodes, computes, leaving = TemplateNodes(), list[int](), list[tuple[int, ...]]()
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
-        before = (computes[index - LOOK_AHEAD],) if index >= LOOK_AHEAD else ()
-        ready = _arrivals(nodes, unit, sync, after=before, index=index)
-        ready += leaving[index - LOOK_AHEAD] if before else ()
+        ready = _arrivals(nodes, unit, sync, computes, index=index)
+        ready += leaving[index - LOOK_AHEAD] if index >= LOOK_AHEAD else ()
         memory = (*forward_memory([unit]), *_freed(unit, sync))
         node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
         awaits = two_buffers(OUTGOING, index, sync.activations)
@@ -138,7 +136,8 @@ def backward_template(
     """
     backwards, passes = list(reversed(units)), list(reversed(segments))
     # What happens beside the kernels of a unit u, units counted in the order of the backward:
-    #   gather(u)   parameters that were dropped after the forward     behind the kernels of u - 2 (two buffers)
+    #   gather(u)   parameters that were dropped after the forward     behind the kernels of u - 2 (two buffers),
+    #               or of u - 1 where there is one
     #   return(u)   activations that wait on the host                  behind the kernels of u - 2 (two buffers)
     #   kernels(u)  behind gather(u), return(u), reduce(v) of the unit reduced before the last one, send(u - 2)
     #   reduce(b)   a bucket b, behind the kernels of the unit that completes it [Li et al. 2020, arXiv 2006.15704]
@@ -162,7 +161,7 @@ def backward_template(
         before = (computes[index - 2],) if index >= 2 else ()
         comes = arriving and not unit.has_no_backward
         if comes:
-            after = _arrivals(nodes, unit, sync, after=before, index=index)
+            after = _arrivals(nodes, unit, sync, computes, index=index)
             changes = (*changes, *_freed(unit, sync))
         if returning and index:
             after += _returns(nodes, unit, sync, after=before, awaits=two_buffers(RETURNED, index))
@@ -179,9 +178,7 @@ def backward_template(
         unit_reduced = -1
         for copies, closes in zip(reducing, closing, strict=True):
             if index in closes:
-                last = _reduce(
-                    nodes, closes[index], copies, after=computes[-1], in_turn=sync.in_turn, share=unit.at_once
-                )
+                last = _reduce(nodes, closes[index], copies, sync, after=computes[-1], share=unit.at_once)
                 unit_reduced = last if copies.per_unit else unit_reduced
         closed = len(nodes) - 1 > computes[-1]  # whether a bucket was reduced behind this unit
         if unit_reduced >= 0:
@@ -194,18 +191,26 @@ def backward_template(
     return Template(tuple(nodes), computes[-1])
 
 
-def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int, in_turn: bool, share: float) -> int:
+def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, sync: SyncPolicy, *, after: int, share: float) -> int:
     """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last.
 
-    ``in_turn`` no kernels run beside them. Whole gradients that wait for it are a ``share`` of the bucket at a time.
+    Whole gradients that wait for it are a ``share`` of the bucket at a time.
     """
-    gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes * share)
+    count = bucket.size_bytes / copies.gradient_bytes
+    if sync.copy_in_s:
+        after = nodes.add(_copy("copy gradients in", count * sync.copy_in_s, after=after))
+    gone = _transient(0.0, -count * copies.whole.kept_bytes * share)
     for number, (group, op, part) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * part / bucket.count, bucket.count)
-        streams = (*((COMPUTE,) if in_turn else ()), f"{REDUCE}.{group}" if number else REDUCE)
+        streams = (*((COMPUTE,) if sync.in_turn else ()), f"{REDUCE}.{group}" if number else REDUCE)
         node = TemplateNode("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
         after, gone = nodes.add(node), ()
     return after
+
+
+def _copy(name: str, seconds: float, *, after: int) -> TemplateNode:
+    """Kernels that copy into or out of the buffer of a collective, between those of the blocks."""
+    return TemplateNode("dp", name, (COMPUTE,), duration_ns=int(to_ns(seconds)), after=(after,))
 
 
 def forward_memory(units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
@@ -255,21 +260,28 @@ def host_copy(
     return TemplateNode("offload", name, (stream,), collective=use, after=after, memory=memory)
 
 
-def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ...]:
-    """The wait of an action's ``index``-th use of two buffers: its first two wait for earlier actions' last two."""
-    return (Await(buffer, 2 - index),) if used and index < 2 else ()
+def two_buffers(buffer: str, index: int, used: object = True, *, number: int = 2) -> tuple[Await, ...]:
+    """The wait of an action's ``index``-th use of two buffers: its first two wait for earlier actions' last two.
+
+    The same holds for another ``number`` of buffers.
+    """
+    return (Await(buffer, number - index),) if used and index < number else ()
 
 
 def _arrivals(
-    nodes: TemplateNodes, unit: BlockBytes, sync: SyncPolicy, *, after: tuple[int, ...], index: int
+    nodes: TemplateNodes, unit: BlockBytes, sync: SyncPolicy, computes: Sequence[int], *, index: int
 ) -> tuple[int, ...]:
-    """Append the arrival of unit ``index``'s parameters from drives, host or other ranks; positions to wait for."""
+    """Append the arrival of unit ``index``'s parameters from drives, host or other ranks; positions to wait for.
+
+    ``computes`` are the positions of the kernels of the units before it.
+    """
+    after = (computes[index - sync.buffers],) if index >= sync.buffers else ()
     ready = []
     for each in sync.copies:
         count = each.arriving(unit)
         if not each.arrives or not count:
             continue
-        held = _transient(count * each.buffer_bytes * unit.at_once, 0.0)
+        held = _transient(sync.held * count * each.buffer_bytes * unit.at_once, 0.0)
         waits, begin = after if each.reshard else (), len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
@@ -282,7 +294,10 @@ def _arrivals(
             nodes.append(
                 TemplateNode("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
             )
-        nodes[begin] = replace(nodes[begin], awaits=two_buffers(PARAMETERS, index, each.reshard))
+        awaits = two_buffers(PARAMETERS, index, each.reshard, number=sync.buffers)
+        nodes[begin] = replace(nodes[begin], awaits=awaits)
+        if sync.copy_out_s:
+            nodes.add(_copy("copy parameters out", count * sync.copy_out_s, after=len(nodes) - 1))
         ready.append(len(nodes) - 1)
     return tuple(ready)
 
@@ -341,7 +356,8 @@ def _made(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
 def _freed(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of parameters that arrived for a pass and are freed after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
-    return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes * unit.at_once for each in freed))
+    size = sum(each.arriving(unit) * each.buffer_bytes * unit.at_once for each in freed)
+    return _transient(0.0, -sync.held * size)
 
 
 def compute_node(

@@ -73,6 +73,23 @@ def test_a_gather_waits_for_the_unit_two_before(plan: str) -> None:
         assert (times.start_ns[passes] >= times.finish_ns[gathers]).all()
 
 
+@pytest.mark.parametrize("stack", ["fsdp", "torchtitan"])
+def test_adapters_that_are_units_leave_no_block_gathered_ahead(stack: str) -> None:
+    """Under FSDP1 a block's gather waits for the block before; where adapters are no units, for the one before that."""
+    tuned = {"lora_rank": 8, "dp": 16, "recompute": "full", "stack": stack}
+    entry = lowered(tuned, 3)
+    times = sweep.run(entry.program)
+    waits = {"fsdp": 1, "torchtitan": 2}[stack]
+    gathers = ops_of(entry, 0, "dp", name="all_gather parameters")
+    passes, first = ops_of(entry, 0, "forward", "backward"), ops_of(entry, 0, "backward", name="embedding")
+    passes = passes[~np.isin(passes, first)]  # which is not trained and has nothing to gather
+    assert len(gathers) == len(passes) > 2
+    assert (times.start_ns[gathers[waits:]] >= times.finish_ns[passes[:-waits]]).all()
+    assert waits == 1 or (times.start_ns[gathers[1:]] < times.finish_ns[passes[:-1]]).any()
+    held = memory_uses(entry.program, times)[0]
+    assert held.by_category[-1].sum() == 0
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("plan", [name for name in PLANS if name not in ("experts", "replicas")])
 def test_a_backward_waits_for_the_reduction_two_before(plan: str, zero: int) -> None:

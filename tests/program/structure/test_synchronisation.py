@@ -6,11 +6,17 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
+from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
-from simpar.simulation import simulate
+from simpar.program.structure.synchronisation import Synchronisation
+from simpar.simulation import lower_job, make_job, simulate
+from simpar.stacks.stack import Stack, load_stack
+from simpar.units import NS_PER_S, US
 
 MODEL = load_model("tiny-llama")
+BATCH = Training(seq_len=128, global_batch=64)
 
 
 def dp_bytes(microbatches: int, *, stack: str = "torchtitan", zero: int = 3, pp: int = 1) -> float:
@@ -83,3 +89,45 @@ def test_replicas_that_sum_behind_the_backward_do_so_once() -> None:
         found[microbatches] = simulate(MODEL, load_cluster("dgx-h100", 1), plan, training).communication["dp"]
     saved = 4 * found[1].bytes_per_rank - found[4].bytes_per_rank
     assert saved == pytest.approx(3 * MODEL.num_parameters() * 2 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("nodes", "calls"), [(1, 8), (8, 27)])
+def test_owners_of_whole_arrays_broadcast_them_one_after_the_other(nodes: int, calls: int) -> None:
+    """As many calls as ranks, but no more than arrays: six of a layer, two tables, the last norm; a gather's bytes."""
+    job = make_job(MODEL, load_cluster("hgx-a100-80gb", nodes), Plan(zero=1, micro_batch=1), BATCH, "internevo")
+    (use,) = Synchronisation.of(job).late_gathers({"dp": 1e6})
+    assert (use.op, use.count) == ("broadcast", calls)
+    assert use.size_bytes * use.count == pytest.approx(2e6)
+
+
+def test_each_broadcast_is_a_chain_through_all_ranks() -> None:
+    """27 of them among 64 ranks, where a gather has the latency of one: 26 x 63 steps of a microsecond and more."""
+    cluster, plan = load_cluster("hgx-a100-80gb", 8), Plan(zero=1, micro_batch=1)
+    gathers, broadcasts = (
+        step_s(cluster, plan, BATCH, changed("internevo", "overlap", owner_broadcasts=there)) for there in (False, True)
+    )
+    assert broadcasts - gathers > 26 * 63 * US
+
+
+def test_units_are_copied_between_the_kernels() -> None:
+    """ZeRO-3 under DeepSpeed: two gathers of 2 bytes are read and written, gradients of 2 bytes three times so."""
+    cluster, plan = load_cluster("hgx-a100-80gb", 1), Plan(zero=3, kind="fsdp", micro_batch=8)
+    training = Training(seq_len=8192, global_batch=64)
+    stacks = [changed("deepspeed", "launch", copy_out_passes=out, copy_in_passes=6) for out in (0, 2)]
+    stacks.append(changed("deepspeed", "launch", copy_out_passes=0, copy_in_passes=0))
+    out, both, none = (step_s(cluster, plan, training, stack) for stack in stacks)
+    pass_s = 2 * MODEL.num_parameters() / make_job(MODEL, cluster, plan, training, "deepspeed").kernels.bandwidth
+    assert both - out == pytest.approx(2 * 2 * pass_s, rel=0.05)
+    assert out - none == pytest.approx(6 * pass_s, rel=0.05)
+
+
+def step_s(cluster: Cluster, plan: Plan, training: Training, stack: Stack) -> float:
+    """Seconds of a step of the model without the stack's overhead."""
+    program = lower_job(make_job(MODEL, cluster, plan, training, stack), cluster).program
+    return float(choose_engine("auto", program)[1](program).makespan_ns) / NS_PER_S
+
+
+def changed(name: str, section: str, **habits: object) -> Stack:
+    """A stack with other habits."""
+    stack = load_stack(name)
+    return stack.model_copy(update={section: getattr(stack, section).model_copy(update=habits)})
