@@ -105,6 +105,9 @@ class _Sizes:
                 for key, op, what in saved_tensors(self.block)
                 if op and op.name in chosen and (op.kind, what) != ("attention", "output")
             )
+            if chosen & {op.name for op in self._all("attention")}:  # unfused, its scores as well
+                dropped = dropped + self._scores()
+                forward = np.maximum(forward, self._scores())
             return BlockActivations(total - dropped, dropped, forward, backward)
         if recompute == "selective":
             kept = self._chosen() if self.stack.memory.selective == "operators" else total - self._core_attention()

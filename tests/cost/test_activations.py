@@ -57,6 +57,8 @@ SCORES = 5 * HEADS * S / HIDDEN
         (8, True, "none", (34 + SCORES) / 8),
         (1, False, "selective", 34),
         (8, True, "selective", 34 / 8),
+        (1, False, "modules:core_attn", 34),
+        (8, True, "modules:core_attn", 34 / 8),
         (1, False, "full", 2),
         (8, True, "full", 2 / 8),
     ],
