@@ -1,8 +1,10 @@
-"""The topology that NCCL found (``NCCL_TOPO_DUMP_FILE``): devices, their NVLinks and PCIe switches, network cards.
+"""The topology that NCCL or RCCL found (``NCCL_TOPO_DUMP_FILE``): devices, their links, PCIe switches, network cards.
 
 Elements and attributes: github.com/NVIDIA/nccl, src/graph/topo.cc and xml.cc: ``speed`` of a ``net`` in Mb/s,
-``tclass`` of an ``nvlink`` the PCI class of what it leads to (0x0680: an NVSwitch, 0x0302: a GPU). Entities and
-document types, which such files do not have, are refused.
+``tclass`` of an ``nvlink`` the PCI class of what it leads to (0x0680: an NVSwitch, 0x0302: a GPU). RCCL
+(github.com/ROCm/rccl, the same files) writes ``xgmi``, which always leads to another GPU. Topologies that are written
+by hand or before the network is asked have no ``speed``. Entities and document types, which such files do not have, are
+refused.
 """
 
 import io
@@ -16,13 +18,20 @@ from simpar.hardware.machine.reading import MORE, Links, Reading
 from simpar.plain import MAX_DEPTH
 
 KIND = "NCCL topology"
-BRIDGE, SWITCH = "0x0604", "0x0680"  # PCI classes
+SWITCH, DEVICE_CLASSES = "0x0680", {"0x0302", "0x0300"}  # PCI classes
 DEVICES = {
-    "0x2330": "h100-sxm-80gb", "0x2331": "h100-pcie", "0x2335": "h200-sxm", "0x20b0": "a100-sxm-40gb",
-    "0x20b2": "a100-sxm-80gb", "0x20b5": "a100-pcie-80gb", "0x2901": "b200-sxm", "0x2684": "rtx-4090",
-    "0x2204": "rtx-3090",
+    "10de:1db1": "v100-sxm2-16gb", "10de:1db5": "v100-sxm2-32gb", "10de:1db8": "v100-sxm3-32gb",
+    "10de:20b0": "a100-sxm-40gb", "10de:20b2": "a100-sxm-80gb", "10de:20f3": "a100-sxm-80gb",
+    "10de:20b5": "a100-pcie-80gb", "10de:2204": "rtx-3090", "10de:2237": "a10g",
+    "10de:2330": "h100-sxm-80gb", "10de:2324": "h100-sxm-80gb", "10de:2331": "h100-pcie", "10de:2335": "h200-sxm",
+    "10de:2329": "h20-sxm", "10de:2684": "rtx-4090", "10de:26b9": "l40s", "10de:27b8": "l4",
+    "10de:2901": "b200-sxm", "10de:2941": "gb200", "10de:3182": "b300-sxm", "10de:31c2": "gb300", "10de:31c3": "gb300",
+    "10de:2bb5": "rtx-pro-6000", "10de:2bb1": "rtx-pro-6000",
+    "1002:7408": "mi250x", "1002:740c": "mi250x", "1002:74a1": "mi300x", "1002:74b5": "mi300x",
+    "1002:74a5": "mi325x", "1002:74b9": "mi325x", "1002:75a3": "mi355x",
 }  # fmt: skip
-"""Shipped devices by NVIDIA's PCI device id (pci-ids.ucw.cz, vendor 10de)."""
+"""Shipped devices by PCI vendor and device (pci-ids.ucw.cz). An A800 (20f3) and an H800 (2324) are an A100 and an H100
+with fewer NVLinks; ids of virtual functions stand beside AMD's physical ones."""
 ENCODING = {2.5: 0.8, 5.0: 0.8}
 """Share of a PCIe lane's bits that are data: 8 of 10 up to the second generation, 128 of 130 since the third."""
 
@@ -82,55 +91,84 @@ def _number(element: ElementTree.Element, key: str, file: str) -> int:
 
 def _device(reading: Reading, root: ElementTree.Element) -> None:
     """Note which device it is, by the PCI id of the element that holds it."""
-    ids = {pci.get("device", "") for pci in root.iter("pci") if pci.find("gpu") is not None}
-    names = {DEVICES.get(each.lower()) for each in ids}
+    holders = [pci for pci in root.iter("pci") if pci.find("gpu") is not None]
+    ids = {":".join(pci.get(key, "").lower().removeprefix("0x") for key in ("vendor", "device")) for pci in holders}
+    names = {DEVICES.get(each) for each in ids}
     if len(ids) == 1 and None not in names:
         reading.devices = tuple(name for name in names if name)
-    elif ids != {""}:
+    elif ids != {":"}:
         reading.unread.append(f"device: PCI {', '.join(sorted(ids))} is none that simpar knows")
 
 
 def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
     """Note the fastest cards of a node; slower ones serve other traffic."""
     cards = list(root.iter("net"))
-    speeds = Counter(_number(card, "speed", reading.file) for card in cards)
+    # 0 is how NCCL writes a speed that the card did not tell
+    told = {id(card): _number(card, "speed", reading.file) if card.get("speed") else 0 for card in cards}
+    speeds = Counter(speed for speed in told.values() if speed)
     if not cards:
         reading.unread.append("network cards: the file has none")
         return
-    fastest = max(speeds)
-    if speeds[fastest] % hosts:
-        reading.unread.append(f"scale_out.nics_per_node: {speeds[fastest]} cards on {hosts} hosts")
+    if speeds:
+        fastest = max(speeds)
+        count, what = speeds[fastest], f"of {fastest / 1000:g} Gb/s"
+        reading.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
+        for speed, others in sorted(speeds.items())[:-1]:
+            reading.unread.append(f"slower cards, {others} of {speed / 1000:g} Gb/s: left out of the network")
+        if silent := len(cards) - speeds.total():
+            reading.unread.append(f"{silent} of {len(cards)} network cards have no speed: left out of the network")
     else:
-        reading.say("scale_out.nics_per_node", speeds[fastest] // hosts)
-    reading.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
-    for speed, count in sorted(speeds.items())[:-1]:
-        reading.unread.append(f"slower cards, {count} of {speed / 1000:g} Gb/s: left out of the network")
+        count, what = _widest(reading, root), "on the widest PCIe links"
+    if count % hosts:
+        reading.unread.append(f"scale_out.nics_per_node: {count} cards {what} on {hosts} hosts")
+    else:
+        reading.say("scale_out.nics_per_node", count // hosts, MORE)
     if any(pci.get("vendor") == "0x1d0f" for pci in root.iter("pci") if pci.find("nic/net") is not None):
         reading.say("scale_out.kind", "efa")  # Amazon's cards
     else:
         reading.unread.append("scale_out.kind: the file does not tell InfiniBand from RoCE")
 
 
+def _widest(reading: Reading, root: ElementTree.Element) -> int:
+    """Number of the cards on the fastest PCIe links, where no card has a speed; their own speed stays unknown."""
+    links = Counter[float]()
+    for pci in root.iter("pci"):
+        links[_rate_gb_per_s(pci) or 0.0] += len(pci.findall("nic/net"))
+    links[0.0] += sum(1 for _ in root.iter("net")) - links.total()  # of cards that hang on no PCI device
+    links = +links
+    best = max(links, default=0.0)
+    most = f", at most the {best * 8:.0f} Gb/s of their PCIe links" if best else ""
+    reading.unread.append(f"scale_out.nic_bandwidth: no network card of the file has a speed{most}")
+    for rate, count in sorted(links.items())[:-1]:
+        reading.unread.append(f"cards on narrower PCIe links, {count} of {rate * 8:.0f} Gb/s: left out of the network")
+    return links[best]
+
+
 def _links(reading: Reading, devices: Sequence[ElementTree.Element]) -> None:
-    """Note the NVLinks, if every device has equally many and all lead to switches or all to devices."""
-    counts = {sum(_number(link, "count", reading.file) for link in device.findall("nvlink")) for device in devices}
+    """Note the NVLinks or xGMI links, if every device has equally many and all lead to switches or all to devices."""
+    what = "xGMI links" if any(device.find("xgmi") is not None for device in devices) else "NVLinks"
+    counts = {sum(_number(link, "count", reading.file) for link in _links_of(device)) for device in devices}
     classes = {link.get("tclass", "")[:6] for device in devices for link in device.findall("nvlink")}
     if counts == {0}:
         reading.say("scale_up.kind", "pcie")
     elif len(counts) > 1 or len(classes) > 1:
-        reading.unread.append(f"scale_up: GPUs have {sorted(counts)} NVLinks; a profile has as many of each")
+        reading.unread.append(f"scale_up: GPUs have {sorted(counts)} {what}; a profile has as many of each")
     elif classes == {SWITCH}:
         reading.links = Links(reading.file, counts.pop(), switched=True)
-    elif classes == {"0x0302"} and _all_joined(devices):
+    elif classes <= DEVICE_CLASSES and _all_joined(devices):
         reading.links = Links(reading.file, counts.pop(), switched=False)
     else:
-        reading.unread.append("scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all")
+        reading.unread.append(f"scale_up: {what} do not join every pair of GPUs; a profile has as many between all")
+
+
+def _links_of(device: ElementTree.Element) -> list[ElementTree.Element]:
+    return [*device.findall("nvlink"), *device.findall("xgmi")]
 
 
 def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
     """Whether every device has equally many links to each of the others."""
     pairs = [
-        Counter(link.get("target") for link in device.findall("nvlink") for _ in range(int(link.get("count", 0))))
+        Counter(link.get("target") for link in _links_of(device) for _ in range(int(link.get("count", 0))))
         for device in devices
     ]
     return all(len(each) == len(devices) - 1 and len(set(each.values())) == 1 for each in pairs)

@@ -17,12 +17,16 @@ from simpar.profiles import LIKE, is_file, load_profile, resolve_profile, yaml_t
 from simpar.units import MIB
 
 MOST_BYTES = 64 * MIB
-NVLINK = {
+LINKS = {
     "v100": (25, 6), "a100": (25, 12), "a800": (25, 8), "h100": (25, 18), "h200": (25, 18), "h20": (25, 18),
     "h800": (25, 8), "b200": (50, 18), "b300": (50, 18), "gb200": (50, 18), "gb300": (50, 18),
+    "mi300x": (64, 7), "mi325x": (64, 7), "mi355x": (76.8, 7),
 }  # fmt: skip
-"""By device: GB/s of an NVLink in one direction, and links of a device. Sources: NVIDIA's pages of NVLink (300, 600,
-900 and 1,800 GB/s of 6, 12, 18 and 18 links, both directions together); of A800 and H800 their 400 GB/s."""
+"""By device: GB/s of an NVLink or xGMI link in one direction, and links of a device.
+
+Sources: NVIDIA's pages of NVLink (300, 600, 900 and 1,800 GB/s of 6, 12, 18 and 18 links, both directions together); of
+A800 and H800 their 400 GB/s; AMD's data sheets of the platforms of MI300X, MI325X (128 GB/s between two devices, both
+directions together) and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE)
 
@@ -149,10 +153,10 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
 
 def _scale_up(links: Links, device: str, facts: dict[str, Fact], unread: list[str]) -> None:
     """Note the bandwidth of a device from its links, and whether switches or the links themselves join all devices."""
-    rate, most = NVLINK.get(device.partition("-")[0], (None, 0))
+    rate, most = LINKS.get(device.partition("-")[0], (None, 0))
     others = int(facts["devices_per_node"].value) - 1 if "devices_per_node" in facts else 0
     if rate is None:
-        unread.append(f"scale_up: {links.per_device} NVLinks of {device}, whose rate simpar does not know")
+        unread.append(f"scale_up: {links.per_device} links of {device}, whose rate simpar does not know")
         return
     count, switched = links.per_device, links.switched
     if switched is None:
@@ -160,12 +164,12 @@ def _scale_up(links: Links, device: str, facts: dict[str, Fact], unread: list[st
         switched = links.per_device * others > most if others > 1 else None
         count = links.per_device * (1 if switched is not False else others)
     if count > most:
-        raise UserError(f"{links.file}: {count} NVLinks, and a {device} has {most}")
+        raise UserError(f"{links.file}: {count} links, and a {device} has {most}")
     if switched is not None:
         facts["scale_up.kind"] = Fact("nvswitch" if switched else "mesh", links.file)
-    facts["scale_up.bandwidth"] = Fact(f"{count * rate} GB/s", links.file)
+    facts["scale_up.bandwidth"] = Fact(f"{count * rate:g} GB/s", links.file)
     if count < most:
-        unread.append(f"scale_up: {count} of {most} NVLinks of a {device} are there")
+        unread.append(f"scale_up: {count} of {most} links of a {device} are there")
 
 
 def _other_fabric(base: str, profile: ClusterProfile, facts: dict[str, Fact], unread: list[str]) -> None:

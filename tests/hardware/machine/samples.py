@@ -30,6 +30,24 @@ def topology(gpus=8, device="0x2335", links='<nvlink target="0000:07:00.0" count
     return f'<system version="1"><cpu host_hash="0x1" numaid="0">{each}<nic>{more}</nic></cpu></system>'
 
 
+def rccl(gpus=8, device="0x74a1", missing=0):
+    """RCCL's topology: every GPU has one xGMI link to each of the others, the first one ``missing`` of them."""
+    links = [
+        "".join(
+            f'<xgmi target="0000:{other:02x}:00.0" count="1" tclass="0x038000"/>'
+            for other in range(gpus)
+            if other != gpu and not (gpu == 0 and other > gpus - 1 - missing)
+        )
+        for gpu in range(gpus)
+    ]
+    each = "".join(
+        f'<pci busid="0000:{i:02x}:00.0" class="0x120000" vendor="0x1002" device="{device}" link_speed="32.0 GT/s PCIe"'
+        f' link_width="16"><gpu dev="{i}" sm="94" gcn="gfx942" rank="{i}" gdr="1">{links[i]}</gpu></pci>'
+        for i in range(gpus)
+    )
+    return f'<system version="2"><cpu numaid="0">{each}</cpu></system>'
+
+
 def node(name, gres="gpu:h200:8(S:0-1)", memory=2060000, partitions="train,all", state="IDLE"):
     """A record of ``scontrol show nodes``."""
     return (

@@ -3,9 +3,10 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.machine.nccl_xml import read_topology
+from simpar.files import bundled
+from simpar.hardware.machine.nccl_xml import DEVICES, read_topology
 from simpar.hardware.machine.reading import Links
-from tests.hardware.machine.samples import topology
+from tests.hardware.machine.samples import rccl, topology
 
 
 def values(reading):
@@ -39,6 +40,47 @@ def test_links_from_device_to_device():
     assert found.links is None
     assert any("do not join every pair" in line for line in found.unread)
     assert values(read_topology(topology(4, "0x2204", ""), "x"))["scale_up.kind"] == "pcie"
+
+
+def test_meshes_of_rccl():
+    """Links of xGMI are a mesh of the devices, not PCIe; where one is missing, that is said."""
+    found = read_topology(rccl(), "x")
+    assert found.devices == ("mi300x",)
+    assert found.links == Links("x", 7, switched=False)
+    assert "scale_up.kind" not in found.facts
+    assert read_topology(rccl(device="0x74a5"), "x").devices == ("mi325x",)
+    broken = read_topology(rccl(missing=1), "x")
+    assert broken.links is None
+    assert any("GPUs have [6, 7] xGMI links" in line for line in broken.unread)
+
+
+def test_cards_without_a_speed():
+    """Those on the widest PCIe links count, and their speed is said to be unknown; one among others is left out."""
+    text = topology(2, eth0=25000).replace(' speed="400000"', "").replace(' speed="25000"', "")
+    wide = text.replace('device="0x1021">', 'device="0x1021" link_speed="32.0 GT/s PCIe" link_width="16">')
+    found = read_topology(
+        wide.replace(
+            '<nic><net name="eth0', '<pci link_speed="8.0 GT/s PCIe" link_width="4"><nic><net name="eth0'
+        ).replace("</nic></cpu>", "</nic></pci></cpu>"),
+        "x",
+    )
+    assert values(found)["scale_out.nics_per_node"] == 2
+    assert "scale_out.nic_bandwidth" not in found.facts
+    said = "\n".join(found.unread)
+    assert "no network card of the file has a speed, at most the 504 Gb/s of their PCIe links" in said
+    assert "1 of 32 Gb/s: left out" in said
+    assert values(read_topology(text, "x"))["scale_out.nics_per_node"] == 3
+    mixed = read_topology(topology(2).replace(' speed="400000"', "", 1), "x")
+    assert values(mixed)["scale_out.nic_bandwidth"] == "400 Gb/s"
+    assert any("1 of 2 network cards have no speed" in line for line in mixed.unread)
+
+
+def test_every_shipped_device_is_known_by_its_pci_id():
+    """All GPUs; variants of one PCI id, and devices of which NCCL writes no file, are named here."""
+    without = {"cpu-laptop", "trainium2", "b200-sxm-throttled", "b200-sxm-limited", "h100-sxm-96gb-500w"}
+    others = {name for name in bundled("devices") if name.startswith("tpu")} | without
+    assert set(DEVICES.values()) == set(bundled("devices")) - others
+    assert read_topology(topology(device="0x2329"), "x").devices == ("h20-sxm",)
 
 
 def test_several_hosts_in_one_file_are_counted_by_host():

@@ -6,7 +6,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.machine.profile_of import import_profile
-from tests.hardware.machine.samples import matrix, node, topology
+from tests.hardware.machine.samples import matrix, node, rccl, topology
 
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\n"
 
@@ -51,8 +51,14 @@ def test_what_the_files_know_wins_over_what_it_is_like(write, tmp_path):
     found = import_profile([write("y.txt", matrix(4, "NV4", 0))], "y", like="dgx-h100", folder=tmp_path)
     assert found.data["scale_up"] == {"bandwidth": "300 GB/s", "kind": "mesh", "nvls": False}
     said = "\n".join(found.unread)
-    assert "12 of 18 NVLinks" in said
+    assert "12 of 18 links" in said
     assert "fitted to its nvswitch" in said
+
+
+def test_a_mesh_of_rccl_is_one(write, tmp_path):
+    """Case of MI300X: the shipped profile with that device, a mesh, all seven links of every device."""
+    found = import_profile([write("x.xml", rccl())], "x", folder=tmp_path)
+    assert (found.data["like"], found.data["scale_up"]) == ("mi300x-8", {"bandwidth": "448 GB/s", "kind": "mesh"})
 
 
 def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
@@ -74,7 +80,7 @@ def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
         ({"n.txt": node("n1", "gpu:a100:8")}, "dgx-h100", "its device is h100-sxm-80gb, the files have a100"),
         ({"n.txt": node("n1", "gpu:a100:8"), "x.xml": topology()}, None, "the files name different ones"),
         ({"t.txt": matrix(4), "n.txt": node("n1")}, "hgx-h200", "devices_per_node: .*t.txt has 4, .*n.txt has 8"),
-        ({"t.txt": matrix(4, "NV18")}, "dgx-a100-80gb", "18 NVLinks, and a a100-sxm-80gb has 12"),
+        ({"t.txt": matrix(4, "NV18")}, "dgx-a100-80gb", "18 links, and a a100-sxm-80gb has 12"),
         ({"a.md": "# hello"}, "dgx-h100", "is none of nvidia-smi topo -m, NCCL topology"),
         ({"t.txt": matrix()}, "dgx-h10", "did you mean 'dgx-h100'"),
     ],
