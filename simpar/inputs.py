@@ -39,7 +39,8 @@ class Model(ABC):  # noqa: B024 - stands for a class that its room cannot load b
 class Cluster(ABC):  # noqa: B024 - as above
     """``nodes`` nodes of a hardware profile, which is a shipped name or the path of a YAML.
 
-    Without ``nodes`` it has one node, or those of a profile with groups of several kinds. Raises UserError.
+    Without ``nodes`` it has one node, or those of a profile with groups of several kinds. ``devices`` is the number of
+    devices in all: fewer than a node has are a part of one. Raises UserError.
 
     >>> cluster = Cluster("dgx-h100", nodes=2)
     >>> cluster
@@ -50,10 +51,10 @@ class Cluster(ABC):  # noqa: B024 - as above
 
     @refuses_unknown_keywords
     def __new__(  # type: ignore[misc]
-        cls, profile: str | Path | ClusterProfile, nodes: int | None = None
+        cls, profile: str | Path | ClusterProfile, nodes: int | None = None, *, devices: int | None = None
     ) -> clusters.Cluster:
         """The nodes, their devices and the fabric that joins them."""
-        load = partial(load_cluster, nodes=nodes)
+        load = partial(load_cluster, nodes=nodes, devices=devices)
         return coerce(profile, clusters.Cluster, "profile", {ClusterProfile: load, str: load, Path: load})
 
 

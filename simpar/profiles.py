@@ -8,6 +8,7 @@ A profile with ``like: dgx-h100`` takes every field that it does not state from 
 """
 
 import io
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -119,12 +120,27 @@ def _inherited(
         as_like = replace(document, data={**data, "device": {LIKE: named, **device}})
         document, own_device = _with_device(as_like, folder), True
     own = {key: value for key, value in document.data.items() if key != LIKE}
+    if kind == "clusters":
+        given = _fitted_to(own.get("devices_per_node"), given)
     if own_device:
         given.pop("device", None)
     elsewhere = {**base.elsewhere, **{at: f"{base.source}:{line}" for at, line in base.line_of.items()}}
     merged = _laid_over(given, own) | _origin(given, own)
     elsewhere |= document.elsewhere
     return replace(document, data=merged, lines=document.line_of, elsewhere=elsewhere)
+
+
+def _fitted_to(devices: Any, base: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's data for smaller nodes: PCIe switches and NICs that ``devices`` have of those of a node."""
+    whole, host, out = base.get("devices_per_node"), base.get("host"), base.get("scale_out")
+    if not isinstance(devices, int) or not isinstance(whole, int) or not 0 < devices < whole:
+        return base
+    result = dict(base)
+    if isinstance(host, Mapping) and isinstance(shared := host.get("devices_per_switch"), int):
+        result["host"] = {**host, "devices_per_switch": math.gcd(devices, shared)}
+    if isinstance(out, Mapping) and isinstance(nics := out.get("nics_per_node"), int):
+        result["scale_out"] = {**out, "nics_per_node": max(1, nics * devices // whole)}
+    return result
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class ClusterChoice(Strict):
         description="name of a shipped profile, a profile file, a profile itself, or groups of several kinds of nodes"
     )
     nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
+    devices: Count | None = Field(
+        None, description="number of devices in all, equally many of every node; fewer than a node has: a part of one"
+    )
     nvls: bool | None = Field(None, description="reduce in the scale-up switch (default: from the profile)")
     sharp: bool | None = Field(None, description="reduce in the network's switches (default: from the profile)")
     price_per_device_hour: UsdPerHour | None = Field(
@@ -47,13 +50,14 @@ class ClusterChoice(Strict):
 
     def load(self) -> Cluster:
         """The cluster as its profile describes it, without the other fields. Raises UserError."""
-        from simpar.hardware.catalogue import load_cluster, make_mixed
+        from simpar.hardware.catalogue import load_cluster, make_mixed, no_part
 
         if isinstance(self.hardware, MixedProfile):
+            no_part(self.hardware.name, self.devices)
             return make_mixed(self.hardware, self.nodes)
         if isinstance(self.hardware, str):
             _check_hardware(self.hardware, ": --hardware FILE")
-        return load_cluster(self.hardware, self.nodes)
+        return load_cluster(self.hardware, self.nodes, self.devices)
 
     def build(self, degraded: Mapping[str, float]) -> Cluster:
         """The cluster with its switches, its price and its ``degraded`` links (link: share left). Raises UserError."""
@@ -190,7 +194,7 @@ def read_as(
     document, settings = _Document.of(name), list(settings)
     for text in settings:
         check_key(kind, text)
-    data = _on_other_hardware(document.data, flags or {})
+    data = _without_replaced(document.data, flags or {})
     laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
     data = _left_open(data, dict(laid_over))
     for key, value in laid_over:
@@ -238,13 +242,18 @@ def _check_stack(name: str) -> None:
         files.find(name.partition("@")[0], "stacks", "stack")
 
 
-def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The data without the file's nvls and sharp where a flag names other hardware: they belong to the file's own."""
+REPLACED = {"cluster.hardware": ("nvls", "sharp"), "cluster.devices": ("nodes",), "cluster.nodes": ("devices",)}
+"""Keys of a file's cluster that a flag replaces with its own: switches are the file's hardware's, and a size is said in
+nodes or in devices."""
+
+
+def _without_replaced(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The data without what flags replace of the file's cluster (:data:`REPLACED`)."""
     cluster = data.get("cluster")
-    if "cluster.hardware" not in flags or not isinstance(cluster, dict):
+    if not isinstance(cluster, dict):
         return data
-    kept = {key: value for key, value in cluster.items() if key not in ("nvls", "sharp")}
-    return data | {"cluster": kept}
+    gone = {key for flag, keys in REPLACED.items() if flag in flags for key in keys}
+    return data | {"cluster": {key: value for key, value in cluster.items() if key not in gone}}
 
 
 def _left_open(data: dict[str, Any], laid_over: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,7 +366,8 @@ def to_perturbation_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_cluster_section(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster that a result records, as a scenario writes it: a profile, its name, or groups of several kinds."""
-    result = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
+    kept = [key for key in ClusterChoice.model_fields if key != "devices"]  # these follow from the profile and nodes
+    result = {key: recorded[key] for key in kept if key in recorded}
     if "profile" in recorded:
         result["hardware"] = recorded["profile"]
     if "groups" not in recorded:

@@ -26,7 +26,7 @@ from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
 SECTIONS = {
     "training": ("seq_len", "global_batch"),
-    "cluster": ("hardware", "nodes", "nvls", "sharp"),
+    "cluster": ("hardware", "nodes", "devices", "nvls", "sharp"),
     "": ("model", "stack"),
 }
 """Short keys of a sweep by their section of a scenario; all others are those of a plan."""
@@ -147,6 +147,7 @@ def check(
     framework: str | None = None,
     hardware: str | None = None,
     nodes: int | None = None,
+    gpus: int | None = None,
     model: str | None = None,
     seq_len: int | None = None,
     global_batch: int | None = None,
@@ -160,8 +161,8 @@ def check(
 
     ``launch`` is a command as a text or as words, or the path of a script, TOML, YAML, JSON or FILE.py:RECIPE, of which
     nothing is started. ``framework`` is needed where the text alone does not reveal it. ``fits_with`` is the wanted
-    probability of fitting, ``tokens`` the size of the whole run ("15T"), ``price_per_gpu_hour`` in USD. The other
-    keywords are facts that the text does not say. Raises UserError.
+    probability of fitting, ``gpus`` the number of devices in all, ``tokens`` the size of the whole run ("15T"),
+    ``price_per_gpu_hour`` in USD. The other keywords are facts that the text does not say. Raises UserError.
 
     >>> command = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --num-layers 12"
     >>> command += " --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --micro-batch-size 4"
@@ -172,5 +173,5 @@ def check(
     """
     words = [str(launch)] if isinstance(launch, str | Path) else coerce(launch, list, "launch", {Sequence: list})
     run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
-    facts = CheckFlags(hardware, nodes, model, seq_len, global_batch, stack, fits_with, run)
+    facts = CheckFlags(hardware, nodes, gpus, model, seq_len, global_batch, stack, fits_with, run)
     return check_launch(given_words(words, framework), facts)

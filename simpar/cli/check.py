@@ -8,6 +8,7 @@ from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, with_flags
 CHECK_FLAGS = (
     ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file"),
     ScenarioFlag("--nodes", "Number of nodes, if the command does not say", kind=int),
+    ScenarioFlag("--gpus", "Number of GPUs in all, if the command does not say", kind=int),
     ScenarioFlag("--model", "Model, if the command names none: a shipped name or a config.json"),
     ScenarioFlag("--seq-len", "Tokens per sequence, if the command does not say", kind=int),
     ScenarioFlag("--global-batch", "Sequences per optimizer step, if the command does not say", kind=int),
@@ -43,7 +44,8 @@ def check(scenario: list[str], **values: Any) -> int:
 
     wanted = DEFAULT_FIT_PROBABILITY if values["fits_with"] is None else values["fits_with"]
     given = (
-        "hardware", "nodes", "model", "seq_len", "global_batch", "stack", "tokens", "price_per_gpu_hour", "reliability",
+        "hardware", "nodes", "gpus", "model", "seq_len", "global_batch", "stack", "tokens", "price_per_gpu_hour",
+        "reliability",
     )  # fmt: skip
     facts = {name: values[name] for name in given}
     checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, **facts)

@@ -37,6 +37,7 @@ JOB_FLAGS = (
     ),
     ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file", "cluster.hardware"),
     ScenarioFlag("--nodes", "Number of nodes", "cluster.nodes", int),
+    ScenarioFlag("--gpus", "Number of GPUs in all; fewer than a node has are a part of one", "cluster.devices", int),
     ScenarioFlag("--seq-len", "Tokens per sequence", "training.seq_len", int),
     ScenarioFlag("--global-batch", "Sequences per optimizer step", "training.global_batch", int),
 )
@@ -99,10 +100,10 @@ FAILURE_FLAGS = OPERATION_FLAGS[1:]
 
 
 CALLED_OTHERWISE = {
-    "--gpus": "--nodes (devices of a node are those of --hardware)", "--num-gpus": "--nodes", "--devices": "--nodes",
-    "--world-size": "--nodes", "--gpu": "--hardware", "--cluster": "--hardware", "--batch-size": "--global-batch",
-    "--global-batch-size": "--global-batch", "--seq-length": "--seq-len", "--sequence-length": "--seq-len",
-    "--framework": "--stack", "--dtype": "--precision", "--fsdp": "--zero 3",
+    "--num-gpus": "--gpus", "--devices": "--gpus", "--world-size": "--gpus", "--gpu": "--hardware",
+    "--cluster": "--hardware", "--batch-size": "--global-batch", "--global-batch-size": "--global-batch",
+    "--seq-length": "--seq-len", "--sequence-length": "--seq-len", "--framework": "--stack", "--dtype": "--precision",
+    "--fsdp": "--zero 3",
 }  # fmt: skip
 """Other tools' names of flags, beside the synonyms of choices."""
 

@@ -1,8 +1,9 @@
 """Exports: a plan as the files of another framework, and back.
 
-``TARGETS`` lists the targets, whose modules are imported when needed. To add one, add a module that builds a
-:class:`~simpar.frameworks.target.Target`, its line here, and its table of option names under
-``tests/frameworks/tables``.
+``TARGETS`` lists the targets and ``READERS`` what reads launches and configs; their modules are imported when needed.
+To add a target, add a module that builds a :class:`~simpar.frameworks.target.Target`, its line here, and its table of
+option names under ``tests/frameworks/tables``. A reader is a module that builds a
+:class:`~simpar.frameworks.reader.Reader`, and its line here.
 """
 
 import json
@@ -19,6 +20,7 @@ from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
+from simpar.frameworks.reader import Reader
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
 from simpar.plain import dotted
@@ -29,7 +31,10 @@ from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
-OPEN = ("framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target")
+OPEN = (
+    "framework", "match", "nearest", "reader", "recipes", "shell", "source", "subject", "target",
+    "words",
+)  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 
 TARGETS = {
@@ -49,6 +54,19 @@ TARGETS = {
     "axolotl": "trainers:AXOLOTL",
     "llama-factory": "trainers:LLAMA_FACTORY",
 }
+
+
+READERS = {
+    "torchtitan": "titan_read:READER",
+    "torchtitan-0.2": "titan_read:TOML_READER",
+    "megatron-bridge": "bridge_read:READER",
+    "nemo-run": "bridge_read:NEMO_READER",
+    "nanotron": "nanotron_read:READER",
+    "accelerate": "accelerate_read:READER",
+    "deepspeed": "deepspeed_read:READER",
+    "megatron": "megatron_read:READER",
+}
+"""What reads launches and configs, in the order in which they are asked whether a text is theirs."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,14 @@ def load_target(name: str) -> Target:
     """A target by name. Raises UserError for an unknown one."""
     module, attribute = TARGETS[files.choose(name, TARGETS, "target")].split(":")
     result: Target = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return result
+
+
+@cache
+def load_reader(name: str) -> Reader:
+    """A reader by name. Raises UserError for an unknown one."""
+    module, attribute = READERS[files.choose(name, READERS, "framework")].split(":")
+    result: Reader = getattr(import_module(f"{__name__}.{module}"), attribute)
     return result
 
 
@@ -275,16 +301,10 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
-    loaded = load_target(target)
-    if loaded.read is None:
-        raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
+    if target not in READERS:
+        raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")
     try:
-        return loaded.read(text, name)
+        return load_reader(target).read(text, name)
     except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]
         raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
-
-
-def readable() -> tuple[str, ...]:
-    """Targets whose files can be read back."""
-    return tuple(name for name in TARGETS if load_target(name).read is not None)

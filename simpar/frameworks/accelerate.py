@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 from simpar.frameworks import hugging_face, rules
-from simpar.frameworks.accelerate_read import read
 from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job, scripts
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
@@ -164,6 +163,5 @@ ACCELERATE = Target(
     options=options,
     files=files,
     notes=notes,
-    read=read,
     features=("offload", "fused_kernels", "optimizer_kernels"),
 )

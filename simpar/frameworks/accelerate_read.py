@@ -7,6 +7,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.deepspeed_read import PARTS, home_of
+from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 
@@ -15,13 +16,15 @@ SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 
 NUMBERED = tuple(SHARDING)
 """Strategies by number, starting at 1, as in older configs."""
 MODEL_NOTE = "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
+CONFIG_FILE = ("--config_file", "--config-file")
+OWN_KEYS = {"distributed_type", "num_processes"}
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
 def read(text: str, name: str) -> Imported:
     """The plan in a config of ``accelerate launch``. Raises UserError naming file, option and value."""
     data = files.read_yaml(text, name)
-    if not isinstance(data, dict) or not {"distributed_type", "num_processes"} & set(data):
+    if not isinstance(data, dict) or not OWN_KEYS & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
     given, auto = without_auto(data, name)
     kind = str(given.get("distributed_type", "NO"))
@@ -37,7 +40,7 @@ def read(text: str, name: str) -> Imported:
     values["fused_kernels"] = _fused(given)
     plan = plan_said(values)
     notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
-    return Imported(plan, given.rest(), notes, asks={"model": MODEL_NOTE})
+    return Imported(plan, given.words(), notes, asks={"model": MODEL_NOTE})
 
 
 def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
@@ -114,3 +117,14 @@ def _megatron(given: ConfigReader) -> dict[str, Any]:
         "sequence_parallel": bool(given.get(f"{prefix}sequence_parallelism")) if tp > 1 else None,
         "recompute": "selective" if selective in (True, "true") else "none",
     }
+
+
+READER = Reader(
+    name="accelerate",
+    description="Accelerate: the YAML of accelerate launch",
+    read=read,
+    starts=lambda words: "accelerate" in words and value_of(words, CONFIG_FILE) is not None,
+    config=lambda words: value_of(words, CONFIG_FILE),
+    owns=lambda data: bool(OWN_KEYS & set(data)),
+    written_as="accelerate",
+)

@@ -13,6 +13,7 @@ from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.match import find_model, layers_in
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, split_name
 from simpar.frameworks.target import Imported
 
@@ -81,8 +82,7 @@ def read(text: str, name: str) -> Imported:
     names = {flag: field for field, flag in _plain().items()}
     arguments = Arguments(values, path, tuple(recipes.notes), names, untold)
     imported = plan_of(arguments, model)
-    ignored = (*imported.ignored, *given.rest())
-    return replace(imported, ignored=ignored, per_replica=None)
+    return replace(imported, words=imported.words + given.words(), per_replica=None)
 
 
 def _is_config(made: ConfigCall) -> bool:
@@ -209,3 +209,9 @@ def _of_model(model: Any) -> Iterator[str]:
         yield model.name
         for each in (*model.args, model.fields.get("config")):
             yield from _of_model(each)
+
+
+READER = Reader(
+    name="megatron-bridge", description="Megatron-Bridge: a recipe in Python", read=read, written_as="megatron-bridge"
+)
+NEMO_READER = Reader(name="nemo-run", description="NeMo 2: a recipe in Python", read=read, written_as="nemo-run")

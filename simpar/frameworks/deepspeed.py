@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from simpar.frameworks import hugging_face, placeholders, rules
-from simpar.frameworks.deepspeed_read import PARTS, read
+from simpar.frameworks.deepspeed_read import PARTS
 from simpar.frameworks.launch import launchers
 from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Loss, Subject
@@ -189,5 +189,4 @@ DEEPSPEED = Target(
     files=files,
     notes=notes,
     features=("offload", "expandable_segments", "optimizer_kernels"),
-    read=read,
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 from simpar.units import DTYPE_BYTES
@@ -15,6 +16,7 @@ SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 """What a plan may offload, by DeepSpeed's names."""
 MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
+CONFIG_FILE = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 HOMES = ("none", "cpu", "nvme")
 
 
@@ -49,7 +51,7 @@ def read(text: str, name: str) -> Imported:
     local, microbatches = _local(given, auto), _microbatches(given, auto)
     asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
     notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *given.misspelt())
-    return Imported(plan, given.rest(), notes, local, microbatches, asks=asks)
+    return Imported(plan, given.words(), notes, local, microbatches, asks=asks)
 
 
 def _batch(given: ConfigReader) -> tuple[int | None, int | None]:
@@ -162,3 +164,14 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
         "optimizer": optimizers[kind],
         "optimizer_kernels": "fused" if fused else None,
     }
+
+
+READER = Reader(
+    name="deepspeed",
+    description="DeepSpeed: its JSON",
+    read=read,
+    starts=lambda words: value_of(words, CONFIG_FILE) is not None,
+    config=lambda words: value_of(words, CONFIG_FILE),
+    owns=lambda data: any(key in data for key in SECTIONS),
+    written_as="deepspeed",
+)

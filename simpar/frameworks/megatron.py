@@ -25,7 +25,6 @@ from simpar.frameworks.megatron_execution import (
     kernel_losses,
 )
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
-from simpar.frameworks.megatron_read import read
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.units import DTYPE_BYTES
@@ -382,7 +381,6 @@ MEGATRON = Target(
     files=files,
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
-    read=read,
     features=("attention_kernel", "dispatcher", "expandable_segments", "fused_kernels", "fused_permutation", "graphs"),
     numerics=NUMERICS,
 )

@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import misspelt
+from simpar.frameworks.words import ReadWords
 
 SIZES = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
@@ -83,12 +84,14 @@ class Arguments:
             raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: a positive integer")
         return int(text)
 
-    def rest(self) -> tuple[str, ...]:
-        """Arguments that were never asked for, by their names in the file."""
-        return tuple(self.name(flag) for flag in self.values if flag not in self.used)
+    def words(self) -> ReadWords:
+        """Arguments that were asked for, and the others with their values, by their names in the file."""
+        left = {flag: values for flag, values in self.values.items() if flag not in self.used}
+        used = tuple(self.name(flag) for flag in self.values if flag in self.used)
+        return ReadWords(used, {self.name(flag): " ".join(values) if values else True for flag, values in left.items()})
 
     def misspelt(self) -> tuple[str, ...]:
-        """Notes on those of :meth:`rest` that look like misspelt flags."""
+        """Notes on unused arguments that look like misspelt flags."""
         return misspelt((flag for flag in self.values if flag not in self.used), self.used - set(self.values))
 
 
@@ -157,10 +160,14 @@ def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _from_yaml(text: str, source: str) -> Arguments:
-    """``true`` is a switch; false and null mean that an argument is absent."""
     data = files.read_yaml(text, source)
     if not isinstance(data, dict):
         raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")
+    return of_mapping(data, source)
+
+
+def of_mapping(data: Mapping[str, Any], source: str) -> Arguments:
+    """The arguments in a mapping of a YAML: ``true`` is a switch; false and null mean that an argument is absent."""
     flat = {str(key): value for key, value in data.items() if not isinstance(value, dict)}
     if isinstance(data.get("ARGS"), dict) or isinstance(data.get("MODEL_ARGS"), dict):
         flat = {}

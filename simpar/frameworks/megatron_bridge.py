@@ -11,7 +11,6 @@ from simpar.architectures.recompute import period
 from simpar.frameworks import megatron
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
-from simpar.frameworks.bridge_read import read
 from simpar.frameworks.hub import HUB, as_shipped
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
@@ -243,5 +242,4 @@ MEGATRON_BRIDGE = Target(
     notes=notes,
     features=("dispatcher", "expandable_segments", "graphs"),
     numerics=megatron.NUMERICS,
-    read=read,
 )

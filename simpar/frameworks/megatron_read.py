@@ -1,17 +1,19 @@
 """Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from pathlib import PurePath
 from typing import Any
 
 from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_layer, of_modules, policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
-from simpar.frameworks.megatron_arguments import AXES, SIZES, Arguments, read_arguments
+from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
 from simpar.frameworks.megatron_execution import UNFUSED_LOSS, read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
+from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Balance
@@ -73,7 +75,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan = Plan.model_validate(values)
-    return Imported(plan, given.rest(), said, local, sizes=told, asks={"model": note}, expert_balance=balance)
+    return Imported(plan, given.words(), said, local, sizes=told, asks={"model": note}, expert_balance=balance)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -358,3 +360,22 @@ def _notes(given: Arguments) -> Iterator[str]:
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
     if given.values.get("--recompute-method") == ["block"]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."
+
+
+def _starts(words: Sequence[str]) -> bool:
+    flags = {word.partition("=")[0].replace("_", "-") for word in words}
+    return bool(flags & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
+
+
+def _owns(data: Mapping[str, Any]) -> bool:
+    return any(flag in of_mapping(data, "").values for flag in TELLING)
+
+
+READER = Reader(
+    name="megatron",
+    description="Megatron-LM: arguments in a command, a script or YAML",
+    read=read,
+    starts=_starts,
+    owns=_owns,
+    written_as="megatron",
+)

@@ -178,7 +178,6 @@ NANOTRON = Target(
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     ),
     notes=notes,
-    read=nanotron_read.read,
     features=("expandable_segments", "optimizer_kernels"),
     numerics=TargetNumerics(OPTIMIZERS),
     how="Set `NANOTRON` to a checkout of nanotron.",

@@ -1,14 +1,17 @@
 """nanotron's YAML back to a plan."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with
+from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.plan.plan import Plan
 
+CONFIG_FILE = ("--config-file",)
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SIZES = {
@@ -43,7 +46,7 @@ def read(text: str, name: str) -> Imported:
     plan = plan_said(values)
     note = model_note(models, sizes)
     notes = (*filter(None, (note, _serial(given, plan))), *given.misspelt())
-    return Imported(plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note})
+    return Imported(plan, given.words(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note})
 
 
 def _layout(given: ConfigReader) -> dict[str, Any]:
@@ -95,3 +98,18 @@ def _of(given: ConfigReader, key: str, known: dict[str, str], usual: str) -> str
     if value not in known:
         raise UserError(f"{given.source}: {key} = {value!r}: allowed: {', '.join(known)}")
     return known[value]
+
+
+def _starts(words: Sequence[str]) -> bool:
+    return any("run_train" in word for word in words) and value_of(words, CONFIG_FILE) is not None
+
+
+READER = Reader(
+    name="nanotron",
+    description="nanotron: the YAML of run_train.py",
+    read=read,
+    starts=_starts,
+    config=lambda words: value_of(words, CONFIG_FILE),
+    owns=lambda data: isinstance(data.get("parallelism"), Mapping),
+    written_as="nanotron",
+)

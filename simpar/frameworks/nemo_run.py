@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from simpar.frameworks import megatron, megatron_bridge
-from simpar.frameworks.bridge_read import read
 from simpar.frameworks.launch import allocator, comment
 from simpar.frameworks.subject import Subject
 from simpar.frameworks.target import Options, Target
@@ -160,5 +159,4 @@ NEMO_RUN = Target(
     notes=notes,
     features=("a part", "dispatcher", "expandable_segments", "graphs"),
     numerics=megatron.NUMERICS,
-    read=read,
 )

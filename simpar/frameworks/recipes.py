@@ -14,6 +14,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.target import misspelt
+from simpar.frameworks.words import ReadWords
 
 AUTO = "auto"
 """A value that the program which starts DeepSpeed or Accelerate fills in."""
@@ -99,13 +100,14 @@ class ConfigReader(Mapping[str, Any]):
             raise UserError(f"{self.source}: {key} = {value!r}: allowed: {allowed}")
         return value
 
-    def rest(self) -> tuple[str, ...]:
-        """Names that were never asked for and have a value."""
-        return tuple(key for key, value in self.values_.items() if key not in self.used and value is not None)
+    def words(self) -> ReadWords:
+        """The names that were asked for, and those that were not and have a value."""
+        left = {key: value for key, value in self.values_.items() if key not in self.used and value is not None}
+        return ReadWords(tuple(key for key in self.values_ if key in self.used), left)
 
     def misspelt(self) -> tuple[str, ...]:
-        """Notes on those of :meth:`rest` that look like misspelt names."""
-        return misspelt(self.rest(), self.used - set(self.values_))
+        """Notes on unused names that look like misspelt ones."""
+        return misspelt(self.words().unread, self.used - set(self.values_))
 
 
 def without_auto(data: Mapping[str, Any], source: str) -> tuple[ConfigReader, list[str]]:

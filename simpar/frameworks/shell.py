@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
@@ -35,6 +35,8 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 class Script:
     """A script as it would run: ``commands`` are the words of each, in order; ``notes`` tell what was not read.
 
+    ``environments`` has the variables of every command: those that the script set by then, and those before its words.
+
     ``variables`` have a list of words for every name; a value that only running would tell is the name itself,
     ``${NAME}``. The arguments of a function exist while it is read: as ``1``, ``@`` and, if all are known, ``#``.
     """
@@ -42,6 +44,7 @@ class Script:
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
         self.variables = Variables()
         self.notes: list[str] = []
         self.functions: dict[str, Node] = {}
@@ -54,6 +57,7 @@ class Script:
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language
 
+        text = re.sub(r"\\[ \t]*\s*\Z", "\n", text)  # a line that goes on behind the end of the file
         root = Parser(Language(language())).parse(text.encode()).root_node
         if root.has_error:
             wrong = next(_descendants(root, lambda node: node.is_error or node.is_missing), root)
@@ -131,8 +135,27 @@ class Script:
             return _BUILT_IN[words[0]](self, words[1:], self._input(node, before[own:]))
         if words[0] in ("source", "."):
             self.notes.append(f"{' '.join(words)}: another file, not read.")
-        self.commands.append(words)
+        self._launched(words, before[own:])
         return {"true": True, ":": True, "false": False}.get(words[0])
+
+    def _launched(self, words: list[str], given: Sequence[Node] = ()) -> None:
+        """Keep a command; ``given`` are the variables before its words, for it alone."""
+        known = self.variables
+        names = [text_of(node) for each in given if (node := each.child_by_field_name("name")) is not None]
+        outside = {name: known.get(name) for name in names}
+        self._all(given)
+        environment = {name: " ".join(words) for name, words in known.items() if not is_argument(name)}
+        for name, hidden in outside.items():
+            if hidden is None:
+                known.pop(name, None)
+            else:
+                known[name] = hidden
+        while words and words[0] == "env":
+            own = list(takewhile(lambda word: "=" in word, words[1:]))
+            environment |= dict(word.split("=", 1) for word in own)
+            words = words[1 + len(own) :]
+        self.commands.append(words)
+        self.environments.append(environment)
 
     def _call(self, body: Node, words: list[str], given: Sequence[Node]) -> bool | None:
         """Read a function's body with its arguments; afterwards these and its local variables are gone.
@@ -217,7 +240,7 @@ class Script:
         if name is None or text_of(name) not in _BUILT_IN:
             for here in _descendants(node, lambda child: child.type == "heredoc_redirect"):
                 words = self._here_text(here) or ""
-                self.commands.append([word for line in words.splitlines() for word in _split(line)])
+                self._launched([word for line in words.splitlines() for word in _split(line)])
         return done
 
     def _here_text(self, node: Node) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.words import Assumed, ReadWords
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
@@ -28,23 +29,30 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan read from another tool's file, and options of the file that have no place in a plan.
+    """A plan read from another tool's file, and the file's ``words``: those that were read, and those that were not.
 
     ``per_replica`` are the sequences of a data-parallel rank's step, if the file gives no global batch and the tool
     takes as many from every rank. ``microbatches`` counts those of a rank's step, if the file gives them instead of a
     micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
     the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
-    certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded.
+    certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded. ``assumed`` is what the file
+    leaves open, with the other likely values.
     """
 
     plan: Plan
-    ignored: tuple[str, ...] = ()
+    words: ReadWords = field(default_factory=ReadWords)
     notes: tuple[str, ...] = ()
     per_replica: int | None = None
     microbatches: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     asks: Mapping[str, str] = field(default_factory=dict)
     expert_balance: Balance = "loss"
+    assumed: tuple[Assumed, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the options that were not read."""
+        return self.words.ignored
 
     def global_batch(self, world_size: int) -> int | None:
         """Sequences of a step on ``world_size`` devices; None if the file does not give them."""
@@ -108,8 +116,7 @@ class Target:
     ``stacks`` are software stacks: first the target's own, whose habits it has, then others that it starts; plans made
     for these keep their habits. ``losses`` yields what it cannot express, ``options`` returns its options by their own
     names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user should know,
-    ``how`` what to do before starting it. ``read`` turns the text and name of one of its files back into a plan.
-    ``features`` are those of :data:`FEATURES`.
+    ``how`` what to do before starting it. ``features`` are those of :data:`FEATURES`.
     """
 
     name: str
@@ -121,7 +128,6 @@ class Target:
     files: Callable[[Subject, Options], Mapping[str, str]]
     notes: Callable[[Subject], Iterable[str]] = lambda _: ()
     how: str = ""
-    read: Callable[[str, str], Imported] | None = field(default=None)
     features: tuple[str, ...] = ()
     numerics: TargetNumerics = TargetNumerics()
 

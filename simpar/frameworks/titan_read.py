@@ -1,7 +1,7 @@
 """torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -9,6 +9,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks import rules
+from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, flat, split_name
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
@@ -19,6 +20,7 @@ CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 """Precisions by the prefix of a converter's name."""
 LOCAL_BATCH, SEQ_LEN = 8, 2048
 """Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
+CONFIG_FILE = ("--job.config_file", "--job.config-file")
 EDGE = 1
 """How many layers the embedding and the head count as when stages are cut (``..._first_stage_less_layers``)."""
 
@@ -147,7 +149,7 @@ def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tup
     }
     left = filter(None, (asks["model"], _action_table(given), asks["global_batch"]))
     all_notes = (*notes, *left, *given.misspelt())
-    return Imported(made, given.rest(), all_notes, local, asks=asks, expert_balance="bias")  # its load_balance_coeff
+    return Imported(made, given.words(), all_notes, local, asks=asks, expert_balance="bias")  # its load_balance_coeff
 
 
 def _action_table(given: ConfigReader) -> str:
@@ -267,3 +269,18 @@ def _shape(given: ConfigReader) -> dict[str, int]:
         micro = (given.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if pp > 1 else local
         whole = given.whole("training.global_batch_size", -1) or -1
     return {"seq_len": seq_len, "micro": micro, "local": local, "batch": whole if whole > 0 else local * ranks}
+
+
+TOML_READER = Reader(
+    name="torchtitan-0.2",
+    description="torchtitan up to 0.2: the TOML of a job",
+    read=read_toml,
+    starts=lambda words: value_of(words, CONFIG_FILE) is not None,
+    config=lambda words: value_of(words, CONFIG_FILE),
+    owns=lambda data: isinstance(data.get("parallelism"), Mapping) and isinstance(data.get("training"), Mapping),
+    written_as="torchtitan-0.2",
+)
+READER = Reader(
+    name="torchtitan", description="torchtitan from 0.3: a recipe of a config_registry.py", read=read,
+    written_as="torchtitan",
+)  # fmt: skip

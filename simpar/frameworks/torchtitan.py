@@ -9,7 +9,6 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
-from simpar.frameworks.titan_read import read
 
 MODULE, FUNCTION, HEAD = "simpar_recipe", "plan", "lm_head"
 SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
@@ -196,5 +195,4 @@ TORCHTITAN = Target(
     notes=titan.notes,
     features=("offload", "expandable_segments", "fused_kernels"),
     numerics=titan.NUMERICS,
-    read=read,
 )

@@ -11,7 +11,6 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
-from simpar.frameworks.titan_read import read_toml as read
 
 HEAD = "output"
 FILE = "torchtitan.toml"
@@ -106,5 +105,4 @@ TORCHTITAN_TOML = Target(
     notes=titan.notes,
     features=("offload", "expandable_segments", "fused_kernels", "optimizer_kernels", "update_in_backward"),
     numerics=titan.NUMERICS,
-    read=read,
 )

@@ -7,6 +7,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.mixed import MixedCluster
+from simpar.hardware.part import part_of_node
 from simpar.hardware.price import set_price
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.profiles import LIKE, as_written, load_profile
@@ -16,26 +17,52 @@ EXACT = 15
 """Digits of quantities that are written out: all that a byte count of a host's memory has."""
 
 
-def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
+def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None, devices: int | None = None) -> Cluster:
     """``nodes`` nodes of a profile: a bundled name, the path of a YAML, or a profile itself. Raises UserError.
 
-    Without ``nodes`` it has one node, or those of a mixed profile (one with groups of nodes). Files that a profile file
+    Without ``nodes`` it has one node, or those of a mixed profile (one with groups of nodes). ``devices`` is the number
+    of devices in all, equally many of every node: fewer than a node has are a part of one. Files that a profile file
     names are relative to it.
 
     >>> cluster = load_cluster("dgx-h100", nodes=2)
     >>> cluster.world_size, cluster.device.name
     (16, 'h100-sxm-80gb')
+    >>> load_cluster("dgx-h100", devices=4)
+    <Cluster 1 x 4 of dgx-h100: 4 h100-sxm-80gb>
     """
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
-            return make_mixed(files.parse(MixedProfile, document, also=(LIKE,)), nodes, path.parent)
+            mixed = files.parse(MixedProfile, document, also=(LIKE,))
+            no_part(mixed.name, devices)
+            return make_mixed(mixed, nodes, path.parent)
         profile = files.parse(ClusterProfile, document, also=(LIKE,))
         if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
         elif isinstance(profile.device, str):
             document.check_name(("device",), lambda name: files.find(name, "devices", "device"))
+    if devices is not None:
+        return _of_devices(profile, nodes, devices)
     return make_cluster(profile, 1 if nodes is None else nodes)
+
+
+def no_part(name: str, devices: int | None) -> None:
+    """Raises UserError for a number of devices of a cluster with several kinds of nodes."""
+    if devices is not None:
+        raise UserError(f"devices = {devices}: hardware {name} has several kinds of nodes; allowed: a number of nodes")
+
+
+def _of_devices(profile: ClusterProfile, nodes: int | None, devices: int) -> Cluster:
+    """Nodes of a profile that have ``devices`` devices in all. Raises UserError."""
+    whole = profile.devices_per_node
+    count = nodes or -(-devices // whole)
+    each, rest = divmod(devices, count)
+    if rest or not 1 <= each <= whole:
+        raise UserError(
+            f"devices = {devices}: allowed on {count} nodes of {whole} of {profile.name}: "
+            + (f"1 to {whole}" if count == 1 else f"multiples of {count} up to {count * whole}")
+        )
+    return make_cluster(part_of_node(profile, each), count)
 
 
 def list_clusters() -> dict[str, str]:

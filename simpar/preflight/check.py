@@ -1,6 +1,6 @@
 """The check before a launch: whether it fits, how long a step takes, what limits it, and which flags do better."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +8,9 @@ from simpar import files, formats
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.errors import UserError
+from simpar.frameworks import load_reader
 from simpar.frameworks.match import differing_sizes
+from simpar.frameworks.words import Account, Assumed
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import set_price
@@ -17,10 +19,13 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
 from simpar.planner.nearby import Nearby, nearby
 from simpar.planner.problem import Constraints, Problem, make_problem
+from simpar.preflight.environment import account_of
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
+from simpar.preflight.launcher import without_launchers
 from simpar.report.result import Result
 from simpar.simulation import simulate
+from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
 
@@ -43,6 +48,7 @@ class CheckFlags:
 
     hardware: str | None = None
     nodes: int | None = None
+    devices: int | None = None
     model: str | None = None
     seq_len: int | None = None
     global_batch: int | None = None
@@ -60,11 +66,25 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
+class Supposed:
+    """What the text leaves open, and the results at the other likely values; those that are not allowed have none."""
+
+    assumed: Assumed
+    others: Mapping[Any, Result]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, in SI units."""
+        others = [{"value": value, **_figures(result)} for value, result in self.others.items()]
+        told = self.assumed
+        return {"key": told.key, "value": told.value, "why": told.why, "others": others}
+
+
+@dataclass(frozen=True)
 class Checked:
     """A checked launch: its simulated step, and nearby layouts that fit with the wanted probability, fastest first.
 
     ``looked_at`` counts the nearby layouts that were bounded. ``least_s`` is the lowest bound of the steps that were
-    not simulated, None if there are none.
+    not simulated, None if there are none. ``account`` sorts the words of the text, ``supposed`` is what it leaves open.
     """
 
     given: ParsedLaunch
@@ -74,12 +94,19 @@ class Checked:
     looked_at: int = 0
     least_s: float | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
+    account: Account = field(default_factory=Account)
+    supposed: tuple[Supposed, ...] = ()
+
+    @property
+    def fits_surely(self) -> bool:
+        """Whether the launch, as it was understood, fits with the wanted probability."""
+        known = self.result.certainty
+        return self.result.fits and (known is None or known.fit_probability >= self.fits_with)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the launch fits with the wanted probability."""
-        known = self.result.certainty
-        return self.result.fits and (known is None or known.fit_probability >= self.fits_with)
+        """Whether it fits with the wanted probability, and no word decides that was not understood."""
+        return self.fits_surely and not self.account.deciding
 
     @property
     def best(self) -> Neighbour | None:
@@ -88,7 +115,7 @@ class Checked:
         It is the fastest whose flags have a place in the text, or else the fastest.
         """
         better = [
-            one for one in self.neighbours if not self.is_sure or one.result.step_time_s < self.result.step_time_s
+            one for one in self.neighbours if not self.fits_surely or one.result.step_time_s < self.result.step_time_s
         ]
         return next((one for one in better if one.change.text is not None), next(iter(better), None))
 
@@ -114,6 +141,8 @@ class Checked:
             "looked_at": self.looked_at,
             "least_s": self.least_s,
             "patched": None if best is None else best.change.text,
+            "words": self.account.to_dict(),
+            "assumed": [each.to_dict() for each in self.supposed],
             "ignored": list(self.given.found.ignored),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -166,9 +195,30 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
     settled = result.plan
-    near = nearby(problem, settled, given.text.target)
-    checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes))
+    reader = load_reader(given.text.target)
+    near = nearby(problem, settled, reader.written_as) if reader.written_as else Nearby((), 0, None)
+    words, idle = without_launchers(given.found.words)
+    account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
+    supposed = tuple(Supposed(each, dict(_at_others(problem, plan, each))) for each in given.found.assumed)
+    checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes), account, supposed)
     return replace(checked, neighbours=tuple(_better(given, problem, plan, near, settled)))
+
+
+def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
+    """The results at the other likely values of what is assumed, without those that are not allowed."""
+    for value in assumed.others:
+        changed, training, stack = plan, problem.training, problem.stack
+        try:
+            if assumed.key in Training.model_fields:
+                training = training.model_copy(update={assumed.key: value})
+            elif assumed.key == "stack":
+                stack = load_stack(value)
+                changed = plan.model_copy(update={"stack": value})
+            else:
+                changed = state_choices(plan, {assumed.key: value})
+            yield value, simulate(problem.graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
+        except UserError:
+            continue
 
 
 def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:
@@ -270,27 +320,32 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
 
 
 def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
-    """The nodes that are started, with the hardware that a flag names."""
+    """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
     if facts.hardware is None:
         raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
-    cluster, launch = load_cluster(facts.hardware, facts.nodes), given.launch
+    one, launch = load_cluster(facts.hardware), given.launch
+    whole = one.world_size // one.nodes
+    ranks = launch.world_size or plan.world_size
+    nodes = facts.nodes or launch.nodes
+    each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
+    each = None if each is not None and each > whole else each  # nodes of another size: as many devices
+    asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
+    if asked is not None and ranks not in (None, asked):
+        flag = f"--gpus {facts.devices}" if facts.devices else f"--nodes {facts.nodes}"
+        raise _contradicted(given, flag, f"means {asked} ranks on {facts.hardware}", f"{ranks} ranks")
+    devices = asked or ranks or (nodes * (each or whole) if nodes else None)
+    if devices is None:
+        raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N, or --gpus N")
+    if nodes is None or devices > nodes * whole:
+        nodes = devices // each if each and devices % each == 0 else None
+    if one.is_mixed:
+        if devices % one.world_size:
+            raise UserError(f"{given.where}: starts {devices} ranks; allowed: multiples of {one.world_size}")
+        return load_cluster(facts.hardware, devices // whole)
+    cluster = load_cluster(facts.hardware, nodes, devices)
     per_node = cluster.profile.devices_per_node
-    ranks = launch.world_size
-    if ranks is None and launch.nodes:
-        ranks = launch.nodes * per_node
-    ranks = ranks or plan.world_size
-    if facts.nodes:
-        if facts.nodes != launch.nodes and ranks not in (None, cluster.world_size):
-            means = f"{cluster.world_size} ranks on {facts.hardware}"
-            raise _contradicted(given, f"--nodes {facts.nodes}", f"means {means}", f"{ranks} ranks")
-        return cluster
-    if ranks is None:
-        raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N")
-    nodes, rest = divmod(ranks, per_node)
-    if rest or not nodes:
-        raise UserError(
-            f"{given.where}: starts {ranks} ranks; a node of {facts.hardware} has {per_node}; allowed: whole nodes"
-        )
-    if launch.per_node not in (None, per_node):
-        notes.append(f"{ranks} ranks are {nodes} of {facts.hardware}'s nodes of {per_node}.")
-    return replace(cluster, nodes=nodes)
+    if per_node < whole:
+        notes.append(f"{per_node} of the {whole} devices of a node of {facts.hardware} are used.")
+    elif launch.per_node not in (None, per_node):
+        notes.append(f"{devices} ranks are {cluster.nodes} of {facts.hardware}'s nodes of {per_node}.")
+    return cluster

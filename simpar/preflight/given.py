@@ -9,11 +9,11 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import read, readable
+from simpar.frameworks import READERS, load_reader, read
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.target import Imported
 from simpar.preflight.flags import Text
-from simpar.preflight.launcher import CONFIGS, LaunchCommand, launch_of
+from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.patch import PATCHERS, Edit
 
 COMMAND = "the command"
@@ -22,11 +22,6 @@ STDIN = "standard input"
 SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
 """The syntax of files by suffix; all others are shell."""
 SHELLS = ("bash", "sh", "zsh", "sbatch")
-SECTIONS = {
-    "accelerate": ("distributed_type", "num_processes"),
-    "deepspeed": ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"),
-}
-"""Keys by which the config of a framework is recognised: it has at least one."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,8 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
 
 def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> ParsedLaunch:
     """The plan of a text by its suffix: a config, a recipe, or shell. Raises UserError."""
-    if target is not None and target not in readable():
-        raise UserError(f"--from {target}: nothing reads its files{files.allowed(readable())}")
+    if target is not None and target not in READERS:
+        raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
@@ -86,9 +81,8 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
     chosen = target or launch.target
     if chosen is None:
         raise UserError(
-            f"{source}: no launch of a framework that is known here; allowed: the arguments of Megatron-LM, a command "
-            f"that names a config ({', '.join(names[0] for names in CONFIGS.values())}), or --from and one of "
-            f"{', '.join(readable())}"
+            f"{source}: no launch of a framework that is known here; allowed: a command of one of "
+            f"{', '.join(READERS)}, or --from and one of them"
         )
     if launch.config is None:
         return _config(text, source, chosen, "shell", launch)
@@ -112,7 +106,7 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> P
 
     def again(command: str) -> Imported:
         laid_over: str = inner
-        for name, value in _dotted(command).items():
+        for name, value in _dotted(command, path).items():
             edited = PATCHERS["toml"](laid_over, Edit(name, value))
             if edited is None:
                 section = name.rpartition(".")[0]
@@ -123,15 +117,17 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> P
     return ParsedLaunch(again(text), Text(text, "shell", target, again), source, launch)
 
 
-def _dotted(command: str) -> dict[str, str]:
-    """Options of a job config on a command line, as TOML values."""
+def _dotted(command: str, config: str) -> dict[str, str]:
+    """Options of a job config on a command line, as TOML values; the file ``config`` itself is none."""
     words, result = shlex.split(command, comments=True), dict[str, str]()
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        if not flag.startswith("--") or "." not in flag or flag in CONFIGS["torchtitan-0.2"]:
+        if not flag.startswith("--") or "." not in flag:
             continue
         following = words[at + 1] if at + 1 < len(words) else ""
         told = value if equals else "true" if following.startswith("--") or not following else following
+        if told == config:
+            continue
         result[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
     return result
 
@@ -154,12 +150,11 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             f"{source}: a plan or scenario of simpar; allowed: simpar simulate {source} --require-fit, which asks for "
             "what check asks for with --fits-with 0.5"
         )
-    for target, known in SECTIONS.items():
-        if keys & set(known):
-            return target
-    if suffix != ".json" and isinstance(data, Mapping):
-        return "nanotron" if isinstance(data.get("parallelism"), Mapping) else "megatron"
-    raise UserError(f"{source}: no config that is known here; allowed: --from and one of {', '.join(readable())}")
+    if isinstance(data, Mapping):
+        owner = next((name for name in READERS if load_reader(name).owns(data)), None)
+        if owner is not None:
+            return owner
+    raise UserError(f"{source}: no config that is known here; allowed: --from and one of {', '.join(READERS)}")
 
 
 def _json(text: str, source: str) -> Any:

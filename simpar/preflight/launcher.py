@@ -4,12 +4,15 @@ Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only r
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-from simpar.frameworks.megatron_arguments import TELLING
+from simpar.frameworks import READERS, load_reader
+from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
+from simpar.frameworks.words import ReadWords
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -22,8 +25,8 @@ NODES: Flags = {
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
     "torchrun": ("--nproc-per-node", "--nproc_per_node"),
-    "srun": ("--gpus-per-node", "--ntasks-per-node"),
-    "sbatch": ("--gpus-per-node", "--ntasks-per-node"),
+    "srun": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
+    "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
     "deepspeed": ("--num_gpus", "--num-gpus"),
     "mpirun": ("-npernode", "--npernode"),
 }
@@ -31,7 +34,8 @@ PER_NODE: Flags = {
 RANKS: Flags = {
     "mpirun": ("-np", "-n", "--n"),
     "accelerate": ("--num_processes", "--num-processes"),
-    "srun": ("--ntasks", "-n"),
+    "srun": ("--ntasks", "-n", "--gpus", "-G"),
+    "sbatch": ("--ntasks", "-n", "--gpus", "-G"),
 }
 """Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
@@ -40,23 +44,34 @@ OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
 """Launchers that start the ranks of one node."""
 ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
 """Launchers that start a single node unless a number of nodes or one of these flags is given."""
-MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
 ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
-CONFIGS: Flags = {
-    "accelerate": ("--config_file", "--config-file"),
-    "torchtitan-0.2": ("--job.config_file", "--job.config-file"),
-    "deepspeed": ("--deepspeed_config", "--deepspeed-config", "--deepspeed"),
-    "nanotron": ("--config-file",),
-}
-"""Flags that name the config file of a framework, in the order in which they are tried."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+"""Variables that list the devices of a node that a job may use."""
+OF_NODE = ("NPROC_PER_NODE", "NGPU")
+"""Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan)."""
+OF_NODES = ("NNODES",)
+"""Variables in which the same front ends take the number of nodes."""
 _SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+_INCLUDED = ("--include", "-i")
+
+
+IDLE = (
+    "--rdzv*", "--master*", "--node-rank", "--standalone", "--log-dir", "--local-ranks-filter", "--tee", "--redirects",
+    "-r", "--max-restarts", "--monitor-interval", "--role", "--start-method", "--hostfile", "--machine-rank",
+    "--main-process-*", "--launcher", "--num-cpu-threads-per-process", "--job-name", "--partition", "--account",
+    "--time", "--output", "--error", "--exclusive", "--cpus-per-task", "--mem", "--container-*", "--no-container-*",
+    "--label", "--export", "--ssh-port", "--no-python", "--module", "-m",
+)  # fmt: skip
+"""Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """What a command starts: the export target that reads it, the config file it names, nodes, and ranks of each.
+    """What a command starts: the reader of it, the config file it names, nodes, and ranks of each.
 
-    ``target`` is None if no framework is recognised; numbers are None if they are not given.
+    ``target`` is None if no framework is recognised; numbers are None if they are not given. ``environment`` are the
+    variables of the command.
     """
 
     target: str | None
@@ -64,6 +79,7 @@ class LaunchCommand:
     nodes: int | None = None
     per_node: int | None = None
     ranks: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int | None:
@@ -75,32 +91,75 @@ class LaunchCommand:
 
 def launch_of(text: str, source: str) -> LaunchCommand:
     """What a command or a shell script starts. Raises UserError if it is not shell text."""
-    commands = Script(text, source).commands
-    target, config = next(filter(None, map(_started, commands)), (None, None))
+    script = Script(text, source)
+    commands = script.commands
+    target, config = None, None
+    environment = {name: " ".join(words) for name, words in script.variables.items()}
+    for words, given in zip(commands, script.environments, strict=True):
+        if (started := _started(words)) is not None:
+            (target, config), environment = started, given
+            break
     told = [(launcher, words) for words in commands for launcher, words in _launchers(words)]
     told += [("sbatch", match.split()) for match in _SBATCH.findall(text)]
     of_ranks = [PER_NODE, RANKS]
     if any(launcher in OF_A_NODE for launcher, _ in told):
         of_ranks = [{name: _but(flags, TASKS) for name, flags in known.items()} for known in of_ranks]
     nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
+    nodes = nodes or _of_environment(environment, OF_NODES)
+    included = next((value for launcher, words in told if launcher == "deepspeed"
+                     if (value := value_of(words, _INCLUDED))), None)  # fmt: skip
+    if included is not None and per_node is None:
+        nodes, per_node = _included(included)
+    if per_node is None and ranks is None:
+        per_node = _of_environment(environment, OF_NODE) or _visible(environment)
     if nodes is None and ranks is None and _is_alone(told):
         nodes = 1
-    return LaunchCommand(target, config, nodes, per_node, ranks)
+    return LaunchCommand(target, config, nodes, per_node, ranks, environment)
+
+
+def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
+    """The words of a command without its launchers' flags that only start it, and the names of these.
+
+    Flags for nodes and ranks, which this module reads, count as used.
+    """
+    known = {flag.replace("_", "-") for flags in (NODES, PER_NODE, RANKS) for each in flags.values() for flag in each}
+    spelt = {word: word.replace("_", "-") for word in words.unread}
+    used = tuple(word for word in spelt if spelt[word] in known)
+    idle = tuple(word for word in spelt if any(fnmatchcase(spelt[word], each) for each in IDLE))
+    left = {word: value for word, value in words.unread.items() if word not in (*used, *idle)}
+    return ReadWords((*words.used, *used), left), idle
 
 
 def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
-    """The target and config file of one command; None if it starts no known framework."""
-    flags = {word.partition("=")[0].replace("_", "-") for word in words}
-    if flags & set(TELLING):
-        return "megatron", None
-    for target, names in CONFIGS.items():
-        config = _value(words, names)
-        known = {"accelerate": "accelerate" in words, "nanotron": any("run_train" in each for each in words)}
-        if config and known.get(target, True) and not config.startswith("-"):
-            return target, config
-    if any(PurePath(word).name.startswith("pretrain_") for word in words):
-        return "megatron", None
+    """The reader and config file of one command; None if it starts no known framework."""
+    for name in READERS:
+        reader = load_reader(name)
+        if reader.starts(words):
+            return name, reader.config(words)
     return None
+
+
+def _of_environment(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """The first number among variables."""
+    values = (environment.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit() and int(value)), None)
+
+
+def _visible(environment: Mapping[str, str]) -> int | None:
+    """The number of devices that a job may use of a node; None if no variable lists them."""
+    listed = next((environment[name] for name in VISIBLE if environment.get(name)), "")
+    devices = [each for each in listed.split(",") if each.strip()]
+    return len(devices) if devices and all(re.fullmatch(r"\s*[\w-]+\s*", each) for each in devices) else None
+
+
+def _included(text: str) -> tuple[int, int | None]:
+    """Nodes and devices of each in DeepSpeed's ``host:0,1@host2:0,1`` (``launcher/runner.py``, parse_resource_filter).
+
+    The number of devices is None where whole nodes are named, or unequal parts of them.
+    """
+    hosts = [host.partition(":")[2] for host in text.split("@")]
+    counts = {len(devices.split(",")) if devices else None for devices in hosts}
+    return len(hosts), counts.pop() if len(counts) == 1 else None
 
 
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
@@ -123,7 +182,7 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
     if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
         return False
     return any(
-        launcher in ALONE and _value(words, (*NODES[launcher], *ALONE[launcher])) is None for launcher, words in told
+        launcher in ALONE and value_of(words, (*NODES[launcher], *ALONE[launcher])) is None for launcher, words in told
     )
 
 
@@ -133,15 +192,11 @@ def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
 
 def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:
     """The first number that a launcher gets by one of its flags."""
-    values = (_value(words, flags[launcher]) for launcher, words in told if launcher in flags)
-    return next((int(value) for value in values if value and value.isdigit() and int(value)), None)
+    values = (value_of(words, (flag,)) for launcher, words in told for flag in flags.get(launcher, ()))
+    return next((count for value in values if value and (count := _count(value))), None)
 
 
-def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value of a flag; None if it is absent or a switch."""
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in names:
-            after = words[at + 1] if at + 1 < len(words) else ""
-            return value if equals else after
-    return None
+def _count(value: str) -> int | None:
+    """A number of nodes or devices: ``8``, of a kind (``gpu:h100:8``), or of elastic nodes (``4:4``)."""
+    last = re.fullmatch(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?", value)
+    return int(last[1]) or None if last else None

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from difflib import unified_diff
 from typing import TYPE_CHECKING
 
-from simpar.preflight.check import Checked, Neighbour
+from simpar.frameworks.words import Account
+from simpar.preflight.check import Checked, Neighbour, Supposed
 from simpar.report.run_rows import run_rows
 from simpar.report.table import print_lines
 from simpar.report.words import describe_certainty, headline, is_at_the_limit, memory_state, probably, step_time_words
@@ -15,6 +16,8 @@ from simpar.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+MAX_UNKNOWN = 8
+"""Unknown words that are named on the terminal; JSON has all."""
 SHORT_TEXT = 12
 """Patched texts of up to so many lines are printed in full, longer ones as changed lines."""
 
@@ -25,9 +28,12 @@ def print_checked(checked: Checked, console: Console) -> None:
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
     unsure = result.fits or is_at_the_limit(result)
-    verdict = "OK" if checked.is_sure else "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
+    verdict = "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
+    if checked.fits_surely:
+        verdict = "OK" if checked.is_sure else "NOT SURE: words of the text decide that are not modelled"
     rows = [
         ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
+        ("words", _words(checked.account)),
         ("memory", memory_state(result, "does not fit")),
         ("step time", step_time_words(result)),
         ("rests on", describe_certainty(result)[0]),
@@ -37,8 +43,34 @@ def print_checked(checked: Checked, console: Console) -> None:
     width = max(len(name) for name, _ in rows)
     print_lines(console, (f"{name:{width}}  {value}" for name, value in rows))
     print_lines(console, result.why.binds, "Limiting factors", mark="- ")
+    decide = [f"{word}: {what}" for word, what in checked.account.deciding.items()]
+    print_lines(console, decide, "Decide, but not modelled", mark="- ")
+    print_lines(console, map(_supposed, checked.supposed), "Assumed, because the text does not say it", mark="- ")
     print_lines(console, checked.notes, "Note", mark="- ")
     _print_neighbours(checked, console)
+
+
+def _words(account: Account) -> str:
+    """How many words of the text are used, and what becomes of the others."""
+    told = [f"{len(account.used)} used", f"{len(account.idle)} without effect on time and memory"]
+    if account.deciding:
+        told.append(f"{len(account.deciding)} decide, but not modelled")
+    if account.unknown:
+        named = ", ".join(account.unknown[:MAX_UNKNOWN])
+        more = len(account.unknown) - MAX_UNKNOWN
+        told.append(f"{len(account.unknown)} unknown to simpar ({named}{f' and {more} more' if more > 0 else ''})")
+    return ", ".join(told)
+
+
+def _supposed(one: Supposed) -> str:
+    """An assumption, and the step at the other likely values."""
+    told = one.assumed
+    others = [
+        f"{value}: {format_seconds(result.step_time_s)}, {format_bytes(result.memory.peak_reserved_bytes)}"
+        for value, result in one.others.items()
+    ]
+    with_others = f"; with {'; with '.join(others)}" if others else ""
+    return f"{told.key} = {told.value} ({told.why}){with_others}"
 
 
 def _print_neighbours(checked: Checked, console: Console) -> None:

@@ -20,6 +20,7 @@ from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
+from simpar.hardware.part import part_of_node
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints
@@ -172,11 +173,12 @@ def cluster_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Cluster:
 
 
 def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
-    """Part of a node, or a node of another size, with NICs in proportion to the devices."""
+    """Part of a node, or a larger node, with NICs in proportion to the devices."""
+    if per_node < profile.devices_per_node:
+        return part_of_node(profile, per_node)
     out = profile.scale_out
     if out is not None:
-        nics = max(1, out.nics_per_node * per_node // profile.devices_per_node)
-        out = out.model_copy(update={"nics_per_node": nics})
+        out = out.model_copy(update={"nics_per_node": out.nics_per_node * per_node // profile.devices_per_node})
     return profile.model_copy(update={"devices_per_node": per_node, "scale_out": out})
 
 

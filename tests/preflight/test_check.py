@@ -110,7 +110,7 @@ def test_a_layout_of_many_ops_and_neighbours_that_need_too_much(capsys):
         (["--", "echo", "hello"], "no launch of a framework"),
         (["--", "python", "pretrain_gpt.py", *SIZES.split(), *LAYOUT.split()], "give --nodes N"),
         (["--fits-with", "1.5", "--", *shlex.split(COMMAND)], "--fits-with 1.5: allowed"),
-        (["--", *shlex.split(COMMAND.replace("=8", "=6"))], "starts 6 ranks; a node of dgx-h100 has 8"),
+        (["--", *shlex.split(COMMAND.replace("=8", "=6"))], "plan.dp = 3: does not divide global_batch = 8"),
         (
             ["--seq-len", "4096", "--", *shlex.split(COMMAND)],
             "--seq-len 4096: the command says 2048; allowed: what the text says",
@@ -136,6 +136,38 @@ def test_refused(arguments, told, capsys):
     assert told in said.err
     assert len(said.err.splitlines()) == 1
     assert said.out == ""
+
+
+PLAIN = COMMAND.replace(" --nproc-per-node=8", "").replace("'my d'", "d").replace("torchrun ", "torchrun --nnodes 1 ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        COMMAND.replace("=8", "=4"),
+        f"CUDA_VISIBLE_DEVICES=0,1,2,3 {PLAIN}",
+        f"export CUDA_VISIBLE_DEVICES=4,5,6,7\n{PLAIN}",
+        f"env NPROC_PER_NODE=4 {PLAIN}",
+        f"mpirun -np 4 {PLAIN.removeprefix('torchrun --nnodes 1 ')}",
+        f"#SBATCH --nodes=1\n#SBATCH --gpus-per-node=h100:4\n{PLAIN}",
+        f"#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n{PLAIN}",
+    ],
+)
+def test_a_part_of_a_node_is_never_answered_for_all_of_it(command, capsys):
+    """Four of eight devices, by every way of saying it: data parallel over two pairs."""
+    code, found = checked(capsys, *HARDWARE, "--fits-with", "0.5", "--", command)
+    assert code in (0, 3)
+    assert (found["cluster"]["devices"], found["plan"]["mesh"]["dp"]) == (4, 2)
+    assert "4 of the 8 devices of a node of dgx-h100 are used." in found["notes"]
+
+
+def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
+    """Collectives through the host's memory are not modelled: the launch fits, and the answer is not sure."""
+    code, found = checked(capsys, *HARDWARE, "--", f"NCCL_P2P_DISABLE=1 {COMMAND}")
+    assert (code, found["is_sure"], found["fits"]) == (3, False, True)
+    assert list(found["words"]["not_modelled"]) == ["NCCL_P2P_DISABLE"]
+    assert run(["check", *HARDWARE, "--", f"NCCL_P2P_DISABLE=1 {COMMAND}"]) == 3
+    assert "NOT SURE: words of the text decide that are not modelled" in capsys.readouterr().out
 
 
 def test_flags_that_repeat_the_text(usual, capsys, alone):

@@ -1,0 +1,46 @@
+"""The definition of a reader: which launches and configs it knows, and how it turns one into a plan."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.frameworks.target import Imported
+from simpar.frameworks.words import WordTable
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads the launches or configs of one framework.
+
+    ``read`` turns a text and its name into a plan; files that the text names are looked up beside it
+    (:func:`simpar.files.find_beside`). ``starts`` tells whether the words of a command start the framework, and
+    ``config`` which config file they name, if that is the text to read (None: the command is). ``owns`` tells whether
+    a mapping of a YAML or JSON file is a config of it. ``words`` sorts what ``read`` does not use. ``written_as`` is
+    the export target whose options have the same names, for proposals; "" if there is none.
+    """
+
+    name: str
+    description: str
+    read: Callable[[str, str], Imported]
+    starts: Callable[[Sequence[str]], bool] = field(default=_never)
+    config: Callable[[Sequence[str]], str | None] = field(default=lambda _: None)
+    owns: Callable[[Mapping[str, Any]], bool] = field(default=_never)
+    words: WordTable = field(default_factory=WordTable)
+    written_as: str = ""
+
+
+def value_of(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of the first of the flags ``names`` that has one in a command; None if none has."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in names:
+            after = words[at + 1] if at + 1 < len(words) else ""
+            told = value if equals else after
+            if told and (equals or not re.match(r"-\D", told)):
+                return told
+    return None

@@ -1,0 +1,113 @@
+"""Every word of a text accounted for: used, without effect, deciding but not modelled, or unknown.
+
+A framework's :class:`WordTable` sorts the words that its reader does not use. What a text leaves open is
+:class:`Assumed`, with the other likely values.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+OFF = ("", "0", "0.0", "false", "no", "none", "null", "off", "[]", "{}")
+"""Values, as text, by which a word asks for nothing."""
+
+
+@dataclass(frozen=True)
+class WordTable:
+    """Words that a reader does not use, as patterns (fnmatch) of plain names (:func:`plain`).
+
+    ``idle`` have no effect on the time or the memory of a step. ``deciding`` do, by what they could change, and simpar
+    does not model them; they win over ``idle``.
+    """
+
+    idle: tuple[str, ...] = ()
+    deciding: Mapping[str, str] = field(default_factory=dict)
+
+    def __or__(self, other: "WordTable") -> "WordTable":
+        """Both tables; the words of ``other`` win."""
+        return WordTable((*self.idle, *other.idle), {**self.deciding, **other.deciding})
+
+    def sort(self, used: Iterable[str], unread: Mapping[str, Any]) -> "Account":
+        """The account of a text with words that were used, and others with their values."""
+        idle, deciding, unknown = list[str](), dict[str, str](), list[str]()
+        for word, value in unread.items():
+            what = self._decided_by(word)
+            if what is not None and not is_off(value):
+                deciding[word] = what
+            elif what is not None or any(fnmatchcase(plain(word), each) for each in self.idle):
+                idle.append(word)
+            else:
+                unknown.append(word)
+        return Account(tuple(used), tuple(idle), deciding, tuple(unknown))
+
+    def _decided_by(self, word: str) -> str | None:
+        name = plain(word)
+        return next((what for each, what in self.deciding.items() if fnmatchcase(name, each)), None)
+
+
+@dataclass(frozen=True)
+class Account:
+    """The words of a text: ``deciding`` map to what they could change; nobody here knows the ``unknown`` ones."""
+
+    used: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    deciding: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    def __add__(self, other: "Account") -> "Account":
+        """The words of two texts."""
+        return Account(
+            (*self.used, *other.used),
+            (*self.idle, *other.idle),
+            {**self.deciding, **other.deciding},
+            (*self.unknown, *other.unknown),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "used": list(self.used), "without_effect": list(self.idle), "not_modelled": dict(self.deciding),
+            "unknown": list(self.unknown),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a text leaves open: a choice of a plan, or "seq_len" or "global_batch", with the value and why it is that.
+
+    ``others`` are the other likely values, of which a check simulates the step.
+    """
+
+    key: str
+    value: Any
+    why: str
+    others: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReadWords:
+    """The words of a text that a reader used, and the others with their values."""
+
+    used: tuple[str, ...] = ()
+    unread: Mapping[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: "ReadWords") -> "ReadWords":
+        """The words of two texts."""
+        return ReadWords((*self.used, *other.used), {**self.unread, **other.unread})
+
+    @cached_property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of the words that were not used."""
+        return tuple(self.unread)
+
+
+def plain(word: str) -> str:
+    """A name as tables write it: lower case, underscores, no leading dashes."""
+    return word.lstrip("-").replace("-", "_").lower()
+
+
+def is_off(value: object) -> bool:
+    """Whether a word with a value asks for nothing: false, none, zero, an empty list."""
+    return value is None or value is False or str(value).strip().strip("\"'").lower() in OFF

@@ -1,0 +1,31 @@
+"""The words of a text, sorted."""
+
+import pytest
+
+from simpar.frameworks.words import Account, ReadWords, WordTable, is_off
+
+TABLE = WordTable(idle=("lr*", "save*"), deciding={"lr_on_host": "where it is updated", "offload*": "memory"})
+
+
+def test_words_are_sorted_by_pattern() -> None:
+    """A deciding word wins over an idle pattern; one that asks for nothing has no effect; others are unknown."""
+    unread = {"--lr": "1e-4", "--lr-on-host": True, "offload_all": "false", "Save-Every": 5, "--mystery": 1}
+    found = TABLE.sort(["--bf16"], unread)
+    assert found == Account(
+        ("--bf16",), ("--lr", "offload_all", "Save-Every"), {"--lr-on-host": "where it is updated"}, ("--mystery",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "off"), [(None, True), ("False", True), (0, True), ("", True), (1, False), (True, False)]
+)
+def test_off(value: object, off: bool) -> None:
+    """Values by which a word asks for nothing."""
+    assert is_off(value) is off
+
+
+def test_tables_and_words_are_joined() -> None:
+    """The words of a second table win."""
+    both = TABLE | WordTable(deciding={"offload*": "time"})
+    assert both.deciding["offload*"] == "time"
+    assert (ReadWords(("a",), {"b": 1}) + ReadWords(("c",), {"b": 2})).unread == {"b": 2}
