@@ -9,6 +9,8 @@ from simpar.architectures.graph import ModelGraph
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
 TELLING = ("hidden", "heads")
+DECODER = "decoder"
+"""A decoder whose layers all have attention, with heads of keys and values."""
 
 
 @cache
@@ -24,17 +26,34 @@ def sizes_of(graph: ModelGraph) -> dict[str, int]:
     }
 
 
-def models_with(sizes: Mapping[str, int]) -> list[str]:
+@cache
+def _kind(name: str) -> str:
+    return kind_of(load_model(name))
+
+
+def kind_of(graph: ModelGraph) -> str:
+    """What a model is made of: a :data:`DECODER`, one with "latent" attention, the pattern of a hybrid, or "other"."""
+    every = [op for block in graph.blocks.values() for op in block.operators]
+    if graph.has_state:
+        return str(graph.facts.get("pattern", "other"))
+    if any(op.attention and not op.attention.causal for op in every):
+        return "other"
+    return "latent" if "qk_dim" in graph.dims else DECODER
+
+
+def models_with(sizes: Mapping[str, int], kind: str = "") -> list[str]:
     """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order.
 
-    Empty if sizes that tell models apart (:data:`TELLING`) are missing.
+    ``kind`` is what they are made of (:func:`kind_of`); if it is not known, all but hybrids. Empty if sizes that tell
+    models apart (:data:`TELLING`) are missing.
     """
     if not is_telling(sizes):
         return []
+    kinds = (kind,) if kind else (DECODER, "latent", "other")
     return [
         name
         for name in with_sizes(*(sizes[key] for key in TELLING))
-        if all(_shipped(name)[key] == value for key, value in sizes.items())
+        if all(_shipped(name)[key] == value for key, value in sizes.items()) and _kind(name) in kinds
     ]
 
 

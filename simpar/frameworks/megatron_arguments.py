@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from simpar import files
@@ -41,7 +42,7 @@ class Arguments:
     """Arguments by flag, and which of them have been asked for.
 
     ``names`` are their names in the file, if these differ from the flag; ``untold`` are switches that another file may
-    have set.
+    have set. ``script`` is the name of the Python file that is started, "" if it is not known.
     """
 
     values: Mapping[str, list[str]]
@@ -50,6 +51,7 @@ class Arguments:
     names: Mapping[str, str] = field(default_factory=dict)
     untold: Set[str] = frozenset()
     used: set[str] = field(default_factory=set)
+    script: str = ""
 
     def has(self, flag: str) -> bool:
         """Whether a switch is present."""
@@ -117,7 +119,8 @@ def _from_shell(text: str, source: str) -> Arguments:
         raise UserError(
             f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
         )
-    return Arguments(telling[0], source, tuple(script.notes))
+    started = (PurePath(word).name for command in launched for word in command if word.endswith(".py"))
+    return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""))
 
 
 def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:

@@ -61,14 +61,27 @@ def graph_options(s: Subject) -> Options:
     return {"--cuda-graph-impl": "transformer_engine", "--cuda-graph-modules": modules, "--te-rng-tracker": None}
 
 
+def _attention(given: Arguments) -> dict[str, Any]:
+    """The kernel of attention. Without Transformer Engine it is unfused unless FlashAttention is asked for."""
+    backend = given.text("--attention-backend")
+    is_local = given.text("--transformer-impl") == "local"
+    old_flash = given.has("--use-flash-attn") or given.has("--use-flash-attn-v2")
+    if backend in ("unfused", "local") or (is_local and not old_flash):
+        return {"attention_kernel": "eager"}
+    return {"attention_kernel": "cudnn"} if backend == "fused" else {}
+
+
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
     result: dict[str, Any] = {}
     given.used |= {"--moe-permute-fusion", "--cross-entropy-loss-fusion"}  # as stacks do, other than Megatron-LM
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"
-    if given.text("--attention-backend") == "unfused":
-        result["attention_kernel"] = "eager"
+    result |= _attention(given)
+    if given.text("--moe-flex-dispatcher-backend") == "hybridep":
+        result["dispatcher"] = "hybridep"
+    given.has("--moe-enable-deepep")
+    given.has("--moe-pad-expert-input-to-capacity")
     kind = next(iter(given.values.get("--cuda-graph-impl", [])), None)
     flag = next((each for each in ("--cuda-graph-modules", "--cuda-graph-scope") if each in given.values), "")
     names = [name for name in given.values.get(flag, []) if name != BESIDE_ROUTER]

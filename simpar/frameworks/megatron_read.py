@@ -1,7 +1,7 @@
 """Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import PurePath
@@ -9,10 +9,12 @@ from typing import Any
 
 from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_layer, of_modules, policy_of_every
 from simpar.errors import UserError
-from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
+from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
 from simpar.frameworks.megatron_execution import UNFUSED_LOSS, read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
+from simpar.frameworks.megatron_model import find_models, sizes_asked
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
@@ -32,6 +34,10 @@ MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 """Dtypes of moments, widest first; the first one is the default."""
 
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
+OPTIMIZERS = {
+    "adam": "adamw", "sgd": "sgd_momentum", "muon": "muon", "dist_muon": "muon", "adaptive_muon": "muon",
+    "lion": "lion",
+}  # fmt: skip
 FRACTION = "--optimizer-offload-fraction"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -61,21 +67,20 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
-    sizes = _sizes(given)
-    models = [model] if model else models_with(sizes)
-    if len(models) > 1 and (base := given.text("--rotary-base")):
-        models = with_rope(models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling"))
+    sizes = sizes_asked(given)
+    models, config, notes = ([model], None, []) if model else find_models(given, sizes)
     if models:
         values["model"] = models[0]
-    note = "" if model else model_note(models, sizes)
-    notes = [note, *_notes(given), *given.notes, *given.misspelt()]
+    note = "" if model or config else model_note(models, sizes)
+    notes = [note, *notes, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
     said = tuple(filter(None, notes))
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan = Plan.model_validate(values)
-    return Imported(plan, given.words(), said, local, sizes=told, asks={"model": note}, expert_balance=balance)
+    asks = {"model": note}
+    return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -88,9 +93,9 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     result["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
     result |= read_execution(given)
     result["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
-    overlap = given.switch("--tp-comm-overlap")
+    overlap, sequence = given.switch("--tp-comm-overlap"), given.switch("--sequence-parallel")
     if (result["tp"] or 1) > 1:
-        result |= {"sequence_parallel": given.switch("--sequence-parallel"), "tensor_parallel": {"overlap": overlap}}
+        result |= {"sequence_parallel": sequence, "tensor_parallel": {"overlap": overlap}}
     return result
 
 
@@ -111,6 +116,7 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
         even = len(set(layers)) == 1
         return {"vpp": len(layers) // pp, "layers": None if even else layers}
     vpp = given.number("--num-virtual-stages-per-pipeline-rank")
+    vpp = vpp or given.number("--virtual-pipeline-model-parallel-size")
     per_stage, layers_in_all = (given.number("--num-layers-per-virtual-pipeline-stage"), given.number("--num-layers"))
     if per_stage:
         if not layers_in_all or layers_in_all % (per_stage * pp):
@@ -124,8 +130,8 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
 
 def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int, ...] | None:
     """Layers of every stage if the first or last stage has a number of its own."""
-    first = given.number("--decoder-first-pipeline-num-layers")
-    last = given.number("--decoder-last-pipeline-num-layers")
+    first = given.number("--decoder-first-pipeline-num-layers") or given.number("--num-layers-in-first-pipeline-stage")
+    last = given.number("--decoder-last-pipeline-num-layers") or given.number("--num-layers-in-last-pipeline-stage")
     embedding = given.has("--account-for-embedding-in-pipeline-split")
     loss = given.has("--account-for-loss-in-pipeline-split")
     if embedding or loss:
@@ -191,13 +197,14 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
     if given.has("--use-torch-fsdp2"):
         zero, kind = (2 if given.has("--torch-fsdp2-no-reshard-after-forward") else 3), "fsdp"
     bucket = given.number("--ddp-bucket-size")
+    gathered = given.switch("--overlap-param-gather")
     size = DTYPE_BYTES["bf16" if given.has("--grad-reduce-in-bf16") else "fp32"]
     return {
         "zero": zero,
         "kind": kind,
         "hsdp": given.number("--num-distributed-optimizer-instances"),
         "overlap_grad_reduce": None if kind else given.switch("--overlap-grad-reduce"),
-        "overlap_param_gather": given.switch("--overlap-param-gather") if zero and not kind else None,
+        "overlap_param_gather": gathered if zero and not kind else None,
         "bucket_bytes": bucket and f"{int(bucket * size)} B",
     }
 
@@ -207,9 +214,15 @@ def _recompute(given: Arguments) -> dict[str, Any]:
     number = given.number("--recompute-num-layers") or 1
     if given.has("--recompute-activations") or granularity == "selective":
         return {"recompute": _by_module(given)}
-    if granularity is None:
-        return {}
+    if granularity in (None, "none"):
+        # megatron/training/arguments.py until 2022: every layer, one by one
+        return {"recompute": "full"} if _checkpoints(given) else {}
     return {"recompute": _segments(given, number) if method == "uniform" else _every(given, number)}
+
+
+def _checkpoints(given: Arguments) -> bool:
+    given.used |= {"--checkpoint-num-layers", "--checkpoint-method"} & set(given.values)
+    return given.has("--checkpoint-activations")
 
 
 def _stage_sizes(given: Arguments) -> tuple[int, ...]:
@@ -287,7 +300,7 @@ def _numerics(given: Arguments) -> dict[str, Any]:
             precision = recipes[recipe]
     optimizer, momentum = given.text("--optimizer") or "adam", given.text("--sgd-momentum")
     still = momentum is not None and _real(given, "--sgd-momentum", momentum) == 0
-    names = {"adam": "adamw", "sgd": "sgd" if still else "sgd_momentum"}
+    names = {**OPTIMIZERS, "sgd": "sgd" if still else "sgd_momentum"}
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
     return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
@@ -334,25 +347,16 @@ def _told_sizes(given: Arguments) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def _sizes(given: Arguments) -> dict[str, int]:
-    """Sizes of the model, including Megatron-LM's defaults."""
-    read_size: Callable[[str], int | None] = given.number
-    sizes = {name: read_size(flag) for flag, name in SIZES.items()}
-    if not given.has("--group-query-attention"):
-        sizes["kv_heads"] = sizes["heads"]
-    if sizes["num_experts"] is None:
-        sizes |= {"num_experts": 0, "expert_ffn": 0}
-    elif given.text("--moe-layer-freq") is None:
-        sizes["ffn"] = None  # no layer is dense
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
 def _notes(given: Arguments) -> Iterator[str]:
     if len({given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS}) > 1:
         yield f"{' and '.join(MOMENTS)} differ: the plan has one dtype for both, the wider."
     unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
     if unknown:
         yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."
+    if not any(given.has(flag) for flag in ("--bf16", "--fp16", "--fp8-format", "--fp4-format")):
+        yield "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
+    if given.text("--optimizer") in ("dist_muon", "adaptive_muon"):
+        yield f"--optimizer {given.text('--optimizer')} is read as muon."
     if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
         yield f"--use-megatron-fsdp shards nothing without {STRATEGY}."
     number = given.number("--recompute-num-layers") or 1
@@ -377,5 +381,6 @@ READER = Reader(
     read=read,
     starts=_starts,
     owns=_owns,
+    words=MEGATRON_WORDS,
     written_as="megatron",
 )

@@ -36,7 +36,8 @@ class Imported:
     micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
     the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
     certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded. ``assumed`` is what the file
-    leaves open, with the other likely values.
+    leaves open, with the other likely values. ``config`` is the config.json of a model that is not shipped, if the file
+    states one.
     """
 
     plan: Plan
@@ -48,6 +49,7 @@ class Imported:
     asks: Mapping[str, str] = field(default_factory=dict)
     expert_balance: Balance = "loss"
     assumed: tuple[Assumed, ...] = ()
+    config: Mapping[str, Any] | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simpar import files, formats
+from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.frameworks import load_reader
@@ -175,7 +177,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         _answered("model", given, notes)
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
-    model = _model(given, plan, facts)
+    model = _model(given, plan, facts, notes)
     cluster = set_price(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
     training = _training(given, facts, cluster.world_size, notes)
     if given.found.microbatches:
@@ -268,8 +270,17 @@ def _answered(what: str, given: ParsedLaunch, notes: list[str]) -> None:
         notes.remove(note)
 
 
-def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags) -> str:
-    model = facts.model or plan.model
+def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> str | ModelGraph:
+    """The model of a flag, with the vocabulary of the text; else that of the text, by name or as it states it."""
+    model, config = facts.model or plan.model, given.found.config
+    words = given.found.sizes.get("vocab")
+    if facts.model is not None and words is not None:
+        own = config_of(facts.model)
+        if own.get("vocab_size") not in (None, words):
+            notes.append(f"The vocabulary is that of the text, {words} words; {facts.model} has {own['vocab_size']}.")
+            return read_config({**own, "vocab_size": words}, facts.model)
+    if model is None and config is not None:
+        return read_config(config, given.where)
     if model is None:
         told = given.found.asks.get("model") or "names no model: give --model NAME"
         raise UserError(f"{given.where}: {told}")

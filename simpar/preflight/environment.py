@@ -1,13 +1,17 @@
 """Variables of a command that decide the time or the memory of a step, as words of the text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from simpar.frameworks.words import Account, WordTable
+from simpar.frameworks.target import Imported
+from simpar.frameworks.words import Account, WordTable, is_off
+from simpar.layout.deciders import state_choices
 
 READ = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "NGPU")
 """Variables that the launcher or a reader uses."""
 WORDS = WordTable(
+    idle=("cuda_device_max_connections",),  # a stack's overlap is that of Megatron-LM with the one it asks for
     deciding={
         "cuda_launch_blocking": "the host waits for every kernel: a slower step",
         "nccl_algo": "the algorithm of collectives: their time",
@@ -21,9 +25,36 @@ WORDS = WordTable(
         "torch_nccl_avoid_record_streams": "when buffers of collectives are free again: memory",
         "torch_nccl_blocking_wait": "the host waits for collectives: a slower step",
         "nvte_torch_compile": "fused operators around the engine's modules: time and memory",
-    }
+    },
 )
 """NCCL's, torch's and Transformer Engine's variables, with what simpar leaves out of them."""
+
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables with the settings of torch's caching allocator; the first wins."""
+SEGMENTS = "expandable_segments"
+BLOCKS = "how the allocator splits, rounds and frees blocks: reserved memory"
+ALLOCATOR_WORDS = WordTable(
+    idle=("pinned_*",),
+    deciding={"max_split_size_mb": BLOCKS, "garbage_collection_threshold": BLOCKS, "roundup_power2_divisions": BLOCKS,
+              "backend": "another allocator than torch's own: reserved memory"},
+)  # fmt: skip
+"""The allocator's settings, by what simpar leaves out of them."""
+
+
+def with_allocator(imported: Imported, environment: Mapping[str, str]) -> Imported:
+    """What was read of a text, with the allocator's segments as its variables say."""
+    told = _of_allocator(environment).get(SEGMENTS)
+    if told is None or imported.plan.execution.expandable_segments is not None:
+        return imported
+    return replace(imported, plan=state_choices(imported.plan, {SEGMENTS: not is_off(told)}))
+
+
+def _of_allocator(environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings of the allocator by name, from ``expandable_segments:True,max_split_size_mb:128``."""
+    text = next((environment[name] for name in ALLOCATOR if environment.get(name)), "")
+    pairs = (each.partition(":") for each in text.strip("\"'").split(",") if ":" in each)
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def account_of(environment: Mapping[str, str]) -> Account:
@@ -31,6 +62,9 @@ def account_of(environment: Mapping[str, str]) -> Account:
     known = {
         name: value
         for name, value in environment.items()
-        if any(fnmatchcase(name.lower(), each) for each in WORDS.deciding)
+        if any(fnmatchcase(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
     }
-    return WORDS.sort([name for name in READ if environment.get(name)], known)
+    allocator = _of_allocator(environment)
+    used = [name for name in READ if environment.get(name)] + [SEGMENTS] * (SEGMENTS in allocator)
+    others = {name: value for name, value in allocator.items() if name != SEGMENTS}
+    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others)

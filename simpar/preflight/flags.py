@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
-from simpar.frameworks import load_reader, load_target
+from simpar.frameworks import expressible, load_reader, load_target
 from simpar.frameworks.subject import idle_overlaps, subject
 from simpar.frameworks.target import Imported
 from simpar.layout.decide import complete_plan, decide
@@ -136,6 +136,7 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     loaded = load_target(load_reader(target).written_as)
+    plan, _ = expressible(plan, loaded)  # what the target has no words for, such as an optimizer, stays as it is
     stack = loaded.stack_for(plan)
     settled = complete_plan(plan.model_copy(update={"stack": stack}), problem.workload)
     per_node = problem.cluster.profile.devices_per_node

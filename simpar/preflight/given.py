@@ -12,6 +12,7 @@ from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, read
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.target import Imported
+from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.patch import PATCHERS, Edit
@@ -91,7 +92,7 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
 
 def _config(text: str, source: str, target: str, syntax: str | None, launch: LaunchCommand) -> ParsedLaunch:
     def again(changed: str) -> Imported:
-        return read(changed, source, target)
+        return with_allocator(read(changed, source, target), launch.environment)
 
     return ParsedLaunch(again(text), Text(text, syntax, target, again), source, launch)
 
@@ -112,7 +113,7 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> P
                 section = name.rpartition(".")[0]
                 edited = f"{laid_over.rstrip()}\n\n[{section}]\n{name.rpartition('.')[2]} = {value}\n"
             laid_over = edited
-        return read(laid_over, path, target)
+        return with_allocator(read(laid_over, path, target), launch.environment)
 
     return ParsedLaunch(again(text), Text(text, "shell", target, again), source, launch)
 

@@ -156,7 +156,7 @@ def test_a_script_of_a_user_is_read():
         ("--tensor-model-parallel-size many", "--tensor-model-parallel-size = many"),
         ("--tensor-model-parallel-size $TP", "a value that the file does not say"),
         ("--tensor-model-parallel-size", "has no value"),
-        ("--micro-batch-size 1 --optimizer muon", "--optimizer = muon"),
+        ("--micro-batch-size 1 --optimizer soap", "--optimizer = soap"),
         ("--micro-batch-size 1 --data-parallel-sharding-strategy x --use-megatron-fsdp", "sharding-strategy = x"),
         ("--micro-batch-size 1 --exp-avg-dtype int8", "--exp-avg-dtype = int8: allowed: fp32, bf16, fp16, fp8"),
         ("--micro-batch-size 1 --optimizer-cpu-offload --optimizer-offload-fraction 2", "= 2: allowed: from 0 to 1"),

@@ -1,0 +1,36 @@
+"""Variables of a command that decide time or memory."""
+
+import pytest
+
+from simpar.frameworks.target import Imported
+from simpar.plan.plan import Plan
+from simpar.preflight.environment import account_of, with_allocator
+
+
+@pytest.mark.parametrize(
+    ("environment", "segments"),
+    [
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "'expandable_segments:True,max_split_size_mb:128'"}, True),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128, expandable_segments:False"}, False),
+        ({"PYTORCH_HIP_ALLOC_CONF": "max_split_size_mb:128"}, None),
+        ({}, None),
+    ],
+)
+def test_segments_of_the_allocator(environment, segments):
+    """A setting among others; what the plan says wins."""
+    assert with_allocator(Imported(Plan()), environment).plan.execution.expandable_segments is segments
+    said = Imported(Plan(expandable_segments=False))
+    assert with_allocator(said, environment).plan.execution.expandable_segments is False
+
+
+def test_other_variables_are_accounted_for():
+    """The allocator's other settings and NCCL's decide; the script's own are no words of the text."""
+    found = account_of(
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512", "NCCL_ALGO": "Ring", "TP": "8",
+         "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    )  # fmt: skip
+    assert found.used == ("expandable_segments",)
+    assert found.idle == ("CUDA_DEVICE_MAX_CONNECTIONS",)
+    assert set(found.deciding) == {"max_split_size_mb", "NCCL_ALGO"}
+    assert found.unknown == ()
