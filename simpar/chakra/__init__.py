@@ -5,5 +5,5 @@
 into a ``recording``, of which ``replay`` makes a Program; ``sources`` chooses between them by file name.
 """
 
-OPEN = ("replay", "sources", "write")
+OPEN = ("replay", "sources", "wire", "write")
 """The modules that other rooms may import; all others are inner."""

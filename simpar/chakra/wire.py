@@ -89,7 +89,7 @@ def unpack_integers(value: Value) -> list[int]:
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
     """(Number, value) of the fields of a message, in order. Raises WireError.
 
-    Fixed-width values are returned as bytes; no field that is needed has one.
+    Fixed-width values are returned as their bytes.
     """
     at = 0
     while at < len(data):

@@ -15,7 +15,7 @@ import numpy as np
 
 from simpar.cost.products import ADD, WIDEN
 from simpar.diagnosis.classes import OPTIMIZER
-from simpar.diagnosis.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
+from simpar.diagnosis.log_run import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, USED, LogRun
 from simpar.diagnosis.measured import MeasuredStep, TracedJob
 from simpar.diagnosis.memory import MemoryBeside, memory_beside
 from simpar.errors import UserError
@@ -145,6 +145,8 @@ def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, f
 def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tuple[str, float, float]]:
     """Figures of a log beside the prediction: (name with unit, measured, predicted)."""
     memory, figures = result.memory, log.figures
+    # what the device shows has the context and buffers beside the allocator, which frameworks do not log
+    beside = max(stage.overhead_bytes for stage in memory.stages)
     return [
         *([("step time, s", step_time_s, result.step_time_s)] if step_time_s else []),
         *(
@@ -152,8 +154,9 @@ def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tup
             for name, key, predicted, unit in (
                 ("tokens/s per device", TOKENS, result.speed.tokens_per_s_per_device, 1.0),
                 ("TFLOP/s per device", TFLOPS, result.speed.tflops_per_device, 1.0),
-                ("allocated at most, GiB", ALLOCATED, memory.peak_memory_bytes, GIB),
-                ("reserved at most, GiB", RESERVED, memory.peak_reserved_bytes, GIB),
+                ("allocated at most, GiB", ALLOCATED, memory.peak_memory_bytes - beside, GIB),
+                ("reserved at most, GiB", RESERVED, memory.peak_reserved_bytes - beside, GIB),
+                ("used of the device at most, GiB", USED, memory.peak_reserved_bytes, GIB),
             )
             if key in figures
         ),

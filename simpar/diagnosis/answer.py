@@ -1,7 +1,7 @@
 """The answer of ``simpar explain``, as an object, as plain data and as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, 
 from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
-from simpar.diagnosis.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
-from simpar.diagnosis.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
+from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, TRACE, files_of, kind_of
+from simpar.diagnosis.log_run import DEVICES, GLOBAL_BATCH, SEQ_LEN, USED, LogRun
+from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
 from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measure
+from simpar.diagnosis.memory_samples import DCGM, SMI
+from simpar.diagnosis.metrics import read_metrics
 from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
 from simpar.files import write_atomic
@@ -176,18 +179,30 @@ def explain(
     scenario = plan if isinstance(plan, Scenario) or plan is None else load_scenario(plan)
     measured = tuple(file for path in measured for file in files_of(path))
     classes, kinds = load_classes(kernel_classes), {path: kind_of(path) for path in measured}
-    traces, flights, logs = ([path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, LOG))
-    if len(logs) > 1:
-        raise UserError(f"{logs[1]}: is a log, as {logs[0]} is; one log of a run, that of its first or last rank")
+    traces, flights = ([path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT))
+    readers = {LOG: read_log, METRICS: read_metrics}
+    logs = [readers[kinds[path]](path) for path in measured if kinds[path] in readers]
     result = Explanation(
         measure(traces, classes, steps) if traces else None,
-        log=read_log(logs[0]) if logs else None,
+        log=_only_log(logs) if logs else None,
         flight=explain_flights(flights, classes) if flights else None,
     )
     if scenario is None:
         return result
     source = "the plan" if isinstance(plan, Scenario) else f"{plan}: the plan"
     return _beside(result, scenario, source, progress, changes=changes)
+
+
+def _only_log(logs: Sequence[LogRun]) -> LogRun:
+    """The log of the run, with the memory of the samples that were taken beside it. Raises UserError for two logs."""
+    runs = [log for log in logs if log.framework not in (SMI, DCGM)]
+    if len(runs) > 1:
+        raise UserError(
+            f"{runs[1].path}: is a log, as {runs[0].path} is; one log of a run, that of its first or last rank"
+        )
+    result = (runs or logs)[0]
+    used = max((log.figures[USED] for log in logs if USED in log.figures), default=None)
+    return result if used is None else replace(result, figures={**result.figures, USED: used})
 
 
 def _beside(

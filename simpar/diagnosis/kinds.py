@@ -1,14 +1,15 @@
-"""The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, or a log."""
+"""The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, a log of lines or records."""
 
 import gzip
 import re
 import zlib
 from pathlib import Path
 
+from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
 from simpar.errors import UserError
 from simpar.units import KIB
 
-TRACE, FLIGHT, LOG = "trace", "flight recorder", "log"
+TRACE, FLIGHT, LOG, METRICS = "trace", "flight recorder", "log", "metrics"
 HEAD = 64 * KIB
 _PICKLE = b"\x80"
 _GZIP = b"\x1f\x8b"
@@ -18,17 +19,24 @@ TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.g
 
 
 def files_of(path: str | Path) -> list[str | Path]:
-    """A file, or the traces in a folder by the names that simpar run and torch's tensorboard handler use."""
+    """A file, or the traces or the log in a folder, by the names that their writers give them."""
     if not Path(path).is_dir():
         return [path]
     files = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
-    if not files:
-        raise UserError(f"{path}: has no profiler trace ({', '.join(TRACES)}); name the files")
-    return [str(each) for each in files]
+    if files:
+        return [str(each) for each in files]
+    logs = [sorted(Path(path).glob(pattern)) for pattern in FOLDER_LOGS]
+    first = next(filter(None, logs), [])
+    if len(first) > 1:
+        raise UserError(f"{path}: has {len(first)} logs, {first[0].name} and {first[1].name} among them; name one")
+    if not first:
+        traces, others = ", ".join(TRACES), ", ".join(FOLDER_LOGS)
+        raise UserError(f"{path}: has no profiler trace ({traces}) and no log ({others}); name the files")
+    return [str(first[0])]
 
 
 def kind_of(path: str | Path) -> str:
-    """TRACE, FLIGHT or LOG; the reader of that kind checks the content. Raises UserError if it cannot be read."""
+    """TRACE, FLIGHT, LOG or METRICS; its reader checks the content. Raises UserError if it cannot be read."""
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD)
@@ -42,6 +50,8 @@ def kind_of(path: str | Path) -> str:
         except (zlib.error, gzip.BadGzipFile):
             return TRACE  # its reader reports what is wrong
     text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
+    if is_metrics(head, text):
+        return FLIGHT if re.match(r'\{.*"(entries|comm_lib_version)"\s*:', text) else METRICS
     if text.startswith("{"):
         is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text
         return FLIGHT if is_flight else TRACE

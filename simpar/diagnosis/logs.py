@@ -5,33 +5,48 @@ megatron/training/training.py, utils.py and arguments.py; Megatron-Bridge and Me
 NeMo's progress logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py), torchtitan's metrics
 (pytorch/torchtitan, torchtitan/components/metrics.py and train.py), DeepSpeed's ThroughputTimer and config
 (deepspeedai/DeepSpeed, deepspeed/utils/timer.py and runtime/config.py), nanotron's train_step_logs and log_memory
-(huggingface/nanotron, src/nanotron/trainer.py and logging/base.py).
+(huggingface/nanotron, src/nanotron/trainer.py and logging/base.py), MaxText's metric_logger (AI-Hypercomputer/maxtext,
+MaxText/metric_logger.py), dicts and bars of the Trainer (huggingface/transformers, trainer.py and trainer_callback.py,
+with the memory that Axolotl and TRL add; ms-swift adds ``train_speed``), torchtune's DiskLogger and bars
+(pytorch/torchtune, torchtune/training/metric_logging.py), Lightning's TQDMProgressBar, and Primus' training log
+(AMD-AGI/Primus: current and mean value in one, and the device's memory).
 """
 
+import bz2
 import gzip
+import lzma
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
+from typing import Any
 
-import numpy as np
-
+from simpar.diagnosis.log_run import (
+    ALLOCATED,
+    DEVICES,
+    GLOBAL_BATCH,
+    RATE,
+    RESERVED,
+    SAMPLES,
+    SEQ_LEN,
+    STEP_TIME,
+    STEPS,
+    USED,
+    LogRun,
+    make_run,
+)
+from simpar.diagnosis.memory_samples import DCGM, SMI, read_samples
 from simpar.errors import UserError
 from simpar.units import GIB, MIB, MS
 
 MOST_LINE = 20_000
-WARM_UP = 0.1
-"""The share of logged steps that is skipped at the beginning, at least one: caches fill, kernels are tuned."""
+PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 _SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-STEP_TIME, TFLOPS, TOKENS, SAMPLES, ALLOCATED, RESERVED = (
-    "step_time_s", "tflops", "tokens_per_s_per_device", "samples_per_s", "allocated_bytes", "reserved_bytes"
-)  # fmt: skip
-
-GLOBAL_BATCH, SEQ_LEN, DEVICES = "global_batch", "seq_len", "devices"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -56,9 +71,12 @@ FORMATS = (
     ),
     _format(
         "Megatron", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
-        step_time_s=(rf"elapsed time per iteration \(ms\):\s*{_NUMBER}", MS),
+        step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{_NUMBER}", 1.0),
         tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{_NUMBER}", 1.0),
-        tokens_per_s_per_device=(rf"tokens per gpu per second \(tgs\):\s*{_NUMBER}", 1.0),
+        tokens_per_s_per_device=(
+            rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)):\s*{_NUMBER}", 1.0
+        ),
+        samples_per_s=(rf"samples per second:\s*{_NUMBER}", 1.0),
     ),
     _format(
         "nanotron", r"\biteration:\s*(\d+)\s*/",
@@ -74,15 +92,38 @@ FORMATS = (
         reserved_bytes=(rf"memory:\s*{_NUMBER}GiB", GIB),
     ),
     _format(
-        "DeepSpeed", r"global_step=(\d+),.*CurrSamplesPerSec",
+        "DeepSpeed", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
         samples_per_s=(rf"CurrSamplesPerSec={_NUMBER}", 1.0),
         allocated_bytes=(rf"MaxMemAllocated={_NUMBER}GB", GIB),
+    ),
+    _format(
+        "DeepSpeed pipeline", r"\bsteps: (\d+) loss: .*\biter time \(s\):",
+        step_time_s=(rf"iter time \(s\): {_NUMBER}", 1.0),
+        samples_per_s=(rf"samples/sec: {_NUMBER}", 1.0),
+    ),
+    _format(
+        "MaxText", r"\bcompleted step: (\d+), seconds:",
+        step_time_s=(rf"\bseconds: {_NUMBER}", 1.0),
+        tflops=(rf"TFLOP/s/device: {_NUMBER}", 1.0),
+        tokens_per_s_per_device=(rf"Tokens/s/device: {_NUMBER}", 1.0),
+    ),
+    _format(
+        "torchtune", r"\bStep (\d+) \| .*\btokens_per_second_per_gpu:",
+        tokens_per_s_per_device=(rf"tokens_per_second_per_gpu:{_NUMBER}", 1.0),
+        allocated_bytes=(rf"peak_memory_alloc:{_NUMBER}", GIB),
+        reserved_bytes=(rf"peak_memory_reserved:{_NUMBER}", GIB),
+    ),
+    _format(
+        "ms-swift", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
+        mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{_NUMBER}""", 1.0),
+        mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{_NUMBER}""", 1.0),
     ),
 )  # fmt: skip
 """The formats in the order in which they are tried.
 
 torchtitan's memory is the reserved peak of one device; its tokens are those of a data-parallel rank divided by the
-ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes.
+ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes. What ms-swift calls speed is the mean since
+the run began.
 """
 MEMORY = (
     re.compile(
@@ -95,17 +136,43 @@ MEMORY = (
     ),
 )
 """Lines about one rank, by Megatron-LM and nanotron; their MB are 2**20 bytes."""
+DEVICE_MEMORY = {
+    ALLOCATED: re.compile(rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{_NUMBER}""", re.IGNORECASE),
+    RESERVED: re.compile(
+        rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{_NUMBER}""",
+        re.IGNORECASE,
+    ),
+    USED: re.compile(rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{_NUMBER}GB/"),
+}
+"""Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
+
+TRAINER, LIGHTNING, TUNE, TIMERS = "Hugging Face Trainer", "Lightning", "torchtune", "DeepSpeed timers"
+_BAR = re.compile(
+    r"^\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
+    r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
+    r"\[[\d:]+<[^,\]]*, +(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+)
+"""A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
+_SUMMARY = {
+    "train_runtime": re.compile(rf"""['"]train_runtime['"]: ['"]?{_NUMBER}"""),
+    SAMPLES: re.compile(rf"""['"]train_samples_per_second['"]: ['"]?{_NUMBER}"""),
+    RATE: re.compile(rf"""['"]train_steps_per_second['"]: ['"]?{_NUMBER}"""),
+}
+_TIMERS = re.compile(rf"time \(ms\)(?=.*\| fwd: {_NUMBER})(?=.*\| bwd: {_NUMBER})(?=.*\| step: {_NUMBER})")
+"""What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch."""
 
 _END = r"(?=[\s,|]|$)"
 JOB = {
     GLOBAL_BATCH: re.compile(
         rf"\bglobal[ _]batch[ _]size[:=]\s*(\d+){_END}|\b(?:global|train)_batch_size \.{{2,}} (\d+){_END}|"
-        rf"Trainer is initialized with .*\bglobal batch size (\d+){_END}"
+        rf"Trainer is initialized with .*\bglobal batch size (\d+){_END}|"
+        rf"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+){_END}"
     ),
     SEQ_LEN: re.compile(
         rf"\bseq_length \.{{2,}} (\d+){_END}|Trainer is initialized with .*\bsequence length (\d+){_END}"
     ),
     DEVICES: re.compile(rf"\busing world size: (\d+){_END}"),
+    STEPS: re.compile(rf"Total optimization steps = ([\d,]+){_END}"),
 }
 """Facts about the job: in step lines, in torchtitan's first lines, and in lists of arguments with values after dots.
 
@@ -113,46 +180,17 @@ Such lists are printed by Megatron-LM and DeepSpeed. nanotron rounds large batch
 """
 
 
-@dataclass(frozen=True)
-class LogRun:
-    """Figures of a log: medians over its steps after the warm-up, in SI units; None if it has none.
-
-    ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
-    last step used. ``job`` has whole numbers about the job, by the keys of ``JOB``.
-    """
-
-    path: str
-    framework: str
-    steps: tuple[int, int]
-    count: int
-    spread: float
-    figures: Mapping[str, float]
-    job: Mapping[str, int] = field(default_factory=dict)
-
-    def step_time_s(
-        self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1
-    ) -> float | None:
-        """Seconds of a step: as printed, or from rates and the amount of work of a step."""
-        if STEP_TIME in self.figures:
-            return self.figures[STEP_TIME]
-        if TOKENS in self.figures and tokens_per_step:
-            return tokens_per_step / (self.figures[TOKENS] * devices)
-        if SAMPLES in self.figures and samples:
-            return samples / self.figures[SAMPLES]
-        return None
-
-
 def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError if it has no line of a known framework."""
     values: dict[str, dict[int, dict[str, float]]] = {}
-    peaks: dict[str, float] = {}
+    bars: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
-    for line in _lines(path):
-        for memory in filter(None, (pattern.search(line) for pattern in MEMORY)):
-            for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved")):
-                if memory[name]:
-                    peaks[key] = max(peaks.get(key, 0.0), _value(memory[name]) * MIB)
+    for line in read_lines(path):
+        for key, size in _peaks(line):
+            whole[key] = max(whole.get(key, 0.0), size)
+        whole |= {key: _value(match[1]) for key, pattern in _SUMMARY.items() if (match := pattern.search(line))}
         told = dict(_told(line))
         job |= told
         for entry in FORMATS:
@@ -162,39 +200,96 @@ def read_log(path: str | Path) -> LogRun:
                     values.setdefault(entry.name, {})[int(step[1])] = figures
                     batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
                 break
+        else:
+            if bar := _BAR.match(line):
+                name, at, figure = _read_bar(bar)
+                bars.setdefault((name, bar["total"]), {})[at] = figure
+            elif timers := _TIMERS.search(line):
+                of = values.setdefault(TIMERS, {})
+                of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
+    values = values or _longest(bars, job.get(STEPS, 0)) or _ended(whole, job)
+    summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
+    if not values and (samples := read_samples(path, read_lines(path))) is not None:
+        return samples
     if not values:
-        names = ", ".join(sorted(entry.name for entry in FORMATS))
+        names = ", ".join(sorted({TRAINER, LIGHTNING, TIMERS, SMI, DCGM, *(entry.name for entry in FORMATS)}))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
-    name, steps = max(values.items(), key=lambda item: len(item[1]))
-    run = _run(str(path), name, steps, peaks)
+    name, steps = max(values.items(), key=lambda item: (item[0] != TIMERS, len(item[1])))
+    job.pop(STEPS, None)
+    run = make_run(str(path), name, steps, summary, {})
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
     return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))
+
+
+def _peaks(line: str) -> Iterator[tuple[str, float]]:
+    """Memory in a line, in bytes."""
+    for memory in filter(None, (pattern.search(line) for pattern in MEMORY)):
+        for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved")):
+            if memory[name]:
+                yield key, _value(memory[name]) * MIB
+    for key, pattern in DEVICE_MEMORY.items():
+        if match := pattern.search(line):
+            yield key, _value(match[1]) * GIB
+
+
+def _read_bar(bar: re.Match[str]) -> tuple[str, int, dict[str, float]]:
+    """(Framework, number of the step, its time) of a progress bar; steps are counted on from epoch to epoch."""
+    done, total = int(bar["done"]), int(bar["total"].replace("?", "0"))
+    figure = {STEP_TIME if bar["unit"] == "s/it" else RATE: _value(bar["rate"])}
+    figure = figure if all(figure.values()) else {}
+    if bar["epoch"]:
+        return LIGHTNING, int(bar["epoch"]) * total + done, figure
+    return (TUNE, int(bar["step"]), figure) if bar["step"] else (TRAINER, done, figure)
+
+
+def _longest(
+    bars: Mapping[tuple[str, str], dict[int, dict[str, float]]], steps: int
+) -> dict[str, dict[int, dict[str, float]]]:
+    """The bars of training: those with as many steps as the log names, or with most bars; others are evaluations."""
+    kept = {key: {at: figure for at, figure in of.items() if figure} for key, of in bars.items()}
+    kept = {key: of for key, of in kept.items() if of}
+    if not kept:
+        return {}
+    name, total = max(kept, key=lambda key: (key[1] == str(steps), len(kept[key])))
+    return {name: kept[name, total]}
+
+
+def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, dict[int, dict[str, float]]]:
+    """The one step that stands for all, where only the summary at the end of the Trainer's run is there."""
+    steps = job.get(STEPS)
+    if whole.get("train_runtime") and steps:
+        return {TRAINER: {steps: {STEP_TIME: whole["train_runtime"] / steps}}}
+    rate = whole.get(RATE)
+    return {TRAINER: {1: {RATE: rate}}} if rate else {}
 
 
 def _told(line: str) -> Iterator[tuple[str, int]]:
     """Facts about the job in a line."""
     for key, pattern in JOB.items():
         if match := pattern.search(line):
-            yield key, int(next(filter(None, match.groups())))
+            yield key, int(next(filter(None, match.groups())).replace(",", ""))
 
 
-def _lines(path: str | Path) -> Iterator[str]:
+def read_lines(path: str | Path) -> Iterator[str]:
     """Lines of a plain or compressed text, without colour codes; very long ones are truncated."""
     try:
         with Path(path).open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rt", errors="replace") if packed else Path(path).open(errors="replace") as text:
+            magic = raw.read(6)
+        packed = next((opened for start, opened in PACKED.items() if magic.startswith(start)), None)
+        with packed(path, "rt", errors="replace") if packed else Path(path).open(errors="replace") as text:
             while line := text.readline(MOST_LINE):
                 yield _COLOUR.sub("", line)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _figures(entry: _Format, line: str) -> Iterator[tuple[str, float]]:
     for key, (pattern, unit) in entry.figures.items():
         if match := pattern.search(line):
-            scale = _SCALE[match[2]] if match.re.groups > 1 else 1.0
-            value = _value(match[1]) * scale * unit
+            if match[1] in ("m", ""):  # (ms) or (s) before the number
+                value = _value(match[2]) * (MS if match[1] else 1.0)
+            else:
+                value = _value(match[1]) * (_SCALE[match[2]] if match.re.groups > 1 else 1.0) * unit
             if value > 0:
                 yield key, value
 
@@ -205,20 +300,3 @@ def _value(text: str) -> float:
         return float(text.rstrip(".,").replace(",", ""))
     except ValueError:
         return 0.0
-
-
-def _run(path: str, framework: str, steps: Mapping[int, Mapping[str, float]], peaks: Mapping[str, float]) -> LogRun:
-    numbers = sorted(steps)
-    used = numbers[max(1, round(WARM_UP * len(numbers))) :] or numbers
-    figures: dict[str, float] = {}
-    for key in (STEP_TIME, TFLOPS, TOKENS, SAMPLES):
-        values = [steps[at][key] for at in used if key in steps[at]]
-        if values:
-            figures[key] = float(np.median(values))
-    for key in (ALLOCATED, RESERVED):
-        most = max([steps[at].get(key, 0.0) for at in numbers] + [peaks.get(key, 0.0)])
-        if most:
-            figures[key] = most
-    rate = next((key for key in (STEP_TIME, TOKENS, SAMPLES) if key in figures), None)
-    logs = np.log([steps[at][rate] for at in used if rate in steps[at]]) if rate else np.zeros(1)
-    return LogRun(path, framework, (used[0], used[-1]), len(used), float(np.std(logs)), figures)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from simpar.diagnosis.flight import FlightRun, Stuck
-from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
+from simpar.diagnosis.log_run import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, USED, LogRun
 from simpar.report.table import ReportTable, print_lines, text
 from simpar.report.words import format_significant
 from simpar.units import GIB, format_bytes, format_seconds, number_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WORDS = {
     STEP_TIME: ("step time, s", 1.0), TOKENS: ("tokens/s per device", 1.0), TFLOPS: ("TFLOP/s per device", 1.0),
     SAMPLES: ("samples/s", 1.0), ALLOCATED: ("allocated at most, GiB", GIB), RESERVED: ("reserved at most, GiB", GIB),
+    USED: ("used of the device at most, GiB", GIB),
 }  # fmt: skip
 MOST_NAMED = 5
 

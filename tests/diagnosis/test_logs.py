@@ -1,6 +1,8 @@
 """Logs of every framework that is read: what their lines say, in SI, and beside what is predicted."""
 
+import bz2
 import gzip
+import lzma
 
 import pytest
 
@@ -40,7 +42,40 @@ NANOTRON = (
     "time_per_iteration_ms: {kms}K | tokens_per_sec: 800K | tokens_per_sec_per_gpu: 12.5K | global_batch_size: 1.02M | "
     "lm_loss: 11 | model_tflops_per_gpu: 440 | cuda_memory_allocated: 20.1G | cuda_max_memory_reserved: 56.8G |"
 )
+MAXTEXT = "completed step: {i}, seconds: {s}, TFLOP/s/device: 506.24, Tokens/s/device: 1051.5, total_weights: 2097152"
+PRIMUS = (
+    "[20251023 12:39:12][rank-63/64][INFO ] [-----trainer.py:2382] :  iteration {i:8d}/   40000 | "
+    "elapsed time per iteration (ms): {ms:.1f}/2219.3 | "
+    "hip mem usage/free/total/usage_ratio: 253.38GB/2.60GB/255.98GB/98.98% | "
+    "throughput per GPU (TFLOP/s/GPU): 411.9/411.5 | tokens per GPU (tokens/s/GPU): 246.7/238.1 | lm loss: 4.4 |"
+)
+BIGSCIENCE = " iteration {i}/ 9 | elapsed time per iteration (s): {s:.2f} | samples per second: 16.0 | TFLOPs: 141.7 |"
+DEEPSPEED_OLD = (
+    "[timer.py:198:stop] 0/{i}, RunningAvgSamplesPerSec=9.7, CurrSamplesPerSec={sps}, MemAllocated=0.36GB, "
+    "MaxMemAllocated=15.06GB"
+)
+DEEPSPEED_PIPE = "steps: {i} loss: 7.9 iter time (s): {s} samples/sec: 16.0"
+DEEPSPEED_TIMERS = (
+    "[Rank 0] time (ms) | fwd_microstep: 1.0 | bwd_microstep: 2.0 | step_microstep: 3.0\n"
+    "[Rank 0] time (ms) | fwd: 500.0 | bwd: 1200.0 | bwd_inner: 900.0 | bwd_allreduce: 300.0 | step: 300.0"
+)
+TORCHTUNE = (
+    "Step {i} | loss:0.35 lr:1e-06 tokens_per_second_per_gpu:{tps} peak_memory_active:85.5 peak_memory_alloc:85.5 "
+    "peak_memory_reserved:104.5"
+)
+TORCHTUNE_BAR = "1|{i}|Loss: 0.3511962890625:   1%|▏         | {i}/400 [00:02<13:20,  {s:.2f}s/it]"
+TRAINER_BAR = (
+    " 10%|███▎      | {i}/30 [02:31<05:02, {s:.2f}s/it]\n"
+    "{{'loss': 1.4321, 'memory/max_mem_allocated(gib)': 44.5, 'memory/device_mem_reserved(gib)': 46.5, 'epoch': 1}}\n"
+    "100%|██████████| 4/4 [00:01<00:00,  3.10it/s]\n"
+    "Map: 100%|██████████| 3/30 [00:01<00:00,  900.10it/s]"
+)
+AXOLOTL = TRAINER_BAR.replace("max_mem_allocated(gib)", "max_allocated (GiB)").replace(
+    "device_mem_reserved(gib)", "device_reserved (GiB)"
+)
+LIGHTNING = "Epoch 1:   6%|█▍     | {i}/1563 [00:06<01:44,  0.50it/s, v_num=0, train_loss=1.800, train_acc=0.281]"
 NANOTRON_MEMORY = " Memory usage: 1234.56MiB. Peak allocated 2048.00MiB. Peak reserved: 4096.00MiB"
+HF_SAYS = {"step_time_s": 2.0, "allocated_bytes": 44.5 * GIB, "reserved_bytes": 46.5 * GIB}
 MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
 
 
@@ -66,6 +101,17 @@ def log(folder, template, **values):
         (DEEPSPEED, "DeepSpeed", {"samples_per_s": 16.0, "allocated_bytes": 19.52 * GIB}),
         (NANOTRON, "nanotron",
          {"step_time_s": 2.0, "tokens_per_s_per_device": 12_500.0, "tflops": 440.0, "reserved_bytes": 56.8 * GIGA}),
+        (MAXTEXT, "MaxText", {"step_time_s": 2.0, "tflops": 506.24, "tokens_per_s_per_device": 1051.5}),
+        (PRIMUS, "Megatron",
+         {"step_time_s": 2.0, "tflops": 411.9, "tokens_per_s_per_device": 246.7, "used_bytes": 253.38 * GIB}),
+        (BIGSCIENCE, "Megatron", {"step_time_s": 2.0, "samples_per_s": 16.0, "tflops": 141.7}),
+        (DEEPSPEED_OLD, "DeepSpeed", {"samples_per_s": 16.0, "allocated_bytes": 15.06 * GIB}),
+        (DEEPSPEED_PIPE, "DeepSpeed pipeline", {"step_time_s": 2.0, "samples_per_s": 16.0}),
+        (DEEPSPEED_TIMERS, "DeepSpeed timers", {"step_time_s": 2.0}),
+        (TORCHTUNE, "torchtune",
+         {"tokens_per_s_per_device": 2048.0, "allocated_bytes": 85.5 * GIB, "reserved_bytes": 104.5 * GIB}),
+        (TORCHTUNE_BAR, "torchtune", {"step_time_s": 2.0}),
+        (TRAINER_BAR, "Hugging Face Trainer", HF_SAYS), (AXOLOTL, "Hugging Face Trainer", HF_SAYS),
         (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
          {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
     ],
@@ -76,6 +122,48 @@ def test_lines_of_every_framework(tmp_path, template, framework, figures):
     assert (found.framework, found.steps, found.count) == (framework, (2, 6), 5)
     assert found.figures == pytest.approx(figures)
     assert found.spread == pytest.approx(0.0, abs=1e-9)
+
+
+def test_progress_bars_of_lightning(tmp_path):
+    """Batches are counted on from epoch to epoch; below a second the bar has the rate."""
+    found = read_log(log(tmp_path, LIGHTNING))
+    assert (found.framework, found.steps, found.figures) == ("Lightning", (1565, 1569), {"step_time_s": 2.0})
+
+
+def test_speed_of_swift_is_a_mean_since_the_start(tmp_path):
+    """Steps of 2 s after a first one of 9 s: the speed so far falls, the step time does not."""
+    line = (
+        "{{'loss': 1.6, 'token_acc': 0.63, 'memory(GiB)': 2.5, 'train_speed(iter/s)': {speed:.6f}, 'epoch': 0.0, "
+        "'global_step/max_steps': '{i}/90', 'percentage': '0.01%', 'elapsed_time': '3s'}}"
+    )
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(line.format(i=i, speed=i / (9 + 2 * (i - 1))) for i in range(1, 9)))
+    found = read_log(path)
+    assert found.framework == "ms-swift"
+    assert found.figures == pytest.approx({"step_time_s": 2.0, "reserved_bytes": 2.5 * GIB}, rel=1e-3)
+
+
+def test_the_trainers_summary(tmp_path):
+    """Where bars went elsewhere, the time of the run over its steps; batch and samples as it prints them."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "  Total train batch size (w. parallel, distributed & accumulation) = 1,024\n  Total optimization steps = 30\n"
+        "{'train_runtime': '453.4', 'train_samples_per_second': '4.411', 'train_steps_per_second': '0.066'}\n"
+    )
+    found = read_log(path)
+    assert found.figures == pytest.approx({"step_time_s": 453.4 / 30, "samples_per_s": 4.411})
+    assert found.job == {"global_batch": 1024}
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_packed_logs(tmp_path, pack):
+    """As text, whatever packed them."""
+    path = tmp_path / "train.log.packed"
+    path.write_bytes(pack(log(tmp_path, MEGATRON).read_bytes()))
+    assert read_log(path).figures == pytest.approx(MEGATRON_SAYS)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UserError, match="cannot be read"):
+        read_log(path)
 
 
 def test_step_times_from_rates(tmp_path):
@@ -164,7 +252,7 @@ def test_logs_that_are_none(tmp_path):
         explain(path)
     good = log(tmp_path, MEGATRON)
     with pytest.raises(UserError, match="one log of a run"):
-        explain(good, path)
+        explain(good, good)
     packed = gzip.compress(good.read_bytes())
     path.write_bytes(packed)
     assert read_log(path).count == 5

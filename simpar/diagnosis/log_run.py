@@ -1,0 +1,90 @@
+"""The figures of a logged run, from what was logged at each step: medians after a warm-up, and peaks."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+WARM_UP = 0.1
+"""The share of logged steps that is skipped at the beginning, at least one: caches fill, kernels are tuned."""
+STEP_TIME, TFLOPS, TOKENS, SAMPLES, ALLOCATED, RESERVED, USED = (
+    "step_time_s", "tflops", "tokens_per_s_per_device", "samples_per_s", "allocated_bytes", "reserved_bytes",
+    "used_bytes",
+)  # fmt: skip
+"""Figures; ``used_bytes`` is what the driver shows of a device, with context and buffers outside the allocator."""
+RATE, MEAN_RATE, MEAN_TIME, CLOCK = "steps_per_s", "mean_steps_per_s", "mean_step_time_s", "clock_s"
+"""Other ways of telling the step time: steps per s, the means since the start of the run, and the time of logging."""
+GLOBAL_BATCH, SEQ_LEN, DEVICES, STEPS = "global_batch", "seq_len", "devices", "steps"
+PEAKS = (ALLOCATED, RESERVED, USED)
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LogRun:
+    """Figures of a log: medians over its steps after the warm-up, in SI units; None if it has none.
+
+    ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
+    last step used. ``job`` has whole numbers about the job.
+    """
+
+    path: str
+    framework: str
+    steps: tuple[int, int]
+    count: int
+    spread: float
+    figures: Figures
+    job: Mapping[str, int] = field(default_factory=dict)
+
+    def step_time_s(
+        self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1
+    ) -> float | None:
+        """Seconds of a step: as printed, or from rates and the amount of work of a step."""
+        if STEP_TIME in self.figures:
+            return self.figures[STEP_TIME]
+        if TOKENS in self.figures and tokens_per_step:
+            return tokens_per_step / (self.figures[TOKENS] * devices)
+        if SAMPLES in self.figures and samples:
+            return samples / self.figures[SAMPLES]
+        return None
+
+
+def make_run(path: str, framework: str, steps: Mapping[int, Figures], whole: Figures, job: Mapping[str, int]) -> LogRun:
+    """The run of the figures of every logged step; ``whole`` are those of the run, for what no step has."""
+    numbers = sorted(steps)
+    used = numbers[max(1, round(WARM_UP * len(numbers))) :] or numbers
+    times = _step_times(steps, numbers)
+    logged = {key: [steps[at][key] for at in used if key in steps[at]] for key in (TFLOPS, TOKENS, SAMPLES)}
+    logged = {STEP_TIME: [times[at] for at in used if at in times], **logged}
+    figures = {key: whole[key] for key in whole if key not in PEAKS}
+    figures |= {key: float(np.median(values)) for key, values in logged.items() if values}
+    for key in PEAKS:
+        most = max([steps[at].get(key, 0.0) for at in numbers] + [whole.get(key, 0.0)])
+        if most:
+            figures[key] = most
+    spread = next((float(np.std(np.log(logged[key]))) for key in (STEP_TIME, TOKENS, SAMPLES) if logged[key]), 0.0)
+    return LogRun(path, framework, (used[0], used[-1]), len(used), spread, figures, job)
+
+
+def _step_times(steps: Mapping[int, Figures], numbers: list[int]) -> dict[int, float]:
+    """Seconds of the steps before every logged one: as logged, or from the time since the one logged before it."""
+    told = {at: steps[at].get(STEP_TIME) or 1 / steps[at][RATE] for at in numbers if {STEP_TIME, RATE} & {*steps[at]}}
+    if told:
+        return told
+    clocks = [(at, clock) for at in numbers if (clock := _clock_s(at, steps[at])) is not None]
+    return {at: (now - then) / (at - before) for (before, then), (at, now) in pairwise(clocks) if now > then}
+
+
+def _clock_s(at: int, figures: Figures) -> float | None:
+    """When a step ended, counted from any start that all steps share."""
+    if MEAN_TIME in figures:
+        return at * figures[MEAN_TIME]
+    if MEAN_RATE in figures:
+        return at / figures[MEAN_RATE]
+    return figures.get(CLOCK)
+
+
+def positive(figures: Figures) -> Iterator[tuple[str, float]]:
+    """The figures that are finite and above 0: frameworks print 0, -1 or nan for what they do not know."""
+    return ((key, value) for key, value in figures.items() if 0 < value < float("inf"))

@@ -1,0 +1,292 @@
+"""Training logs as records of named numbers: JSON lines, the Trainer's state, TensorBoard's and W&B's files.
+
+Names of metrics, from their sources: Megatron-LM training_log (megatron/training/training.py), NeMo's timing and FLOP
+callbacks, torchtitan's MetricsProcessor (torchtitan/components/metrics.py), torchtune's recipes, MaxText's
+metric_logger, nanotron's train_step_logs, Composer's SpeedMonitor and MemoryMonitor (composer/callbacks), the Trainer
+of transformers, ms-swift and Axolotl. Formats: TFRecord and tensorflow/core/util/event.proto, and wandb's datastore.py
+(blocks of LevelDB's log format) with wandb_internal.proto.
+"""
+
+import gzip
+import json
+import re
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from simpar.chakra.wire import WireError, fields
+from simpar.diagnosis.log_run import (
+    ALLOCATED,
+    CLOCK,
+    MEAN_RATE,
+    MEAN_TIME,
+    RATE,
+    RESERVED,
+    SAMPLES,
+    STEP_TIME,
+    TFLOPS,
+    TOKENS,
+    LogRun,
+    make_run,
+    positive,
+)
+from simpar.errors import UserError
+from simpar.files import read_json
+from simpar.units import GIB, GIGA, KIB, MIB, MS, TERA
+
+MOST_BYTES = 512 * MIB
+MOST_RECORD = 64 * MIB
+WANDB_START, EVENTS_START = b":W&B", b"brain.Event:"
+BLOCK, BLOCK_HEADER = 32 * KIB, 7
+TRAINER = "Hugging Face Trainer"
+NAMES: Mapping[str, tuple[str, str, float]] = {
+    "iteration-time": ("Megatron", STEP_TIME, 1.0),
+    "throughput": ("Megatron", TFLOPS, 1.0),
+    "mem-reserved-bytes": ("Megatron", RESERVED, 1.0),
+    "mem-max-allocated-bytes": ("Megatron", ALLOCATED, 1.0),
+    "train_step_timing in s": ("NeMo", STEP_TIME, 1.0),
+    "TFLOPS_per_GPU": ("NeMo", TFLOPS, 1.0),
+    "tflops_per_sec_per_gpu": ("NeMo", TFLOPS, 1.0),
+    "throughput(tps)": ("torchtitan", TOKENS, 1.0),
+    "tflops": ("torchtitan", TFLOPS, 1.0),
+    "time_metrics/end_to_end(s)": ("torchtitan", STEP_TIME, 1.0),
+    "memory/max_reserved(GiB)": ("torchtitan", RESERVED, GIB),
+    "tokens_per_second_per_gpu": ("torchtune", TOKENS, 1.0),
+    "peak_memory_alloc": ("torchtune", ALLOCATED, GIB),
+    "peak_memory_reserved": ("torchtune", RESERVED, GIB),
+    "perf/step_time_seconds": ("MaxText", STEP_TIME, 1.0),
+    "perf/per_device_tflops_per_sec": ("MaxText", TFLOPS, 1.0),
+    "perf/per_device_tokens_per_sec": ("MaxText", TOKENS, 1.0),
+    "time_per_iteration_ms": ("nanotron", STEP_TIME, MS),
+    "elapsed_time_per_iteration_ms": ("nanotron", STEP_TIME, MS),
+    "tokens_per_sec_per_gpu": ("nanotron", TOKENS, 1.0),
+    "model_tflops_per_gpu": ("nanotron", TFLOPS, 1.0),
+    "cuda_max_memory_reserved": ("nanotron", RESERVED, 1.0),
+    "throughput/batches_per_sec": ("Composer", RATE, 1.0),
+    "throughput/samples_per_sec": ("Composer", SAMPLES, 1.0),
+    "throughput/device/tokens_per_sec": ("Composer", TOKENS, 1.0),
+    "throughput/device/flops_per_sec": ("Composer", TFLOPS, 1 / TERA),
+    "memory/peak_allocated_mem": ("Composer", ALLOCATED, GIGA),
+    "memory/peak_reserved_mem": ("Composer", RESERVED, GIGA),
+    "train_speed(iter/s)": ("ms-swift", MEAN_RATE, 1.0),
+    "train_speed(s/it)": ("ms-swift", MEAN_TIME, 1.0),
+    "memory(GiB)": ("ms-swift", RESERVED, GIB),
+    "memory/max_mem_allocated(gib)": (TRAINER, ALLOCATED, GIB),
+    "memory/device_mem_reserved(gib)": (TRAINER, RESERVED, GIB),
+    "memory/max_allocated (GiB)": (TRAINER, ALLOCATED, GIB),
+    "memory/device_reserved (GiB)": (TRAINER, RESERVED, GIB),
+}
+"""Framework, figure and the SI value of the unit of a metric, by its name without "train/"."""
+OF_RUN = {"train_runtime": "runtime", "train_samples_per_second": SAMPLES, "train_steps_per_second": RATE}
+"""What the Trainer logs once, at its end."""
+STEP_NAMES = (
+    "train/global_step", "trainer/global_step", "global_step", "step", "current_steps", "global_step/max_steps",
+    "steps[global_step/max_steps]", "iteration", "_step",
+)  # fmt: skip
+CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
+FOLDER_LOGS = (
+    "files/wandb-history.jsonl", "wandb-history.jsonl", "*.wandb", "logging.jsonl", "trainer_log.jsonl",
+    "trainer_state.json", "*tfevents*", "files/output.log", "output.log", "files/wandb-summary.json",
+    "wandb-summary.json",
+)  # fmt: skip
+"""What a folder of a run may hold, the most telling file first."""
+
+Record = tuple[int | None, Mapping[str, Any]]
+
+
+def is_metrics(head: bytes, text: str) -> bool:
+    """Whether the beginning of a file is one of records; ``text`` is the same, decoded and unpacked."""
+    if head.startswith(WANDB_START) or EVENTS_START in head[:100]:
+        return True
+    if not text.startswith("{") or '"traceEvents"' in text:
+        return False
+    if re.search(r'"log_history"\s*:', text):
+        return True
+    line = text.partition("\n")[0]
+    try:
+        return isinstance(record := json.loads(line), dict) and bool(record)
+    except ValueError:
+        return False  # more than a line is one record: a profiler trace
+
+
+def read_metrics(path: str | Path) -> LogRun:
+    """The run of a file of records. Raises UserError for a damaged file and for one without known metrics."""
+    data = _bytes(path)
+    if data.startswith(WANDB_START):
+        source, records = "Weights & Biases", _wandb(data, str(path))
+    elif EVENTS_START in data[:100]:
+        source, records = "TensorBoard", _events(data, str(path))
+    else:
+        source, records = "JSON lines", _json_records(data, str(path))
+    steps: dict[int, dict[str, float]] = defaultdict(dict)
+    run: dict[str, float] = {}
+    known = Counter[str]()
+    last = 0
+    for number, (at, record) in enumerate(records, start=1):
+        at = _step_of(record) if at is None else at
+        last = max(last, at or 0)
+        for name, value in record.items():
+            bare = name.removeprefix("train/")
+            if bare in OF_RUN:
+                run |= positive({OF_RUN[bare]: _number(value)})
+                known[TRAINER] += 1
+            elif bare in NAMES:
+                framework, figure, unit = NAMES[bare]
+                figures = dict(positive({figure: _number(value) * unit}))
+                known[framework] += len(figures)
+                steps[number if at is None else at] |= figures
+            elif name in CLOCKS and at is not None:
+                steps[at] = {**dict(positive({CLOCK: _clock(value)})), **steps[at]}  # the first of a step
+    framework = next((name for name, _ in known.most_common(1)), source)
+    whole = {SAMPLES: run[SAMPLES]} if SAMPLES in run else {}
+    result = make_run(str(path), framework, steps, whole, {}) if steps else None
+    if (result is None or STEP_TIME not in result.figures) and run.keys() & {"runtime", RATE}:
+        whole[STEP_TIME] = run["runtime"] / last if last and "runtime" in run else 1 / run[RATE]
+        result = make_run(str(path), framework, steps or {last: {}}, whole, {})
+    if result is None or not result.figures:
+        raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")
+    return result
+
+
+def _bytes(path: str | Path) -> bytes:
+    """The content of a file, unpacked."""
+    try:
+        with Path(path).open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else Path(path).open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(data) > MOST_BYTES:
+        raise UserError(f"{path}: larger than {MOST_BYTES // MIB} MiB")
+    return data
+
+
+def _json_records(data: bytes, path: str) -> Iterator[Record]:
+    """Lines of JSON, one object with all records, or a single record."""
+    text = data.decode(errors="replace").lstrip("\ufeff")
+    if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and re.search(r'"log_history"\s*:', text):
+        state = read_json(text, path)
+        history = state.get("log_history")
+        if not isinstance(history, list) or not all(isinstance(each, dict) for each in history):
+            raise UserError(f"{path}: log_history: wants a list of records")
+        yield from ((None, each) for each in history)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", "nested too deeply")
+            raise UserError(f"{path}:{number}: not valid JSON ({reason})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}:{number}: wants a record of metrics, {{...}}")
+        yield None, record
+
+
+def _events(data: bytes, path: str) -> Iterator[Record]:
+    """Scalars of TensorBoard: an event has the time (1, double), the step (2) and a summary (5) with values (1)."""
+    at, number = 0, 0
+    while at < len(data):
+        number += 1
+        length = struct.unpack_from("<Q", data, at)[0] if at + 12 <= len(data) else MOST_RECORD
+        if length > MOST_RECORD or at + 16 + length > len(data):
+            raise UserError(f"{path}: event {number}, at byte {at}: cut short or damaged")
+        step, clock, scalars = 0, 0.0, dict[str, float]()
+        try:
+            for field, value in fields(data[at + 12 : at + 12 + length]):
+                if field == 1 and isinstance(value, bytes):
+                    clock = struct.unpack("<d", value)[0]
+                elif field == 2 and isinstance(value, int):
+                    step = value
+                elif field == 5 and isinstance(value, bytes):
+                    scalars |= dict(_scalar(each) for of, each in fields(value) if of == 1 and isinstance(each, bytes))
+        except (WireError, struct.error, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: event {number}, at byte {at}: damaged ({error})") from None
+        if scalars:
+            yield step, {**scalars, "_timestamp": clock}
+        at += 16 + length
+
+
+def _scalar(value: bytes) -> tuple[str, float]:
+    """(Tag, number) of a value: a tag (1), and a float (2) or a tensor (8) of one float; 0 for anything else."""
+    tag, number = "", 0.0
+    for field, each in fields(value):
+        if field == 1 and isinstance(each, bytes):
+            tag = each.decode()
+        elif field == 2 and isinstance(each, bytes):
+            number = struct.unpack("<f", each)[0]
+        elif field == 8 and isinstance(each, bytes):
+            floats = [part for of, part in fields(each) if of in (4, 5) and isinstance(part, bytes) and len(part) == 4]
+            number = struct.unpack("<f", floats[0])[0] if floats else 0.0
+    return tag, number
+
+
+def _wandb(data: bytes, path: str) -> Iterator[Record]:
+    """Histories of W&B's datastore: record (2) of items (1): key (1) or nested key (2), value as JSON (16)."""
+    for number, record in enumerate(_wandb_records(data, path), start=1):
+        try:
+            for field, history in fields(record):
+                if field == 2 and isinstance(history, bytes):
+                    items = [each for of, each in fields(history) if of == 1 and isinstance(each, bytes)]
+                    yield None, dict(map(_item, items))
+        except (WireError, ValueError) as error:
+            raise UserError(f"{path}: record {number}: damaged ({error})") from None
+
+
+def _wandb_records(data: bytes, path: str) -> Iterator[bytes]:
+    """Records of a log in blocks: checksum, length, kind: whole (1), the first (2), a middle or the last part (4)."""
+    at, begun = BLOCK_HEADER, b""
+    while at < len(data):
+        left = BLOCK - at % BLOCK
+        kind = data[at + 6] if left >= BLOCK_HEADER and at + BLOCK_HEADER <= len(data) else 0
+        if kind == 0:  # the rest of the block is empty
+            at += left
+            continue
+        length = struct.unpack_from("<H", data, at + 4)[0]
+        end = at + BLOCK_HEADER + length
+        if kind > 4 or end > len(data) or BLOCK_HEADER + length > left:
+            raise UserError(f"{path}: byte {at}: cut short or damaged")
+        begun = (b"" if kind < 3 else begun) + data[at + BLOCK_HEADER : end]
+        if kind in (1, 4):
+            yield begun
+        at = end
+
+
+def _item(data: bytes) -> tuple[str, Any]:
+    keys, value = list[str](), "null"
+    for field, each in fields(data):
+        if isinstance(each, bytes) and field in (1, 2):
+            keys.append(each.decode())
+        elif isinstance(each, bytes) and field == 16:
+            value = each.decode()
+    return ".".join(filter(None, keys)), json.loads(value)
+
+
+def _step_of(record: Mapping[str, Any]) -> int | None:
+    """The number of the step of a record."""
+    for name in STEP_NAMES:
+        match = re.fullmatch(r"(\d{1,12})(?:\.0)?(?:/\d+)?", str(record.get(name)))
+        if match:
+            return int(match[1])
+    return None
+
+
+def _number(value: Any) -> float:
+    """A metric as a number; transformers 5 writes texts. 0 if it is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _clock(value: Any) -> float:
+    """Seconds of a clock: a number, or "1:02:03" since the start."""
+    match = re.fullmatch(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)", str(value))
+    if match is None:
+        return _number(value)
+    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds

@@ -1,0 +1,150 @@
+"""Logs as records of named numbers: JSON lines, the Trainer's state, TensorBoard's and W&B's files."""
+
+import gzip
+import json
+import struct
+
+import pytest
+
+from simpar import cli
+from simpar.chakra.wire import chunk, encode_present, varint
+from simpar.diagnosis.answer import explain
+from simpar.diagnosis.kinds import METRICS, kind_of
+from simpar.diagnosis.metrics import BLOCK, read_metrics
+from simpar.errors import UserError
+from simpar.units import GIB
+
+START = 1_700_000_000.0
+
+
+def seconds(step):
+    """When a step ends: the first takes 9 s, the others 2 s."""
+    return START + 9 + 2 * (step - 1)
+
+
+def record(data):
+    """A record of TFRecord; the checksums are not looked at."""
+    return struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0)
+
+
+def events(steps, **scalars):
+    """TensorBoard's file: a version, then an event for every scalar of every step."""
+    first = record(b"\x09" + struct.pack("<d", START) + chunk(3, b"brain.Event:2"))
+    rest = b""
+    for step in range(1, steps + 1):
+        for tag, value in scalars.items():
+            scalar = chunk(1, chunk(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
+            clock = b"\x09" + struct.pack("<d", seconds(step))
+            rest += record(clock + encode_present(2, step) + chunk(5, scalar))
+    return first + rest
+
+
+def wandb(records):
+    """W&B's datastore: histories of items with keys and JSON, in blocks that records may cross."""
+    data = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
+    for each in records:
+        items = b"".join(
+            chunk(
+                1, chunk(2, key.encode()) + varint(16 << 3 | 2) + varint(len(text := json.dumps(value).encode())) + text
+            )
+            for key, value in each.items()
+        )
+        rest, kind = encode_present(1, 7) + chunk(2, items), 1
+        while rest:
+            left = BLOCK - len(data) % BLOCK
+            if left < 7:
+                data += b"\0" * left
+                continue
+            part, rest = rest[: left - 7], rest[left - 7 :]
+            code = (1 if kind == 1 else 4) if not rest else (2 if kind == 1 else 3)
+            data += struct.pack("<IHB", 0, len(part), code) + part
+            kind = code
+    return data
+
+
+def history(steps, **metrics):
+    """W&B's records of a Trainer, logged at every second step."""
+    return [
+        {"train/loss": 1.5, "train/global_step": 2 * at, "_step": at, "_timestamp": seconds(2 * at), **metrics}
+        for at in range(1, steps + 1)
+    ]
+
+
+def lines(records):
+    """One JSON object a line."""
+    return "".join(json.dumps(each) + "\n" for each in records).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "framework", "figures"),
+    [
+        ("events.out.tfevents.1.host.1.0",
+         events(6, **{"iteration-time": 2.0, "throughput": 412.0, "mem-max-allocated-bytes": 2.0**31}),
+         "Megatron", {"step_time_s": 2.0, "tflops": 412.0, "allocated_bytes": 2 * GIB}),
+        ("events.out.tfevents.2", events(6, **{"throughput(tps)": 2048.0, "memory/max_reserved(GiB)": 40}),
+         "torchtitan", {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "reserved_bytes": 40 * GIB}),
+        ("events.out.tfevents.3",
+         events(6, **{"perf/step_time_seconds": 2.5, "perf/per_device_tflops_per_sec": 300.0}),
+         "MaxText", {"step_time_s": 2.5, "tflops": 300.0}),
+        ("run-a1b2c3.wandb", wandb(history(6, **{"train/train_samples_per_second": 4.5, "pad": "x" * 20_000})),
+         "Hugging Face Trainer", {"step_time_s": 2.0, "samples_per_s": 4.5}),
+        ("wandb-history.jsonl", lines(history(6, peak_memory_alloc=30.0)),
+         "torchtune", {"step_time_s": 2.0, "allocated_bytes": 30 * GIB}),
+        ("wandb-summary.json", lines([{"train/global_step": 30, "train_runtime": 60.0, "_runtime": 70.0, "_step": 3}]),
+         "Hugging Face Trainer", {"step_time_s": 2.0}),
+        ("logging.jsonl",
+         lines({"loss": 1.6, "memory(GiB)": 2.5, "train_speed(iter/s)": at / (9 + 2 * (at - 1)),
+                "global_step/max_steps": f"{at}/90"} for at in range(1, 9)),
+         "ms-swift", {"step_time_s": 2.0, "reserved_bytes": 2.5 * GIB}),
+        ("trainer_log.jsonl",
+         lines({"current_steps": at, "total_steps": 90, "loss": 1.0, "throughput": 0.0,
+                "elapsed_time": f"0:00:{7 + 2 * at:02d}", "peak_memory_alloc": 1.0} for at in range(1, 9)),
+         "torchtune", {"step_time_s": 2.0, "allocated_bytes": GIB}),
+        ("trainer_state.json",
+         json.dumps({"best_metric": None, "global_step": 30, "log_history": [
+             {"epoch": 0.3, "loss": 1.4, "step": 10}, {"epoch": 0.6, "loss": 1.2, "step": 20},
+             {"epoch": 1.0, "step": 30, "train_runtime": 60.0, "train_samples_per_second": 32.0,
+              "train_steps_per_second": 0.5, "total_flos": 1e15}]}, indent=2).encode(),
+         "Hugging Face Trainer", {"step_time_s": 2.0, "samples_per_s": 32.0}),
+    ],
+)  # fmt: skip
+def test_records_of_every_kind(tmp_path, name, data, framework, figures):
+    """Medians of what is logged, or the time between two records, also of packed files."""
+    for path, content in ((tmp_path / name, data), (tmp_path / f"{name}.gz", gzip.compress(data))):
+        path.write_bytes(content)
+        assert kind_of(path) == METRICS
+        found = read_metrics(path)
+        assert (found.framework, found.figures) == (framework, pytest.approx(figures, rel=1e-5))
+
+
+def test_a_folder_of_an_offline_run(tmp_path, capsys):
+    """Its datastore before its output; a folder with two event files asks for one."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "output.log").write_text("nothing")
+    (tmp_path / "run-a.wandb").write_bytes(wandb(history(6, peak_memory_alloc=1.0)))
+    assert cli.run(["explain", str(tmp_path)]) == 0
+    assert "torchtune log: 5 logged, steps 4 to 12" in capsys.readouterr().out
+    (tmp_path / "run-a.wandb").unlink()
+    for name in "ab":
+        (tmp_path / f"events.out.tfevents.{name}").write_bytes(events(1, tflops=1.0))
+    with pytest.raises(UserError, match=r"has 2 logs, events\.out\.tfevents\.a and"):
+        explain(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.jsonl", lines(history(2)) + b'{"train/loss": ', "a.jsonl:3: not valid JSON"),
+        ("a.jsonl", lines(history(2)) + b"[1]\n", "a.jsonl:3: wants a record of metrics"),
+        ("a.jsonl", b'{"accuracy": 1.0}\n', "JSON lines without a metric that is known"),
+        ("a.tfevents", events(3, tflops=1.0)[:-9], "event 4, at byte .*: cut short or damaged"),
+        ("a.wandb", wandb(history(2))[:-9], "a.wandb: byte .*: cut short or damaged"),
+        ("trainer_state.json", b'{"log_history": [1]}', "log_history: wants a list of records"),
+        ("trainer_state.json", b'{"log_history": [', "trainer_state.json:1: not valid JSON"),
+    ],
+)
+def test_damaged_records(tmp_path, name, data, words):
+    """One line with the place."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=words):
+        explain(tmp_path / name)
