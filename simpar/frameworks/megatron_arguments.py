@@ -3,12 +3,13 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import misspelt
@@ -123,10 +124,25 @@ def _from_shell(text: str, source: str) -> Arguments:
     return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""))
 
 
+def with_layers(given: Arguments, model: str | None) -> Arguments:
+    """The arguments with the layers of a shipped model that is given by name: stages are counted in them.
+
+    Both have the same account of what was asked for.
+    """
+    if model is None or "--num-layers" in given.values:
+        return given
+    return replace(given, values={**given.values, "--num-layers": [str(layers_in(model))]})
+
+
 def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
     """The arguments of the commands that are Megatron-LM's."""
     parsed = (_by_flag(_words(command)) for command in commands)
     return [arguments for arguments in parsed if any(flag in arguments for flag in TELLING)]
+
+
+def flags_of(words: Iterable[str]) -> dict[str, list[str]]:
+    """The arguments of a command, by flag with dashes."""
+    return _by_flag(_words(words))
 
 
 def _words(words: Iterable[str]) -> list[str]:

@@ -50,6 +50,8 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 """Variables that list the devices of a node that a job may use."""
 OF_NODE = ("NPROC_PER_NODE", "NGPU")
 """Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan)."""
+OF_ONE = ("megatron-swift",)
+"""Readers of front ends that start one process where no variable asks for more."""
 OF_NODES = ("NNODES",)
 """Variables in which the same front ends take the number of nodes."""
 _SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
@@ -112,7 +114,9 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         nodes, per_node = _included(included)
     if per_node is None and ranks is None:
         per_node = _of_environment(environment, OF_NODE) or _visible(environment)
-    if nodes is None and ranks is None and _is_alone(told):
+    if target in OF_ONE and per_node is None and ranks is None:
+        per_node = 1
+    if nodes is None and ranks is None and (_is_alone(told) or target in OF_ONE) and not _any(environment, OF_NODES):
         nodes = 1
     return LaunchCommand(target, config, nodes, per_node, ranks, environment)
 
@@ -143,6 +147,11 @@ def _of_environment(environment: Mapping[str, str], names: Iterable[str]) -> int
     """The first number among variables."""
     values = (environment.get(name, "") for name in names)
     return next((int(value) for value in values if value.isdigit() and int(value)), None)
+
+
+def _any(environment: Mapping[str, str], names: Iterable[str]) -> bool:
+    """Whether a variable is given, even if its value is not known."""
+    return any(environment.get(name) for name in names)
 
 
 def _visible(environment: Mapping[str, str]) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from difflib import unified_diff
 from typing import TYPE_CHECKING
 
+from simpar.frameworks import load_reader
 from simpar.frameworks.words import Account
 from simpar.preflight.check import Checked, Neighbour, Supposed
 from simpar.report.run_rows import run_rows
@@ -106,7 +107,8 @@ def _of_neighbours(checked: Checked) -> Iterator[str]:
     goal_s = min([one.result.step_time_s for one in checked.neighbours] + ([step_s] if checked.is_sure else []),
                  default=None)  # fmt: skip
     if not count:
-        yield "There is none that the framework can express."
+        has_words = bool(load_reader(checked.given.text.target).written_as)
+        yield "There is none that the framework can express." if has_words else "None: nothing here writes such a text."
     elif goal_s is None:
         yield (
             f"{count} layouts one or two choices away were bounded; none that was simulated fits: simpar search looks "

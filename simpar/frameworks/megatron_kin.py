@@ -1,0 +1,222 @@
+"""Front ends whose arguments look like Megatron-LM's and mean something else: each by its own flags and defaults.
+
+Megatron-DeepSpeed trains by DeepSpeed, MindSpeed on Ascend devices with switches of its own, and Pai-Megatron-Patch
+adds models and data to Megatron-LM. Sources: deepspeedai/Megatron-DeepSpeed 4efb479 and bigscience-workshop's fork
+(``megatron/arguments.py``), Ascend/MindSpeed-LLM c77308a, alibaba/Pai-Megatron-Patch a098ca5.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.deepspeed_read import CONFIG_FILE
+from simpar.frameworks.deepspeed_read import read as read_deepspeed
+from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
+from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.megatron_read import read as read_megatron
+from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED
+from simpar.frameworks.reader import Reader
+from simpar.frameworks.target import Imported
+from simpar.frameworks.words import WordTable
+
+OF_DEEPSPEED = (
+    "--zero-stage", "--deepspeed", "--deepspeed-config", "--deepspeed-activation-checkpointing",
+    "--no-pipeline-parallel", "--ds-sequence-parallel-size", "--ds-inference", "--deepspeed-mpi",
+)  # fmt: skip
+SAME_AS = {
+    "--num-key-value-heads": "--num-query-groups", "--moe-expert-parallel-size": "--expert-model-parallel-size",
+    "--topk": "--moe-router-topk", "--ds-sequence-parallel-size": "--context-parallel-size",
+}  # fmt: skip
+"""Megatron-DeepSpeed's names of arguments that Megatron-LM has by another name."""
+FLASH = ("--use-flash-attn", "--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton")
+DEEPSPEED_WORDS = MEGATRON_WORDS | WordTable(
+    idle=(
+        "deepspeed*", "ds_*", "zero_*", "use_pin_memory", "contigious_checkpointing", "synchronize_each_layer",
+        "profile_backward", "log_optimizer_states_to_tensorboard", "create_moe_param_group", "abort_on_unmet_fused*",
+        "inference", "embed_layernorm", "pad_vocab_size_to", "tokenizer_name_or_path", "universal_checkpoint",
+        "kill_switch_path", "codecarbon_dir", "skip_train_iteration_range", "sync_tp_duplicated_parameters",
+        "train_weighted_split_paths*", "valid_weighted_split_paths*", "no_load_lr_state", "train_tokens",
+        "lr_decay_tokens", "lr_warmup_tokens", "shape_order", "data_efficiency*", "reset_iteration", "load_tag",
+    ),
+    deciding={
+        "partition_activations": "inputs of recomputed layers are split over tensor-parallel ranks: memory",
+        "checkpoint_in_cpu": OFFLOADED,
+        "cpu_optimizer": "the optimizer's states and update on the host: memory and time",
+        "cpu_torch_adam": "which Adam the host runs: time",
+        "remote_device": "where ZeRO-3's parameters are: memory and time",
+        "memory_centric_tiled_linear": "products in pieces: memory and time",
+        "tile_factor": "products in pieces: memory and time",
+        "scattered_embeddings": "embeddings are split over ranks: memory",
+        "split_transformers": "two parts of a layer are recomputed one by one: memory",
+        "expert_interval": "which layers have experts: memory and time",
+        "mlp_type": "experts with a dense MLP beside them: memory and time",
+        "enable_expert_tensor_parallelism": "how experts are split: memory and communication",
+        "moe_*_capacity_factor": "how many tokens an expert takes: time and memory",
+        "disable_moe_token_dropping": "how many tokens an expert takes: time and memory",
+        "random_ltd": "layers skip tokens: time",
+        "curriculum_learning*": "shorter sequences at first: time",
+        "enable_zbh1*": "a zero-bubble schedule: time and memory",
+        "mos": "a teacher's forward beside the step: time and memory",
+        "kd": "a teacher's forward beside the step: time and memory",
+        "compression_training": "weights that are pruned or quantised: time",
+        "glu_activation": "the MLP's activation: time and memory",
+    },
+)  # fmt: skip
+
+CP_ALGORITHMS = {
+    "megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a", "hybrid_cp_algo": "a2a+p2p",
+    "kvallgather_cp_algo": "allgather",
+}  # fmt: skip
+"""MindSpeed's names of how context-parallel ranks exchange keys and values, by Megatron-LM's."""
+OF_MINDSPEED = (
+    "--use-fused-rmsnorm", "--use-fused-swiglu", "--use-fused-rotary-pos-emb", "--context-parallel-algo",
+    "--swap-attention", "--reuse-fp32-param", "--use-cp-send-recv-overlap", "--use-ascend-mc2", "--swap-optimizer",
+    "--use-fused-ring-attention-update", "--recompute-activation-function", "--recompute-in-bubble",
+    "--use-ascend-coc", "--use-mc2", "--overlap-alltoall",
+    "--use-fused-moe-token-permute-and-unpermute", "--moe-alltoall-overlap-comm", "--use-glm-rope",
+    "--gemm-gradient-accumulation-fusion", "--ampipe-degree", "--use-nd-matmul", "--noop-layers",
+)  # fmt: skip
+ASCEND = "Ascend's kernels and memory are not those of the profile: time"
+MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
+    idle=("use_fused_*", "prompt_type", "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
+          "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic"),
+    deciding={
+        "swap_*": OFFLOADED,
+        "reuse_fp32_param": "32-bit parameters share memory with those of 16 bits: memory",
+        "recompute_activation_function*": "activations of the MLP are recomputed: memory and time",
+        "recompute_in_*": "recomputation in bubbles of the pipeline: time",
+        "recompute_norm*": "norms are recomputed: memory and time",
+        "adaptive_*": "what is recomputed is chosen at run time: memory and time",
+        "use_ascend_*": "communication inside of products: time",
+        "use_mc2": "communication inside of products: time",
+        "ampipe*": "experts' exchange beside attention: time",
+        "moe_alltoall_overlap_comm": "experts' exchange beside computation: time",
+        "moe_allgather_overlap_comm": "experts' exchange beside computation: time",
+        "moe_fb_overlap": "experts' exchange beside computation: time",
+        "use_nd_matmul": "products split in two dimensions: communication",
+        "noop_layers": "places of the pipeline without a layer: time and memory",
+        "lora_*": "adapters: memory and time",
+        "schedules_method": "another schedule of the pipeline: time and memory",
+        "quant_states": "the optimizer's states in 8 bits: memory",
+        "use_cp_send_recv_overlap": ASCEND,
+        "mla_*": ASCEND,
+    },
+)  # fmt: skip
+
+OF_PAI = ("--patch-tokenizer-type", "--extra-vocab-size", "--max-padding-length")
+PAI_WORDS = MEGATRON_WORDS | WordTable(
+    idle=("patch_tokenizer_type", "max_padding_length", "dataset", "train_mode", "epochs", "keep_last",
+          "rotary_scaling_factor", "use_alibi_mask", "padded_dataset", "train_data", "valid_data", "task_list"),
+    deciding={
+        "extra_vocab_size": "words beside the model's vocabulary: memory of tables and logits",
+        "use_normhead": "a normalised head: time",
+        "train_data_packing": "documents in a sequence: attention's time",
+    },
+)  # fmt: skip
+
+
+def _asks(flags: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+    """Whether a command has one of the flags beside those of Megatron-LM."""
+
+    def starts(words: Sequence[str]) -> bool:
+        given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+        known = bool(given & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
+        return known and bool(given & set(flags))
+
+    return starts
+
+
+def renamed(given: Arguments, names: Mapping[str, str]) -> Arguments:
+    """The arguments with some by their name in Megatron-LM, which errors and accounts know by their own."""
+    values = {names.get(flag, flag): value for flag, value in given.values.items()}
+    own = {theirs: given.name(flag) for flag, theirs in names.items() if flag in given.values}
+    return replace(given, values=values, names={**given.names, **own}, used=set())
+
+
+def read_megatron_deepspeed(text: str, name: str) -> Imported:
+    """The plan of arguments of Megatron-DeepSpeed: ZeRO by its stage, recomputation by ``--checkpoint-activations``."""
+    given = renamed(read_arguments(text, name), SAME_AS)
+    if given.values.get("--num-experts") in (["1"], None):  # its default is one expert: a dense MLP
+        given = replace(given, values={key: value for key, value in given.values.items() if key != "--num-experts"})
+    if "--num-query-groups" in given.values:
+        given = replace(given, values={**given.values, "--group-query-attention": []})
+    result = plan_of(given)
+    values: dict[str, Any] = {"stack": "megatron-deepspeed", "grad_dtype": None, "overlap_grad_reduce": None}
+    notes = [note for note in result.notes if "in fp32, its default" not in note]
+    if given.has("--deepspeed"):
+        values |= _zero(given, notes)
+    if given.has("--ds-sequence-parallel-size") or "--ds-sequence-parallel-size" in given.names.values():
+        values |= {"cp_method": "ulysses", "cp_balance": "contiguous"}
+    if any(given.has(flag) for flag in FLASH):
+        values["attention_kernel"] = "flash2"
+    if given.has("--cpu-optimizer"):
+        values["offload_optimizer"] = "cpu"
+    given.has("--deepspeed-activation-checkpointing")
+    plan = result.plan.with_values(**{key: value for key, value in values.items() if key != "stack"})
+    plan = plan.model_copy(update={"stack": values["stack"]})
+    return replace(result, plan=plan, words=given.words(), notes=tuple(notes))
+
+
+def _zero(given: Arguments, notes: list[str]) -> dict[str, Any]:
+    """The stage, and what else DeepSpeed's config says; without the file, what the arguments say."""
+    flag = next((each.replace("_", "-") for each in CONFIG_FILE if given.values.get(each.replace("_", "-"))), None)
+    path = Path(given.source).parent / str(given.text(flag)) if flag else None
+    told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdigit() else 1
+    if path is None or not path.is_file():
+        missing = f"{path.name} is not here; " if path else ""
+        notes.append(f"{missing}ZeRO stage {told} is that of --zero-stage (1 by default).")
+        return {"zero": told}
+    config = read_deepspeed(files.read_text(str(path)), str(path))
+    data = config.plan.data_parallel
+    if "--zero-stage" in given.values and told != data.zero:
+        notes.append(f"DeepSpeed shards by {path.name}: stage {data.zero}, not {told} of --zero-stage.")
+    choices = config.plan.flat_values()
+    keys = ("overlap_grad_reduce", "bucket_bytes", "offload_optimizer", "offload_parameters")
+    return {"zero": data.zero, **{key: choices[key] for key in keys if choices.get(key) is not None}}
+
+
+def read_mindspeed(text: str, name: str) -> Imported:
+    """The plan of arguments of MindSpeed: Megatron-LM's, and its own names of context parallelism and attention."""
+    given = renamed(read_arguments(text, name), {"--context-parallel-algo": "--cp-comm-type"})
+    kind = given.text("--cp-comm-type")
+    if kind is not None:
+        if kind not in (*CP_ALGORITHMS, *CP_ALGORITHMS.values()):
+            raise UserError(f"{name}: --context-parallel-algo = {kind}: allowed: {', '.join(CP_ALGORITHMS)}")
+        values = {**given.values, "--cp-comm-type": [CP_ALGORITHMS.get(kind, kind)]}
+        degree = given.number("--ulysses-degree-in-cp")
+        if degree:
+            values["--hierarchical-context-parallel-sizes"] = [str(degree)]
+        given = replace(given, values=values)
+    result = plan_of(given)
+    plan = result.plan
+    if not given.has("--use-flash-attn") and plan.execution.attention_kernel is None:
+        plan = plan.with_values(attention_kernel="eager")
+    note = "MindSpeed runs on Ascend devices, whose kernels no profile here has: the hardware is that of --hardware."
+    return replace(result, plan=plan, words=given.words(), notes=(*result.notes, note))
+
+
+MEGATRON_DEEPSPEED = Reader(
+    name="megatron-deepspeed",
+    description="Megatron-DeepSpeed: arguments in a command or a script, and its DeepSpeed JSON",
+    read=read_megatron_deepspeed,
+    starts=_asks(OF_DEEPSPEED),
+    words=DEEPSPEED_WORDS,
+)
+MINDSPEED = Reader(
+    name="mindspeed",
+    description="MindSpeed: Megatron-LM's arguments with those of Ascend devices",
+    read=read_mindspeed,
+    starts=_asks(OF_MINDSPEED),
+    words=MINDSPEED_WORDS,
+)
+PAI = Reader(
+    name="pai-megatron-patch",
+    description="Pai-Megatron-Patch: Megatron-LM's arguments with its own for models and data",
+    read=read_megatron,
+    starts=_asks(OF_PAI),
+    words=PAI_WORDS,
+    written_as="megatron",
+)

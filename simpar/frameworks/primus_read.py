@@ -1,0 +1,116 @@
+"""AMD Primus: the YAML of an experiment, whose ``overrides`` are Megatron-LM's arguments over Primus' own defaults.
+
+Defaults are those of ``primus/configs/modules/megatron`` (``trainer_base.yaml``, ``pre_trainer.yaml``) at
+AMD-AGI/Primus fd1eeab; ``model: llama3.1_8B.yaml`` names one of Primus' models.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.match import find_model
+from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
+from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
+from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.shell import Script
+from simpar.frameworks.target import Imported
+from simpar.frameworks.words import ReadWords, WordTable
+
+DEFAULTS = {
+    "bf16": True, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024, "use_distributed_optimizer": True,
+}  # fmt: skip
+MEGATRON = "megatron"
+FRAMEWORKS = (MEGATRON, "torchtitan", "maxtext", "megatron_bridge", "maxdiffusion", "hummingbirdxt")
+TURBO = "a kernel of Primus-Turbo in place of Transformer Engine's: time"
+WORDS = MEGATRON_WORDS | WordTable(
+    idle=("*sink_level", "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
+          "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*"),
+    deciding={
+        "use_turbo_*": TURBO,
+        "turbo_*": TURBO,
+        "enable_turbo_attention_float8": TURBO,
+        "moe_use_fused_router_with_aux_score": TURBO,
+        "use_sink_attention": TURBO,
+        "enable_odc": "gradients are reduced by another library: exposed communication",
+        "patch_zero_bubble": "a zero-bubble schedule: time and memory",
+        "patch_primus_pipeline": "another schedule of the pipeline: time and memory",
+        "torch_compile*": "fused operators: time and memory",
+        "use_torch_compile": "fused operators: time and memory",
+    },
+)  # fmt: skip
+_VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan of an experiment's YAML, or of a script that names one by ``EXP``. Raises UserError."""
+    data: Any = files.read_yaml(text, name) if name.endswith((".yaml", ".yml")) else None
+    if data is None:
+        return _read_script(text, name)
+    module = _module(data)
+    if module is None:
+        raise UserError(f"{name}: no experiment of Primus, such as one with modules.pre_trainer.overrides")
+    framework = str(_settled(module.get("framework", MEGATRON)))
+    if framework != MEGATRON:
+        raise UserError(f"{name}: framework = {framework}: Primus starts it with a config of that; allowed: {MEGATRON}")
+    said = {key: _settled(value) for key, value in dict(module.get("overrides") or {}).items()}
+    given = of_mapping({**DEFAULTS, **said}, name)
+    asked = str(_settled(module.get("model") or "")).removesuffix(".yaml")
+    sizes = [flag for flag in SIZES if flag in given.values]
+    if sizes and asked:
+        raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")
+    model = find_model(asked) if asked else None
+    result = plan_of(with_layers(given, model), model)
+    asks, notes = dict(result.asks), list(result.notes)
+    if model is None:
+        asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model."
+        notes.insert(0, asks["model"])
+    words = given.words()  # of those that are given: defaults are no words of the text
+    written = tuple(word for word in words.used if word in said)
+    absent = {key: value for key, value in said.items() if value in (None, False)}
+    account = ReadWords((*written, *(["model"] if model else [])), {**words.unread, **absent})
+    return replace(result, words=account, notes=tuple(notes), asks=asks)
+
+
+def _read_script(text: str, name: str) -> Imported:
+    """The experiment that the variable EXP of a script names."""
+    script = Script(text, name)
+    named = next((given["EXP"] for given in script.environments if given.get("EXP")), "")
+    if not named.endswith((".yaml", ".yml")) or "$" in named:
+        raise UserError(f"{name}: no experiment of Primus: allowed: EXP=FILE.yaml, or --config FILE.yaml")
+    return read(files.read_text(named), named)
+
+
+def _module(data: Any) -> Mapping[str, Any] | None:
+    """The first module of an experiment that trains."""
+    modules = data.get("modules") if isinstance(data, Mapping) else None
+    listed = modules.values() if isinstance(modules, Mapping) else ()
+    return next((each for each in listed if isinstance(each, Mapping) and {"framework", "overrides"} & set(each)), None)
+
+
+def _settled(value: Any) -> Any:
+    """A value with its variables' defaults: ``${PRIMUS_MODEL:llama2_7B}``."""
+    if not isinstance(value, str):
+        return value
+    text = _VARIABLE.sub(lambda match: match[2] if match[2] is not None else match[0], value)
+    return int(text) if text != value and text.isdigit() else text
+
+
+def _starts(words: Sequence[str]) -> bool:
+    names = [PurePath(word).name for word in words]
+    return "primus-cli" in names or "run_pretrain.sh" in names or any("primus/cli/" in word for word in words)
+
+
+READER = Reader(
+    name="primus",
+    description="AMD Primus on Megatron-LM: the YAML of an experiment",
+    read=read,
+    starts=_starts,
+    config=lambda words: value_of(words, ("--config", "--exp")),
+    owns=lambda data: _module(data) is not None,
+    words=WORDS,
+)

@@ -1,0 +1,164 @@
+"""ms-swift's ``megatron sft`` and ``megatron pt``: names of Megatron-LM's arguments with other defaults and more.
+
+Defaults are those of ``swift/megatron/arguments/megatron_args.py`` at modelscope/ms-swift 3602360.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.frameworks.match import find_model
+from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
+from simpar.frameworks.megatron_kin import renamed
+from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
+from simpar.frameworks.reader import Reader
+from simpar.frameworks.shell import Script
+from simpar.frameworks.target import Imported
+from simpar.frameworks.words import Assumed, WordTable, is_off
+
+KINDS = ("sft", "pt", "rlhf")
+DEFAULTS: Mapping[str, list[str]] = {
+    "--use-distributed-optimizer": [], "--micro-batch-size": ["1"], "--global-batch-size": ["16"],
+    "--recompute-granularity": ["selective"], "--attention-backend": ["flash"], "--cross-entropy-loss-fusion": [],
+    "--data-parallel-sharding-strategy": ["optim_grads_params"], "--moe-token-dispatcher-type": ["alltoall"],
+}  # fmt: skip
+"""What ms-swift takes where nothing is said, and Megatron-LM something else."""
+TUNERS = ("--tuner-type", "--train-type")
+"""How much is trained, by the present name and by that of versions before 4."""
+TARGETS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
+}  # fmt: skip
+"""Products of adapters by Megatron-Core's modules."""
+WORDS = MEGATRON_WORDS | WordTable(
+    idle=(
+        "dataset*", "val_dataset*", "split_dataset_ratio", "system", "model_author", "model_name", "model_type",
+        "template*", "output_dir", "add_version", "merge_lora", "save_safetensors", "num_train_epochs", "max_epochs",
+        "report_to", "swanlab*", "use_hf", "hub_token", "dataloader*", "loss_scale", "truncation_strategy", "streaming",
+        "shuffle*", "strict", "lora_alpha", "lora_dropout", "use_rslora", "lora_bias", "mcore_model", "mcore_adapter",
+        "ddp_timeout", "ddp_backend", "test_convert*", "bridge_backend", "check_model", "finetune", "padding_free",
+        "freeze_vit", "freeze_aligner", "logging_steps", "eval_steps", "packing_num_proc", "cached_dataset",
+        "enable_channel_loss", "train_dataloader_shuffle", "columns", "remove_unused_columns", "lazy_tokenize",
+        "vit_lr", "aligner_lr", "torch_dtype", "agent_template", "response_prefix", "enable_dft_loss", "task_type",
+        "attn_impl", "add_non_thinking_prefix", "interleave_prob", "new_special_tokens", "ignore_args_error",
+    ),
+    deciding={
+        "rlhf_type": OTHER_LOOP,
+        "use_vllm": OTHER_LOOP,
+        "vllm_*": OTHER_LOOP,
+        "num_generations": OTHER_LOOP,
+        "freeze_llm": "what is trained: memory and time",
+        "freeze_parameters*": "what is trained: memory and time",
+        "trainable_parameters*": "what is trained: memory and time",
+        "modules_to_save": "matrices that are trained whole beside adapters: memory",
+        "target_regex": "which products have adapters: memory and time",
+        "group_by_length": "how even sequences are: time",
+        "vit_gradient_checkpointing": "what of the vision tower is recomputed: memory and time",
+        "megatron_extra_kwargs": "further settings of Megatron-LM: memory and time",
+        "quant_*": "matrices that are stored in fewer bits: memory and time",
+    },
+)  # fmt: skip
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
+    commands = [words for words in Script(text, name).commands if _starts(words)]
+    if not commands:
+        raise UserError(f"{name}: no command of ms-swift, such as megatron sft --model Qwen/Qwen2.5-7B")
+    given = _arguments(commands[0], name)
+    asked = given.text("--model")
+    model = find_model(asked) if asked else None
+    result = plan_of(with_layers(given, model), model)
+    notes = [note for note in result.notes if note != result.asks.get("model")]
+    asks = dict(result.asks)
+    if model is None:
+        asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model." if asked else "Give --model."
+        notes.insert(0, asks["model"])
+    values: dict[str, Any] = {**_tuning(given)}
+    length = given.number("--packing-length") or given.number("--max-length")
+    assumed: tuple[Assumed, ...] = ()
+    if length:
+        training = {**(result.plan.training or {}), "seq_len": length}
+        if not given.has("--packing"):
+            why = "examples are not packed: sequences are as long as they are, at most --max_length"
+            assumed = (Assumed("seq_len", length, why, (max(length // 2, 1), max(length // 4, 1))),)
+        result = replace(result, plan=result.plan.model_copy(update={"training": training}))
+    plan = result.plan.with_values(**values)
+    words = given.words()
+    words = replace(words, used=tuple(word for word in words.used if word in given.names.values()))
+    words = replace(words, unread={word: value for word, value in words.unread.items() if word in given.names.values()})
+    return replace(result, plan=plan, words=words, notes=tuple(notes), asks=asks, assumed=assumed)
+
+
+def _arguments(words: Sequence[str], source: str) -> Arguments:
+    """The arguments of a command by Megatron-LM's names, with ms-swift's defaults; switches have words there."""
+    said = flags_of(words)
+    off = {flag for flag, value in said.items() if value and is_off(value[0])}
+    told = {flag: [] if value[:1] in (["true"], ["True"]) else value for flag, value in said.items() if flag not in off}
+    precise = "--fp16" in told or "--bf16" in told or told.get("--torch-dtype", ["bfloat16"])[0] != "bfloat16"
+    usual = {**DEFAULTS, **({} if precise else {"--bf16": []})}
+    if told.get("--torch-dtype", [""])[0] == "float16":
+        usual["--fp16"] = []
+    values = {**{flag: value for flag, value in usual.items() if flag not in off}, **told}
+    names = {
+        flag: word.partition("=")[0] for word in words if (flag := word.partition("=")[0].replace("_", "-")) in values
+    }
+    given = Arguments(values, source, names=names)
+    return renamed(given, {"--virtual-pipeline-model-parallel-size": "--num-virtual-stages-per-pipeline-rank"})
+
+
+def _tuning(given: Arguments) -> dict[str, Any]:
+    """Adapters: a PEFT run is never answered as full training. Raises UserError."""
+    kind = next((text for flag in TUNERS if (text := given.text(flag))), "full")
+    if kind == "full" and not given.has("--adapters"):
+        return {}
+    if kind not in ("lora", "full"):
+        raise UserError(f"{given.source}: --tuner_type = {kind}: allowed: full, lora")
+    targets = given.values.get("--target-modules", ["all-linear"]) if given.has("--target-modules") else ["all-linear"]
+    unknown = [each for each in targets if each not in (*TARGETS, "all-linear")]
+    if unknown:
+        raise UserError(f"{given.source}: --target_modules = {unknown[0]}: allowed: all-linear, {', '.join(TARGETS)}")
+    chosen = tuple(TARGETS) if "all-linear" in targets else tuple(targets)
+    products = tuple(product for each in chosen for product in TARGETS[each])
+    return {"lora_rank": given.number("--lora-rank") or 8, "lora_targets": products}
+
+
+def read_transformers(_: str, name: str) -> Imported:
+    """Refuse ``swift sft``, which trains by Hugging Face's Trainer."""
+    raise UserError(
+        f"{name}: swift sft, pt and rlhf train by Hugging Face's Trainer, not by Megatron-LM, and are not read; "
+        "allowed: megatron sft and pt of ms-swift, or the plan by hand"
+    )
+
+
+def _starts_transformers(words: Sequence[str]) -> bool:
+    names = [PurePath(word).name for word in words]
+    is_program = any(name == "swift" and names[at + 1 : at + 2] in ([kind] for kind in KINDS)
+                     for at, name in enumerate(names))  # fmt: skip
+    return is_program or any(re.search(r"swift/cli/(sft|pt|rlhf)\.py$", word) for word in words)
+
+
+def _starts(words: Sequence[str]) -> bool:
+    names = [PurePath(word).name for word in words]
+    is_program = any(name == "megatron" and names[at + 1 : at + 2] in ([kind] for kind in KINDS)
+                     for at, name in enumerate(names))  # fmt: skip
+    return is_program or any("swift/cli/_megatron/" in word for word in words)
+
+
+READER = Reader(
+    name="megatron-swift",
+    description="ms-swift on Megatron-LM: megatron sft, megatron pt",
+    read=read,
+    starts=_starts,
+    words=WORDS,
+)
+TRANSFORMERS_READER = Reader(
+    name="swift",
+    description="ms-swift on the Trainer: refused by name",
+    read=read_transformers,
+    starts=_starts_transformers,
+)

@@ -1,0 +1,157 @@
+"""Front ends that look like Megatron-LM: each by its own flags and defaults, or refused by name."""
+
+import json
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.frameworks import READERS, load_reader, read
+from simpar.preflight.given import given_words
+from simpar.preflight.launcher import launch_of
+
+MEGATRON = "pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 1 --bf16"
+SWIFT = "megatron sft --model Qwen/Qwen2.5-7B --tensor_model_parallel_size 4 --sequence_parallel true"
+PRIMUS = """
+work_group: a
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${PRIMUS_MODEL:llama3.1_8B}.yaml
+    overrides: {seq_length: 8192, micro_batch_size: 4, global_batch_size: 128, tensor_model_parallel_size: 1,
+                recompute_granularity: full, recompute_method: block, recompute_num_layers: 16,
+                use_turbo_attention: true, overlap_grad_reduce: true, profile: false}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        (f"torchrun {MEGATRON}", "megatron"),
+        (f"deepspeed {MEGATRON} --zero-stage 1 --deepspeed", "megatron-deepspeed"),
+        (f"deepspeed {MEGATRON} --deepspeed-activation-checkpointing --deepspeed_config a.json", "megatron-deepspeed"),
+        (f"torchrun {MEGATRON} --use-fused-rmsnorm --use-flash-attn", "mindspeed"),
+        (f"torchrun {MEGATRON} --patch-tokenizer-type LLama3Tokenizer", "pai-megatron-patch"),
+        (f"NPROC_PER_NODE=4 {SWIFT}", "megatron-swift"),
+        ("python swift/cli/_megatron/sft.py --model a/b", "megatron-swift"),
+        ("NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B --deepspeed zero3", "swift"),
+        ("primus-cli direct -- train pretrain --config a.yaml", "primus"),
+        ("EXP=a.yaml bash ./examples/run_pretrain.sh", "primus"),
+    ],
+)
+def test_a_front_end_is_not_taken_for_its_cousin(command, target):
+    """By its own flags or its program; special ones are asked first."""
+    assert launch_of(command, "a command").target == target
+
+
+def test_megatron_deepspeed(tmp_path):
+    """ZeRO by DeepSpeed's config, whose stage wins; recomputation of whole layers; its own stack."""
+    config = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "train_micro_batch_size_per_gpu": 1}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    text = f"deepspeed {MEGATRON} --zero-stage 1 --deepspeed --deepspeed_config ds.json --checkpoint-activations"
+    result = read(text, str(tmp_path / "train.sh"), "megatron-deepspeed")
+    assert (result.plan.stack, result.plan.zero, result.plan.recompute) == ("megatron-deepspeed", 2, "full")
+    assert result.plan.overlap_grad_reduce is True
+    assert any("stage 2, not 1 of --zero-stage" in note for note in result.notes)
+    alone = read(text, "train.sh", "megatron-deepspeed")
+    assert alone.plan.zero == 1
+    assert any("ds.json is not here" in note for note in alone.notes)
+    assert read(f"deepspeed {MEGATRON} --zero-stage 3", "train.sh", "megatron-deepspeed").plan.zero == 0  # not started
+
+
+def test_ulysses_of_megatron_deepspeed():
+    """Sequences split by heads, grouped queries, and one expert, which is a dense MLP."""
+    words = "--deepspeed --ds-sequence-parallel-size 4 --num-key-value-heads 4 --num-experts 1 --use-flash-attn-v2"
+    result = read(f"deepspeed {MEGATRON} {words}", "train.sh", "megatron-deepspeed")
+    assert (result.plan.cp, result.plan.cp_method, result.plan.attention_kernel) == (4, "ulysses", "flash2")
+    assert result.sizes["kv_heads"] == 4
+    assert "--ds-sequence-parallel-size" in result.words.used
+
+
+def test_mindspeed():
+    """Unfused attention unless it is asked for; context parallelism by its own names."""
+    result = read(f"torchrun {MEGATRON} --context-parallel-size 4 --context-parallel-algo ulysses_cp_algo "
+                  "--reuse-fp32-param", "train.sh", "mindspeed")  # fmt: skip
+    assert (result.plan.cp_method, result.plan.attention_kernel) == ("ulysses", "eager")
+    assert "--reuse-fp32-param" in load_reader("mindspeed").words.sort((), result.words.unread).deciding
+    with pytest.raises(UserError, match=r"--context-parallel-algo = x: allowed: megatron_cp_algo"):
+        read(f"torchrun {MEGATRON} --context-parallel-algo x", "train.sh", "mindspeed")
+
+
+def test_megatron_of_swift():
+    """Its own defaults: bf16, the distributed optimizer, core attention recomputed, 16 sequences a step."""
+    result = read(f"NPROC_PER_NODE=4 {SWIFT} --max_length 32768 --packing true", "train.sh", "megatron-swift")
+    plan = result.plan
+    assert (plan.model, plan.tp, plan.zero, plan.precision, plan.recompute) == (
+        "qwen2.5-7b", 4, 1, "bf16", "selective",
+    )  # fmt: skip
+    assert (plan.training["seq_len"], plan.training["global_batch"], plan.micro_batch) == (32768, 16, 1)
+    assert result.assumed == ()
+    assert set(result.words.used) >= {"--model", "--max_length", "--tensor_model_parallel_size"}
+    assert "--use-distributed-optimizer" not in result.words.used  # a default is no word of the text
+    assert launch_of(f"NPROC_PER_NODE=4 {SWIFT}", "a command").world_size == 4
+    assert launch_of(SWIFT, "a command").world_size == 1
+    assert launch_of(f"NNODES=$N NPROC_PER_NODE=4 {SWIFT}", "a command").world_size is None
+
+
+def test_adapters_of_swift():
+    """A PEFT run is never answered as full training; examples that are not packed have other lengths."""
+    adapters = "--tuner_type lora --lora_rank 16 --target_modules linear_qkv --max_length 2048"
+    result = read(f"{SWIFT} {adapters}", "train.sh", "megatron-swift")
+    assert (result.plan.lora_rank, result.plan.lora_targets) == (16, ("q_proj", "k_proj", "v_proj"))
+    assert [each.key for each in result.assumed] == ["seq_len"]
+    assert result.assumed[0].others == (1024, 512)
+    old = read(f"{SWIFT} --train_type lora", "train.sh", "megatron-swift")
+    assert (old.plan.lora_rank, len(old.plan.lora_targets)) == (8, 7)
+    with pytest.raises(UserError, match="--tuner_type = lora_llm: allowed: full, lora"):
+        read(f"{SWIFT} --tuner_type lora_llm", "train.sh", "megatron-swift")
+    deciding = load_reader("megatron-swift").words.sort((), {"--rlhf_type": "dpo"}).deciding
+    assert list(deciding) == ["--rlhf_type"]
+
+
+def test_swift_on_the_trainer_is_refused_by_name():
+    """It is no Megatron-LM."""
+    with pytest.raises(UserError, match="swift sft, pt and rlhf train by Hugging Face's Trainer"):
+        given_words(["NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-7B"])
+
+
+def test_primus(tmp_path, monkeypatch):
+    """Overrides over its defaults, a model of its own names, and kernels of its own that decide."""
+    result = read(PRIMUS, "exp.yaml", "primus")
+    plan = result.plan
+    assert (plan.model, plan.precision, plan.zero, plan.micro_batch) == ("llama-3.1-8b", "bf16", 1, 4)
+    assert plan.recompute == "every:2"
+    assert plan.training == {**plan.training, "seq_len": 8192, "global_batch": 128}
+    account = load_reader("primus").words.sort(result.words.used, result.words.unread)
+    assert list(account.deciding) == ["use_turbo_attention"]
+    assert account.unknown == ()
+    (tmp_path / "exp.yaml").write_text(PRIMUS)
+    monkeypatch.chdir(tmp_path)
+    for command in ("EXP=exp.yaml bash run_pretrain.sh", "primus-cli direct -- train pretrain --config exp.yaml"):
+        assert given_words([command]).found.plan == plan
+    assert given_words(["exp.yaml"]).text.target == "primus"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "framework: megatron",
+            "framework: torchtitan",
+            "framework = torchtitan: Primus starts it with a config of that",
+        ),
+        ("profile: false", "num_layers: 4", "num_layers beside model: llama3.1_8B"),
+        ("modules:", "others:", "no experiment of Primus"),
+    ],
+)
+def test_primus_refuses_by_name(old, new, told):
+    """Another backend, a model of other sizes, no experiment."""
+    with pytest.raises(UserError, match=told):
+        read(PRIMUS.replace(old, new), "exp.yaml", "primus")
+
+
+def test_cousins_come_first():
+    """The catch-alls are asked last."""
+    names = list(READERS)
+    assert max(map(names.index, ("megatron-swift", "megatron-deepspeed", "mindspeed"))) < names.index("deepspeed")
+    assert names[-1] == "megatron"
