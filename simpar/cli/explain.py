@@ -24,7 +24,7 @@ def _parameters() -> list[inspect.Parameter]:
     traces = Annotated[
         list[str],
         typer.Argument(
-            help="Profiler traces or NCCL flight recorders of a training run, one per rank, or its log",
+            help="Profiler traces or NCCL flight recorders of a run, one per rank, its log, a memory snapshot of torch",
             metavar="MEASURED...",
         ),
     ]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,15 @@ from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, 
 from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
-from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, TRACE, files_of, kind_of
+from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, SNAPSHOT, TRACE, files_of, kind_of
 from simpar.diagnosis.log_run import DEVICES, GLOBAL_BATCH, SEQ_LEN, USED, LogRun
 from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
 from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measure
+from simpar.diagnosis.memory import parts_beside
 from simpar.diagnosis.memory_samples import DCGM, SMI
 from simpar.diagnosis.metrics import read_metrics
+from simpar.diagnosis.snapshot import SnapshotRun, read_snapshot
 from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
 from simpar.files import write_atomic
@@ -30,9 +32,10 @@ from simpar.simulation import simulate
 class Explanation:
     """What a measured step consists of. Values are SI: seconds and bytes of one optimizer step.
 
-    ``measured`` comes from profiler traces, ``log`` from a training log, ``flight`` from flight recorders. ``against``
-    is the prediction of the plan, ``logged`` the same for a log (name with unit, measured, predicted), ``changes`` the
-    gains of single changes. Each is None if there are no such files or no plan was given.
+    ``measured`` comes from profiler traces, ``log`` from a training log, ``flight`` from flight recorders, ``snapshot``
+    from a memory snapshot. ``against`` is the prediction of the plan, ``logged`` the same for a log (name with unit,
+    measured, predicted), ``snapshot_beside`` for the parts of memory, ``changes`` the gains of single changes. Each is
+    None or empty if there are no such files or no plan was given.
     """
 
     measured: MeasuredStep | None = None
@@ -41,6 +44,8 @@ class Explanation:
     log: LogRun | None = None
     logged: tuple[tuple[str, float, float], ...] = ()
     flight: FlightRun | None = None
+    snapshot: SnapshotRun | None = None
+    snapshot_beside: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def traced(self) -> MeasuredStep:
@@ -64,6 +69,11 @@ class Explanation:
             "log": None if self.log is None else asdict(self.log),
             "logged": [dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged],
             "flight_recorder": None if self.flight is None else asdict(self.flight),
+            "memory_snapshot": None if self.snapshot is None else asdict(self.snapshot),
+            "memory_beside": {
+                part: {"measured_bytes": was, "predicted_bytes": is_}
+                for part, (was, is_) in self.snapshot_beside.items()
+            },
             "changes": None if self.changes is None else _changes(self.changes),
         }
 
@@ -164,7 +174,7 @@ def explain(
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Explain where a measured step went, from traces or flight recorders of its ranks (one file each), or a log.
+    """Explain where a step went, from traces or flight recorders of its ranks (one file each), a log, or a snapshot.
 
     With a ``plan`` (a scenario, its file or name, or a plan file), the explanation includes the differences from the
     prediction and, if ``changes``, the gains of single changes. ``kernel_classes`` is a file of patterns that take
@@ -173,19 +183,24 @@ def explain(
     training runs, and for a plan that is not the measured one.
     """
     if not measured:
-        raise UserError("explain: needs a trace, a flight recorder or a log, such as trace-rank0.json.gz")
+        raise UserError("explain: needs a trace, a flight recorder, a log or a memory snapshot, as trace-rank0.json.gz")
     if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: allowed: 1 or more")
     scenario = plan if isinstance(plan, Scenario) or plan is None else load_scenario(plan)
     measured = tuple(file for path in measured for file in files_of(path))
     classes, kinds = load_classes(kernel_classes), {path: kind_of(path) for path in measured}
-    traces, flights = ([path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT))
+    traces, flights, snapshots = (
+        [path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, SNAPSHOT)
+    )
+    if len(snapshots) > 1:
+        raise UserError(f"{snapshots[1]}: is a memory snapshot, as {snapshots[0]} is; one of the fullest rank")
     readers = {LOG: read_log, METRICS: read_metrics}
     logs = [readers[kinds[path]](path) for path in measured if kinds[path] in readers]
     result = Explanation(
         measure(traces, classes, steps) if traces else None,
         log=_only_log(logs) if logs else None,
         flight=explain_flights(flights, classes) if flights else None,
+        snapshot=read_snapshot(snapshots[0]) if snapshots else None,
     )
     if scenario is None:
         return result
@@ -226,6 +241,8 @@ def _beside(
         if step_s is not None:
             seen = seen or ObservedStep.of_log(step_s, explanation.log.spread / explanation.log.count**0.5)
         explanation = replace(explanation, logged=tuple(log_rows(explanation.log, result, step_s)))
+    if explanation.snapshot is not None:
+        explanation = replace(explanation, snapshot_beside=parts_beside(explanation.snapshot, result))
     if seen is None or not changes:
         return explanation
     ran = None

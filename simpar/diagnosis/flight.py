@@ -5,9 +5,7 @@ torch/distributed/flight_recorder/components): one dump per rank, a pickle or JS
 Durations are present if the run had ``TORCH_NCCL_ENABLE_TIMING``. A pickle may name code; here only plain data is read.
 """
 
-import io
 import json
-import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +18,13 @@ import numpy as np
 
 from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import BYTES, collective_kind
+from simpar.diagnosis.plain_pickle import load_plain, read_bytes
 from simpar.diagnosis.traffic import UNNAMED
 from simpar.errors import UserError
 from simpar.plan.choices.mesh import PIPELINE
-from simpar.units import GIB, MS
+from simpar.units import MS
 
-MOST_BYTES = GIB
+WHAT = "dump of NCCL's flight recorder"
 _IN_NAME = re.compile(r"(\d+)(?:\.json|\.pkl|\.pickle)?$")
 ENDED = "completed"
 """The state of a finished collective; backends other than NCCL only say that they have retired it."""
@@ -152,28 +151,17 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
     return Dump(str(path), rank, read)
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles lists, dicts, numbers and strings; anything that names code is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Refuse every name."""
-        raise pickle.UnpicklingError(f"names {module}.{name}, and only plain data is read")
-
-
 def _data(path: str | Path) -> Mapping[str, Any]:
-    try:
-        with Path(path).open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise UserError(f"{path}: larger than {MOST_BYTES // GIB} GiB: not a dump of NCCL's flight recorder")
-        data = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "cut short"
-        raise UserError(f"{path}: is not a valid dump of NCCL's flight recorder ({reason})") from None
+    content = read_bytes(path, WHAT)
+    if content[:1] == b"\x80":
+        data = load_plain(content, path, WHAT)
+    else:
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise UserError(f"{path}: is not a valid {WHAT} ({str(error).splitlines()[0]})") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path}: is not a dump of NCCL's flight recorder")
+        raise UserError(f"{path}: is not a {WHAT}")
     return data
 
 

@@ -1,4 +1,4 @@
-"""The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, a log of lines or records."""
+"""The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, a memory snapshot, a log."""
 
 import gzip
 import re
@@ -9,9 +9,11 @@ from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
 from simpar.errors import UserError
 from simpar.units import KIB
 
-TRACE, FLIGHT, LOG, METRICS = "trace", "flight recorder", "log", "metrics"
+TRACE, FLIGHT, LOG, METRICS, SNAPSHOT = "trace", "flight recorder", "log", "metrics", "memory snapshot"
 HEAD = 64 * KIB
 _PICKLE = b"\x80"
+SNAPSHOT_START = 200
+"""Bytes in which a snapshot of torch has its first key."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -36,14 +38,14 @@ def files_of(path: str | Path) -> list[str | Path]:
 
 
 def kind_of(path: str | Path) -> str:
-    """TRACE, FLIGHT, LOG or METRICS; its reader checks the content. Raises UserError if it cannot be read."""
+    """TRACE, FLIGHT, SNAPSHOT, LOG or METRICS; its reader checks the content. Raises UserError if it cannot be read."""
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     if head[:1] == _PICKLE:
-        return FLIGHT
+        return SNAPSHOT if b"segments" in head[:SNAPSHOT_START] or b"device_traces" in head else FLIGHT
     if head[:2] == _GZIP:
         try:
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from simpar.diagnosis.kineto import TracedMemory
     from simpar.diagnosis.measured import MeasuredStep
+    from simpar.diagnosis.snapshot import SnapshotRun
     from simpar.report.result import Result
 
 
@@ -50,3 +51,17 @@ def memory_beside(measured: MeasuredStep, result: Result, stages: list[int]) -> 
         planned.peak_bytes,
         dict(sorted(parts.items(), key=lambda item: -item[1])),
     )
+
+
+def parts_beside(snapshot: SnapshotRun, result: Result) -> dict[str, tuple[float, float]]:
+    """Parts of memory, measured and predicted for the fullest stage, in bytes.
+
+    Context and buffers outside the allocator are in no snapshot, and what its frames leave open in no prediction.
+    """
+    fullest = max(result.memory.stages, key=lambda one: one.peak_bytes)
+    predicted = {name: size for name, size in fullest.parts_bytes.items() if name != "overhead"}
+    parts = {
+        name: (snapshot.parts_bytes.get(name, 0.0), predicted.get(name, 0.0))
+        for name in (*predicted, *snapshot.parts_bytes)
+    }
+    return {name: both for name, both in parts.items() if any(both)}

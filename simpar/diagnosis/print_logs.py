@@ -1,12 +1,13 @@
-"""Logs and flight recorders as terminal output."""
+"""Logs, flight recorders and memory snapshots as terminal output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simpar.diagnosis.flight import FlightRun, Stuck
 from simpar.diagnosis.log_run import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, USED, LogRun
+from simpar.diagnosis.snapshot import SnapshotRun
 from simpar.report.table import ReportTable, print_lines, text
 from simpar.report.words import format_significant
 from simpar.units import GIB, format_bytes, format_seconds, number_of
@@ -52,6 +53,27 @@ def print_flight(run: FlightRun, screen: Console) -> None:
         for rank, count in list(run.last.items())[:MOST_NAMED]
     ]
     print_lines(screen, (*late, *map(_stuck, run.stuck[:MOST_NAMED]), *run.remarks))
+
+
+def print_snapshot(run: SnapshotRun, beside: Mapping[str, tuple[float, float]], screen: Console) -> None:
+    """Print the parts of a device's memory, beside the predicted ones if a plan was given, and what no tensor uses."""
+    when = "at most, while it was recorded" if run.at_peak else "when the snapshot was taken (no history)"
+    screen.print(f"device {run.device}: {format_bytes(run.peak_bytes)} allocated {when}", style="bold", soft_wrap=True)
+    table = ReportTable([text("part"), "measured", *["predicted"] * bool(beside)])
+    for name, (was, predicted) in (beside or {name: (size, 0.0) for name, size in run.parts_bytes.items()}).items():
+        table.add(name.replace("_", " "), format_bytes(was), *[format_bytes(predicted)] * bool(beside))
+    screen.print(table)
+    screen.print(
+        f"reserved {format_bytes(run.reserved_bytes)}, "
+        f"{format_bytes(run.allocated_bytes)} of it allocated when the snapshot was taken",
+        soft_wrap=True,
+    )
+    for name, size in run.unused:
+        screen.print(f"  {name}: {format_bytes(size)} ({size / run.reserved_bytes:.1%})", soft_wrap=True)
+    for name, size in [*run.places_bytes.items()][:MOST_NAMED]:
+        screen.print(f"{format_bytes(size)} {name.replace('_', ' ', 1)}", soft_wrap=True, markup=False)
+    if run.out_of_memory:
+        screen.print("an allocation failed while it was recorded: the device was full")
 
 
 def _stuck(each: Stuck) -> str:

@@ -11,7 +11,7 @@ from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.measured import AxisUse, MeasuredStep
 from simpar.diagnosis.memory import MemoryBeside, find_fullest_rank
-from simpar.diagnosis.print_logs import print_flight, print_log
+from simpar.diagnosis.print_logs import print_flight, print_log, print_snapshot
 from simpar.diagnosis.traffic import collective_uses
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of
@@ -48,7 +48,9 @@ def print_explanation(explanation: Explanation, screen: Console) -> None:
         print_log(explanation.log, explanation.logged, screen)
     if explanation.flight is not None:
         print_flight(explanation.flight, screen)
-    if explanation.against is None and not explanation.logged:
+    if explanation.snapshot is not None:
+        print_snapshot(explanation.snapshot, explanation.snapshot_beside, screen)
+    if explanation.against is None and not explanation.logged and not explanation.snapshot_beside:
         screen.print("with --plan PLAN (or flags): where this parts from what is predicted, and what would change it")
     if explanation.changes is not None:
         _print_changes(explanation.changes, screen)

@@ -1,0 +1,41 @@
+"""Pickles read as plain data: containers, numbers and texts. Whatever names code is refused, nothing is executed."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.units import GIB
+
+MOST_BYTES = GIB
+FAULTS = (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError, MemoryError)
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles lists, dicts, numbers and strings; anything that names code is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse every name."""
+        raise pickle.UnpicklingError(f"names {module}.{name}, and only plain data is read")
+
+
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """The content of a file. Raises UserError for one that is too large to be ``what``."""
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path}: larger than {MOST_BYTES // GIB} GiB: not a {what}")
+    return content
+
+
+def load_plain(content: bytes, path: str | Path, what: str) -> Any:
+    """The plain data of a pickle. Raises UserError for one that is damaged or names code."""
+    try:
+        return _Plain(io.BytesIO(content)).load()
+    except FAULTS as error:
+        reason = str(error).splitlines()[0] if str(error) else "cut short"
+        raise UserError(f"{path}: is not a valid {what} ({reason})") from None
