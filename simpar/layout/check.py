@@ -37,7 +37,7 @@ def _check_staged(layout: Layout, target: Workload) -> None:
         refuse(RULES[name](layout, target))
     if any(stage.sharding for stage in stages):
         refuse(role_refusals(layout, target.graph))
-        for name in ("experts", "context", "offload"):
+        for name in ("experts", "context", "offload", "update"):
             refuse(RULES[name](layout, target))
     seen: list[Layout] = []
     for index, stage in enumerate(stages):

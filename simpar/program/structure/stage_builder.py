@@ -210,7 +210,7 @@ def activations(view: PlacedBlockView, recompute: str = "none") -> BlockActivati
     for op in view.block.operators:
         inner |= {name: size for name, size in _divided(view, op).items() if name != "hidden"}
     product = next((op for op in view.block.operators if op.kind == "matmul"), view.block.operators[0])
-    tensor = {**view.dims, **_rows(view, view.reads(product)), **inner}
+    tensor = {**view.dims, **_rows(view, view.reads(product)), **inner, "whole_vocab": view.dims.get("vocab", 0)}
     stream = {**view.dims, **_rows(view, view.sharding.stream("input"))}
     job, dims = view.stage.job, _StageDims(tensor, stream, own=own)
     return block_activations(view.block, dims, job.stack, job.layout, recompute)

@@ -177,15 +177,17 @@ def corner(problem_of, seed, most=32):
     axes = {name: values for group in rng.sample(MIXED, 3) for name, values in group.items()}
     fixed = {"hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1, 3), **NARROW, **axes}
     for name in (None, *rng.sample(["tp", "pp", "zero", *axes], 3 + len(axes))):
-        if name is not None and isinstance(fixed[name], tuple):
-            fixed[name] = fixed[name][-1]
+        many = name is not None and isinstance(fixed[name], tuple)
+        tried = {**fixed, name: fixed[name][-1]} if many else fixed
         try:
-            problem = problem_of(100 + seed, **fixed)
-            if enumerate_space(problem).count <= most:
-                return problem
+            problem = problem_of(100 + seed, **tried)
+            count = enumerate_space(problem).count
         except Infeasible:
-            continue
-    return problem
+            continue  # what was fixed before leaves no row with that value
+        fixed = tried
+        if count <= most:
+            return problem
+    return problem_of(100 + seed, **fixed)
 
 
 def test_values_of_some_rows_are_those_of_the_columns():
