@@ -118,6 +118,15 @@ def read_text(path: Path | str, most: int | None = None) -> str:
     return text
 
 
+def find_beside(name: str, source: str) -> Path:
+    """The file that a text names: as it says, or beside the text's own file. Raises UserError."""
+    places = (Path(name).expanduser(), Path(source).parent / name)
+    found_at = next((path for path in places if path.is_file()), None)
+    if found_at is None:
+        raise UserError(f"{source}: names {name}, which is not there; allowed: a file here or beside the text")
+    return found_at
+
+
 def read_json(text: str, source: str) -> Any:
     """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
 

@@ -20,6 +20,7 @@ CHECK_FLAGS = (
         "--fits-with", "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)", kind=float
     ),
     ScenarioFlag("--output,-o", "Write the text with the best neighbour's flags"),
+    ScenarioFlag("--patch", "Print only the patch (unified diff) that gives the text those flags", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
 )
 
@@ -51,7 +52,11 @@ def check(scenario: list[str], **values: Any) -> int:
     checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, **facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])
-    if not json_out(checked.to_dict(), values["json_"]):
+    if values["patch"]:
+        import sys
+
+        sys.stdout.write(checked.patch)
+    elif not json_out(checked.to_dict(), values["json_"]):
         from simpar.preflight.terminal import print_checked
 
         print_checked(checked, console())

@@ -7,15 +7,19 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.deepspeed_read import PARTS, home_of
+from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.words import WordTable
 
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
 """Strategies by number, starting at 1, as in older configs."""
 MODEL_NOTE = "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
+ALONE = "huggingface"
+"""The stack where nothing is shared because there is one device."""
 CONFIG_FILE = ("--config_file", "--config-file")
 OWN_KEYS = {"distributed_type", "num_processes"}
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
@@ -27,20 +31,29 @@ def read(text: str, name: str) -> Imported:
     if not isinstance(data, dict) or not OWN_KEYS & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
     given, auto = without_auto(data, name)
+    values = values_of(given)
+    of_one = ALONE if values["stack"] == "ddp" else ""
+    written_as = "" if values["stack"] == "deepspeed" else None
+    notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
+    return Imported(
+        plan_said(values), given.words(), notes, asks={"model": MODEL_NOTE}, stack_of_one=of_one, written_as=written_as
+    )
+
+
+def values_of(given: ConfigReader) -> dict[str, Any]:
+    """The values of a plan in a config. Raises UserError."""
     kind = str(given.get("distributed_type", "NO"))
     if kind not in KINDS:
-        raise UserError(f"{name}: distributed_type = {kind}: allowed: {', '.join(KINDS)}")
+        raise UserError(f"{given.source}: distributed_type = {kind}: allowed: {', '.join(KINDS)}")
     parts = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
     values: dict[str, Any] = parts[kind](given) if kind in parts else {"zero": 0, "stack": "ddp"}
     ranks = given.whole("num_processes")
     inside = (values.get("tp") or 1) * (values.get("cp") or 1) * (values.get("pp") or 1)
     if ranks and ranks % inside:
-        raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
+        raise UserError(f"{given.source}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     values["fused_kernels"] = _fused(given)
-    plan = plan_said(values)
-    notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
-    return Imported(plan, given.words(), notes, asks={"model": MODEL_NOTE})
+    return values
 
 
 def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
@@ -119,6 +132,29 @@ def _megatron(given: ConfigReader) -> dict[str, Any]:
     }
 
 
+WORDS = WordTable(
+    idle=(
+        "compute_environment", "debug", "machine_rank", "main_process_*", "main_training_function", "rdzv_*",
+        "same_network", "tpu_*", "use_cpu", "enable_cpu_affinity", "num_machines", "gpu_ids", "distributed_type",
+        "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "commands",
+        "command_file", "fsdp_config.fsdp_backward_prefetch*", "fsdp_config.fsdp_cpu_ram_efficient_loading",
+        "fsdp_config.fsdp_version", "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_sync_module_states",
+        "fsdp_config.fsdp_use_orig_params", "fsdp_config.fsdp_forward_prefetch",
+        "deepspeed_config.gradient_clipping", "dynamo_config*", "downcast_bf16", "deepspeed_config.zero3_*",
+        "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.*_nvme_path",
+        "deepspeed_config.deepspeed_hostfile", "deepspeed_config.gradient_accumulation_steps", "mpirun_config*",
+        "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
+        "parallelism_config.*_backend", "machine_*", "fp16", "quiet",
+    ),
+    deciding={
+        "fp8_config*": "products in 8 bits: time",
+        "fsdp_config.fsdp_min_num_params": "how many layers are gathered at a time: memory",
+        "fsdp_config.fsdp_activation_checkpointing_offload": "where saved activations wait: memory and time",
+        "parallelism_config.parallelism_config_sp_attn_implementation": "the kernel of attention: time",
+        "megatron_lm_config*": "how Megatron-LM runs it: time and memory",
+    },
+) | DEEPSPEED_WORDS  # fmt: skip
+
 READER = Reader(
     name="accelerate",
     description="Accelerate: the YAML of accelerate launch",
@@ -126,5 +162,6 @@ READER = Reader(
     starts=lambda words: "accelerate" in words and value_of(words, CONFIG_FILE) is not None,
     config=lambda words: value_of(words, CONFIG_FILE),
     owns=lambda data: bool(OWN_KEYS & set(data)),
+    words=WORDS,
     written_as="accelerate",
 )

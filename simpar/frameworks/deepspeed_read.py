@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.words import WordTable
 from simpar.units import DTYPE_BYTES
 
 STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
@@ -32,26 +33,29 @@ def read(text: str, name: str) -> Imported:
     if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
     given, auto = without_auto(data, name)
+    batch, _ = _batch(given)
+    plan = plan_said(values_of(given, auto))
+    local, microbatches = _local(given, auto), _microbatches(given, auto)
+    asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
+    notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *given.misspelt())
+    return Imported(plan, given.words(), notes, local, microbatches, asks=asks)
+
+
+def values_of(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
+    """The values of a plan in a DeepSpeed config whose options ``auto`` are left open. Raises UserError."""
     if STAGE in auto:
-        raise UserError(f"{name}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}")
+        raise UserError(f"{given.source}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}")
     batch, dp = _batch(given)
-    micro = given.whole("train_micro_batch_size_per_gpu")
-    values = {
+    values: dict[str, Any] = {
         "stack": "deepspeed",
         "dp": dp,
-        "micro_batch": micro,
+        "micro_batch": given.whole("train_micro_batch_size_per_gpu"),
         "training": {"global_batch": batch} if batch else None,
         **_zero(given, auto),
         **_numerics(given, auto),
     }
     tp = given.whole("tensor_parallel.autotp_size")
-    if tp and tp > 1:
-        values |= {"tp": tp, "sequence_parallel": False}
-    plan = plan_said(values)
-    local, microbatches = _local(given, auto), _microbatches(given, auto)
-    asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
-    notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *given.misspelt())
-    return Imported(plan, given.words(), notes, local, microbatches, asks=asks)
+    return values | ({"tp": tp, "sequence_parallel": False} if tp and tp > 1 else {})
 
 
 def _batch(given: ConfigReader) -> tuple[int | None, int | None]:
@@ -166,6 +170,44 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     }
 
 
+WORDS = WordTable(
+    idle=(
+        "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "dump_state", "prescale_gradients",
+        "optimizer.params*", "scheduler*", "fp16.*", "bf16.*", "tensorboard*", "wandb*", "csv_monitor*",
+        "checkpoint*", "data_types*", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+        "comms_logger*", "memory_breakdown", "flops_profiler*", "zero_optimization.contiguous_gradients",
+        "zero_optimization.reduce_scatter", "zero_optimization.allgather_partitions",
+        "zero_optimization.allgather_bucket_size", "zero_optimization.stage3_gather*",
+        "zero_optimization.*pin_memory", "zero_optimization.*buffer_count", "zero_optimization.*buffer_size",
+        "zero_optimization.*nvme_path", "zero_optimization.sub_group_size", "zero_optimization.stage3_max*",
+        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.*fast_init",
+        "zero_optimization.stage3_param_persistence_threshold",
+        "zero_optimization.stage3_model_persistence_threshold", "zero_optimization.round_robin_gradients",
+        "zero_optimization.ignore_unused_parameters", "aio*", "seed",
+        "zero_optimization.stage3_module_granularity_threshold", "zero_optimization.load_from_fp32_weights",
+        "zero_optimization.stage3_use_all_reduce_for_fetch_params", "zero_optimization.elastic_checkpoint",
+    ),
+    deciding={
+        "zero_optimization.zero_hpz_partition_size": "a second copy of the weights in each node: memory and time",
+        "zero_optimization.zero_quantized_*": "bits of what is sent: time between devices",
+        "zero_optimization.mics_shard_size": "ranks that share a copy of the states: memory and time",
+        "zero_optimization.zenflow*": "which parameters the host updates: time",
+        "zero_optimization.*super_offload": "which parameters the host updates: time",
+        "activation_checkpointing.partition_activations": "how saved activations are shared: memory",
+        "activation_checkpointing.cpu_checkpointing": "where saved activations wait: memory and time",
+        "compile*": "fused operators: time",
+        "sparse_attention*": "attention of a part of the keys: time",
+        "data_efficiency*": "lengths of sequences: time and memory",
+        "curriculum_learning*": "lengths of sequences: time and memory",
+        "eigenvalue*": "further passes: time",
+        "amp*": "the precision of products: time and memory",
+        "communication_data_type": "bits of what is sent: time between devices",
+        "fp16.master_weights_and_grads*": "the precision of states: memory",
+        "bf16.immediate_grad_update": "when gradients are added: memory",
+        "sequence_parallel_size": "ranks that share a sequence: memory and time",
+    },
+)  # fmt: skip
+
 READER = Reader(
     name="deepspeed",
     description="DeepSpeed: its JSON",
@@ -173,5 +215,6 @@ READER = Reader(
     starts=lambda words: value_of(words, CONFIG_FILE) is not None,
     config=lambda words: value_of(words, CONFIG_FILE),
     owns=lambda data: any(key in data for key in SECTIONS),
+    words=WORDS,
     written_as="deepspeed",
 )

@@ -1,8 +1,10 @@
 """Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from simpar.architectures.catalogue import catalogue, load_model, with_sizes
 from simpar.architectures.graph import ModelGraph
@@ -101,6 +103,29 @@ def find_model(text: str) -> str | None:
     plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
     names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
     return names[0] if names else None
+
+
+def find_released(text: str, source: str = "") -> str | None:
+    """The model of a Hugging Face id: a shipped one, or the config of a local folder or of the hub's local cache.
+
+    Folders are looked up as they are written and beside ``source``. None if there is none; nothing is downloaded.
+    """
+    for folder in (Path(text).expanduser(), Path(source).parent / text):
+        if (folder / "config.json").is_file():
+            return str(folder / "config.json")
+    known = find_model(text)
+    return known or _cached(text)
+
+
+def _cached(text: str) -> str | None:
+    """The config of a model in the hub's cache (huggingface_hub, ``constants.py``); None if it is not there."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = Path(os.environ.get("HF_HOME") or home)
+    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{text.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    named = [folder / "snapshots" / main.read_text().strip() / "config.json"] if main.is_file() else []
+    configs = [*named, *sorted(folder.glob("snapshots/*/config.json"))]
+    return next((str(path) for path in configs if path.is_file()), None)
 
 
 def _whole(text: str) -> str:

@@ -21,7 +21,8 @@ class Reader:
     (:func:`simpar.files.find_beside`). ``starts`` tells whether the words of a command start the framework, and
     ``config`` which config file they name, if that is the text to read (None: the command is). ``owns`` tells whether
     a mapping of a YAML or JSON file is a config of it. ``words`` sorts what ``read`` does not use. ``written_as`` is
-    the export target whose options have the same names, for proposals; "" if there is none.
+    the export target whose options have the same names, for proposals; "" if there is none. ``has_dotted_flags``:
+    options of sections are flags of its commands, too.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Reader:
     owns: Callable[[Mapping[str, Any]], bool] = field(default=_never)
     words: WordTable = field(default_factory=WordTable)
     written_as: str = ""
+    has_dotted_flags: bool = True
 
 
 def value_of(words: Sequence[str], names: Sequence[str]) -> str | None:

@@ -37,7 +37,8 @@ class Imported:
     the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
     certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded. ``assumed`` is what the file
     leaves open, with the other likely values. ``config`` is the config.json of a model that is not shipped, if the file
-    states one.
+    states one. ``stack_of_one`` is the stack where one device is started, if it is
+    another one; ``written_as`` the target whose options it has, if that is not the reader's.
     """
 
     plan: Plan
@@ -50,6 +51,8 @@ class Imported:
     expert_balance: Balance = "loss"
     assumed: tuple[Assumed, ...] = ()
     config: Mapping[str, Any] | None = None
+    stack_of_one: str = ""
+    written_as: str | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -67,16 +70,19 @@ class Imported:
 
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
         """The plan on ``world_size`` devices, if its micro-batch depends on their number. Raises UserError."""
+        plan = self.plan
+        if world_size == 1 and self.stack_of_one:
+            plan = plan.model_copy(update={"stack": self.stack_of_one})
         batch = global_batch or self.global_batch(world_size)
         if not self.microbatches or not batch or not (replicas := self._replicas(world_size)):
-            return self.plan
+            return plan
         micro, rest = divmod(batch, replicas * self.microbatches)
         if rest or not micro:
             raise UserError(
                 f"global batch = {batch}: allowed: a multiple of data-parallel ranks x microbatches = "
                 f"{replicas} x {self.microbatches}"
             )
-        return self.plan.model_copy(update={"micro_batch": micro})
+        return plan.model_copy(update={"micro_batch": micro})
 
 
 TYPO_SIMILARITY = 0.94

@@ -111,15 +111,34 @@ class Checked:
         return self.fits_surely and not self.account.deciding
 
     @property
+    def listed(self) -> tuple[Neighbour, ...]:
+        """Neighbours that change the text or its framework's code, and gain, or fit where the launch does not."""
+        step_s = self.result.step_time_s
+        return tuple(
+            one
+            for one in self.neighbours
+            if (one.change.edits or one.change.unsaid) and (not self.fits_surely or one.result.step_time_s < step_s)
+        )
+
+    @property
     def best(self) -> Neighbour | None:
         """The neighbour to take; None if none is faster than a launch that fits with the wanted probability.
 
         It is the fastest whose flags have a place in the text, or else the fastest.
         """
-        better = [
-            one for one in self.neighbours if not self.fits_surely or one.result.step_time_s < self.result.step_time_s
-        ]
+        better = self.listed
         return next((one for one in better if one.change.text is not None), next(iter(better), None))
+
+    @property
+    def patch(self) -> str:
+        """The unified diff of the text to the one with the best neighbour's flags; "" if there is none to write."""
+        from difflib import unified_diff
+
+        best, name = self.best, self.given.where
+        if best is None or best.change.text is None:
+            return ""
+        old, new = (f"{text.rstrip()}\n".splitlines(keepends=True) for text in (self.given.text.text, best.change.text))
+        return "".join(unified_diff(old, new, f"a/{name}", f"b/{name}"))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, in SI units."""
@@ -180,6 +199,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     model = _model(given, plan, facts, notes)
     cluster = set_price(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
     training = _training(given, facts, cluster.world_size, notes)
+    if cluster.world_size == 1 and given.found.stack_of_one and facts.stack is None:
+        plan = plan.model_copy(update={"stack": given.found.stack_of_one})
     if given.found.microbatches:
         placed = given.found.placed(cluster.world_size, training.global_batch)
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
@@ -198,7 +219,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         result = _with_failures(result, problem, facts.run.reliability)
     settled = result.plan
     reader = load_reader(given.text.target)
-    near = nearby(problem, settled, reader.written_as) if reader.written_as else Nearby((), 0, None)
+    target = given.text.written_as
+    near = nearby(problem, settled, target) if target else Nearby((), 0, None)
     words, idle = without_launchers(given.found.words)
     account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
     supposed = tuple(Supposed(each, dict(_at_others(problem, plan, each))) for each in given.found.assumed)

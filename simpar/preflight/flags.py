@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SYNONYMS = {
     "--recompute-granularity": ("--recompute-activations",),
     "--num-virtual-stages-per-pipeline-rank": ("--num-layers-per-virtual-pipeline-stage",),
+    "fsdp_config.activation_checkpointing": ("gradient_checkpointing",),
 }
 """Flags with the same meaning: if one is set or removed, the others are removed."""
 
@@ -42,6 +44,12 @@ class Text:
     syntax: str | None
     target: str
     read: Callable[[str], Imported]
+
+    @cached_property
+    def written_as(self) -> str:
+        """The export target whose options the text has; "" if there is none."""
+        own = self.read(self.text).written_as
+        return load_reader(self.target).written_as if own is None else own
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
 
     Raises UserError for a plan that is not allowed.
     """
-    options = [_options(given.target, problem, plan) for plan in (before, after)]
+    options = [_options(given.written_as, problem, plan) for plan in (before, after)]
     edits = list(_edits(given, *options))
     wanted, world_size = _meaning(after, problem), problem.cluster.world_size
     said = given.read(given.text).global_batch(world_size)
@@ -71,7 +79,7 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
 
     def applied(chosen: Sequence[Edit]) -> str | None:
         """The text with some edits, if it then says what it should, the batch included."""
-        text = _applied(given, chosen)
+        text = _applied(given, chosen) if all(_is_named(given, edit) for edit in chosen) else None
         if text is None:
             return None
         try:
@@ -87,12 +95,23 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
         text = applied(whole)
         edits = edits if text is None else whole
     if text is None:
-        return Patched(tuple(edits), None, tuple(_unsaid(given, edits, wanted, problem)))
+        possible = tuple(edit for edit in edits if _is_possible(given, edit))
+        return Patched(possible, None, tuple(_unsaid(given, possible, wanted, problem)))
     for edit in list(edits):
         fewer = [each for each in edits if each is not edit]
         if (shorter := applied(fewer)) is not None:
             edits, text = fewer, shorter
     return Patched(tuple(edits), text)
+
+
+def _is_named(given: Text, edit: Edit) -> bool:
+    """Whether the text may have a name: options of sections are no flags of some frameworks."""
+    return given.syntax != "shell" or "." not in edit.name or load_reader(given.target).has_dotted_flags
+
+
+def _is_possible(given: Text, edit: Edit) -> bool:
+    """Whether an edit has a name that the text may have, and removes nothing that is not there."""
+    return _is_named(given, edit) and (not edit.is_gone or _applied(given, [edit]) != given.text)
 
 
 def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], problem: Problem) -> Iterator[str]:
@@ -131,11 +150,11 @@ def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[st
     """Options of a plan for the batch of a step that the text leaves open, if another option changes the batch."""
     training = problem.training
     twice = replace(problem, training=training.model_copy(update={"global_batch": 2 * training.global_batch}))
-    return _edits(given, _options(given.target, twice, after), options)
+    return _edits(given, _options(given.written_as, twice, after), options)
 
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
-    loaded = load_target(load_reader(target).written_as)
+    loaded = load_target(target)
     plan, _ = expressible(plan, loaded)  # what the target has no words for, such as an optimizer, stays as it is
     stack = loaded.stack_for(plan)
     settled = complete_plan(plan.model_copy(update={"stack": stack}), problem.workload)

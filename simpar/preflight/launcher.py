@@ -44,6 +44,8 @@ OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
 """Launchers that start the ranks of one node."""
 ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
 """Launchers that start a single node unless a number of nodes or one of these flags is given."""
+STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
+"""Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
 ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -116,7 +118,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         per_node = _of_environment(environment, OF_NODE) or _visible(environment)
     if target in OF_ONE and per_node is None and ranks is None:
         per_node = 1
-    if nodes is None and ranks is None and (_is_alone(told) or target in OF_ONE) and not _any(environment, OF_NODES):
+    if nodes is None and ranks is None and _starts_alone(told, target, per_node) and not _any(environment, OF_NODES):
         nodes = 1
     return LaunchCommand(target, config, nodes, per_node, ranks, environment)
 
@@ -193,6 +195,11 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
     return any(
         launcher in ALONE and value_of(words, (*NODES[launcher], *ALONE[launcher])) is None for launcher, words in told
     )
+
+
+def _starts_alone(told: Sequence[tuple[str, list[str]]], target: str | None, per_node: int | None) -> bool:
+    """Whether a single node is started: nothing else is asked of a launcher, or of a front end that is one."""
+    return _is_alone(told) or target in OF_ONE or (per_node is not None and target in STARTS_ITSELF)
 
 
 def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:

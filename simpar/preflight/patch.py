@@ -47,7 +47,9 @@ def shell(text: str, edit: Edit) -> str | None:
     match = places[0]
     old = match.group("value")
     if old is None:
-        return None
+        if edit.value not in ("true", "false"):
+            return None
+        return f"{text[: match.end()]} {edit.value}{text[match.end() :]}"
     variable = re.fullmatch(r'"?\$\{?(\w+)(?::-[^}]*)?\}?"?', old)
     if variable is None:
         quote = old[:1] if old[:1] in "\"'" else ""
@@ -93,12 +95,17 @@ def _behind_its_like(text: str, edit: Edit) -> str | None:
     return f"{text[: like.end()]} {edit}{text[like.end() :]}"
 
 
+ARGUMENTS = (
+    "--tensor-model", "--micro-batch", "--pipeline-model", "--use-", "--recompute", "--sequence-par", "--overlap",
+    "--context-par", "--num-virtual", "--expert-model", "--num-layers-per", "--global-batch", "--job.",
+    "--parallelism.", "--training.", "--activation_checkpoint.", "--per_device", "--gradient_",
+)  # fmt: skip
+"""Beginnings of flags that are a training script's, not its launcher's."""
+
+
 def _is_argument(match: re.Match[str]) -> bool:
     """Whether a flag belongs to the training script: Megatron-LM has a flag with a similar name."""
-    return match.group(0).startswith(("--tensor-model", "--micro-batch", "--pipeline-model", "--use-", "--recompute",
-                                      "--sequence-par", "--overlap", "--context-par", "--num-virtual", "--expert-model",
-                                      "--num-layers-per", "--global-batch", "--job.", "--parallelism.", "--training.",
-                                      "--activation_checkpoint."))  # fmt: skip
+    return match.group(0).startswith(ARGUMENTS)
 
 
 def _alike(one: str, other: str) -> int:

@@ -75,7 +75,8 @@ def _supposed(one: Supposed) -> str:
 
 
 def _print_neighbours(checked: Checked, console: Console) -> None:
-    print_lines(console, _of_neighbours(checked), "Neighbouring layouts")
+    if checked.given.text.written_as:
+        print_lines(console, _of_neighbours(checked), "Neighbouring layouts")
     best = checked.best
     if best is None:
         return
@@ -97,7 +98,7 @@ def _print_neighbours(checked: Checked, console: Console) -> None:
 def _of_neighbours(checked: Checked) -> Iterator[str]:
     """Simulated neighbours that fit, and what is known of the others."""
     step_s, count = checked.result.step_time_s, checked.looked_at
-    for one in checked.neighbours:
+    for one in checked.listed:
         result = one.result
         sure = f", {probably(result.certainty.fit_probability)} to fit" if result.certainty else ""
         yield (

@@ -385,3 +385,33 @@ def test_what_is_assumed_of_routing_leaves_flags_to_paste(capsys):
     _, found = checked(capsys, *arguments)
     assert found["neighbours"]
     assert all(one["patched"] and not one["unsaid"] for one in found["neighbours"])
+
+
+SFT = (
+    "CUDA_VISIBLE_DEVICES=0 python sft.py --model_name_or_path meta-llama/Llama-3.1-8B --use_peft --lora_r 16 --bf16 "
+    "--packing --max_length 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--gradient_checkpointing\n"
+)
+
+
+def test_a_patch_is_a_unified_diff_of_the_file(tmp_path, capsys):
+    """It changes what the text with the flags changes, and nothing else is printed."""
+    path = tmp_path / "train.sh"
+    path.write_text(SFT)
+    assert run(["check", "--hardware", "dgx-h100", "--patch", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"--- a/{path}", f"+++ b/{path}"]
+    (line,) = [line for line in lines if line.startswith("+CUDA")]
+    assert "--gradient_checkpointing false" in line
+
+
+def test_neighbours_of_deepspeed_get_no_options_of_fsdp(tmp_path, capsys):
+    """Accelerate's config of DeepSpeed has other keys; a neighbour that changes nothing is not listed."""
+    config = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_precision: bf16\nnum_processes: 8\n"
+    (tmp_path / "z3.yaml").write_text(config)
+    shape = ["--model", "mistral-7b", "--seq-len", "2048", "--global-batch", "128"]
+    assert run(["check", "--hardware", "dgx-a100-80gb", *shape, str(tmp_path / "z3.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "fsdp" not in said
+    assert "nothing in the text" not in said
+    assert "Neighbouring" not in said

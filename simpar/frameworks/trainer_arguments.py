@@ -1,0 +1,204 @@
+"""The arguments of trainers on Hugging Face's: those of a command line, of a file, and of the files that they name."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.recipes import ConfigReader
+from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.words import OFF, ReadWords, plain
+
+PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth")
+"""Programs that start a training script themselves; their first word says what they do."""
+PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
+CONFIGS = (".yaml", ".yml", ".json")
+_ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<"}
+
+
+@dataclass(frozen=True)
+class TrainerCommand:
+    """A command that starts a trainer: the launcher's ``before``, the ``script`` or program, its words and flags.
+
+    ``flags`` are by plain name, ``written`` maps these to the words as they stand there; ``loose`` are words that
+    belong to no flag.
+    """
+
+    before: tuple[str, ...]
+    script: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)
+    loose: tuple[str, ...] = ()
+
+    @property
+    def launched_by(self) -> str:
+        """The launcher, "" for none."""
+        names = [PurePath(word).name for word in self.before]
+        return next(
+            (name for name in names if name in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")), ""
+        ) or ("torchrun" if {"torch.distributed.run", "torch.distributed.launch"} & set(names) else "")
+
+    @property
+    def configs(self) -> tuple[str, ...]:
+        """Files of arguments that it names: the value of ``--config``, and loose words."""
+        told = self.flags.get("config")
+        named = (told,) if isinstance(told, str) else ()
+        return (*named, *(word for word in self.loose if word.endswith(CONFIGS)))
+
+
+def split_command(words: Sequence[str]) -> TrainerCommand | None:
+    """The parts of a command; None if it starts neither a script nor a program of a trainer."""
+    at = _script_at(words)
+    if at is None or PurePath(words[0]).name in PRINTING:
+        return None
+    flags, written, loose = _flags(words[at + 1 :])
+    return TrainerCommand(tuple(words[:at]), words[at], flags, written, loose)
+
+
+def _script_at(words: Sequence[str]) -> int | None:
+    for at, word in enumerate(words):
+        name = PurePath(word).name
+        if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in ("-m", "--module"))):
+            return at
+        if word in ("-m", "--module") and at + 1 < len(words) and not words[at + 1].startswith("torch.distributed"):
+            return at + 1 if words[at + 1] not in ("accelerate.commands.launch", "accelerate", "deepspeed") else None
+    return None
+
+
+def _flags(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    values: dict[str, list[str]] = {}
+    written: dict[str, str] = {}
+    loose: list[str] = []
+    key = ""
+    for word in words:
+        if word in _ENDS:
+            break
+        own = re.match(r"--?([A-Za-z][\w.-]*)(=.*)?$", word, re.DOTALL)
+        override = None if own or key else re.match(r"([A-Za-z_][\w.]*)(=.*)$", word, re.DOTALL)
+        if match := own or override:
+            key = plain(match[1])
+            written[key] = f"--{match[1]}" if own else match[1]
+            values[key] = [match[2][1:]] if match[2] else []
+            key = key if own and not match[2] else ""
+        elif key:
+            values[key].append(word)
+        else:
+            loose.append(word)
+    flags = {key: _value(words) for key, words in values.items()}
+    negated = {
+        key.removeprefix("no_"): False for key, value in flags.items() if key.startswith("no_") and value is True
+    }
+    return {**negated, **flags}, {**{key: written[f"no_{key}"] for key in negated}, **written}, tuple(loose)
+
+
+def _value(words: Sequence[str]) -> Any:
+    """The value of a flag: true for none, a list for several words."""
+    if not words:
+        return True
+    if len(words) > 1:
+        return [*words]
+    return typed(words[0])
+
+
+def typed(word: str) -> Any:
+    """A word as the value that it spells: JSON, a number, true or false, none, or text."""
+    text = word.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("none", "null"):
+        return None
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?", text):
+        return float(text)
+    if text[:1] == "{":
+        try:
+            return json.loads(text.replace("'", '"'))
+        except (json.JSONDecodeError, RecursionError):
+            return text
+    return text
+
+
+def commands_of(text: str, source: str) -> list[TrainerCommand]:
+    """The commands of a text that start scripts or trainers' programs. Raises UserError if it is not shell text."""
+    split = (split_command(words) for words in Script(text, source).commands if words)
+    return [each for each in split if each is not None]
+
+
+def read_named(name: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file that a text names. Raises UserError."""
+    path = files.find_beside(name, source)
+    return mapping_of(files.read_text(path), str(path))
+
+
+def mapping_of(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a text of YAML or JSON. Raises UserError."""
+    data = files.read_json(text, source) if source.endswith(".json") else files.read_yaml(text, source)
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: no mapping of options by name")
+    return {str(key): value for key, value in data.items()}
+
+
+class TrainerArguments(ConfigReader):
+    """Arguments by plain name; what is asked for is known by the name it has in the text."""
+
+    def __init__(self, values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> None:
+        super().__init__(values, source)
+        self.written = written or {}
+
+    def one(self, *keys: str) -> Any:
+        """The first value that is given under one of these names; None if there is none. Raises UserError."""
+        result = None
+        for key in keys:
+            value = self.get(key)
+            if isinstance(value, str) and UNKNOWN.search(value):
+                raise self.refused(key, "a value that the text says")
+            result = value if result is None else result
+        return result
+
+    def number(self, *keys: str) -> int | None:
+        """The first number under one of these names; None if there is none or it is "auto". Raises UserError."""
+        value = self.one(*keys)
+        if value in (None, "auto", -1):
+            return None
+        key = next(each for each in keys if self.values_.get(each) is not None)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refused(key, "a positive integer")
+        return value
+
+    def on(self, *keys: str) -> bool | None:
+        """Whether one of these names is on; None if none is given."""
+        value = self.one(*keys)
+        return None if value is None or value == "auto" else str(value).lower() not in OFF
+
+    def leave(self, *keys: str) -> None:
+        """Take names as not read: a table of words says what they could change."""
+        self.used.difference_update(keys)
+
+    def refused(self, key: str, allowed: str) -> UserError:
+        """The error for a value that is not allowed."""
+        return UserError(f"{self.source}: {self.written.get(key, key)} = {self.values_[key]!r}: allowed: {allowed}")
+
+    def words(self) -> ReadWords:
+        """The words that were asked for, and the others with their values, as the text spells them."""
+        read = super().words()
+        spelt = self.written
+        return ReadWords(
+            tuple(spelt.get(key, key) for key in read.used),
+            {spelt.get(key, key): value for key, value in read.unread.items()},
+        )
+
+
+def words_of(value: Any) -> list[str]:
+    """The words of an option that takes several: a list, or text with spaces or commas between them."""
+    parts: Iterable[Any] = value if isinstance(value, list) else [value]
+    return [word for part in parts for word in re.split(r"[\s,\[\]\"']+", str(part)) if word]

@@ -1,0 +1,358 @@
+"""Launches of trainers on Hugging Face's back to a plan: their arguments, whatever names these have."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
+from simpar.frameworks.match import find_released
+from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
+from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
+from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
+from simpar.frameworks.words import Assumed
+from simpar.plan.choices.tuning import Tuning
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER
+
+MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
+         "model", "config_name")  # fmt: skip
+MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
+LENGTH = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len", "block_size", "max_seq_len",
+          "seq_length", "seq_len", "max_source_length")  # fmt: skip
+RANK = ("lora_r", "lora_rank", "r", "lora_dim")
+TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear")
+CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
+DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32",
+          "fp32": "fp32", "float": "fp32"}  # fmt: skip
+OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
+    "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw", "adamw_torch_fused": "adamw", "adamw_apex_fused": "adamw",
+    "adamw_torch_xla": "adamw", "adamw_torch_npu_fused": "adamw", "adamw_8bit": "adamw_8bit",
+    "adamw_torch_8bit": "adamw_8bit", "paged_adamw": "paged_adamw", "lion": "lion", "paged_lion_32bit": "lion",
+    "paged_lion_8bit": "lion_8bit", "galore_adamw": "galore", "muon": "muon", "stable_adamw": "adamw",
+    "grokadamw": "adamw", "schedule_free_adamw": "adamw",
+}  # fmt: skip
+"""Optimizers by their names (transformers, ``OptimizerNames``); the table of words has those with other states."""
+FUSED_UPDATES = ("adamw_torch_fused", "adamw_apex_fused", "adamw_torch_npu_fused")
+KERNEL_OF = {theirs: ours for ours, theirs in (*ATTENTION.items(), *FLASH_ATTN.items())} | {
+    "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2", "auto": "sdpa",
+    "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3", "fa": "flash2",
+    "flash_attention": "flash2", "flash_attn": "flash2", "flash_attention_4": "flash3",
+}  # fmt: skip
+FLASH_SWITCHES = (
+    "use_flash_attention_2",
+    "use_flash_attn",
+    "flash_attention",
+    "use_flash_attention",
+    "use_flash_attn_2",
+)
+QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+PROJECTIONS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in Tuning().lora_targets},
+    **dict.fromkeys(("query_key_value", "qkv_proj", "c_attn", "w_pack", "wqkv"), QKV),
+    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "w1"), GATED),
+    **dict.fromkeys(("dense", "out_proj", "wo"), ("o_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "w2", "fc2"), ("down_proj",)),
+    "w3": ("up_proj",),
+    "fc1": ("up_proj",),
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "o": ("o_proj",),
+}
+"""Targets of adapters by the names that families give their projections."""
+ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
+USUAL_TARGETS = ("q_proj", "v_proj")
+"""What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
+LEFT_OPEN = (2, 4)
+"""Parts of the longest sequence that data may be: padded to the longest of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a trainer does where its arguments say nothing.
+
+    ``states`` is the dtype of the parameters that the optimizer updates: "fp32", "low" for that of the products, or ""
+    if the script decides it. ``attention`` is "" if the script decides. ``rank`` is that of adapters.
+    """
+
+    name: str
+    precision: str = "fp32"
+    recompute: bool = False
+    length: int | None = None
+    states: str = ""
+    attention: str = ""
+    rank: int = 8
+    targets: tuple[str, ...] = USUAL_TARGETS
+    told: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
+    """The plan in the arguments of a trainer. Raises UserError naming file, option and value."""
+    model, named = _model(given)
+    micro = given.number(*MICRO_BATCH) or 8  # transformers, training_args.py
+    accumulation = given.number("gradient_accumulation_steps") or 1
+    precision = _precision(given, habits)
+    sharding = sharding_of(given, command, Filled(micro, accumulation, precision, model))
+    precision = sharding.values.get("precision", precision)
+    values = {
+        "model": model,
+        "micro_batch": micro,
+        "precision": precision,
+        "zero": 0,
+        "dp": None,
+        "recompute": "full" if _recomputes(given, habits) else "none",
+        **_optimizer(given),
+        **_kernels(given, model),
+        **_adapters(given, habits, model),
+    }
+    length = given.number(*LENGTH) or habits.length
+    values |= {"training": {"seq_len": length} if length else None}
+    values |= {key: value for key, value in sharding.values.items() if value is not None}
+    if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
+        values["recompute"] = "full"
+    values |= _states(given, habits, values, sharding)
+    if _is_alone(command, values):
+        values["dp"] = 1
+    stack = values.setdefault("stack", "ddp")
+    assumed, notes = tuple(_assumed(given, habits, values, sharding)), tuple(_notes(given, command))
+    note = "" if model else _no_model(named)
+    return Imported(
+        plan_said(values),
+        given.words() + sharding.words,
+        tuple(filter(None, (note, *sharding.notes, *notes))),
+        per_replica=micro * accumulation,
+        asks={"model": note} if note else {},
+        assumed=assumed,
+        stack_of_one="huggingface" if stack == "ddp" else "",
+        written_as="" if stack == "deepspeed" else None,
+    )
+
+
+def _model(given: TrainerArguments) -> tuple[str | None, str]:
+    """The model, and the name that the text gives it."""
+    named = given.one(*MODEL)
+    if not isinstance(named, str):
+        return None, ""
+    return find_released(named, given.source), named
+
+
+def _no_model(named: str) -> str:
+    if not named:
+        return "The arguments name no model: give --model."
+    return f"{named} is no shipped model, no local folder and not in the hub's local cache: give --model."
+
+
+def _precision(given: TrainerArguments, habits: Habits) -> str:
+    """The precision of products: mixed, or that of the parameters where all is low."""
+    bf16, fp16 = given.on("bf16", "pure_bf16", "bfloat16"), given.on("fp16", "float16")
+    mixed = given.one("mixed_precision")
+    if mixed in ("bf16", "fp16"):
+        return str(mixed)
+    dtype = DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower())
+    if given.get("bf16") == "auto":  # Axolotl: where the device has it
+        bf16 = True
+    if bf16 or fp16:
+        return "bf16" if bf16 else "fp16"
+    if dtype in ("bf16", "fp16") and bf16 is None and fp16 is None:
+        return dtype
+    if given.on("load_in_4bit", "load_in_8bit") and bf16 is None and fp16 is None:
+        return "bf16"  # what 4 bits are widened to
+    return "fp32" if bf16 is False else habits.precision
+
+
+def _recomputes(given: TrainerArguments, habits: Habits) -> bool:
+    if given.on("disable_gradient_checkpointing"):
+        return False
+    return bool(given.on("use_unsloth_gc")) or _first(given.on(*CHECKPOINTING), habits.recompute)
+
+
+def _first(told: bool | None, usual: bool) -> bool:
+    return usual if told is None else told
+
+
+def _optimizer(given: TrainerArguments) -> dict[str, Any]:
+    """The optimizer; a name whose states have other sizes is left to the table of words."""
+    name = str(given.one("optim", "optimizer") or ADAM[None]).lower().removeprefix("optimizernames.").split(".")[-1]
+    ours = OPTIMIZER_OF.get(name)
+    if ours is None:
+        given.leave("optim", "optimizer")
+    return {"optimizer": ours or DEFAULT_OPTIMIZER, "optimizer_kernels": "fused" if name in FUSED_UPDATES else None}
+
+
+def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
+    """Kernels of attention, of fused operators, and pieces of the loss."""
+    result: dict[str, Any] = {}
+    attention = given.one("attn_implementation", "attn_impl", "flash_attn", "attention_implementation")
+    if attention is not None:
+        kernel = KERNEL_OF.get(
+            str(attention).lower(), "flash2" if attention is True else "sdpa" if attention is False else None
+        )
+        if kernel is None:
+            given.leave("attn_implementation", "attn_impl", "flash_attn", "attention_implementation")
+        result["attention_kernel"] = kernel
+    elif given.on(*FLASH_SWITCHES):
+        result["attention_kernel"] = "flash2"
+    elif given.on("eager_attention"):
+        result["attention_kernel"] = "eager"
+    elif given.on("sdp_attention"):
+        result["attention_kernel"] = "sdpa"
+    if given.on("torch_compile"):
+        result["fused_kernels"] = "compiled"
+    elif given.on("use_liger_kernel", "enable_liger_kernel", "use_liger"):
+        result |= _liger(given, model)
+    elif axolotl := {ours for ours, key in _AXOLOTL_LIGER.items() if given.on(key)}:
+        result["fused_kernels"] = "+".join(name for name in LIGER if name in axolotl)
+    if given.on("liger_fused_linear_cross_entropy"):
+        result["loss_chunks"] = _pieces(model)
+    if given.on("chunked_cross_entropy"):
+        result["loss_chunks"] = given.number("chunked_cross_entropy_num_chunks") or 8
+    if str(given.get(CHECKPOINTING[0])).lower() in ("offload", "unsloth") or given.on("activation_offloading"):
+        result["offload_activations"] = 1.0
+    return result
+
+
+_AXOLOTL_LIGER = {"norm": "liger_rms_norm", "activation": "liger_glu_activation", "rope": "liger_rope",
+                  "loss": "liger_cross_entropy"}  # fmt: skip
+
+
+def _liger(given: TrainerArguments, model: str | None) -> dict[str, Any]:
+    """Liger's kernels: all, and the loss with the output projection in pieces, unless its config says otherwise."""
+    config = given.one("liger_kernel_config")
+    if not isinstance(config, dict):
+        config = {
+            key: given.one(f"liger_kernel_config.{key}") for key in (*LIGER.values(), "fused_linear_cross_entropy")
+        }
+    config = {key: value for key, value in config.items() if value is not None}
+    parts = [ours for ours, theirs in LIGER.items() if config.get(theirs, theirs != LIGER["loss"])]
+    whole = config.get("fused_linear_cross_entropy", not config.get(LIGER["loss"]))
+    return {"fused_kernels": "+".join([*parts]) or "none", "loss_chunks": _pieces(model) if whole else None}
+
+
+def _pieces(model: str | None) -> int:
+    """Pieces of Liger's loss, with logits no larger than hidden states (``fused_linear_cross_entropy.py``)."""
+    if model is None:
+        return 32
+    dims = load_model(model).dims
+    return 1 << (max(1, dims["vocab"] // dims["hidden"]).bit_length() - 1)
+
+
+def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dict[str, Any]:
+    """What is trained: adapters, the last layers, or all parameters."""
+    kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
+    rank, chosen = given.number(*RANK), given.one(*TARGETS)
+    four, eight = given.on("load_in_4bit", "use_4bit", "qlora"), given.on("load_in_8bit")
+    bits = given.one("quantization_bit", "bits")
+    four, eight = four or bits == 4 or kind == "qlora", eight or bits == 8
+    if eight:
+        given.leave("load_in_8bit", "quantization_bit", "bits")
+    if kind == "freeze":
+        return _last_layers(given, model)
+    whole = given.on("full_finetune", "full_finetuning")
+    uses = given.on("use_peft", "use_lora", "lora_enable", "lora")
+    adapts = _first(
+        uses, kind not in ("full", "none", "") or (not kind and rank is not None and not whole and uses is None)
+    )
+    if kind == "full" or (not adapts and not (four or eight)):
+        return {}
+    if kind not in ("lora", "qlora", "full", "none", ""):
+        raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
+    return {
+        "lora_rank": rank or habits.rank,
+        "lora_targets": _targets(given, chosen, habits),
+        "frozen_dtype": "nf4" if four else "bf16",
+    }
+
+
+def _targets(given: TrainerArguments, chosen: Any, habits: Habits) -> tuple[str, ...]:
+    """Projections with adapters, in a layer's order; the embedding and the head are left to the table of words."""
+    if chosen in (None, False):
+        return habits.targets
+    names = [word.rpartition(".")[2].lower() for word in words_of(chosen)]
+    if any(name in ALL_LINEAR for name in names):
+        return Tuning().lora_targets
+    own = {target for name in names for target in PROJECTIONS.get(name, ())}
+    if not own:
+        key = next(key for key in TARGETS if given.get(key) is not None)
+        raise given.refused(key, f"{', '.join(Tuning().lora_targets)}, or all-linear")
+    if any(name not in PROJECTIONS for name in names):
+        given.leave(*TARGETS)
+    return tuple(target for target in Tuning().lora_targets if target in own)
+
+
+def _last_layers(given: TrainerArguments, model: str | None) -> dict[str, Any]:
+    trained = given.number("freeze_trainable_layers") or 2  # LLaMA-Factory, finetuning_args.py
+    layers = len(load_model(model).layers) if model else trained
+    return {"frozen_layers": max(0, layers - trained)}
+
+
+def _states(given: TrainerArguments, habits: Habits, values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """The dtype of what the optimizer updates. DeepSpeed and mixed precision of FSDP keep fp32."""
+    low = values["precision"] in ("bf16", "fp16")
+    if not low or sharding.is_deepspeed or values.get("lora_rank"):
+        return {}
+    if given.on("pure_bf16") or (not _is_mixed(given) and _loads_low(given)):
+        return {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
+    if sharding.shards_parameters and habits.states != "low":
+        return {}
+    if habits.states == "low" or _loads_low(given):
+        return {"master_weights": False}
+    return {}
+
+
+def _is_mixed(given: TrainerArguments) -> bool:
+    return bool(given.on("bf16", "fp16")) or given.get("mixed_precision") in ("bf16", "fp16")
+
+
+def _loads_low(given: TrainerArguments) -> bool:
+    return DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower()) in (
+        "bf16",
+        "fp16",
+    )
+
+
+def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool:
+    """Whether one process runs all: a script that Python itself starts."""
+    alone = command is not None and not command.launched_by and command.script.endswith(".py")
+    return alone and values.get("stack") in (None, "huggingface")
+
+
+def _notes(given: TrainerArguments, command: TrainerCommand | None) -> Iterator[str]:
+    if command is not None and not command.launched_by and command.script.endswith(".py"):
+        yield "Python starts one process: one device (several visible ones would be driven by DataParallel)."
+    if given.number(*MICRO_BATCH) is None:
+        yield "The micro-batch is transformers' own: 8."
+    yield from given.misspelt()
+
+
+def _assumed(
+    given: TrainerArguments, habits: Habits, values: Mapping[str, Any], sharding: Sharding
+) -> Iterator[Assumed]:
+    """What the arguments leave open."""
+    length = (values.get("training") or {}).get("seq_len")
+    packs = given.on(
+        "packing", "sample_packing", "neat_packing", "pad_to_sequence_len", "pad_to_max_length", "group_texts"
+    )
+    if given.one("block_size") is not None:
+        packs = True  # run_clm.py joins texts and cuts blocks
+    if length and not packs:
+        others = tuple(length // part for part in LEFT_OPEN if length // part)
+        yield Assumed(
+            "seq_len", length, "without packing sequences are as long as the data: the longest allowed", others
+        )
+    if not values.get("attention_kernel") and not habits.attention:
+        yield Assumed(
+            "attention_kernel", "sdpa", "what transformers takes unless the script asks otherwise", ("eager",)
+        )
+    is_open = not habits.states and not _loads_low(given) and not values.get("lora_rank")
+    if (
+        is_open
+        and values["precision"] in ("bf16", "fp16")
+        and not sharding.is_deepspeed
+        and not sharding.shards_parameters
+    ):
+        why = "the script says in which dtype weights are loaded: fp32 where it says none"
+        yield Assumed("master_weights", True, why, (False,))
+    for key, why in habits.told.items():
+        if key == "recompute" and given.on(*CHECKPOINTING) is None:
+            yield Assumed(key, values["recompute"], why, ("none" if values["recompute"] == "full" else "full",))

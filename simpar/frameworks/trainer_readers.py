@@ -1,0 +1,222 @@
+"""Readers of Hugging Face's Trainer and of what is built on it: TRL, LLaMA-Factory, Axolotl, Unsloth's scripts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.frameworks.reader import Reader
+from simpar.frameworks.recipes import flat
+from simpar.frameworks.target import Imported
+from simpar.frameworks.trainer_arguments import (
+    CONFIGS,
+    TrainerArguments,
+    TrainerCommand,
+    commands_of,
+    mapping_of,
+    read_named,
+    split_command,
+)
+from simpar.frameworks.trainer_read import Habits, plan_of
+from simpar.frameworks.trainer_words import WORDS
+from simpar.plan.choices.tuning import Tuning
+
+TELLING = ("per_device_train_batch_size", "gradient_checkpointing", "model_max_length", "per_gpu_train_batch_size")
+"""Arguments that a script has only if it is started as Hugging Face's Trainer is."""
+BESIDE = (
+    "gradient_accumulation_steps", "max_seq_length", "max_length", "learning_rate", "output_dir", "lora_r",
+    "cutoff_len", "micro_batch_size", "block_size", "fsdp", "use_peft", "load_in_4bit", "num_train_epochs",
+)  # fmt: skip
+"""Arguments of its scripts that tell beside the name of a model."""
+NAMES = ("model_name_or_path", "base_model", "model_name", "model_id")
+OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "max_length",
+          "dataset_mixer", "dataset_name")  # fmt: skip
+KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deepspeed", "model_init_kwargs")
+"""Options whose value is a mapping."""
+TRL_STAGES = ("sft",)
+FACTORY_STAGES = ("sft", "pt", "None")
+
+TRANSFORMERS = Habits("transformers")
+SFT = Habits(
+    "trl",
+    told={"recompute": "SFTConfig checkpoints unless told not to; TRL before 0.20 did not"},
+    precision="bf16",
+    recompute=True,
+    rank=16,
+)
+"""A script with TRL's SFTConfig: bf16 and checkpointing unless told otherwise (``trainer/base_config.py``)."""
+TRL = replace(SFT, length=1024, states="fp32", attention="sdpa", told={})
+"""``trl sft``: lengths of 1,024 (``sft_config.py``), weights in fp32 (``model_config.py``)."""
+LLAMA_FACTORY = Habits(
+    "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa", targets=Tuning().lora_targets
+)
+"""Checkpoints, adapts all projections, and widens what is trained (``hparams``, ``model/adapter.py``)."""
+AXOLOTL = Habits("axolotl", length=512, states="low", attention="sdpa")
+"""Weights are loaded in the precision (``loaders/model.py``)."""
+UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, states="low", attention="flash2", rank=16,
+                 targets=Tuning().lora_targets)  # fmt: skip
+"""``unsloth-cli.py``: adapters of all projections, checkpointing to the host."""
+
+
+def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name: sections become dotted names, but for options whose value is a mapping."""
+    kept = {key: data[key] for key in KEEPS_SECTIONS if isinstance(data.get(key), dict)}
+    return {**flat({key: value for key, value in data.items() if key not in kept}), **kept}
+
+
+def _reading(
+    habits: Habits,
+    is_own: Callable[[TrainerCommand], bool],
+    check: Callable[[TrainerArguments, TrainerCommand | None], None],
+) -> Callable[[str, str], Imported]:
+    """A reader's ``read``: of a file, or of the first command in a text that is its own."""
+
+    def read(text: str, name: str) -> Imported:
+        if name.endswith(CONFIGS):
+            given = TrainerArguments(_flat(mapping_of(text, name)), name)
+            check(given, None)
+            return plan_of(given, _habits_of(given, habits))
+        command = next((each for each in commands_of(text, name) if is_own(each)), None)
+        if command is None:
+            raise UserError(f"{name}: no command of {habits.name}, such as one with --per_device_train_batch_size 4")
+        values: dict[str, Any] = {}
+        for config in command.configs:
+            values |= _flat(read_named(config, name))
+        given = TrainerArguments({**values, **command.flags}, name, command.written)
+        check(given, command)
+        result = plan_of(given, _habits_of(given, habits), command)
+        return replace(result, written_as="") if values and result.written_as is None else result
+
+    return read
+
+
+def _habits_of(given: TrainerArguments, habits: Habits) -> Habits:
+    """A script of the Trainer with arguments of TRL's SFTConfig has its habits."""
+    return SFT if habits is TRANSFORMERS and any(key in given for key in OF_SFT) else habits
+
+
+def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:
+    """Nothing to refuse."""
+
+
+def _check_trl(given: TrainerArguments, command: TrainerCommand | None) -> None:
+    stage = _stage(command)
+    if stage and stage not in TRL_STAGES:
+        raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; preferences and rewards are not modelled")
+
+
+def _stage(command: TrainerCommand | None) -> str:
+    if command is None:
+        return ""
+    if command.script.startswith("trl.scripts."):
+        return command.script.rpartition(".")[2]
+    return command.loose[0] if command.loose and PurePath(command.script).name == "trl" else ""
+
+
+def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
+    stage = str(given.one("stage"))
+    if stage not in FACTORY_STAGES:
+        raise given.refused("stage", "sft, pt; preferences and rewards are not modelled")
+    told = given.one("finetuning_type")
+    if told is None:
+        given.values_["finetuning_type"] = "lora"  # its default (hparams/finetuning_args.py)
+        given.used.add("finetuning_type")
+
+
+def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
+    if given.one("r", "lora_r") is None:
+        given.values_["r"] = UNSLOTH.rank
+
+
+def _is_trl(command: TrainerCommand) -> bool:
+    return PurePath(command.script).name == "trl" or command.script.startswith("trl.scripts.")
+
+
+def _is_factory(command: TrainerCommand) -> bool:
+    program = PurePath(command.script).name
+    return (
+        program == "llamafactory-cli"
+        or command.script.startswith("llamafactory.")
+        or (
+            {"finetuning_type", "cutoff_len"} <= set(command.flags)
+            or ("finetuning_type" in command.flags and "stage" in command.flags)
+        )
+    )
+
+
+def _is_axolotl(command: TrainerCommand) -> bool:
+    return PurePath(command.script).name == "axolotl" or command.script.startswith("axolotl.cli")
+
+
+def _is_unsloth(command: TrainerCommand) -> bool:
+    return "unsloth" in PurePath(command.script).name
+
+
+def _is_trainers(command: TrainerCommand) -> bool:
+    flags = set(command.flags)
+    if "swift" in command.script or "megatron" in command.script.lower():
+        return False
+    return any(key in flags for key in TELLING) or (
+        any(key in flags for key in NAMES) and any(key in flags for key in BESIDE)
+    )
+
+
+def _starts(is_own: Callable[[TrainerCommand], bool]) -> Callable[[Sequence[str]], bool]:
+    def starts(words: Sequence[str]) -> bool:
+        command = split_command(words) if words else None
+        return command is not None and is_own(command)
+
+    return starts
+
+
+def _config(words: Sequence[str]) -> str | None:
+    """The file of arguments that a command names, if all that decides is in it."""
+    command = split_command(words)
+    if (
+        command is None
+        or len(command.configs) != 1
+        or set(command.flags) - {"config"}
+        or command.launched_by == "accelerate"
+    ):
+        return None
+    return command.configs[0]
+
+
+def _owns(*telling: str, names: Sequence[str] = ()) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda data: any(key in data for key in telling) and (not names or any(key in data for key in names))
+
+
+def _reader(
+    habits: Habits,
+    description: str,
+    is_own: Callable[[TrainerCommand], bool],
+    owns: Callable[[Mapping[str, Any]], bool],
+    check: Callable[[TrainerArguments, TrainerCommand | None], None] = _unchecked,
+) -> Reader:
+    return Reader(
+        name=habits.name,
+        description=description,
+        read=_reading(habits, is_own, check),
+        starts=_starts(is_own),
+        config=_config,
+        owns=owns,
+        words=WORDS,
+        written_as="" if habits is UNSLOTH else habits.name,
+        has_dotted_flags=False,
+    )
+
+
+TRANSFORMERS_READER = _reader(
+    TRANSFORMERS, "Hugging Face's Trainer: arguments of a script, as words, YAML or JSON", _is_trainers, _owns(*TELLING)
+)
+TRL_READER = _reader(TRL, "TRL: trl sft and its YAML", _is_trl, _owns(*OF_SFT, names=NAMES), _check_trl)
+LLAMA_FACTORY_READER = _reader(
+    LLAMA_FACTORY, "LLaMA-Factory: llamafactory-cli train and its YAML", _is_factory,
+    _owns("finetuning_type", "cutoff_len"), _check_factory,
+)  # fmt: skip
+AXOLOTL_READER = _reader(
+    AXOLOTL, "Axolotl: its YAML", _is_axolotl,
+    _owns("sequence_len", "micro_batch_size", "adapter", "sample_packing", names=("base_model",)),
+)  # fmt: skip
+UNSLOTH_READER = _reader(UNSLOTH, "Unsloth: arguments of unsloth-cli.py", _is_unsloth, lambda _: False, _check_unsloth)

@@ -1,0 +1,219 @@
+"""How a trainer on Hugging Face's shards: Accelerate's config, DeepSpeed's JSON, or the arguments of FSDP."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
+from simpar.frameworks import accelerate_read, deepspeed_read
+from simpar.frameworks.reader import value_of
+from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
+from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, read_named, split_command, words_of
+from simpar.frameworks.words import ReadWords, plain
+
+WORDS_OF_FSDP = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
+"""Words of ``fsdp`` (transformers, ``FSDPOption``)."""
+DEEPSPEED_KEYS = (
+    "zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_clipping", "zero3_init_flag",
+    "zero3_save_16bit_model", "offload_optimizer_nvme_path", "offload_param_nvme_path", "deepspeed_hostfile",
+    "deepspeed_multinode_launcher", "deepspeed_config_file",
+)  # fmt: skip
+"""Flags of ``accelerate launch`` that are DeepSpeed's (``commands/launch.py``)."""
+NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
+CONFIG_FILE = "deepspeed_config.deepspeed_config_file"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What shards a job: the ``values`` of a plan (none if nothing is said), the words of its files, and notes."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    words: ReadWords = field(default_factory=ReadWords)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed runs it."""
+        return self.values.get("stack") == "deepspeed"
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether FSDP or ZeRO-3 gathers parameters."""
+        return ((self.values.get("zero") or 0) >= 2 and not self.is_deepspeed) or self.values.get("zero") == 3
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a trainer puts in where a DeepSpeed config says "auto" (transformers, ``integrations/deepspeed.py``)."""
+
+    micro_batch: int
+    accumulation: int
+    precision: str
+    model: str | None
+
+
+def sharding_of(given: TrainerArguments, command: TrainerCommand | None, filled: Filled) -> Sharding:
+    """What shards a job. Raises UserError naming file, option and value."""
+    launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
+    named = given.one("deepspeed", "deepspeed_config")
+    if named and str(named).lower() not in ("false", "none"):
+        config = named if isinstance(named, dict) else read_named(str(named), given.source)
+        where = "deepspeed" if isinstance(named, dict) else str(named)
+        own = _of_deepspeed(config, where, filled)
+        return Sharding({**launched.values, **own.values}, launched.words + own.words, (*launched.notes, *own.notes))
+    own = _of_fsdp(given, command)
+    return replace(own, values={**launched.values, **own.values}, words=launched.words + own.words,
+                   notes=(*launched.notes, *own.notes))  # fmt: skip
+
+
+def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Sharding:
+    """The config of ``accelerate launch``, and its flags, which win over it."""
+    if command.launched_by != "accelerate":
+        return Sharding()
+    flags, spelt = _launcher_flags(command.before)
+    file = flags.pop("config_file", None)
+    config = flat(read_named(str(file), source)) if file else {}
+    kinds = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
+    own: dict[str, Any] = {}
+    used: dict[str, str] = {}
+    for key, value in flags.items():
+        home = _home_of(key, kinds)
+        if home is not None:
+            own |= {"distributed_type": kinds[key]} if key in kinds else {home: value}
+            used[home] = spelt[key]
+    given, _ = without_auto(nest_names({**config, **own}), str(file or source))
+    if not file and "distributed_type" not in own:
+        told = () if "num_processes" in flags else (NO_CONFIG,)
+        precision = {"precision": given["mixed_precision"]} if given.get("mixed_precision") not in (None, "no") else {}
+        return Sharding(precision, ReadWords((*(["--config_file"] if file else []), *used.values())), told)
+    values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
+    if str(given.get("mixed_precision", "no")) == "no":
+        values.pop("precision")  # the arguments say it
+    named = given.get(CONFIG_FILE)
+    if named:
+        inner = _of_deepspeed(read_named(str(named), source), str(named), filled)
+        values, more = {**values, **inner.values}, inner.words
+    else:
+        more = ReadWords()
+    if values.get("stack") == "ddp":
+        values.pop("stack")
+    read = given.words()
+    words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
+    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()))
+
+
+def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:
+    """The option of the config that a flag of ``accelerate launch`` sets; None if none does that matters here."""
+    if key in kinds:
+        return "distributed_type"
+    if key in ("mixed_precision", "num_processes"):
+        return key
+    if key == "dynamo_backend":
+        return "dynamo_config.dynamo_backend"
+    if key in DEEPSPEED_KEYS:
+        return f"deepspeed_config.{key}"
+    sections = {
+        "fsdp_": "fsdp_config.",
+        "parallelism_config_": "parallelism_config.",
+        "megatron_lm_": "megatron_lm_config.",
+    }
+    return next((f"{section}{key}" for start, section in sections.items() if key.startswith(start)), None)
+
+
+def _launcher_flags(words: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    command = (
+        split_command(["python", "launcher.py", *words[words.index("launch") + 1 :]]) if "launch" in words else None
+    )
+    return (dict(command.flags), dict(command.written)) if command else ({}, {})
+
+
+def _of_deepspeed(config: Mapping[str, Any], where: str, filled: Filled) -> Sharding:
+    """A DeepSpeed config with "auto" filled in from the arguments."""
+    whole = flat(config)
+    own = {
+        "train_micro_batch_size_per_gpu": filled.micro_batch,
+        "gradient_accumulation_steps": filled.accumulation,
+        "bf16.enabled": filled.precision == "bf16",
+        "fp16.enabled": filled.precision == "fp16",
+        **_of_hidden(filled.model),
+    }
+    for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if whole.get(key) not in (None, AUTO, own[key]):
+            raise UserError(f"{where}: {key} = {whole[key]}: allowed: auto, or what the arguments say, {own[key]}")
+    autos = [key for key, value in whole.items() if value == AUTO]
+    kept = {key: own.get(key) if key in autos else value for key, value in whole.items()}
+    kept = {key: value for key, value in kept.items() if value is not None}
+    given = ConfigReader(kept, where)
+    values = deepspeed_read.values_of(given, [])
+    if "optimizer.type" not in kept:
+        values.pop("optimizer"), values.pop("optimizer_kernels")
+    if not any(whole.get(f"{half}.enabled") is True for half in ("bf16", "fp16")):
+        values["precision"] = filled.precision  # Accelerate adds what the arguments say (DeepSpeedPlugin)
+    for key in ("dp", "micro_batch", "training"):
+        values.pop(key)
+    read = given.words()
+    batch = ("train_batch_size",) if "train_batch_size" in autos else ()  # it follows from the others
+    unread = {key: AUTO for key in autos if key not in (*kept, *batch)}
+    words = ReadWords((*read.used, *batch), {**read.unread, **unread})
+    return Sharding({key: value for key, value in values.items() if value is not None}, words)
+
+
+def _of_hidden(model: str | None) -> dict[str, int]:
+    """Sizes that follow from the width of the model: hidden², and a tenth less of what is fetched ahead."""
+    if model is None:
+        return {}
+    hidden = load_model(model).dims["hidden"]
+    return {
+        "zero_optimization.reduce_bucket_size": hidden * hidden,
+        "zero_optimization.stage3_prefetch_bucket_size": hidden * hidden * 9 // 10,
+        "zero_optimization.stage3_param_persistence_threshold": 10 * hidden,
+    }
+
+
+def _of_fsdp(given: TrainerArguments, command: TrainerCommand | None) -> Sharding:
+    """The arguments ``fsdp`` and ``fsdp_config``, with or without the prefix ``fsdp_`` of its keys."""
+    told = given.one("fsdp")
+    config = given.one("fsdp_config")
+    if isinstance(config, str):
+        config = read_named(config, given.source)
+    if config is None:  # a file's section, flattened
+        config = {key.partition(".")[2]: given[key] for key in list(given) if key.startswith("fsdp_config.")}
+    own = {plain(key).removeprefix("fsdp_"): value for key, value in (config or {}).items()}
+    chosen = words_of(told) if told not in (None, True, False, "") else []
+    if told in (False, "") or str(told).lower() == "false" or (told is None and not own):
+        return Sharding()
+    inner = ConfigReader(own, f"{given.source}: fsdp_config")
+    strategy = next((word.lower() for word in chosen if word.lower() in WORDS_OF_FSDP), None)
+    if unknown := [w for w in chosen if w.lower() not in (*WORDS_OF_FSDP, "auto_wrap", "offload", "true", "fsdp2")]:
+        raise UserError(f"{given.source}: fsdp = {unknown[0]}: allowed: {', '.join(WORDS_OF_FSDP)}, offload, auto_wrap")
+    strategy = strategy or str(inner.get("sharding_strategy") or "").lower() or None
+    reshard = inner.get("reshard_after_forward", True)
+    if isinstance(reshard, str) and reshard.lower() in WORDS_OF_FSDP:
+        strategy, reshard = reshard.lower(), True
+    zero = WORDS_OF_FSDP.get(strategy or "", 3) if str(reshard).lower() != "false" else 2
+    away = "cpu" if "offload" in chosen or inner.get("cpu_offload") or inner.get("offload_params") else "none"
+    values: dict[str, Any] = {
+        "stack": "huggingface",
+        "zero": zero,
+        "offload_optimizer": away,
+        "offload_parameters": away,
+    }
+    if inner.get("activation_checkpointing"):
+        values["recompute"] = "full"
+    replicas, shards = given.number("dp_replicate_size"), given.number("dp_shard_size")  # Axolotl's
+    if (strategy or "").startswith("hybrid"):
+        values["hsdp"] = nodes_of(command)
+    elif replicas:
+        values |= {"hsdp": replicas, "dp": replicas * shards if shards else None}
+    wraps = "auto_wrap" in chosen or {"auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params"} & set(own)
+    read = inner.words()
+    notes = () if wraps or told is True else ("fsdp without auto_wrap gathers the whole model at once.",)
+    return Sharding(values, ReadWords((), {f"fsdp_config.{key}": value for key, value in read.unread.items()}), notes)
+
+
+def nodes_of(command: TrainerCommand | None) -> int:
+    """The number of nodes that the launcher's words say; one if they do not."""
+    names = ("--nnodes", "--num_machines", "--num-machines", "--num_nodes", "-N", "--nodes")
+    told = value_of(command.before, names) if command is not None else None
+    return int(told) if told and told.isdigit() else 1

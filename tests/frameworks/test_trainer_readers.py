@@ -1,0 +1,205 @@
+"""Launches of trainers on Hugging Face's: their arguments, files that these name, and exports that come back."""
+
+import json
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.frameworks import READERS, load_reader, read
+from simpar.frameworks.match import find_released
+
+from .conftest import TRAINING, checked, exported
+
+TRAIN = "python train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2"
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
+}
+FSDP = """
+distributed_type: FSDP
+fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_version: 2, fsdp_reshard_after_forward: true}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+
+
+def plan(command, target="transformers", name="the command"):
+    """Values of the plan of a command, by name."""
+    return read(command, name, target).plan.flat_values()
+
+
+def kinds(text):
+    """The reader that a command is told to be of."""
+    words = text.split()
+    return next((name for name in READERS if load_reader(name).starts(words)), None)
+
+
+def test_a_deepspeed_config_of_auto_is_filled_in_from_the_arguments(tmp_path):
+    """Micro-batch, accumulation and precision are the arguments'; buckets follow from the width of the model."""
+    (tmp_path / "z3.json").write_text(json.dumps(AUTO))
+    command = (
+        "deepspeed --num_gpus 8 sft.py --deepspeed z3.json --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--model_max_length 4096 --per_device_train_batch_size 4 --gradient_accumulation_steps=2 "
+        "--gradient_checkpointing True --bf16 True"
+    )
+    found = read(command, str(tmp_path / "train.sh"), "transformers")
+    values = found.plan.flat_values()
+    assert (found.plan.model, found.plan.stack, values["micro_batch"]) == ("llama-2-7b", "deepspeed", 4)
+    assert (values["zero"], values["recompute"], values["precision"]) == (3, "full", "bf16")
+    assert values["bucket_bytes"] == f"{4096 * 4096 * 2} B"
+    assert found.global_batch(8) == 64
+    assert found.plan.training == {"seq_len": 4096}
+    assert found.assumed[0].key == "seq_len"
+    wrong = {**AUTO, "train_micro_batch_size_per_gpu": 1}
+    (tmp_path / "z3.json").write_text(json.dumps(wrong))
+    with pytest.raises(
+        UserError, match="train_micro_batch_size_per_gpu = 1: allowed: auto, or what the arguments say, 4"
+    ):
+        read(command, str(tmp_path / "train.sh"), "transformers")
+
+
+def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path):
+    """Sharding is the config's, batch and checkpointing are the script's."""
+    (tmp_path / "fsdp.yaml").write_text(FSDP)
+    command = f"accelerate launch --config_file fsdp.yaml {TRAIN.removeprefix('python ')} --gradient_checkpointing"
+    found = read(command, str(tmp_path / "train.sh"), "transformers")
+    values = found.plan.flat_values()
+    assert (values["dp"], values["zero"], values["micro_batch"], values["recompute"]) == (8, 3, 2, "full")
+    assert values["precision"] == "bf16"
+    assert kinds(command) == "transformers"
+    assert kinds("accelerate launch --config_file fsdp.yaml train.py") == "accelerate"
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank", "targets", "dtype"),
+    [
+        ("--use_peft --lora_r 16 --lora_target_modules all-linear --load_in_4bit", 16, 7, "nf4"),
+        ("--lora_r 64", 64, 2, "bf16"),
+        ("--use_peft False --lora_r 16", None, 7, "bf16"),
+        ("--use_lora True --lora_target_modules=q_proj,k_proj", 8, 2, "bf16"),
+    ],
+)
+def test_adapters_are_never_read_as_full_training(flags, rank, targets, dtype):
+    """Rank, targets and bits of the frozen weights."""
+    values = plan(f"{TRAIN} {flags}")
+    assert values.get("lora_rank") == rank
+    assert values["frozen_dtype"] == dtype
+    assert rank is None or len(values["lora_targets"]) == targets
+
+
+def test_words_of_other_sizes_are_left_to_the_table():
+    """Optimizers, bits and kernels that are not modelled decide; idle words do not."""
+    found = read(
+        f"{TRAIN} --optim ademamix --use_lora --load_in_8bit --attn_implementation flex_attention --lr 1",
+        "-",
+        "transformers",
+    )
+    account = load_reader("transformers").words.sort(found.words.used, found.words.unread)
+    assert set(account.deciding) == {"--optim", "--load_in_8bit", "--attn_implementation"}
+    assert account.idle == ("--lr",)
+    assert not account.unknown
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--fsdp 'full_shard auto_wrap offload'", {"zero": 3, "offload_parameters": "cpu"}),
+        ("--fsdp shard_grad_op", {"zero": 2}),
+        ("--optim adamw_torch_fused", {"optimizer": "adamw", "optimizer_kernels": "fused"}),
+        ("--use_liger_kernel", {"fused_kernels": "norm+activation+rope", "loss_chunks": 16}),
+        ("--torch_compile", {"fused_kernels": "compiled"}),
+        ("--bf16 --attn_implementation flash_attention_2", {"precision": "bf16", "attention_kernel": "flash2"}),
+        ("--torch_dtype bfloat16", {"parameter_dtype": "bf16", "master_weights": False}),
+        ("--gradient_checkpointing=unsloth", {"recompute": "full", "offload_activations": 1.0}),
+    ],
+)
+def test_arguments_say_the_plan(flags, expected):
+    """One flag each."""
+    values = plan(f"{TRAIN} {flags}")
+    assert {key: values[key] for key in expected} == expected
+
+
+FRONT_ENDS = {
+    "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x": ("trl", "full", "bf16", None, 1024),
+    "llamafactory-cli train --model_name_or_path Qwen/Qwen3-8B --stage sft --bf16 true": (
+        "llama-factory", "full", "bf16", 8, 2048,
+    ),
+    "python unsloth-cli.py --model_name Qwen/Qwen3-8B --max_seq_length 512 --load_in_4bit --r 16": (
+        "unsloth", "full", "bf16", 16, 512,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", FRONT_ENDS)
+def test_front_ends_have_their_own_habits(command):
+    """What they do unless told otherwise."""
+    target, recompute, precision, rank, length = FRONT_ENDS[command]
+    assert kinds(command) == target
+    found = read(command, "the command", target)
+    values = found.plan.flat_values()
+    assert (values["recompute"], values["precision"], values.get("lora_rank")) == (recompute, precision, rank)
+    assert found.plan.training == {"seq_len": length}
+
+
+def test_other_stages_are_refused_by_name():
+    """Preferences and rewards run other passes than the next token's loss."""
+    with pytest.raises(UserError, match="trl dpo: allowed: trl sft"):
+        read("trl dpo --model_name_or_path x", "the command", "trl")
+    with pytest.raises(UserError, match="stage = 'dpo'"):
+        read("model_name_or_path: x\nstage: dpo\ncutoff_len: 8\n", "lf.yaml", "llama-factory")
+
+
+FILES = {
+    "trl": "sft.yaml",
+    "axolotl": "axolotl.yaml",
+    "llama-factory": "train.yaml",
+    "transformers": "training_args.json",
+}
+SHARED = {"ddp": {"dp": 8}, "full": {"dp": 8, "zero": 3, "recompute": "full"}, "kept": {"dp": 8, "zero": 2},
+          "host": {"dp": 8, "zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu"},
+          "checkpoints": {"dp": 8, "recompute": "full", "attention_kernel": "flash2"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SHARED)
+@pytest.mark.parametrize("target", FILES)
+def test_exports_of_trainers_come_back(target, label):
+    """What an exported config says is read as it was."""
+    values = {"master_weights": False, **SHARED[label]} if target == "axolotl" else SHARED[label]
+    if target == "transformers":
+        values = {key: value for key, value in values.items() if key != "attention_kernel"}  # in its script
+    given = checked("llama-3.1-8b", micro_batch=2, **values)
+    found = read(exported(target, given)[FILES[target]], FILES[target], target)
+    before, after = given.flat_values(), found.plan.flat_values()
+    names = {"zero", "recompute", "precision", "micro_batch", "optimizer", "offload_parameters"} | set(values) - {"dp"}
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    assert found.global_batch(8) == TRAINING.global_batch
+    if target != "transformers":
+        assert found.plan.model == "llama-3.1-8b"
+        assert found.plan.training == {"seq_len": TRAINING.seq_len}
+
+
+def test_axolotls_replicas_of_shards_come_back():
+    """dp_replicate_size and dp_shard_size."""
+    given = checked("llama-3.1-8b", dp=8, zero=3, hsdp=2, master_weights=False)
+    found = read(exported("axolotl", given)["axolotl.yaml"], "axolotl.yaml", "axolotl").plan.flat_values()
+    assert (found["dp"], found["hsdp"]) == (8, 2)
+
+
+def test_names_are_of_shipped_models_folders_or_the_cache(tmp_path, monkeypatch):
+    """Offline: nothing is asked of the hub."""
+    config = {"model_type": "llama", "hidden_size": 64}
+    snapshot = tmp_path / "hub" / "models--acme--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    assert find_released("acme/tiny") == str(snapshot / "config.json")
+    assert find_released("own", str(tmp_path / "train.sh")) == str(tmp_path / "own" / "config.json")
+    assert find_released("Qwen/Qwen3-32B") == "qwen3-32b"
+    assert find_released("acme/other") is None
