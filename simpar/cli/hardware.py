@@ -70,7 +70,8 @@ def import_profile(
     file: Annotated[
         list[str],
         typer.Argument(
-            help="Any of: nvidia-smi topo -m, NCCL_TOPO_DUMP_FILE, scontrol show nodes, topology.conf",
+            help="Any of: nvidia-smi topo -m, NCCL_TOPO_DUMP_FILE, scontrol show nodes, topology.conf or .yaml, "
+            "ibnetdiscover, iblinkinfo, kubectl get nodes -o json",
             metavar="FILE...",
         ),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.files import Document
-from simpar.hardware.machine import nccl_xml, slurm, topo_matrix
+from simpar.hardware.machine import infiniband, kubernetes, nccl_xml, slurm, topo_matrix
 from simpar.hardware.machine.reading import Fact, Links, Reading, join_readings
 from simpar.hardware.profile import ClusterProfile
 from simpar.plain import printable
@@ -28,7 +28,10 @@ Sources: NVIDIA's pages of NVLink (300, 600, 900 and 1,800 GB/s of 6, 12, 18 and
 A800 and H800 their 400 GB/s; AMD's data sheets of the platforms of MI300X, MI325X (128 GB/s between two devices, both
 directions together) and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
-KINDS = (topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE)
+KINDS = (
+    topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE, slurm.YAML_TREE, infiniband.DISCOVER, infiniband.LINKS,
+    kubernetes.KIND,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,10 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
             readings.append(topo_matrix.read_matrix(text, path))
         elif slurm.is_nodes(text):
             readings.append(slurm.read_nodes(text, path, partition))
+        elif infiniband.is_fabric(text):
+            readings.append(infiniband.read_fabric(text, path))
+        elif kubernetes.is_nodes(text):
+            readings.append(kubernetes.read_nodes(text, path))
         elif slurm.is_tree(text):
             trees.append(path)
         else:

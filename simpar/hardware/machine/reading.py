@@ -13,7 +13,7 @@ LEAST, MORE, MOST = 1, 2, 3
 class Fact:
     """A value as profiles write it, the file that it is from, and how sure it is."""
 
-    value: int | str
+    value: float | str
     file: str
     sure: int = MOST
 
@@ -46,7 +46,7 @@ class Reading:
     nodes: frozenset[str] | None = None
     unread: list[str] = field(default_factory=list)
 
-    def say(self, key: str, value: int | str, sure: int = MOST) -> None:
+    def say(self, key: str, value: float | str, sure: int = MOST) -> None:
         """Note the value of a profile's field."""
         self.facts[key] = Fact(value, self.file, sure)
 

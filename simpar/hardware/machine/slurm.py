@@ -1,20 +1,21 @@
-"""What Slurm knows: ``scontrol show nodes`` (devices and memory of nodes), ``topology.conf`` (nodes below a switch).
+"""What Slurm knows: ``scontrol show nodes`` (devices, memory), ``topology.conf`` and ``.yaml`` (nodes below a switch).
 
-Formats: slurm.schedmd.com/topology.conf.html and scontrol.html. Names of parameters are read in any case, lists of
-hosts as Slurm writes them (``n[01-16,20]``).
+Formats: slurm.schedmd.com/topology.conf.html, topology.yaml.html and scontrol.html. Names of parameters are
+read in any case, lists of hosts as Slurm writes them (``n[01-16,20]``).
 """
 
 import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from simpar.errors import UserError
-from simpar.files import bundled
+from simpar.files import bundled, read_yaml
 from simpar.hardware.machine.reading import Reading
 from simpar.plain import printable
 
-NODES, TREE = "scontrol show nodes", "topology.conf"
+NODES, TREE, YAML_TREE = "scontrol show nodes", "topology.conf", "topology.yaml"
 MOST_HOSTS = 200_000
 MAKES = ("rtx", "tpu", "cpu")
 """First words of device names that do not name a device on their own."""
@@ -28,8 +29,14 @@ def is_nodes(text: str) -> bool:
 
 
 def is_tree(text: str) -> bool:
-    """Whether a text is a topology.conf."""
-    return re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE) is not None
+    """Whether a text is a topology.conf or topology.yaml."""
+    return (
+        _is_yaml(text) or re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE) is not None
+    )
+
+
+def _is_yaml(text: str) -> bool:
+    return re.search(r"^\s*-\s*topology\s*:", text, re.MULTILINE) is not None
 
 
 def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
@@ -118,8 +125,8 @@ def _agrees(word: str, own: Sequence[str]) -> bool:
 
 def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Reading:
     """Nodes below a leaf switch, among ``nodes`` if given. Raises UserError for a line that is not understood."""
-    result = Reading(TREE, file)
-    leaves, above, blocks = _tree(text, file)
+    result = Reading(YAML_TREE if _is_yaml(text) else TREE, file)
+    leaves, above, blocks = _yaml_tree(text, result) if _is_yaml(text) else _tree(text, file)
     kept = {name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()}
     sizes = Counter(len(hosts) for hosts in kept.values() if hosts)
     named, left = (sum(map(len, of.values())) for of in (leaves, kept))
@@ -172,6 +179,44 @@ def _tree(text: str, file: str) -> tuple[dict[str, list[str]], list[str], dict[s
         else:
             raise UserError(f"{place}: wants SwitchName or BlockName, and Nodes or Switches")
     return leaves, above, blocks
+
+
+def _yaml_tree(text: str, reading: Reading) -> tuple[dict[str, list[str]], list[str], dict[str, list[str]]]:
+    """As :func:`_tree`, of the default topology of a topology.yaml, or its first. Raises UserError."""
+    file, data = reading.file, read_yaml(text, reading.file)
+    if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
+        raise UserError(f"{file}: wants a list of topologies")
+    chosen = next((each for each in data if each.get("cluster_default") is True), data[0])
+    name = printable(str(chosen.get("topology")))
+    if len(data) > 1:
+        reading.unread.append(f"{len(data) - 1} topologies beside {name}, which is the cluster's: left out")
+    leaves: dict[str, list[str]] = {}
+    above: list[str] = []
+    blocks: dict[str, list[str]] = {}
+    place = f"{file}: topology {name}"
+    if "tree" not in chosen and "block" not in chosen:
+        reading.unread.append(f"scale_out.nodes_per_leaf: topology {name} names no switches")
+    for each in _entries(chosen, "tree", "switches", place):
+        if "nodes" in each:
+            leaves[str(each.get("switch"))] = list(hosts_of(str(each["nodes"]), place))
+        elif "children" in each:
+            above.append(str(each.get("switch")))
+        else:
+            raise UserError(f"{place}: switch {printable(str(each.get('switch')))} wants nodes or children")
+    for each in _entries(chosen, "block", "blocks", place):
+        blocks[str(each.get("block"))] = list(hosts_of(str(each.get("nodes", "")), place))
+    return leaves, above, blocks
+
+
+def _entries(topology: Mapping[str, Any], kind: str, key: str, place: str) -> list[Mapping[str, Any]]:
+    """The switches of a tree, or the blocks; none if the topology is of another kind. Raises UserError."""
+    if kind not in topology:
+        return []
+    section = topology[kind]
+    entries = section.get(key) if isinstance(section, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise UserError(f"{place}: {kind}.{key}: wants a list")
+    return entries
 
 
 def hosts_of(text: str, place: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.machine.slurm import devices_called, hosts_of, read_nodes, read_tree
+from simpar.hardware.machine.slurm import devices_called, hosts_of, is_tree, read_nodes, read_tree
 from tests.hardware.machine.samples import node
 
 TREE = """# two leaves
@@ -112,3 +112,47 @@ def test_lists_of_hosts():
     assert list(hosts_of("n[08-10],login,r[1-2]c[3,5]", "x")) == [
         "n08", "n09", "n10", "login", "r1c3", "r1c5", "r2c3", "r2c5",
     ]  # fmt: skip
+
+
+YAML_TREE = """
+---
+- topology: old
+  cluster_default: false
+  flat: true
+- topology: main
+  cluster_default: true
+  tree:
+    switches:
+      - switch: spine
+        children: leaf[1-2]
+      - switch: leaf1
+        nodes: n[01-04]
+      - switch: leaf2
+        nodes: n[05-06]
+"""
+
+
+def test_topology_yaml():
+    """The tree of the default topology, as topology.conf tells it; blocks and flat ones."""
+    assert is_tree(YAML_TREE)
+    result = read_tree(YAML_TREE, "topology.yaml")
+    assert (result.kind, result.facts["scale_out.nodes_per_leaf"].value, len(result.nodes)) == ("topology.yaml", 4, 6)
+    assert any("1 topologies beside main" in line for line in result.unread)
+    blocks = "- topology: b\n  block:\n    block_sizes: [4]\n    blocks:\n      - block: b1\n        nodes: n[1-18]\n"
+    assert any("blocks of 18 nodes" in line for line in read_tree(blocks, "x").unread)
+    assert any("names no switches" in line for line in read_tree("- topology: f\n  flat: true\n", "x").unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- topology: a\n  tree: 5\n", "x: topology a: tree.switches: wants a list"),
+        ("- topology: a\n  tree:\n    switches:\n      - switch: s\n", "switch s wants nodes or children"),
+        ("- topology: a\n  tree: [\n", "x:3: not valid YAML"),
+        (YAML_TREE.replace("n[05-06]", "n[05-"), "is not a list of hosts"),
+    ],
+)
+def test_damaged_topology_yaml(text, words):
+    """One line with the place."""
+    with pytest.raises(UserError, match=words):
+        read_tree(text, "x")
