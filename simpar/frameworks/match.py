@@ -100,7 +100,7 @@ def layers_in(model: str) -> int:
 def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
-    plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
+    plain = re.sub(r"^meta|(hf|base|instruct|thinking|2507|v\d+|v01|bf16)+$", "", plain) or plain
     names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
     return names[0] if names else None
 

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from typing import Any
 
 from simpar import files
@@ -43,7 +42,7 @@ class Arguments:
     """Arguments by flag, and which of them have been asked for.
 
     ``names`` are their names in the file, if these differ from the flag; ``untold`` are switches that another file may
-    have set. ``script`` is the name of the Python file that is started, "" if it is not known.
+    have set. ``script`` is the Python file that is started, "" if it is not known.
     """
 
     values: Mapping[str, list[str]]
@@ -120,7 +119,7 @@ def _from_shell(text: str, source: str) -> Arguments:
         raise UserError(
             f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
         )
-    started = (PurePath(word).name for command in launched for word in command if word.endswith(".py"))
+    started = (word for command in launched for word in command if word.endswith(".py"))
     return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""))
 
 

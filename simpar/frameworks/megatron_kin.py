@@ -15,8 +15,7 @@ from simpar.errors import UserError
 from simpar.frameworks.deepspeed_read import CONFIG_FILE
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
-from simpar.frameworks.megatron_read import plan_of
-from simpar.frameworks.megatron_read import read as read_megatron
+from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
@@ -81,7 +80,9 @@ OF_MINDSPEED = (
 )  # fmt: skip
 ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
-    idle=("use_fused_*", "prompt_type", "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
+    idle=("use_fused_*", "enable_hf2mg_convert", "model_type_hf", "shape_order", "beta_*", "rope_scaling*", "seq_aux",
+          "first_k_dense_replace", "n_shared_experts", "prompt_type",
+          "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
           "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic"),
     deciding={
         "swap_*": OFFLOADED,
@@ -90,6 +91,8 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "recompute_in_*": "recomputation in bubbles of the pipeline: time",
         "recompute_norm*": "norms are recomputed: memory and time",
         "adaptive_*": "what is recomputed is chosen at run time: memory and time",
+        "coc_*": "communication inside of products: time",
+        "moe_permutation_async_comm": "experts' exchange beside computation: time",
         "use_ascend_*": "communication inside of products: time",
         "use_mc2": "communication inside of products: time",
         "ampipe*": "experts' exchange beside attention: time",
@@ -106,12 +109,15 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     },
 )  # fmt: skip
 
+HYBRID = {"hybridadam": "adam", "hybridsgd": "sgd"}
+"""Pai-Megatron-Patch's optimizers on the host, by what they are."""
 OF_PAI = ("--patch-tokenizer-type", "--extra-vocab-size", "--max-padding-length")
 PAI_WORDS = MEGATRON_WORDS | WordTable(
     idle=("patch_tokenizer_type", "max_padding_length", "dataset", "train_mode", "epochs", "keep_last",
           "rotary_scaling_factor", "use_alibi_mask", "padded_dataset", "train_data", "valid_data", "task_list"),
     deciding={
         "extra_vocab_size": "words beside the model's vocabulary: memory of tables and logits",
+        "optimizer_offload_policy": "what of the optimizer is on the host: memory and time",
         "use_normhead": "a normalised head: time",
         "train_data_packing": "documents in a sequence: attention's time",
     },
@@ -141,6 +147,9 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
     given = renamed(read_arguments(text, name), SAME_AS)
     if given.values.get("--num-experts") in (["1"], None):  # its default is one expert: a dense MLP
         given = replace(given, values={key: value for key, value in given.values.items() if key != "--num-experts"})
+    elif "--moe-layer-freq" not in given.values:  # experts are in every second layer, unless it is told otherwise
+        freq = given.values.get("--expert-interval", ["2"])
+        given = replace(given, values={**given.values, "--moe-layer-freq": freq})
     if "--num-query-groups" in given.values:
         given = replace(given, values={**given.values, "--group-query-attention": []})
     result = plan_of(given)
@@ -163,7 +172,8 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
 def _zero(given: Arguments, notes: list[str]) -> dict[str, Any]:
     """The stage, and what else DeepSpeed's config says; without the file, what the arguments say."""
     flag = next((each.replace("_", "-") for each in CONFIG_FILE if given.values.get(each.replace("_", "-"))), None)
-    path = Path(given.source).parent / str(given.text(flag)) if flag else None
+    named = given.values[flag][0] if flag and given.has(flag) else ""
+    path = Path(given.source).parent / named if named else None
     told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdigit() else 1
     if path is None or not path.is_file():
         missing = f"{path.name} is not here; " if path else ""
@@ -192,10 +202,26 @@ def read_mindspeed(text: str, name: str) -> Imported:
         given = replace(given, values=values)
     result = plan_of(given)
     plan = result.plan
+    if listed := given.text("--num-layer-list"):
+        layers = listed.split(",")
+        if not all(each.isdigit() for each in layers):
+            raise UserError(f"{name}: --num-layer-list = {listed}: allowed: layers of every stage, such as 10,12,10")
+        plan = plan.with_values(layers=tuple(map(int, layers)))
     if not given.has("--use-flash-attn") and plan.execution.attention_kernel is None:
         plan = plan.with_values(attention_kernel="eager")
     note = "MindSpeed runs on Ascend devices, whose kernels no profile here has: the hardware is that of --hardware."
     return replace(result, plan=plan, words=given.words(), notes=(*result.notes, note))
+
+
+def read_pai(text: str, name: str) -> Imported:
+    """The plan of arguments of Pai-Megatron-Patch: Megatron-LM's, and its own Adam on the host."""
+    given = read_arguments(text, name)
+    if given.text("--optimizer") in HYBRID:
+        own = {"--optimizer": [HYBRID[str(given.text("--optimizer"))]], "--optimizer-cpu-offload": []}
+        given = replace(
+            given, values={**given.values, **own}, names={**given.names, **dict.fromkeys(own, "--optimizer")}
+        )
+    return of_arguments(given)
 
 
 MEGATRON_DEEPSPEED = Reader(
@@ -215,7 +241,7 @@ MINDSPEED = Reader(
 PAI = Reader(
     name="pai-megatron-patch",
     description="Pai-Megatron-Patch: Megatron-LM's arguments with its own for models and data",
-    read=read_megatron,
+    read=read_pai,
     starts=_asks(OF_PAI),
     words=PAI_WORDS,
     written_as="megatron",

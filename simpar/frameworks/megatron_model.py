@@ -12,13 +12,16 @@ from simpar.frameworks.megatron_hybrid import PASS, STAGE_END
 PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 RATIOS = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model")
 """Arguments of hybrids that do not say which layer is which."""
-OTHERS = re.compile(r"pretrain_(bert|t5|ict|retro|vision|vlm|mimo)|train_rl")
+OTHERS = re.compile(r"pretrain_(bert|t5|ict|retro|vision|vlm|mimo)|train_rl|mimo/|multimodal/")
 """Scripts that train no decoder of text alone."""
 UNSTATED = (
     "--experimental-attention-variant", "--enable-mhc-connections", "--linear-attention-freq",
+    "--vision-model-type", "--language-model-type", "--img-h",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json", "--attention-output-gate",
 )  # fmt: skip
 """Arguments of layers that no config says here."""
+PARTLY = ("--spec", "--window-size", "--softmax-type", "--quick-geglu", "--window-attn-skip-freq")
+"""Arguments of layers that shipped models have and no config is built of."""
 GPT2_VOCABULARY = 50257
 OF_GPT2 = ("GPT2BPETokenizer", "")
 """Tokenizers of so many words: GPT-2's, which is also taken where none is named."""
@@ -68,7 +71,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
     if config is None:
         return [], None, []
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
-    if "vocab" not in sizes:
+    if "vocab" not in sizes and "--padded-vocab-size" not in given.values:
         notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as GPT-2's tokenizer has, padded.")
     return [], config, notes
 
@@ -91,7 +94,9 @@ def _padded(given: Arguments, words: int) -> int:
 
 def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None:
     """The config of a decoder that arguments state in full; None if they do not."""
-    vocabulary = sizes.get("vocab")
+    if any(flag in given.values for flag in PARTLY):
+        return None
+    vocabulary = sizes.get("vocab") or given.number("--padded-vocab-size")
     if vocabulary is None:
         if (given.text("--tokenizer-type") or "") not in OF_GPT2:
             return None

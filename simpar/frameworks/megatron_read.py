@@ -50,7 +50,11 @@ def read(text: str, name: str) -> Imported:
     Experts are split like everything else, routed tokens sorted and losses computed without fused kernels, unless an
     argument says otherwise (``megatron/training/arguments.py``).
     """
-    given = read_arguments(text, name)
+    return of_arguments(read_arguments(text, name))
+
+
+def of_arguments(given: Arguments) -> Imported:
+    """The plan of arguments, with what Megatron-LM does where nothing is said. Raises UserError."""
     result = plan_of(given)
     mesh = result.plan.mesh
     if not given.has("--cross-entropy-loss-fusion"):

@@ -11,8 +11,9 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar import files
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
-from simpar.frameworks.match import find_model
+from simpar.frameworks.match import find_model, kind_of
 from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
@@ -28,7 +29,8 @@ MEGATRON = "megatron"
 FRAMEWORKS = (MEGATRON, "torchtitan", "maxtext", "megatron_bridge", "maxdiffusion", "hummingbirdxt")
 TURBO = "a kernel of Primus-Turbo in place of Transformer Engine's: time"
 WORDS = MEGATRON_WORDS | WordTable(
-    idle=("*sink_level", "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
+    idle=("*sink_level", "moe_use_legacy_grouped_gemm",
+          "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
           "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*"),
     deciding={
         "use_turbo_*": TURBO,
@@ -64,6 +66,8 @@ def read(text: str, name: str) -> Imported:
     if sizes and asked:
         raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")
     model = find_model(asked) if asked else None
+    if model and said.get("multi_latent_attention") is False and kind_of(load_model(model)) == "latent":
+        raise UserError(f"{name}: multi_latent_attention = false: allowed: true, as {asked} has it")
     result = plan_of(with_layers(given, model), model)
     asks, notes = dict(result.asks), list(result.notes)
     if model is None:

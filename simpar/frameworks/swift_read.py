@@ -130,7 +130,8 @@ def _tuning(given: Arguments) -> dict[str, Any]:
 def read_transformers(_: str, name: str) -> Imported:
     """Refuse ``swift sft``, which trains by Hugging Face's Trainer."""
     raise UserError(
-        f"{name}: swift sft, pt and rlhf train by Hugging Face's Trainer, not by Megatron-LM, and are not read; "
+        f"{name}: ms-swift's export and infer train nothing; "
+        "swift sft, pt and rlhf train by Hugging Face's Trainer, and are not read; "
         "allowed: megatron sft and pt of ms-swift, or the plan by hand"
     )
 
@@ -139,6 +140,8 @@ def _starts_transformers(words: Sequence[str]) -> bool:
     names = [PurePath(word).name for word in words]
     is_program = any(name == "swift" and names[at + 1 : at + 2] in ([kind] for kind in KINDS)
                      for at, name in enumerate(names))  # fmt: skip
+    for at, name in enumerate(names):
+        is_program |= name in ("megatron", "swift") and names[at + 1 : at + 2] in (["export"], ["infer"])
     return is_program or any(re.search(r"swift/cli/(sft|pt|rlhf)\.py$", word) for word in words)
 
 

@@ -31,7 +31,9 @@ TARGETS = {
     "bridge": ("megatron-bridge", "llama3.py"),
     "nemo": ("megatron-bridge", "llama3_70b.py:pretrain_recipe_performance"),
     "nanotron": ("nanotron", "config.yaml"), "accelerate": ("accelerate", "fsdp.yaml"),
-    "deepspeed": ("deepspeed", "ds_config.json"),
+    "deepspeed": ("deepspeed", "ds_config.json"), "primus": ("primus", "experiment.yaml"),
+    "megatron-swift": ("megatron-swift", "train.sh"),
+    **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
 
@@ -106,7 +108,21 @@ def pretrain_recipe_performance(fn=pretrain):
 """
 
 
+def swift(facts):
+    """A command of ms-swift, whose switches have words."""
+    return " ".join(["NPROC_PER_NODE=8 megatron sft", *(f"--{name} {value}" for name, value in facts.items())])
+
+
+def primus(facts):
+    """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
+    overrides = {key: value for key, value in facts.items() if key != "model"}
+    module = {"framework": "megatron", "config": "pre_trainer.yaml", "model": facts["model"], "overrides": overrides}
+    return json.dumps({"modules": {"pre_trainer": module}})
+
+
 WRITERS = {
+    **dict.fromkeys(("megatron-deepspeed", "mindspeed", "pai-megatron-patch"), shell), "megatron-swift": swift,
+    "primus": primus,
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),

@@ -56,6 +56,8 @@ def test_megatron_deepspeed(tmp_path):
     alone = read(text, "train.sh", "megatron-deepspeed")
     assert alone.plan.zero == 1
     assert any("ds.json is not here" in note for note in alone.notes)
+    unnamed = read(text.replace("ds.json", "ds.${SLURM_JOBID}.json"), "train.sh", "megatron-deepspeed")
+    assert (unnamed.plan.zero, unnamed.plan.recompute) == (1, "full")
     assert read(f"deepspeed {MEGATRON} --zero-stage 3", "train.sh", "megatron-deepspeed").plan.zero == 0  # not started
 
 
@@ -68,6 +70,15 @@ def test_ulysses_of_megatron_deepspeed():
     assert "--ds-sequence-parallel-size" in result.words.used
 
 
+def test_experts_of_megatron_deepspeed_are_in_every_second_layer():
+    """No config is built as if every layer had them."""
+    sizes = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --num-experts 128 --topk 1"
+    assert read(f"deepspeed {MEGATRON} {sizes} --deepspeed", "train.sh", "megatron-deepspeed").config is None
+    dense = read(f"deepspeed {MEGATRON} {sizes.replace('128', '1').replace('24', '23')} --deepspeed", "train.sh",
+                 "megatron-deepspeed")  # fmt: skip
+    assert dense.config["model_type"] == "gpt2"
+
+
 def test_mindspeed():
     """Unfused attention unless it is asked for; context parallelism by its own names."""
     result = read(f"torchrun {MEGATRON} --context-parallel-size 4 --context-parallel-algo ulysses_cp_algo "
@@ -76,6 +87,15 @@ def test_mindspeed():
     assert "--reuse-fp32-param" in load_reader("mindspeed").words.sort((), result.words.unread).deciding
     with pytest.raises(UserError, match=r"--context-parallel-algo = x: allowed: megatron_cp_algo"):
         read(f"torchrun {MEGATRON} --context-parallel-algo x", "train.sh", "mindspeed")
+
+
+def test_pai():
+    """Its Adam on the host; words of its own are known."""
+    text = f"torchrun {MEGATRON} --patch-tokenizer-type LLama3Tokenizer --optimizer hybridadam --extra-vocab-size 256"
+    result = read(text, "train.sh", "pai-megatron-patch")
+    assert (result.plan.optimizer, result.plan.offload_optimizer) == ("adamw", "cpu")
+    account = load_reader("pai-megatron-patch").words.sort((), result.words.unread)
+    assert (list(account.deciding), account.idle) == (["--extra-vocab-size"], ("--patch-tokenizer-type",))
 
 
 def test_megatron_of_swift():
@@ -113,6 +133,8 @@ def test_swift_on_the_trainer_is_refused_by_name():
     """It is no Megatron-LM."""
     with pytest.raises(UserError, match="swift sft, pt and rlhf train by Hugging Face's Trainer"):
         given_words(["NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-7B"])
+    with pytest.raises(UserError, match="export and infer train nothing"):
+        given_words(["megatron export --model Qwen/Qwen2.5-7B --tensor_model_parallel_size 2"])
 
 
 def test_primus(tmp_path, monkeypatch):
@@ -142,6 +164,11 @@ def test_primus(tmp_path, monkeypatch):
         ),
         ("profile: false", "num_layers: 4", "num_layers beside model: llama3.1_8B"),
         ("modules:", "others:", "no experiment of Primus"),
+        (
+            "llama3.1_8B}.yaml\n    overrides: {",
+            "deepseek_v2_lite}.yaml\n    overrides: {multi_latent_attention: false, ",
+            "multi_latent_attention = false: allowed: true",
+        ),
     ],
 )
 def test_primus_refuses_by_name(old, new, told):

@@ -74,6 +74,8 @@ def test_hybrids_are_told_by_their_layers():
         found = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}")
         assert (found.plan.model, found.config) == (None, None)
         assert "give --model" in found.asks["model"]
+    for words in ("--vision-model-type clip", "--experimental-attention-variant gated_delta_net"):
+        assert imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}").plan.model is None
     script = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936", "pretrain_mamba.py")
     assert (script.plan.model, script.config) == (None, None)
 
