@@ -74,7 +74,9 @@ class Arguments:
         if not values:
             raise UserError(f"{self.source}: {self.name(flag)} has no value")
         if UNKNOWN.search(values[0]):
-            raise UserError(f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say")
+            is_argument = re.match(r"\$\{?\d", values[0])
+            how = "; allowed: arguments in the command: simpar check -- ./script.sh ARGUMENT ..." if is_argument else ""
+            raise UserError(f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say{how}")
         return values[0]
 
     def number(self, flag: str) -> int | None:

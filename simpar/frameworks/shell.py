@@ -2,40 +2,68 @@
 
 Nothing is run. A script is read as in an empty environment without arguments: ``${NAME:-default}`` is the default, a
 variable that the script does not set stays in the words as ``${NAME}``, and so does anything that only running would
-tell, such as ``$(command)``. A function is read with the arguments of its call. If the script alone does not decide a
-condition, none of its branches is read, and a note says so.
+tell, such as ``$(command)``, unless the command only works on words and paths (:mod:`~simpar.frameworks.shell_output`).
+A function is read with the arguments of its call. If the script alone does not decide a condition, none of its branches
+is read, and a note says so. Scripts that it starts or sources are read in their places.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
+from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks.shell_words import UNKNOWN, Variables, is_argument, text_of
+from simpar.frameworks import slurm
+from simpar.frameworks.shell_built_in import BUILT_IN
+from simpar.frameworks.shell_calls import (
+    JOBS,
+    KNOWN,
+    PLAIN,
+    SHELLS,
+    Call,
+    begins_as_script,
+    call_of,
+    is_script_name,
+    without_env,
+)
+from simpar.frameworks.shell_conditions import holds, value_in_test
+from simpar.frameworks.shell_output import output_of, parser, printed
+from simpar.frameworks.shell_words import (
+    UNKNOWN,
+    Variables,
+    descendants,
+    elements_of,
+    ends_line,
+    is_argument,
+    names_of,
+    text_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_DEPTH = 30
 MAX_STEPS = 100_000
+MAX_CALLS = 10
+"""Scripts that start or source one another."""
+NO_FILE = "no such file here"
+"""What a note says of a script that is not found."""
 OPTION = re.compile(r"--[a-zA-Z][\w-]*")
-_WITH_VALUE = "adinNptu"
-"""Options of ``read`` that take a value."""
-_QUOTED = ("string", "raw_string", "ansi_c_string", "translated_string")
+_WRITERS = ("cat", "tee", "echo", "printf")
 _NESTED = ("program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments")
-COMPARISONS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": int.__eq__, "-ne": int.__ne__, "-gt": int.__gt__, "-ge": int.__ge__, "-lt": int.__lt__, "-le": int.__le__,
-}  # fmt: skip
 
 
 class Script:
     """A script as it would run: ``commands`` are the words of each, in order; ``notes`` tell what was not read.
 
     ``environments`` has the variables of every command: those that the script set by then, and those before its words.
+    A command of another script has the launcher before it that started that script (``srun -N 4 bash other.sh``).
+    ``directives`` are the words of the ``#SBATCH`` lines of each text. ``written`` are the texts of files that the
+    script writes.
 
     ``variables`` have a list of words for every name; a value that only running would tell is the name itself,
     ``${NAME}``. The arguments of a function exist while it is read: as ``1``, ``@`` and, if all are known, ``#``.
@@ -45,24 +73,56 @@ class Script:
         self.source = source
         self.commands: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
-        self.variables = Variables()
+        self.directives: list[list[str]] = []
+        self.written: dict[str, str] = {}
+        self.variables = Variables(lambda text: output_of(text, self.variables, self.folder))
         self.notes: list[str] = []
         self.functions: dict[str, Node] = {}
         self.outside: list[dict[str, list[str] | None]] = []  # hidden by each call
-        self.steps = self.depth = 0
+        self.exported: set[str] = set()
+        self.exports_all = False
+        self.folder = ""  # since the last cd; empty where the script is started
+        self.before: list[str] = []  # the launchers of what is read
+        self.stack: list[str] = []  # of the files that are read
+        self.called: set[str] = set()
+        self.steps = self.depth = self.line = 0
+        self._begin(text, source, [])
         self.run(text)
+        for path in [path for path in self.written if is_script_name(path) and path not in self.called]:
+            self._child(Call([], path, [], text=self.written[path]))
+
+    def _begin(self, text: str, source: str, asked: Sequence[str]) -> None:
+        """What a file implies before its first line; ``asked`` are Slurm's flags on the command line."""
+        known = self.variables.implied
+        is_file = os.path.isfile(source)
+        known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""]}
+        known["PWD"] = [os.path.abspath(self.folder)]
+        own = slurm.directives(text)
+        self.directives += [own] if own else []
+        known |= slurm.variables_of([*slurm.plain_flags(asked), *own])
+        self.stack.append(os.path.realpath(source) if is_file else source)
 
     def run(self, text: str) -> None:
         """Read a text, keeping what was read before. Raises UserError if it is not a shell script."""
-        from tree_sitter import Language, Parser
-        from tree_sitter_bash import language
-
         text = re.sub(r"\\[ \t]*\s*\Z", "\n", text)  # a line that goes on behind the end of the file
-        root = Parser(Language(language())).parse(text.encode()).root_node
+        root = parser().parse(text.encode()).root_node
         if root.has_error:
-            wrong = next(_descendants(root, lambda node: node.is_error or node.is_missing), root)
+            wrong = next(descendants(root, lambda node: node.is_error or node.is_missing), root)
             raise UserError(f"{self.source}:{wrong.start_point.row + 1}: not shell text")
         self._statement(root)
+
+    def find(self, name: str) -> str | None:
+        """The path of a file that the script names: from where it is, is started, or lies; None if there is none."""
+        beside = [os.path.dirname(path) for path in reversed(self.stack) if os.path.isfile(path)]
+        paths = dict.fromkeys(os.path.join(folder, name) for folder in (self.folder, "", *beside))
+        return next((path for path in paths if os.path.isfile(path)), None)
+
+    def text_of_file(self, name: str) -> tuple[str, str] | None:
+        """(Path, text) of a file that the script writes, or that exists; None if there is none. Raises UserError."""
+        if name in self.written:
+            return name, self.written[name]
+        path = self.find(name)
+        return None if path is None else (path, files.read_text(path))
 
     def _statement(self, node: Node) -> bool | None:
         """Read a statement; returns whether it succeeds, None if only running would tell."""
@@ -74,6 +134,7 @@ class Script:
         if reader is None:
             return self._all(node.named_children) if kind in _NESTED else None
         self.depth += 1
+        self.line = node.start_point.row + 1
         try:
             return reader(self, node)
         finally:
@@ -87,10 +148,21 @@ class Script:
 
     def _variable_assignment(self, node: Node) -> bool:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None or name.type != "variable_name":
-            return True  # assigns one element of an array
         words = [""] if value is None else self.variables.value(value)
+        if name is not None and name.type == "subscript":
+            index = name.child_by_field_name("index")
+            whole = name.child_by_field_name("name")
+            key = "" if index is None else " ".join(self.variables.value(index))
+            self.variables[f"{'' if whole is None else text_of(whole)}[{key}]"] = words
+            return True
+        if name is None:
+            return True
+        if value is not None and value.type == "array" and (elements := elements_of(text_of(name), words)):
+            self.variables |= elements
+            return True
         adds = any(child.type == "+=" for child in node.children)
+        if self.exports_all:
+            self.exported.add(text_of(name))
         self._set(text_of(name), words, adds=adds, is_list=value is not None and value.type == "array")
         return True
 
@@ -110,6 +182,8 @@ class Script:
                 self._statement(child)
             if is_own and name is not None and name.type == "variable_name":
                 self.outside[-1].setdefault(text_of(name), hidden)
+            if name is not None and (node.children[0].type == "export" or text_of(node.named_children[0]) == "-x"):
+                self.exported.add(text_of(name))
         return True
 
     def _function_definition(self, node: Node) -> bool:
@@ -123,7 +197,7 @@ class Script:
         before = [part for part in parts if part.type == "variable_assignment"]
         if len(before) == len(parts):
             return self._all(before)
-        lines = [i + 1 for i, part in enumerate(before) if _ends_line(part)]
+        lines = [i + 1 for i, part in enumerate(before) if ends_line(part)]
         own = lines[-1] if lines else 0  # the grammar gives the command the preceding lines' assignments, too
         self._all(before[:own])
         words = [word for part in parts[len(before) :] for word in self.variables.words(part)]
@@ -131,94 +205,141 @@ class Script:
             return True
         if words[0] in self.functions:
             return self._call(self.functions[words[0]], words[1:], before[own:])
-        if words[0] in _BUILT_IN:
-            return _BUILT_IN[words[0]](self, words[1:], self._input(node, before[own:]))
-        if words[0] in ("source", "."):
-            self.notes.append(f"{' '.join(words)}: another file, not read.")
+        if words[0] in BUILT_IN:
+            return BUILT_IN[words[0]](self, words[1:], self._input(node, before[own:]))
+        if words[0] == "eval":
+            return self._evaluated(words[1:])
+        if words[0] in ("source", ".") and len(words) > 1:
+            return self._sourced(words[1:])
         self._launched(words, before[own:])
         return {"true": True, ":": True, "false": False}.get(words[0])
 
     def _launched(self, words: list[str], given: Sequence[Node] = ()) -> None:
-        """Keep a command; ``given`` are the variables before its words, for it alone."""
-        known = self.variables
-        names = [text_of(node) for each in given if (node := each.child_by_field_name("name")) is not None]
+        """Keep a command, or what the script does that it starts; ``given`` are variables for it alone."""
+        known, exported = self.variables, set(self.exported)
+        names = names_of(given)
         outside = {name: known.get(name) for name in names}
         self._all(given)
-        environment = {name: " ".join(words) for name, words in known.items() if not is_argument(name)}
-        for name, hidden in outside.items():
-            if hidden is None:
-                known.pop(name, None)
-            else:
-                known[name] = hidden
-        while words and words[0] == "env":
-            own = list(takewhile(lambda word: "=" in word, words[1:]))
-            environment |= dict(word.split("=", 1) for word in own)
-            words = words[1 + len(own) :]
-        self.commands.append(words)
-        self.environments.append(environment)
+        words, own = without_env(words)
+        outside |= {name: known.get(name) for name in own if name not in outside}
+        known |= {name: [value] for name, value in own.items()}
+        self.exported |= {*names, *own}
+        while words[:1] and words[0] in PLAIN:
+            words = words[1:]
+        call = call_of(words, self.is_script)
+        if call is None or not self._child(call):
+            self.commands.append([*self.before, *words])
+            self.environments.append({name: " ".join(each) for name, each in known.items() if name.isidentifier()})
+        self.exported = exported
+        known.restore(outside)
+
+    def is_script(self, name: str) -> bool:
+        """Whether a word names a script: by its name, or a file that begins as one."""
+        if is_script_name(name) or name in self.written:
+            return True
+        path = None if UNKNOWN.search(name) else self.find(name)
+        return path is not None and begins_as_script(path)
+
+    def _child(self, call: Call) -> bool:
+        """Read what another shell would do; False if that is not known, and the command is kept as it is."""
+        called = self._called(call)
+        if called is None:
+            return False
+        path, text = called
+        kept = (self.source, self.variables, self.functions, self.exported, self.folder, self.before, self.line)
+        count = len(self.commands)
+        inherited = {name: words for name, words in self.variables.items() if call.is_text or name in self.exported}
+        self.variables = Variables(lambda text: output_of(text, self.variables, self.folder))
+        self.variables |= {name: words for name, words in inherited.items() if not is_argument(name)}
+        self.variables.implied = dict(kept[1].implied)
+        self.source, self.functions, self.before = path, dict(self.functions), [*self.before, *call.before]
+        try:
+            self._begin(text, path, call.before)
+            self.variables.bind(call.arguments)
+            self.run(text)
+        except UserError:
+            if not call.is_text:
+                raise
+            del self.commands[count:], self.environments[count:]
+            return False
+        finally:
+            self.stack.pop()
+            self.source, self.variables, self.functions, self.exported, self.folder, self.before, self.line = kept
+        return True
+
+    def _called(self, call: Call) -> tuple[str, str] | None:
+        """(Name, text) of what a call reads; None, with a note, if it is not there. Raises UserError in a cycle."""
+        if call.text is not None:
+            return (self.source if call.is_text else call.path), call.text
+        self.called.add(call.path)
+        place = f"{self.source}:{self.line}"
+        result = None if UNKNOWN.search(call.path) else self.text_of_file(call.path)
+        name = os.path.basename(call.path)
+        if result is None and name in KNOWN:
+            self.notes.append(f"{place}: {call.path} is not here, and is taken for that of {KNOWN[name].of}.")
+            return call.path, KNOWN[name].text
+        if result is None:
+            self.notes.append(f"{place}: {call.path}: {NO_FILE}: what it does is not read.")
+            return None
+        whole = os.path.realpath(result[0])
+        if whole in self.stack and call.is_job:
+            self.notes.append(f"{place}: {call.path} submits itself again; the first job is read.")
+            return result[0], ""
+        if whole in self.stack:
+            raise UserError(f"{place}: {call.path} leads back to itself; allowed: scripts that do not call themselves")
+        if len(self.stack) > MAX_CALLS:
+            raise UserError(f"{place}: {call.path}: more than {MAX_CALLS} scripts inside one another")
+        return result
+
+    def _sourced(self, words: list[str]) -> bool | None:
+        """Read another file as if its text stood here."""
+        called = self._called(Call([], words[0], words[1:]))
+        if called is None:
+            return None
+        source, line, arguments = self.source, self.line, self.variables.arguments
+        self.source = called[0]
+        self.stack.append(os.path.realpath(called[0]))
+        hidden = self.variables.implied.get("BASH_SOURCE", [])
+        self.variables.implied["BASH_SOURCE"] = [called[0]]
+        if words[1:]:
+            self.variables.bind(words[1:])
+        try:
+            self.run(called[1])
+        finally:
+            self.stack.pop()
+            self.source, self.line = source, line
+            self.variables.implied["BASH_SOURCE"] = hidden
+            if words[1:]:
+                self.variables.unbind()
+                self.variables |= arguments
+        return True
+
+    def _evaluated(self, words: list[str]) -> bool | None:
+        """Read words as a text of their own."""
+        count = len(self.commands)
+        try:
+            self.run(" ".join(words))
+        except UserError:
+            del self.commands[count:], self.environments[count:]
+            self._launched(words)
+        return None
 
     def _call(self, body: Node, words: list[str], given: Sequence[Node]) -> bool | None:
         """Read a function's body with its arguments; afterwards these and its local variables are gone.
 
         ``given`` are variables that are set for this call only.
         """
-        arguments = {name: words for name, words in self.variables.items() if is_argument(name)}
-        names = [text_of(node) for each in given if (node := each.child_by_field_name("name")) is not None]
+        arguments = self.variables.arguments
+        names = names_of(given)
         self.outside.append({name: self.variables.get(name) for name in names})
         self._all(given)
         self.variables.bind(words)
         try:
             return self._statement(body)
         finally:
-            for name, hidden in self.outside.pop().items():
-                if hidden is None:
-                    self.variables.pop(name, None)
-                else:
-                    self.variables[name] = hidden
+            self.variables.restore(self.outside.pop())
             self.variables.unbind()
             self.variables |= arguments
-
-    def _built_in_set(self, words: list[str], _: str | None) -> bool:
-        if "--" in words:
-            self.variables.bind(words[words.index("--") + 1 :])
-        return True
-
-    def _built_in_shift(self, words: list[str], _: str | None) -> bool:
-        count = words[0] if words else "1"
-        if "@" in self.variables and count.isdigit():
-            self.variables.bind(self.variables["@"][int(count) :])
-        return True
-
-    def _built_in_let(self, words: list[str], _: str | None) -> bool | None:
-        value: int | None = None
-        for word in words:
-            value = self.variables.calculate(word)
-        return None if value is None else bool(value)
-
-    def _built_in_read(self, words: list[str], text: str | None) -> bool | None:
-        """Variables from a here-document or a here-string; other input is unknown."""
-        names: list[str] = []
-        whole = is_list = False
-        rest = iter(words)
-        for word in rest:
-            if not word.startswith("-") or len(word) < 2:
-                names.append(word)
-                continue
-            is_list |= "a" in word
-            if word[-1] in _WITH_VALUE:
-                value = next(rest, "")
-                whole |= word[-1] == "d" and value == ""
-                names += [value] if word[-1] == "a" else []
-        if text is None:
-            self.variables |= {name: [f"${{{name}}}"] for name in names}
-            return None
-        read = text if whole else text.partition("\n")[0]
-        if is_list:
-            self.variables |= {name: read.split() for name in names}
-        else:
-            result = read.strip().split(None, len(names) - 1)
-            self.variables |= {name: [word] for name, word in zip_longest(names, result, fillvalue="")}
-        return not whole  # the text ends before the delimiter
 
     def _input(self, node: Node, given: Sequence[Node]) -> str | None:
         """The input of a command, if it is written beside it; None if not, or if it is split at other characters."""
@@ -228,28 +349,48 @@ class Script:
         around = parent.named_children if parent is not None and parent.type == "redirected_statement" else []
         for child in (*node.named_children, *around):
             if child.type == "heredoc_redirect":
-                return self._here_text(child)
+                return self.variables.here_text(child)
             if child.type == "herestring_redirect":
                 return " ".join(self.variables.value(child.named_children[0]))
         return None
 
     def _redirected_statement(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
+        here = next(descendants(node, lambda child: child.type == "heredoc_redirect"), None)
+        words = self._words_of(body)
+        if words[:1] and words[0] in _WRITERS and self._writes(node, words, here):
+            return True
+        text = None if here is None else self.variables.here_text(here)
+        if text is None or (words and (words[0] in BUILT_IN or words[0] in self.functions)):
+            return self._statement(body) if body is not None else None
+        names = [os.path.basename(word) for word in words]
+        if names[:1] == ["cat"] and (node.parent is None or node.parent.type != "pipeline"):
+            return True  # it only prints
+        if any(name in (*SHELLS, *JOBS, "cat") for name in names):
+            before = [word for word, name in zip(words, names, strict=True) if name not in (*SHELLS, "cat", "-", "-s")]
+            before, own = without_env(before)
+            self.variables |= {name: [value] for name, value in own.items()}
+            if self._child(Call(before, "", [], text, is_text=True)):
+                return None
         done = self._statement(body) if body is not None else None
-        name = body.child_by_field_name("name") if body is not None else None
-        if name is None or text_of(name) not in _BUILT_IN:
-            for here in _descendants(node, lambda child: child.type == "heredoc_redirect"):
-                words = self._here_text(here) or ""
-                self._launched([word for line in words.splitlines() for word in _split(line)])
+        self._launched([word for line in text.splitlines() for word in line.replace("\\", " ").split()])
         return done
 
-    def _here_text(self, node: Node) -> str | None:
-        parts = {child.type: child for child in node.children}
-        if not {"heredoc_start", "heredoc_body"} <= set(parts):
-            return None
-        start, text = parts["heredoc_start"], parts["heredoc_body"]
-        is_literal = text_of(start)[:1] in "'\"\\"
-        return text_of(text) if is_literal else self.variables.put_in(text_of(text)).replace("\\$", "$")
+    def _words_of(self, body: Node | None) -> list[str]:
+        """The words of a command, without keeping it; empty for other statements."""
+        if body is None or body.type != "command":
+            return []
+        parts = [child for child in body.named_children if child.type != "variable_assignment"]
+        return [word for part in parts if "redirect" not in part.type for word in self.variables.words(part)]
+
+    def _writes(self, node: Node, words: list[str], here: Node | None) -> bool:
+        """Keep the text that a command writes to a file; False if it writes none that is known."""
+        to, is_added = self.variables.redirected(node, words)
+        text = self.variables.here_text(here) if here is not None else printed(words)
+        if not to or to.startswith("/dev/") or text is None or UNKNOWN.search(to):
+            return False
+        self.written[to] = (self.written.get(to, "") if is_added else "") + text
+        return True
 
     def _list(self, node: Node) -> bool | None:
         left, right = node.named_children[0], node.named_children[-1]
@@ -295,7 +436,7 @@ class Script:
 
     def _case_statement(self, node: Node) -> bool | None:
         value = node.child_by_field_name("value")
-        word = None if value is None else self._tested(value)
+        word = None if value is None else value_in_test(value, self.variables)
         if word is None:
             return self._undecided(node, f"case {'' if value is None else text_of(value)}")
         for item in node.named_children:
@@ -326,7 +467,7 @@ class Script:
 
     def _undecided(self, node: Node, condition: str) -> bool | None:
         """Variables that branches set become unknown; arguments that they add are listed."""
-        assigned = list(_descendants(node, lambda child: child.type == "variable_assignment"))
+        assigned = list(descendants(node, lambda child: child.type == "variable_assignment"))
         for each in assigned:
             name = each.child_by_field_name("name")
             if name is not None and not any(child.type == "+=" for child in each.children):
@@ -345,57 +486,7 @@ class Script:
 
     def _test_command(self, node: Node) -> bool | None:
         inner = node.named_children
-        return self._holds(inner[0]) if len(inner) == 1 else None
-
-    def _holds(self, node: Node) -> bool | None:
-        if node.type == "parenthesized_expression":
-            return self._holds(node.named_children[0])
-        if node.type == "unary_expression":
-            return self._holds_of_one(node)
-        if node.type != "binary_expression":
-            word = self._tested(node)
-            return None if word is None else bool(word)
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        sign = node.child_by_field_name("operator")
-        if left is None or right is None or sign is None:
-            return None
-        if (operator := text_of(sign)) in ("&&", "||"):
-            return _joined(operator == "&&", self._holds(left), self._holds(right))
-        return self._compared(operator, left, right)
-
-    def _holds_of_one(self, node: Node) -> bool | None:
-        operator = next((text_of(child) for child in node.children if child.type in ("!", "test_operator")), "")
-        if operator == "!":
-            inner = self._holds(node.named_children[-1])
-            return None if inner is None else not inner
-        word = self._tested(node.named_children[-1])
-        if word is None or operator not in ("-z", "-n"):
-            return None
-        return bool(word) is (operator == "-n")
-
-    def _compared(self, operator: str, left: Node, right: Node) -> bool | None:
-        first, second = self._tested(left), self._tested(right)
-        if first is None or second is None:
-            return None
-        if operator in ("=", "==", "!="):
-            same = first == second if right.type in _QUOTED else fnmatchcase(first, second)
-            return same is (operator != "!=")
-        numbers = [self.variables.arithmetic(word) for word in (first, second)]
-        if operator not in COMPARISONS or numbers[0] is None or numbers[1] is None:
-            return None
-        return COMPARISONS[operator](numbers[0], numbers[1])
-
-    def _tested(self, node: Node) -> str | None:
-        """A word of a test, with unset variables empty; None if only running would tell."""
-        text = text_of(node)
-        if node.type == "binary_expression":  # -a and -o, whose precedence is ambiguous
-            return None
-        if (name := re.fullmatch(r'"?\$\{?(\w+)\}?"?', text)) and name.group(1) not in self.variables:
-            return ""
-        if text in ("$#", '"$#"') and "#" not in self.variables:
-            return "0"
-        word = " ".join(self.variables.value(node))
-        return None if UNKNOWN.search(word) else word
+        return holds(inner[0], self.variables) if len(inner) == 1 else None
 
 
 _READ: dict[str, Callable[[Script, Node], bool | None]] = {
@@ -407,38 +498,3 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "while_statement": Script._loop, "c_style_for_statement": Script._loop, "test_command": Script._test_command,
     "compound_statement": Script._compound_statement,
 }  # fmt: skip
-
-
-_BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
-    "set": Script._built_in_set, "shift": Script._built_in_shift, "let": Script._built_in_let,
-    "read": Script._built_in_read,
-}  # fmt: skip
-"""Shell built-ins that set variables; they take their words and their input."""
-
-
-def _ends_line(node: Node) -> bool:
-    """Whether the text after a node is on another line, without a backslash at the line's end."""
-    after = node.next_sibling
-    whole = node.parent
-    if after is None or whole is None:
-        return False
-    between = (whole.text or b"")[node.end_byte - whole.start_byte : after.start_byte - whole.start_byte]
-    return b"\n" in between.replace(b"\\\n", b"")
-
-
-def _joined(both: bool, left: bool | None, right: bool | None) -> bool | None:
-    """``and`` or ``or`` of two results that may be unknown."""
-    if (not both) in (left, right):
-        return not both
-    return None if None in (left, right) else both
-
-
-def _split(line: str) -> list[str]:
-    return line.replace("\\", " ").split()
-
-
-def _descendants(node: Node, wanted: Callable[[Node], bool]) -> Iterator[Node]:
-    if wanted(node):
-        yield node
-    for child in node.children:
-        yield from _descendants(child, wanted)

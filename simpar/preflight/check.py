@@ -191,7 +191,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
         raise UserError(f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1")
-    notes = list(given.found.notes)
+    notes = list(dict.fromkeys((*given.found.notes, *given.launch.notes)))
     if facts.model is not None:
         _answered("model", given, notes)
     plan = given.found.plan
@@ -363,6 +363,10 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
     each = None if each is not None and each > whole else each  # nodes of another size: as many devices
     asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
+    fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1
+    if launch.is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
+        asked = nodes = 1
+        notes.append("python starts one process, on one device; if something else starts more, give --nodes or --gpus.")
     if asked is not None and ranks not in (None, asked):
         flag = f"--gpus {facts.devices}" if facts.devices else f"--nodes {facts.nodes}"
         raise _contradicted(given, flag, f"means {asked} ranks on {facts.hardware}", f"{ranks} ranks")

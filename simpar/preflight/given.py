@@ -1,16 +1,21 @@
 """The pasted input: a launch command, a script, or a config of a framework, as a plan and the text it is in."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import READERS, load_reader, read
+from simpar.frameworks import READERS, load_reader, read, slurm
 from simpar.frameworks.recipes import split_name
+from simpar.frameworks.shell import NO_FILE, Script
+from simpar.frameworks.shell_calls import call_of, without_env
+from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
@@ -22,7 +27,6 @@ COMMAND = "the command"
 STDIN = "standard input"
 SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
 """The syntax of files by suffix; all others are shell."""
-SHELLS = ("bash", "sh", "zsh", "sbatch")
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,60 @@ def given_words(words: Sequence[str], target: str | None = None) -> ParsedLaunch
     """The plan of a launch command or a file. Raises UserError if no reader finds a plan in it."""
     if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
         return given_file(words[0], target)
-    if words and Path(words[0]).name in SHELLS and Path(words[-1]).is_file():
-        script = given_file(words[-1], target)
-        around = launch_of(shlex.join(words), COMMAND)
-        return replace(script, launch=_around(script.launch, around))
-    return given_text(shlex.join(words) if len(words) > 1 else words[0], COMMAND, target)
+    command = _joined(words) if len(words) > 1 else words[0]
+    script = _script_of(command)
+    return given_text(command, COMMAND, target) if script is None else _of_script(script, command, target)
 
 
-def _around(inner: LaunchCommand, outer: LaunchCommand) -> LaunchCommand:
-    """The launch of a script, with what it was started with (``sbatch -N 4 train.sh``)."""
-    return replace(inner, nodes=outer.nodes or inner.nodes, per_node=outer.per_node or inner.per_node)
+def _joined(words: Sequence[str]) -> str:
+    """Words as a command; variables before it stay such."""
+    count = len(list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words)))
+    given = [f"{name}={shlex.quote(value)}" for name, _, value in (word.partition("=") for word in words[:count])]
+    return " ".join([*given, shlex.join(words[count:])])
+
+
+@dataclass(frozen=True)
+class _StartedScript:
+    """A script that a command starts, with the variables and arguments that it gets."""
+
+    path: str
+    text: str
+    environment: Mapping[str, str]
+    arguments: Sequence[str]
+
+    @property
+    def before(self) -> str:
+        """Shell text before the script's first line, on that line, so that the script runs as it is started here."""
+        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+        bound = f"set -- {shlex.join(self.arguments)};"
+        return f"export {given}; {bound} " if given else f"{bound} "
+
+
+def _script_of(command: str) -> _StartedScript | None:
+    """The script that is all that a command starts; None if it starts something else."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    own, rest = takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word), words), list(words)
+    environment = dict(word.split("=", 1) for word in own)
+    rest, further = without_env(rest[len(environment) :])
+    environment |= further
+    files_of = Script("", COMMAND)
+    call = call_of(rest, files_of.is_script)
+    if call is None or call.text is not None or (path := files_of.find(call.path)) is None:
+        return None
+    text = files.read_text(path)
+    asked = slurm.plain_flags(call.before) if call.is_job else ()
+    implied = slurm.variables_of([*asked, *slurm.directives(text)]) if call.is_job else {}
+    return _StartedScript(path, text, {name: value for name, (value,) in implied.items()} | environment, call.arguments)
+
+
+def _of_script(script: _StartedScript, command: str, target: str | None) -> ParsedLaunch:
+    """The plan of a script, with what it was started with (``sbatch -N 4 train.sh 8``)."""
+    given = given_text(script.text, script.path, target, before=script.before)
+    outer = launch_of(command, COMMAND)
+    return replace(given, launch=replace(outer, config=given.launch.config))
 
 
 def given_file(name: str, target: str | None = None) -> ParsedLaunch:
@@ -71,43 +119,52 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
     return given_text(text, name, target, suffix)
 
 
-def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> ParsedLaunch:
-    """The plan of a text by its suffix: a config, a recipe, or shell. Raises UserError."""
+def given_text(text: str, source: str, target: str | None = None, suffix: str = "", before: str = "") -> ParsedLaunch:
+    """The plan of a text by its suffix: a config, a recipe, or shell, with text to run before it. Raises UserError."""
     if target is not None and target not in READERS:
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
-    launch = launch_of(text, source)
+    launch = launch_of(before + text, source)
     chosen = target or launch.target
     if chosen is None:
+        missing = next((note for note in launch.notes if NO_FILE in note), None)
         raise UserError(
-            f"{source}: no launch of a framework that is known here; allowed: a command of one of "
+            missing
+            or f"{source}: no launch of a framework that is known here; allowed: a command of one of "
             f"{', '.join(READERS)}, or --from and one of them"
         )
     if launch.config is None:
-        return _config(text, source, chosen, "shell", launch)
-    return _of_command(text, source, chosen, launch)
+        return _config(text, source, chosen, "shell", launch, before)
+    return _of_command(text, source, chosen, launch, before)
 
 
-def _config(text: str, source: str, target: str, syntax: str | None, launch: LaunchCommand) -> ParsedLaunch:
+def _config(
+    text: str, source: str, target: str, syntax: str | None, launch: LaunchCommand, before: str = ""
+) -> ParsedLaunch:
     def again(changed: str) -> Imported:
-        return with_allocator(read(changed, source, target), launch.environment)
+        return with_allocator(read(before + changed, source, target), launch.environment)
 
     return ParsedLaunch(again(text), Text(text, syntax, target, again), source, launch)
 
 
-def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> ParsedLaunch:
+def _of_command(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
     """The plan of a command that names a config file; torchtitan's options on the command line override the file."""
     path = str(launch.config)
-    inner = files.read_text(path)
+    if UNKNOWN.search(path):
+        raise UserError(
+            f"{source}: the config file is {path}: a value that the file does not say; allowed: variables before the "
+            "command: simpar check -- NAME=VALUE ./script.sh"
+        )
+    inner = files.read_text(path) if launch.config_text is None else launch.config_text
     syntax = SYNTAX.get(Path(path).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
         return _config(inner, path, target, syntax, launch)
 
     def again(command: str) -> Imported:
         laid_over: str = inner
-        for name, value in _dotted(command, path).items():
+        for name, value in _dotted(launch_of(before + command, source)).items():
             edited = PATCHERS["toml"](laid_over, Edit(name, value))
             if edited is None:
                 section = name.rpartition(".")[0]
@@ -118,16 +175,17 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> P
     return ParsedLaunch(again(text), Text(text, "shell", target, again), source, launch)
 
 
-def _dotted(command: str, config: str) -> dict[str, str]:
-    """Options of a job config on a command line, as TOML values; the file ``config`` itself is none."""
-    words, result = shlex.split(command, comments=True), dict[str, str]()
+def _dotted(launch: LaunchCommand) -> dict[str, str]:
+    """Options of a job config on a command line, as TOML values; the config file itself is none."""
+    words, result = launch.words, dict[str, str]()
+    named = load_reader(str(launch.target)).config(words)
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if not flag.startswith("--") or "." not in flag:
             continue
         following = words[at + 1] if at + 1 < len(words) else ""
         told = value if equals else "true" if following.startswith("--") or not following else following
-        if told == config:
+        if told == named:
             continue
         result[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
     return result

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-from simpar.frameworks import READERS, load_reader
+from simpar.frameworks import READERS, load_reader, slurm
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.words import ReadWords
 
 Flags = dict[str, tuple[str, ...]]
@@ -47,16 +48,17 @@ ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
-ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
+ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch"}
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 """Variables that list the devices of a node that a job may use."""
-OF_NODE = ("NPROC_PER_NODE", "NGPU")
-"""Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan)."""
+OF_NODE = ("NPROC_PER_NODE", "NGPU", "PET_NPROC_PER_NODE")
+"""Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan; torchrun itself)."""
 OF_ONE = ("megatron-swift",)
 """Readers of front ends that start one process where no variable asks for more."""
-OF_NODES = ("NNODES",)
+OF_NODES = ("NNODES", "PET_NNODES")
 """Variables in which the same front ends take the number of nodes."""
-_SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+ALL_OF_NODE = ("gpu", "auto", "cuda")
+"""Values of torchrun's ``--nproc-per-node`` that mean every device."""
 _INCLUDED = ("--include", "-i")
 
 
@@ -75,7 +77,8 @@ class LaunchCommand:
     """What a command starts: the reader of it, the config file it names, nodes, and ranks of each.
 
     ``target`` is None if no framework is recognised; numbers are None if they are not given. ``environment`` are the
-    variables of the command.
+    variables of the command, ``words`` its words. ``config_text`` is the text of the config file if that was found.
+    ``is_single`` is a command that nothing starts more than once, as far as the text says.
     """
 
     target: str | None
@@ -84,6 +87,10 @@ class LaunchCommand:
     per_node: int | None = None
     ranks: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    config_text: str | None = None
+    notes: tuple[str, ...] = ()
+    is_single: bool = False
 
     @property
     def world_size(self) -> int | None:
@@ -96,31 +103,75 @@ class LaunchCommand:
 def launch_of(text: str, source: str) -> LaunchCommand:
     """What a command or a shell script starts. Raises UserError if it is not shell text."""
     script = Script(text, source)
-    commands = script.commands
-    target, config = None, None
+    target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
-    for words, given in zip(commands, script.environments, strict=True):
-        if (started := _started(words)) is not None:
-            (target, config), environment = started, given
+    for words, given in zip(script.commands, script.environments, strict=True):
+        if (told_target := _started(words)) is not None:
+            (target, config), started, environment = told_target, words, given
             break
-    told = [(launcher, words) for words in commands for launcher, words in _launchers(words)]
-    told += [("sbatch", match.split()) for match in _SBATCH.findall(text)]
+    told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
+    told += [("sbatch", words) for words in script.directives]
+    notes = list(script.notes)
+    nodes, per_node, ranks = _sizes(told, environment, target, notes)
+    if per_node is not None and ranks is None and _is_untold(told):
+        notes.append(
+            "srun starts one task of a node unless --ntasks-per-node says more: taken as one for every device."
+        )
+    is_python = re.fullmatch(r"python[\d.]*", PurePath(next(iter(started), "")).name) is not None
+    is_single = is_python and not told and target is not None and not load_reader(target).spawns
+    text_of = None if config is None else script.text_of_file(config)
+    config, config_text = (config, None) if text_of is None else text_of
+    return LaunchCommand(
+        target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
+        is_single,
+    )  # fmt: skip
+
+
+def _sizes(
+    told: Sequence[tuple[str, list[str]]], environment: Mapping[str, str], target: str | None, notes: list[str]
+) -> tuple[int | None, int | None, int | None]:
+    """Nodes, ranks of each, and ranks in all, as launchers and variables tell them; what is assumed is noted."""
     of_ranks = [PER_NODE, RANKS]
     if any(launcher in OF_A_NODE for launcher, _ in told):
         of_ranks = [{name: _but(flags, TASKS) for name, flags in known.items()} for known in of_ranks]
     nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
     nodes = nodes or _of_environment(environment, OF_NODES)
+    batch = [word for launcher, words in told if launcher in ("srun", "sbatch") for word in words]
+    nodes = nodes or slurm.nodes_of(batch)
     included = next((value for launcher, words in told if launcher == "deepspeed"
                      if (value := value_of(words, _INCLUDED))), None)  # fmt: skip
-    if included is not None and per_node is None:
-        nodes, per_node = _included(included)
-    if per_node is None and ranks is None:
+    if included is not None:
+        of_included, devices = _included(included)
+        nodes, per_node = (of_included, devices) if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None else (
+            nodes, per_node
+        )  # fmt: skip
+    torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
+    if torchrun is not None:
+        own = value_of(torchrun, PER_NODE["torchrun"])
+        variable = _of_environment(environment, ("PET_NPROC_PER_NODE",))
+        if own is None:
+            ranks, per_node = None, variable or 1
+            if variable is None:
+                notes.append("torchrun starts one process of a node, because --nproc-per-node is not given.")
+        elif UNKNOWN.search(own):
+            notes.append(f"--nproc-per-node {own}: only running would tell; taken as all devices of a node.")
+        elif own in ALL_OF_NODE:
+            per_node = per_node or _visible(environment)
+    elif per_node is None and ranks is None:
         per_node = _of_environment(environment, OF_NODE) or _visible(environment)
     if target in OF_ONE and per_node is None and ranks is None:
         per_node = 1
     if nodes is None and ranks is None and _starts_alone(told, target, per_node) and not _any(environment, OF_NODES):
         nodes = 1
-    return LaunchCommand(target, config, nodes, per_node, ranks, environment)
+    return nodes, per_node, ranks
+
+
+def _is_untold(told: Sequence[tuple[str, list[str]]]) -> bool:
+    """Whether srun starts ranks itself, and nothing says how many."""
+    names = [launcher for launcher, _ in told]
+    count = (*slurm.TASKS, *slurm.TASKS_OF_NODE, "--ntasks-per-gpu")
+    is_told = any(value_of(words, count) for launcher, words in told if launcher in ("srun", "sbatch"))
+    return "srun" in names and not is_told and not set(names) & {*OF_A_NODE, "mpirun"}
 
 
 def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
@@ -184,7 +235,7 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
         elif word.endswith(".py"):
             break
         elif result:
-            result[-1][1].append(word)
+            result[-1][1].extend(slurm.plain_flags([word]))
     return result
 
 
@@ -209,10 +260,4 @@ def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
 def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:
     """The first number that a launcher gets by one of its flags."""
     values = (value_of(words, (flag,)) for launcher, words in told for flag in flags.get(launcher, ()))
-    return next((count for value in values if value and (count := _count(value))), None)
-
-
-def _count(value: str) -> int | None:
-    """A number of nodes or devices: ``8``, of a kind (``gpu:h100:8``), or of elastic nodes (``4:4``)."""
-    last = re.fullmatch(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?", value)
-    return int(last[1]) or None if last else None
+    return next((count for value in values if (count := slurm.count_of(value))), None)

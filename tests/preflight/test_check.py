@@ -138,7 +138,7 @@ def test_refused(arguments, told, capsys):
     assert said.out == ""
 
 
-PLAIN = COMMAND.replace(" --nproc-per-node=8", "").replace("'my d'", "d").replace("torchrun ", "torchrun --nnodes 1 ")
+PLAIN = COMMAND.replace("=8", "=gpu").replace("'my d'", "d").replace("torchrun ", "torchrun --nnodes 1 ")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ PLAIN = COMMAND.replace(" --nproc-per-node=8", "").replace("'my d'", "d").replac
         COMMAND.replace("=8", "=4"),
         f"CUDA_VISIBLE_DEVICES=0,1,2,3 {PLAIN}",
         f"export CUDA_VISIBLE_DEVICES=4,5,6,7\n{PLAIN}",
-        f"env NPROC_PER_NODE=4 {PLAIN}",
-        f"mpirun -np 4 {PLAIN.removeprefix('torchrun --nnodes 1 ')}",
+        f"export NPROC_PER_NODE=4\n{COMMAND.replace('=8', '=$NPROC_PER_NODE')}",
+        f"mpirun -np 4 {PLAIN.removeprefix('torchrun --nnodes 1 --nproc-per-node=gpu ')}",
         f"#SBATCH --nodes=1\n#SBATCH --gpus-per-node=h100:4\n{PLAIN}",
         f"#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n{PLAIN}",
     ],
@@ -159,6 +159,39 @@ def test_a_part_of_a_node_is_never_answered_for_all_of_it(command, capsys):
     assert code in (0, 3)
     assert (found["cluster"]["devices"], found["plan"]["mesh"]["dp"]) == (4, 2)
     assert "4 of the 8 devices of a node of dgx-h100 are used." in found["notes"]
+
+
+def test_a_script_gets_arguments_and_variables(tmp_path, monkeypatch, capsys):
+    """What a command gives it is bound; the text to paste is the script, whose own variables change."""
+    monkeypatch.chdir(tmp_path)
+    text = COMMAND.replace("=8", "=$1").replace("--tensor-model-parallel-size 2", "--tensor-model-parallel-size ${2}")
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\nshift 0\n{text} $MORE\n")
+    _, found = checked(capsys, *HARDWARE, "--", "MORE=--recompute-activations", "./run.sh", "4", "2")
+    assert (found["cluster"]["devices"], found["plan"]["mesh"]["tp"]) == (4, 2)
+    assert found["plan"]["memory"]["recompute"] == "selective"
+    _, found = checked(capsys, *HARDWARE, "--", "sbatch", "-N", "2", "--export=ALL,MORE=", "run.sh", "8", "2")
+    assert found["cluster"]["devices"] == 16
+    assert run(["check", *HARDWARE, "run.sh"]) == 2
+    assert "--tensor-model-parallel-size = ${2}: a value that the file does not say; allowed: arguments" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_script_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    """Nothing else can be said of what it starts."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", *HARDWARE, "--", "srun", "./gone.sh", "8"]) == 2
+    assert "the command:1: ./gone.sh: no such file here" in capsys.readouterr().err
+
+
+def test_python_alone_is_one_process(capsys):
+    """On one device, unless a flag says what starts more."""
+    alone = COMMAND.replace("torchrun --nproc-per-node=8", "python").replace("-parallel-size 2", "-parallel-size 1")
+    _, found = checked(capsys, *HARDWARE, "--", alone)
+    assert found["cluster"]["devices"] == 1
+    assert any("python starts one process" in note for note in found["notes"])
+    _, found = checked(capsys, *HARDWARE, "--gpus", "4", "--", alone)
+    assert found["cluster"]["devices"] == 4
 
 
 def test_a_word_that_decides_leaves_no_verdict_ok(capsys):

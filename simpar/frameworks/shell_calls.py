@@ -1,0 +1,147 @@
+"""Which script, or which text, a command hands to a shell, and the scripts of frameworks that are known by name."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import PurePath
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+JOBS = ("sbatch", "salloc", "qsub", "bsub")
+WRAPPERS = (
+    *JOBS, "srun", "mpirun", "mpiexec", "exec", "nohup", "time", "timeout", "numactl", "taskset", "stdbuf", "nice",
+    "singularity", "apptainer", "docker", "podman", "enroot", "sudo", "command",
+)  # fmt: skip
+"""Commands that start another command."""
+PLAIN = ("exec", "nohup", "time", "command", "sudo")
+"""Those of them that have no say in what is started."""
+SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job")
+"""Suffixes of scripts."""
+OTHERS = (".py", ".json", ".yaml", ".yml", ".toml", ".sif")
+"""Suffixes of files that are no scripts of a shell."""
+_PROGRAM = re.compile(r"(python[\d.]*|torchrun|deepspeed|accelerate|.*\.py)")
+_VALUED = "oO"
+"""Letters of a shell's options that take a value."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A script or a text for a shell: what stands ``before`` it, and its arguments.
+
+    ``path`` names the script. ``text`` is what is known already; with ``is_text`` it stands in the command itself, and
+    sees all variables.
+    """
+
+    before: list[str]
+    path: str
+    arguments: list[str]
+    text: str | None = None
+    is_text: bool = False
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is submitted, to run later."""
+        return any(PurePath(word).name in JOBS for word in self.before)
+
+
+@dataclass(frozen=True)
+class KnownScript:
+    """A framework's own script in short: whose it is, and what it does with its variables and arguments."""
+
+    of: str
+    text: str
+
+
+KNOWN: Mapping[str, KnownScript] = {
+    # torchtitan's run_train.sh: CONFIG_FILE up to v0.2, MODULE and CONFIG since
+    "run_train.sh": KnownScript(
+        "torchtitan",
+        'if [ -n "$MODULE" ] || [ -n "$CONFIG" ]; then\n'
+        "PYTORCH_ALLOC_CONF=expandable_segments:True torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train "
+        '--module ${MODULE:-llama3} --config ${CONFIG:-llama3_debugmodel} "$@"\n'
+        "else\n"
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train "
+        '--job.config_file ${CONFIG_FILE:-torchtitan/models/llama3/train_configs/debug_model.toml} "$@"\n'
+        "fi\n",
+    )
+}
+"""Scripts by name, for where a command names one that is not beside it."""
+
+
+def is_script_name(name: str) -> bool:
+    """Whether a name is one of a shell script."""
+    return PurePath(name).suffix in SCRIPTS
+
+
+def begins_as_script(path: str) -> bool:
+    """Whether a file without the name of one begins as a shell script."""
+    if PurePath(path).suffix in OTHERS:
+        return False
+    with open(path, "rb") as stream:
+        return re.match(rb"#!.*sh\b", stream.readline(200)) is not None
+
+
+def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """A command without ``env``, and the variables that it sets, also as the ``--export`` of Slurm does."""
+    own = dict[str, str]()
+    while words and words[0] == "env":
+        flags = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+        rest = words[1 + len(flags) + flags.count("-u") :]
+        given = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word) is not None, rest))
+        own |= dict(word.split("=", 1) for word in given)
+        words = rest[len(given) :]
+    if words and PurePath(words[0]).name in ("srun", *JOBS):
+        own |= _exported(words)
+    return words, own
+
+
+def _exported(words: Sequence[str]) -> dict[str, str]:
+    """Variables of ``--export=ALL,A=1``."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--export":
+            told = value if equals else words[at + 1] if at + 1 < len(words) else ""
+            pairs = re.split(r",(?=\w+(?:=|,|$))", told)
+            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return {}
+
+
+def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | None:
+    """The script or the text that a command hands to a shell; None if it starts a program."""
+    for at, word in enumerate(words):
+        name = PurePath(word).name
+        before = [each for each in words[:at] if each not in PLAIN]
+        if name in SHELLS:
+            return _of_shell(words, at, before)
+        if name in JOBS and (wrapped := _wrapped(words)) is not None:
+            return Call(wrapped[0], "", [], wrapped[1], is_text=True)
+        if at == 0 and name in WRAPPERS:
+            continue
+        is_path = at > 0 or "/" in word or is_script_name(word)
+        if is_path and not word.startswith("-") and is_script(word):
+            return Call(before, word, list(words[at + 1 :]))
+        if at == 0 or _PROGRAM.fullmatch(name):
+            return None
+    return None
+
+
+def _of_shell(words: Sequence[str], at: int, before: list[str]) -> Call | None:
+    """What a shell at ``at`` reads: the text after ``-c``, or a file."""
+    rest = list(words[at + 1 :])
+    while rest and rest[0].startswith(("-", "+")) and rest[0] != "-":
+        option = rest.pop(0)
+        if not option.startswith("--") and "c" in option and rest:
+            return Call(before, "", rest[2:], rest[0], is_text=True)
+        if not option.startswith("--") and option[-1] in _VALUED and rest:
+            rest.pop(0)
+    return Call(before, rest[0], rest[1:]) if rest and rest[0] != "-" else None
+
+
+def _wrapped(words: Sequence[str]) -> tuple[list[str], str] | None:
+    """A command without its ``--wrap``, and the text of that."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag == "--wrap" and (equals or at + 1 < len(words)):
+            text, after = (value, at + 1) if equals else (words[at + 1], at + 2)
+            return [*words[:at], *words[after:]], text
+    return None

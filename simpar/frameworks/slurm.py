@@ -1,0 +1,86 @@
+"""What Slurm asks for in a batch script or on a command line, and the variables that a job gets from it."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from simpar.frameworks.reader import value_of
+
+NODES = ("--nodes", "-N")
+TASKS, TASKS_OF_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
+DEVICES, DEVICES_OF_NODE, DEVICES_OF_TASK = ("--gpus", "-G"), ("--gpus-per-node", "--gres"), ("--gpus-per-task",)
+_GLUED = re.compile(r"(-[NnGc])(\d\S*)")
+_COUNT = re.compile(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?")
+
+
+def directives(text: str) -> list[str]:
+    """The words of the ``#SBATCH`` lines before the first command of a script; Slurm reads no others."""
+    result = list[str]()
+    for at, line in enumerate(text.splitlines()):
+        if line.startswith("#SBATCH"):
+            result += _split(line.removeprefix("#SBATCH"))
+        elif at and line.strip() and not line.startswith("#"):
+            break
+    return list(plain_flags(result))
+
+
+def plain_flags(words: Iterator[str] | Sequence[str]) -> Iterator[str]:
+    """Words in which a flag and its value are apart (``-N4`` is ``-N 4``)."""
+    for word in words:
+        glued = _GLUED.fullmatch(word)
+        yield from glued.groups() if glued else (word,)
+
+
+def count_of(value: str | None) -> int | None:
+    """A number of nodes, tasks or devices: ``8``, or of a kind (``gpu:h100:8``); None if it is not one number."""
+    parts = (value or "").split(",")  # of several kinds of resources
+    last = _COUNT.fullmatch(next((part for part in parts if part.startswith("gpu")), parts[0]))
+    return int(last[1]) or None if last else None
+
+
+def nodes_of(words: Sequence[str]) -> int | None:
+    """The nodes that flags ask for; without a number of them, as few as hold the tasks, or the devices of one.
+
+    None if nothing of that is said.
+    """
+    told = value_of(words, NODES)
+    if told is not None:
+        least, _, most = told.partition("-")
+        return count_of(told) if not most else count_of(least) if least == most else None
+    tasks, each = (count_of(value_of(words, names)) for names in (TASKS, TASKS_OF_NODE))
+    if tasks and each:
+        return -(-tasks // each)
+    is_of_node = value_of(words, DEVICES_OF_NODE) is not None
+    return 1 if is_of_node and tasks is None else None
+
+
+def variables_of(words: Sequence[str]) -> dict[str, list[str]]:
+    """The variables of a job that asks for ``words``, as far as these tell them (sbatch(1), OUTPUT ENVIRONMENT)."""
+    if not words:
+        return {}
+    nodes = nodes_of(words)
+    tasks, of_node = (count_of(value_of(words, names)) for names in (TASKS, TASKS_OF_NODE))
+    devices, whole = (count_of(value_of(words, names)) for names in (DEVICES_OF_NODE, DEVICES))
+    of_task, asked = count_of(value_of(words, DEVICES_OF_TASK)), count_of(value_of(words, ("--gpus-per-node",)))
+    ranks = tasks or (nodes and nodes * (of_node or 1))
+    on_node = (
+        devices or (whole and nodes and whole // nodes) or (of_task and ranks and nodes and of_task * ranks // nodes)
+    )
+    values = {
+        "SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes, "SLURM_NTASKS": ranks, "SLURM_NPROCS": ranks,
+        "SLURM_NTASKS_PER_NODE": of_node, "SLURM_GPUS_PER_NODE": asked, "SLURM_GPUS_ON_NODE": on_node,
+        "SLURM_GPUS": whole, "SLURM_GPUS_PER_TASK": of_task, "SLURM_TASKS_PER_NODE": ranks and nodes and ranks // nodes,
+        "SLURM_CPUS_PER_TASK": count_of(value_of(words, ("--cpus-per-task", "-c"))),
+        "SLURM_JOB_NODELIST": nodes and ("node1" if nodes == 1 else f"node[1-{nodes}]"),
+    }  # fmt: skip
+    known = {name: [str(value)] for name, value in values.items() if value}
+    if "SLURM_JOB_NODELIST" in known:
+        known["SLURM_NODELIST"] = known["SLURM_JOB_NODELIST"]
+    return {"SLURM_JOB_ID": ["1"], **known}
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return line.split()

@@ -1,0 +1,126 @@
+"""What a script starts is read in its place, and what only works on words and paths is worked out."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_output import hosts_in
+
+OTHER = '#!/bin/bash\nrun $1 ${2:-x} "$GIVEN" $NOT\n'
+
+
+def commands(text, source="the command"):
+    """The commands of a script."""
+    return Script(text, source).commands
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that a script is started in, with others in ``jobs``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    for name, text in {"other.sh": OTHER, "env.sh": "FROM=5\nexport Z=1\n", "wrap.sh": 'exec "$@"\n'}.items():
+        (tmp_path / "jobs" / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('run $(basename a/b.sh .sh) "$(dirname a/b/c)" `echo x`', ["b", "a/b", "x"]),
+        ('V=0,1,2; run $(echo $V | tr "," "\\n" | wc -l) $(echo "$V" | awk -F, \'{print NF}\')', ["3", "3"]),
+        ("x=a/b.tar.gz; run ${x%.*} ${x%%.*} ${x#*/} ${x##*/} ${x^^}", ["a/b.tar", "a/b", "b.tar.gz", "b.tar.gz",
+                                                                    "A/B.TAR.GZ"]),
+        ("x=abcd; run ${x/b/z} ${x:1:2} ${#x}", ["azcd", "bc", "4"]),
+        ("A=(1 2 3); run ${#A[@]} ${A[1]} ${A[-1]}", ["3", "2", "3"]),
+        ('declare -A M=([7b]=32 [8b]="33"); M[x]=4; S=8b; run ${M[$S]} ${M[x]} ${#M[@]}', ["33", "4", "3"]),
+        ("set -- a b; run $10 ${2} $@ \"$10\"", ["a0", "b", "a", "b", "a0"]),
+        ("run $10", ["${1}0"]),
+        ("N=2; run $((N * $(echo 4))) \"x$((N+1))\"", ["8", "x3"]),
+        ("run $(nvidia-smi -L | wc -l)", ["$(nvidia-smi -L | wc -l)"]),
+        ("run $(expr 2 + 3) $(seq -s x 3) $(printf '%s-%d' a 4)", ["5", "$(seq -s x 3)", "a-4"]),
+        ("X=A; A=7; run ${!X}", ["7"]),
+    ],
+)  # fmt: skip
+def test_words_are_worked_out(text, words):
+    """Paths, counts of lists, parts of words, elements; what programs print stays unknown."""
+    assert commands(text) == [["run", *words]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bash jobs/other.sh 8", [["run", "8", "x", "${GIVEN}", "${NOT}"]]),
+        ("NOT=1; export GIVEN=4; ./jobs/other.sh 8 9", [["run", "8", "9", "4", "${NOT}"]]),
+        ("GIVEN=4 NOT=2 bash -x jobs/other.sh 8", [["run", "8", "x", "4", "2"]]),
+        (". jobs/env.sh; run $FROM", [["run", "5"]]),
+        ("set -a; source jobs/env.sh; set +a; bash -c 'run $FROM'", [["run", "5"]]),
+        ("cd jobs; bash other.sh 1", [["run", "1", "x", "${GIVEN}", "${NOT}"]]),
+        ('srun -N 4 bash -c "torchrun a.py --x 1"', [["srun", "-N", "4", "torchrun", "a.py", "--x", "1"]]),
+        ("mpirun -np 8 jobs/wrap.sh python t.py", [["mpirun", "-np", "8", "python", "t.py"]]),
+        ('sbatch -N 2 --wrap="run 1"', [["sbatch", "-N", "2", "run", "1"]]),
+        ("bash <<EOF\nrun 3\nEOF\n", [["run", "3"]]),
+        ("cat > jobs/made.sh <<EOF\nrun \\$1\nEOF\nsbatch jobs/made.sh 5", [["sbatch", "run", "5"]]),
+        ("cat <<EOF > made.sh\nrun 2\nEOF\n", [["run", "2"]]),
+        ("usage() { cat <<EOF\nuse: x [y]\nEOF\n}\nusage\nrun 1", [["run", "1"]]),
+        ("CMD=\"run --a 'b c'\"; eval $CMD", [["run", "--a", "b c"]]),
+        ("exec nohup run 1 &", [["run", "1"]]),
+    ],
+)
+def test_scripts_that_a_script_starts_are_read(text, expected, folder):
+    """With their arguments and exported variables, behind the launchers that start them."""
+    assert commands(text) == expected
+
+
+def test_files_are_found_beside_the_script(folder):
+    """By the path of the script itself, from wherever it is started."""
+    text = 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n. "$HERE/env.sh"\nbash other.sh $FROM "${HERE##*/}"\n'
+    (folder / "jobs" / "train.sh").write_text(text)
+    assert commands(text, "jobs/train.sh") == [["run", "5", "jobs", "${GIVEN}", "${NOT}"]]
+    assert commands("readlink x; A=$(realpath jobs/../jobs); run ${A##*/}")[1:] == [["run", "jobs"]]
+
+
+def test_files_that_a_script_writes_are_known(folder):
+    """Here-documents and printed words, with their values put in."""
+    script = Script('S=3\ncat > ds.json <<EOF\n{"stage": $S}\nEOF\necho "a: $S" > a.yaml\necho "b: 1" >> a.yaml', "x")
+    assert script.text_of_file("ds.json") == ("ds.json", '{"stage": 3}\n')
+    assert script.written["a.yaml"] == "a: 3\nb: 1\n"
+
+
+def test_what_is_not_there_is_noted(folder):
+    """A script that is not found, and one that submits itself again."""
+    script = Script("a=1\nsrun ./missing.sh x", "job.sh")
+    assert script.commands == [["srun", "./missing.sh", "x"]]
+    assert script.notes == ["job.sh:2: ./missing.sh: no such file here: what it does is not read."]
+    (folder / "chain.sh").write_text('#!/bin/bash\n#SBATCH -N 3 --gpus-per-node=4\nsbatch "$0"\nrun $SLURM_NNODES\n')
+    again = Script("sbatch chain.sh", "x")
+    assert again.commands == [["sbatch", "run", "3"]]
+    assert again.notes == ["chain.sh:3: chain.sh submits itself again; the first job is read."]
+
+
+@pytest.mark.parametrize("line", ["bash loop.sh", "source loop.sh", ". ./loop.sh", 'exec "$0"'])
+def test_scripts_that_lead_back_to_themselves_are_refused(line, folder):
+    """By file and line."""
+    (folder / "loop.sh").write_text(f"\n\n{line}\n")
+    with pytest.raises(UserError, match=r"loop.sh:3: .*loop.sh leads back to itself"):
+        Script("bash loop.sh", "x")
+
+
+def test_scripts_inside_one_another_end(folder):
+    """Eleven of them."""
+    for number in range(12):
+        (folder / f"s{number}.sh").write_text(f"bash s{number + 1}.sh\n")
+    with pytest.raises(UserError, match=r"s9.sh:1: s10.sh: more than 10 scripts inside one another"):
+        Script("bash s0.sh", "x")
+
+
+def test_slurm_tells_its_variables():
+    """Directives before the first command, the command line over them; nodes follow from tasks."""
+    text = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=h100:8\n\nrun {}\n#SBATCH -N 9\n"
+    names = ["SLURM_JOB_NUM_NODES", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"]
+    told = text.format(" ".join(f"${{{name}}}" for name in names))
+    assert commands(told) == [["run", "4", "8", "8", "4"]]
+    hosts = 'H=($(scontrol show hostnames "$SLURM_JOB_NODELIST")); run ${#H[@]} ${H[0]}'
+    assert commands(f"#SBATCH -n 16 --ntasks-per-node=8\n{hosts}") == [["run", "2", "node1"]]
+    assert commands(f"sbatch -N 3 <<'EOF'\n#!/bin/bash\n#SBATCH -N 2\n{hosts}\nEOF")[0][-2:] == ["3", "node1"]
+    assert list(hosts_in("a[08-10,12],b")) == ["a08", "a09", "a10", "a12", "b"]
