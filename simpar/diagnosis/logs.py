@@ -39,13 +39,18 @@ from simpar.diagnosis.log_run import (
 )
 from simpar.diagnosis.memory_samples import DCGM, SMI, read_samples
 from simpar.errors import UserError
-from simpar.units import GIB, MIB, MS
+from simpar.units import GIB, KIB, MIB, MS
 
 MOST_LINE = 20_000
 PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 _SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
+HINTS = (
+    "iter", "step", "Step", "/it", "it/s", "mem", "Mem", "batch", "seq_len", "world size", "time (ms)", "train_",
+    "SamplesPerSec",
+)  # fmt: skip
+"""One of these is in every line that is read: looking for them is faster than trying the patterns."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -188,6 +193,8 @@ def read_log(path: str | Path) -> LogRun:
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
     for line in read_lines(path):
+        if not any(hint in line for hint in HINTS):
+            continue
         for key, size in _peaks(line):
             whole[key] = max(whole.get(key, 0.0), size)
         whole |= {key: _value(match[1]) for key, pattern in _SUMMARY.items() if (match := pattern.search(line))}
@@ -271,14 +278,19 @@ def _told(line: str) -> Iterator[tuple[str, int]]:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Lines of a plain or compressed text, without colour codes; very long ones are truncated."""
+    """Lines of a plain or compressed text, without colour codes; very long ones are truncated. Raises UserError."""
     try:
         with Path(path).open("rb") as raw:
-            magic = raw.read(6)
+            magic = raw.read(KIB)
         packed = next((opened for start, opened in PACKED.items() if magic.startswith(start)), None)
         with packed(path, "rt", errors="replace") if packed else Path(path).open(errors="replace") as text:
+            if packed is None and b"\0" in magic:
+                raise UserError(f"{path}: is not text, and no file of records or traces that is known")
+            whole = True
             while line := text.readline(MOST_LINE):
-                yield _COLOUR.sub("", line)
+                if whole:
+                    yield _COLOUR.sub("", line) if "\x1b" in line else line
+                whole = line.endswith("\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 

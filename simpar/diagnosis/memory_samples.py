@@ -13,6 +13,7 @@ from simpar.errors import UserError
 from simpar.units import MIB
 
 SMI, DCGM = "nvidia-smi", "DCGM"
+HINTS = ("MiB", "memory.used", "FB_USED", "#")
 _TABLE = re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|")
 _EXPORTED = re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)")
 
@@ -22,6 +23,8 @@ def read_samples(path: str | Path, lines: Iterable[str]) -> LogRun | None:
     samples: list[float] = []
     name, column, separator = "", -1, None
     for number, line in enumerate(lines, start=1):
+        if column < 0 and not any(hint in line for hint in HINTS):
+            continue
         if match := _TABLE.search(line) or _EXPORTED.match(line):
             name = SMI if match.re is _TABLE else DCGM
             samples.append(float(match[1]))

@@ -244,6 +244,18 @@ def test_a_plan_of_another_job_than_the_logged(tmp_path, said, contradicts):
         explain(path, plan=scenario(**said), changes=False)
 
 
+def test_long_lines_and_binaries(tmp_path):
+    """Of a line of megabytes only the beginning counts; a binary is named."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "x" * 3_000_000 + MAXTEXT.format(i=7, s=9.0) + "\n" + MAXTEXT.format(i=8, s=2.0) + " " + "y" * 30_000
+    )
+    assert read_log(path).steps == (8, 8)
+    path.write_bytes(bytes(range(256)) * 10)
+    with pytest.raises(UserError, match=r"train\.log: is not text"):
+        explain(path)
+
+
 def test_logs_that_are_none(tmp_path):
     """Texts without a step, two logs, a packed one that is cut short."""
     path = tmp_path / "notes.txt"
