@@ -107,7 +107,9 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         **_adapters(given, habits, model),
     }
     length = given.number(*LENGTH) or habits.length
-    values |= {"training": {"seq_len": length} if length else None}
+    batch = given.number("batch_size") if given.one("gradient_accumulation_steps") is None else None  # of all ranks
+    shape = {"seq_len": length, "global_batch": batch if given.number(*MICRO_BATCH) else None}
+    values |= {"training": {key: size for key, size in shape.items() if size} or None}
     values |= {key: value for key, value in sharding.values.items() if value is not None}
     if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
         values["recompute"] = "full"
@@ -121,7 +123,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         plan_said(values),
         given.words() + sharding.words,
         tuple(filter(None, (note, *sharding.notes, *notes))),
-        per_replica=micro * accumulation,
+        per_replica=None if shape["global_batch"] else micro * accumulation,
         asks={"model": note} if note else {},
         assumed=assumed,
         stack_of_one="huggingface" if stack == "ddp" else "",
@@ -293,10 +295,10 @@ def _states(given: TrainerArguments, habits: Habits, values: Mapping[str, Any], 
         return {}
     if given.on("pure_bf16") or (not _is_mixed(given) and _loads_low(given)):
         return {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
-    if sharding.shards_parameters and habits.states != "low":
-        return {}
     if habits.states == "low" or _loads_low(given):
-        return {"master_weights": False}
+        low_states = {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
+        kept = {"master_weights": False} if habits.states == "low" else {}
+        return kept if sharding.shards_parameters else low_states
     return {}
 
 
@@ -352,7 +354,7 @@ def _assumed(
         and not sharding.shards_parameters
     ):
         why = "the script says in which dtype weights are loaded: fp32 where it says none"
-        yield Assumed("master_weights", True, why, (False,))
+        yield Assumed("parameter_dtype", "fp32", why, ("bf16",))
     for key, why in habits.told.items():
         if key == "recompute" and given.on(*CHECKPOINTING) is None:
             yield Assumed(key, values["recompute"], why, ("none" if values["recompute"] == "full" else "full",))

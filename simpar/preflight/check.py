@@ -30,6 +30,11 @@ from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
+WITH = {("parameter_dtype", "bf16"): {"master_weights": False, "grad_dtype": "bf16"}}
+"""Choices that go with an assumed value: parameters that are loaded in 16 bits have no copy in 32."""
+WORTH = 0.999
+"""A neighbour whose step takes more than this part of the launch's gains nothing."""
+
 
 @dataclass(frozen=True)
 class WholeRunFlags:
@@ -113,7 +118,7 @@ class Checked:
     @property
     def listed(self) -> tuple[Neighbour, ...]:
         """Neighbours that change the text or its framework's code, and gain, or fit where the launch does not."""
-        step_s = self.result.step_time_s
+        step_s = WORTH * self.result.step_time_s
         return tuple(
             one
             for one in self.neighbours
@@ -239,7 +244,7 @@ def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple
                 stack = load_stack(value)
                 changed = plan.model_copy(update={"stack": value})
             else:
-                changed = state_choices(plan, {assumed.key: value})
+                changed = state_choices(plan, {assumed.key: value, **WITH.get((assumed.key, value), {})})
             yield value, simulate(problem.graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
         except UserError:
             continue

@@ -203,3 +203,11 @@ def test_names_are_of_shipped_models_folders_or_the_cache(tmp_path, monkeypatch)
     assert find_released("own", str(tmp_path / "train.sh")) == str(tmp_path / "own" / "config.json")
     assert find_released("Qwen/Qwen3-32B") == "qwen3-32b"
     assert find_released("acme/other") is None
+
+
+def test_a_batch_of_all_ranks_is_one():
+    """As alpaca-lora says it, which accumulates what is left of it."""
+    command = "torchrun --nproc_per_node 8 finetune.py --base_model meta-llama/Llama-2-7b-hf --micro_batch_size 4 "
+    found = read(f"{command} --batch_size 128 --cutoff_len 512 --lora_r 8", "the command", "transformers")
+    assert found.plan.training == {"seq_len": 512, "global_batch": 128}
+    assert found.plan.flat_values()["lora_rank"] == 8
