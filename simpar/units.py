@@ -209,10 +209,14 @@ def number_of(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+ROUNDS_UP = 0.9995
+"""The share of a unit from which 3 significant digits round to a whole one: 999.6 ms are 1.00 s."""
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds in the unit that reads best, 3 significant digits."""
     for unit, factor in (("s", 1.0), ("ms", MS), ("us", US)):
-        if abs(seconds) >= factor:
+        if abs(seconds) >= ROUNDS_UP * factor:
             return f"{format_figure(seconds / factor)} {unit}"
     return f"{format_figure(seconds / NS)} ns" if seconds else "0 s"
 
@@ -225,7 +229,7 @@ def format_rate(bytes_per_s: float) -> str:
 def format_count(value: float) -> str:
     """A large count with a decimal suffix: 8.03 B, 405 B, 1.01 T, 124 M."""
     for suffix, factor in (("T", TERA), ("B", GIGA), ("M", MEGA), ("K", KILO)):
-        if abs(value) >= factor:
+        if abs(value) >= ROUNDS_UP * factor:
             return f"{format_figure(value / factor)} {suffix}"
     return f"{value:.0f}"
 

@@ -119,7 +119,8 @@ def test_times_that_do_not_fit_are_refused(seconds: float) -> None:
     ("text", "value"),
     [
         ("79.2 GiB", format_bytes(79.2 * GIB)), ("8.03 B", format_count(8_030_261_248)),
-        ("1.50 ms", format_seconds(0.0015)), ("12.3 s", format_seconds(12.34)), ("405 B", format_count(405e9)),
+        ("1.50 ms", format_seconds(0.0015)), ("1.00 s", format_seconds(0.9996)),
+        ("12.3 s", format_seconds(12.34)), ("405 B", format_count(405e9)),
         ("10.0 s", format_seconds(9.999)), ("350 ns", format_seconds(3.5e-7)), ("0 s", format_seconds(0)),
         ("512 B", format_bytes(512)), ("0.125 GiB", format_bytes(GIB / 8)), ("2,048 GiB", format_bytes(2048 * GIB)),
         ("20.0 TiB", format_bytes(20 * 1024 * GIB)), ("50.0 GB/s", format_rate(50 * GB)), ("0 GB/s", format_rate(0)),
