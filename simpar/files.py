@@ -81,13 +81,16 @@ class Document:
             raise UserError(f"{place}: {dotted(location)} = {name}: {error}") from None
 
 
-def load(path: Path | str) -> Document:
-    """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data."""
+def load(path: Path | str, *, finite: bool = True) -> Document:
+    """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data.
+
+    With ``finite`` false JSON may have ``Infinity`` and ``NaN``, as Python writes them: their reader checks them.
+    """
     path = Path(path)
     text = read_text(path)
     lines: Mapping[Location, int] = {}
     if path.suffix == ".json":
-        data = read_json(text, str(path))
+        data = read_json(text, str(path), finite=finite)
     else:
         data, lines = _read_yaml(text, str(path))
     if data is None:
@@ -127,7 +130,7 @@ def find_beside(name: str, source: str) -> Path:
     return found_at
 
 
-def read_json(text: str, source: str) -> Any:
+def read_json(text: str, source: str, *, finite: bool = True) -> Any:
     """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def read_json(text: str, source: str) -> Any:
         return None
     try:
         data = json.loads(text, object_pairs_hook=unique)
-        _check_plain(data, source)
+        _check_plain(data, source, finite=finite)
     except json.JSONDecodeError as error:
         raise UserError(f"{source}:{error.lineno}: not valid JSON ({error.msg})") from None
     except (RecursionError, ValueError):
@@ -150,7 +153,7 @@ def read_json(text: str, source: str) -> Any:
     return data
 
 
-def _check_plain(value: Any, source: str, location: Location = ()) -> None:
+def _check_plain(value: Any, source: str, location: Location = (), *, finite: bool = True) -> None:
     """Raises UserError for data that JSON can express and simpar cannot use."""
     if len(location) > MAX_DEPTH:
         raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
@@ -158,8 +161,8 @@ def _check_plain(value: Any, source: str, location: Location = ()) -> None:
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if fault := scalar_fault(key):
                 raise UserError(f"{source}: key {key!r} {fault}")
-            _check_plain(item, source, (*location, key))
-    elif fault := scalar_fault(value):
+            _check_plain(item, source, (*location, key), finite=finite)
+    elif (finite or not isinstance(value, float)) and (fault := scalar_fault(value)):
         raise UserError(f"{source}: {dotted(location)} = {short(value)}: {fault}")
 
 
@@ -463,4 +466,21 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
     if text not in files and Path(text).is_file():
         return Path(text)
-    return files[choose(text, files, what)]
+    return files[choose(aliases(kind).get(_plain_name(text), text), files, what)]
+
+
+@cache
+def aliases(kind: str) -> dict[str, str]:
+    """The shipped file that each other name of a kind means, by its letters and digits."""
+    shipped = bundled(kind)
+    path = next(iter(shipped.values())).parent.parent / "aliases.yaml" if shipped else None
+    if path is None or not path.is_file():
+        return {}
+    table = load(path).data.get(kind, {})
+    return {_plain_name(name): meant for meant, names in table.items() for name in (*names, meant)}
+
+
+def _plain_name(text: str) -> str:
+    """A name's letters and digits, without a maker's name and ``8x`` before it."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    return re.sub(r"^(8x)?(nvidia|amd|google|aws|azure)?(instinct|tesla)?", "", plain)

@@ -78,13 +78,21 @@ def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     """The config of a shipped name or a file, or a config itself; empty where there is none. Raises UserError."""
     config: Any = model if isinstance(model, Mapping) else find_shipped(model)
     if config is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
-        config = files.load(Path(model)).data
+        config = files.load(Path(model), finite=False).data
     return {key: value for key, value in (config or {}).items() if key not in ("source", "name")}
 
 
 def is_file(name: str) -> bool:
     """Whether a model is the path of a config, and not a name of the catalogue."""
     return name.endswith((".json", ".yaml")) or "/" in name
+
+
+def find_model(text: str) -> str | None:
+    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
+    whole = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
+    plain = re.sub(r"^meta|(hf|base|instruct|chat|it|thinking|2507|v\d+|v01|bf16)+$", "", whole) or whole
+    names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, whole)]
+    return names[0] if names else None
 
 
 def load_shipped(name: str) -> dict[str, Any]:
@@ -97,7 +105,11 @@ def load_shipped(name: str) -> dict[str, Any]:
 
 def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
-    return read(files.load(Path(name)).data if is_file(name) else load_shipped(name), name)
+    if is_file(name) and (Path(name).exists() or find_model(name) is None):
+        return read(files.load(Path(name), finite=False).data, name)
+    if find_shipped(name) is None:
+        name = find_model(name) or name
+    return read(load_shipped(name), name)
 
 
 def list_models() -> dict[str, str]:

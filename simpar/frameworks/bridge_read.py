@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
-from simpar.frameworks.match import find_model, layers_in
+from simpar.frameworks.match import layers_in
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.reader import Reader

@@ -1,12 +1,11 @@
 """Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
 import os
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from simpar.architectures.catalogue import catalogue, load_model, with_sizes
+from simpar.architectures.catalogue import find_model, load_model, with_sizes
 from simpar.architectures.graph import ModelGraph
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
@@ -97,14 +96,6 @@ def layers_in(model: str) -> int:
     return _shipped(model)["layers"]
 
 
-def find_model(text: str) -> str | None:
-    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
-    plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
-    plain = re.sub(r"^meta|(hf|base|instruct|thinking|2507|v\d+|v01|bf16)+$", "", plain) or plain
-    names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
-    return names[0] if names else None
-
-
 def find_released(text: str, source: str = "") -> str | None:
     """The model of a Hugging Face id: a shipped one, or the config of a local folder or of the hub's local cache.
 
@@ -126,7 +117,3 @@ def _cached(text: str) -> str | None:
     named = [folder / "snapshots" / main.read_text().strip() / "config.json"] if main.is_file() else []
     configs = [*named, *sorted(folder.glob("snapshots/*/config.json"))]
     return next((str(path) for path in configs if path.is_file()), None)
-
-
-def _whole(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))

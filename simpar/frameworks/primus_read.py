@@ -11,9 +11,9 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar import files
-from simpar.architectures.catalogue import load_model
+from simpar.architectures.catalogue import find_model, load_model
 from simpar.errors import UserError
-from simpar.frameworks.match import find_model, kind_of
+from simpar.frameworks.match import kind_of
 from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS

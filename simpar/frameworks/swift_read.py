@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
-from simpar.frameworks.match import find_model
 from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
 from simpar.frameworks.megatron_kin import renamed
 from simpar.frameworks.megatron_read import plan_of

@@ -5,11 +5,10 @@ import json
 import pytest
 from ruamel.yaml import YAML
 
-from simpar.architectures.catalogue import catalogue, load_model
+from simpar.architectures.catalogue import catalogue, find_model, load_model
 from simpar.architectures.hf_config import read as read_config
 from simpar.frameworks import unsupported
 from simpar.frameworks.hub import HUB
-from simpar.frameworks.match import find_model
 from simpar.frameworks.nearest import ExportJob, find_nearest
 
 from .conftest import TRAINING, checked, exported
