@@ -8,15 +8,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from simpar import files
 from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
+from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
+from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import Reader
-from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, split_name
+from simpar.frameworks.recipe_values import ConfigCall, Unresolved
+from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
+from simpar.frameworks.words import Assumed, WordTable
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -40,6 +46,14 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "with_fp8_subchannel_scaling_mixed": ("e4m3", "blockwise"), "with_nvfp4_mixed": ("e2m1", "nvfp4"),
 }  # fmt: skip
 """8- and 4-bit formats and recipes, by the part of a precision's name after bf16_ or fp16_."""
+PERFORMANCE = {
+    "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
+    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}  # fmt: skip
+"""Precisions of Bridge's performance recipes (``_perf_precision`` of ``perf_recipes/_common.py``); gradients are
+reduced in bf16."""
+PERFORMANCE_CALLS = ("_perf_precision", "get_precision_config")
 PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
 """Classes of Bridge and NeMo 2 that the functions of :data:`PRECISIONS` create, whose fields can be set."""
 MORE = {
@@ -54,6 +68,11 @@ SPLITS = {
 }
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 """Dtypes as arguments write them, by PyTorch's names."""
+SEQ_LENS = {"llama3": 8192, "nemotron": 8192}
+SEQ_LEN = 4096
+"""Sequences of Bridge's pre-training recipes, by family, and of all others."""
+STACK = "nemo"
+"""What recipes run on: Megatron-Core as NeMo's containers have it."""
 OFFLOADED = "optimizer_offload_fraction"
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -61,8 +80,20 @@ LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 def read(text: str, name: str) -> Imported:
     """The plan in a recipe; ``FILE.py:RECIPE`` if there are several. Raises UserError."""
     path, recipe = split_name(name)
-    recipes = Recipes(text, path)
-    _, config = recipes.made(recipe, _is_config)
+    if path.endswith(".py"):
+        return _read_recipe(text, path, recipe, {})
+    words = command_of(text, name, starts)
+    recipe = recipe_of(words, name)
+    file = file_of(recipe, words, name)
+    return _read_recipe(files.read_text(file), str(file), recipe, changes_of(words))
+
+
+def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) -> Imported:
+    """The plan in a recipe, with values of a command over its fields."""
+    recipes = Recipes(text, path, KNOWN)
+    named, config = recipes.made(recipe, _is_config)
+    for field, value in changes.items():
+        config.put(field, value)
     fields = {moved: value for key, value in config.flat() if (moved := _moved(key)) not in ("model", "trainer")}
     untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
@@ -83,7 +114,25 @@ def read(text: str, name: str) -> Imported:
     names = {flag: field for field, flag in _plain().items()}
     arguments = Arguments(values, path, tuple(recipes.notes), names, untold)
     imported = plan_of(arguments, model)
-    return replace(imported, words=imported.words + given.words(), per_replica=None)
+    adapters, assumed = adapters_of(config, named, path)
+    ranks = re.search(r"_(\d+)gpu", named)
+    replica = int(imported.plan.mesh.sizes.replica_ranks)
+    if ranks and int(ranks[1]) % replica == 0:
+        adapters["dp"] = int(ranks[1]) // replica
+    plan = imported.plan.with_values(**adapters, **_allocator(config)).model_copy(update={"stack": STACK})
+    if untold and "seq_len" not in (plan.training or {}):  # in a file that is not here
+        seq_len = next((size for family, size in SEQ_LENS.items() if named.startswith(family)), SEQ_LEN)
+        plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
+        assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
+    words = imported.words + given.words()
+    return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _allocator(config: ConfigCall) -> dict[str, Any]:
+    """What the variables of a recipe's processes say of memory."""
+    variables = config.fields.get("env_vars")
+    told = str(variables.get("PYTORCH_CUDA_ALLOC_CONF", "")) if isinstance(variables, dict) else ""
+    return {"expandable_segments": True} if "expandable_segments:True" in told else {}
 
 
 def _is_config(made: ConfigCall) -> bool:
@@ -108,12 +157,13 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
             value = DTYPES.get(value.text, value)
         if isinstance(value, Unresolved | ConfigCall):  # refused when it is read
             value = f"$({value.text if isinstance(value, Unresolved) else value.called})"
-        if field == "model.pipeline_model_parallel_layout" and isinstance(value, list):
+        if field == "model.pipeline_model_parallel_layout" and isinstance(value, list) and _is_layout(value):
             value = "|".join("".join(LETTERS.get(str(part), "?") for part in stage) for stage in value)
         if value is not None and not (field.endswith("sharding_strategy") and not given.get("ddp.use_megatron_fsdp")):
             yield flag, [str(each) for each in value] if isinstance(value, list) else [str(value)]
     for flag, wanted in SWITCHES.items():
-        if any(given.get(field) == value for field, value in wanted.items() if field in given):
+        given.used |= set(wanted)
+        if any(given.values_.get(field) == value for field, value in wanted.items()):
             yield flag, []
     modules = given.get("model.recompute_modules")
     if modules:
@@ -128,6 +178,11 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
     if given.get("model.num_query_groups") is not None:
         yield "--group-query-attention", []
     yield from _precision(given, config)
+
+
+def _is_layout(value: list[Any]) -> bool:
+    """Whether a list has the layers of every stage."""
+    return all(isinstance(stage, list) for stage in value)
 
 
 def _overlaps(config: ConfigCall) -> bool:
@@ -174,10 +229,15 @@ def _name_of_precision(given: ConfigReader, made: Any) -> str | None:
         )
     if not isinstance(precision, ConfigCall):
         return None if precision is None else str(precision)
-    if precision.args and isinstance(precision.args[0], str):
+    is_plain = precision.name not in PERFORMANCE_CALLS
+    if is_plain and precision.args and isinstance(precision.args[0], str):
         return precision.args[0]  # get_mixed_precision_config("bf16_mixed")
     if precision.name in PRECISION_CLASSES:
         return given.get("mixed_precision.precision")
+    if precision.name in PERFORMANCE_CALLS:
+        asked = str(precision.args[0] if precision.args else precision.fields.get("compute_dtype"))
+        given.values_.setdefault("mixed_precision.grad_reduce_in_fp32", False)
+        return PERFORMANCE[files.choose(asked, PERFORMANCE, f"precision of {given.source}")]
     return precision.name
 
 
@@ -212,7 +272,118 @@ def _of_model(model: Any) -> Iterator[str]:
             yield from _of_model(each)
 
 
-READER = Reader(
-    name="megatron-bridge", description="Megatron-Bridge: a recipe in Python", read=read, written_as="megatron-bridge"
+WORDS = WordTable(
+    idle=(
+        "checkpoint.*",
+        "validation.*",
+        "scheduler.*",
+        "logger.*",
+        "tokenizer.*",
+        "rng.*",
+        "dataset.*",
+        "env_vars",
+        "dist",
+        "profiling.*",
+        "ft.*",
+        "straggler.*",
+        "nvrx_straggler.*",
+        "rerun_state_machine.*",
+        "dist.*",
+        "peft.*",
+        "log.*",
+        "resume.*",
+        "optim.*",
+        "tensor_inspect.*",
+        "train.train_iters",
+        "train.manual_gc*",
+        "train.eval*",
+        "train.exit*",
+        "optimizer.lr",
+        "optimizer.min_lr",
+        "optimizer.weight_decay",
+        "optimizer.adam_*",
+        "optimizer.clip_grad",
+        "optimizer.bf16",
+        "optimizer.fp16",
+        "optimizer.main_*",
+        "optimizer.muon_*",
+        "ddp.average_in_collective",
+        "ddp.check_for_*",
+        "model.init_method*",
+        "model.rotary_*",
+        "model.yarn_*",
+        "model.mscale*",
+        "model.mtp_*",
+        "model.load_weights",
+        "model.pipeline_dtype",
+        "model.params_dtype",
+        "model._pipeline*",
+        "model.transformer_impl",
+        "model.cuda_graph_warmup_steps",
+        "model.cuda_graph_scope",
+        "model.tp_comm_overlap_cfg",
+        "model.moe_router_*",
+        "model.moe_aux_loss_coeff",
+        "model.moe_z_loss_coeff",
+        "model.apply_rope_fusion",
+        "model.vocab_size",
+        "model.should_pad_vocab",
+        "model.make_vocab_size_divisible_by",
+        "model.layernorm_*",
+        "model.normalization",
+        "model.position_embedding_type",
+        "model.kv_channels",
+        "model.attention_softmax_in_fp32",
+        "model.bf16",
+        "model.cross_entropy_fusion_impl",
+        "model.gradient_accumulation_fusion",
+        "model.trust_remote_code",
+        "model.masked_softmax_fusion",
+        "model.bias_*_fusion",
+        "model.attention_dropout",
+        "model.hidden_dropout",
+        "model.persist_layer_norm",
+        "model.qk_clip*",
+        "trainer.*",
+        "moe_grouped_gemm",
+        "mixed_precision.bf16",
+        "mixed_precision.params_dtype",
+        "mixed_precision.pipeline_dtype",
+        "mixed_precision.autocast*",
+        "mixed_precision.precision",
+        "model.freeze_*",
+    ),
+    deciding={
+        "model.fine_grained_activation_offloading": "activations of named modules leave the device: memory and time",
+        "model.cpu_offloading": "activations leave the device: memory and time",
+        "model.moe_shared_expert_overlap": "shared experts run beside the exchange of tokens: time",
+        "model.delay_wgrad_compute": "gradients of weights are computed later: time of overlap",
+        "*.overlap_param_gather_with_optimizer_step": "parameters are gathered beside the update: time",
+        "model.use_transformer_engine_op_fuser": "fused operators of experts: time and memory",
+        "model.moe_paged_stash": "activations of experts are stashed in pages: memory",
+        "model.moe_expert_rank_capacity_factor": "tokens that a rank takes: time and memory of experts",
+        "mixed_precision.fp8_param*": "weights are kept and gathered in 8 bits: memory and time",
+        "mixed_precision.fp8_dot_product_attention": "attention in 8 bits: time",
+        "mixed_precision.first_last_layers_bf16": "some layers are not in 8 bits: time",
+        "mixed_precision.num_layers_at_*": "some layers are not in 8 bits: time",
+        "ddp.nccl_ub": "registered buffers of collectives: time and memory",
+        "ddp.fsdp_double_buffer": "two buffers of gathered parameters: memory",
+        "ddp.keep_fp8_transpose_cache*": "transposed weights in 8 bits are kept: memory",
+        "model.disable_parameter_transpose_cache": "transposed weights in 8 bits are not kept: memory",
+        "model.fp8_output_proj": "the output projection in 8 bits: time",
+        "model.attention_backend": "the kernel of attention: time and memory",
+        "model.cuda_graph_impl": "graphs of parts that a plan does not name: time and memory",
+        "model.moe_flex_dispatcher_backend": "kernels of the exchange of tokens: time",
+        "model.window_size": "attention in windows: time",
+    },
 )
-NEMO_READER = Reader(name="nemo-run", description="NeMo 2: a recipe in Python", read=read, written_as="nemo-run")
+"""Fields of recipes that no plan has, by what they change."""
+
+
+READER = Reader(
+    name="megatron-bridge", description="Megatron-Bridge: a recipe in Python, and commands that name one", read=read,
+    starts=starts, spawns=True, words=WORDS, written_as="megatron-bridge",
+)  # fmt: skip
+NEMO_READER = Reader(
+    name="nemo-run", description="NeMo 2: a recipe in Python", read=read, words=WORDS, written_as="nemo-run"
+)

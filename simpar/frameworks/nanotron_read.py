@@ -20,6 +20,9 @@ SIZES = {
     "moe_config.moe_intermediate_size": "expert_ffn",
 }  # fmt: skip
 MODEL = "model.model_config."
+MIXTURE = f"{MODEL}moe_config."
+EXPERTS = ("moe_config.num_local_experts", "num_local_experts", "moe_num_experts", "num_experts")
+"""Other names of the number of experts (``examples/moe``; configs converted from the hub)."""
 ASYNC = "tp_linear_async_communication"
 
 
@@ -36,6 +39,14 @@ def read(text: str, name: str) -> Imported:
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
     result = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
+    if result["num_experts"] is None:
+        result["num_experts"] = next(filter(None, (given.whole(MODEL + key) for key in EXPERTS)), None)
+        if result["num_experts"] == 1:
+            result["num_experts"] = None
+        elif result["num_experts"] is not None and result["expert_ffn"] is None:
+            result["expert_ffn"], result["ffn"] = result["ffn"], None  # every layer has experts of that size
+        elif any(key.startswith(MIXTURE) and given.values_[key] is not None for key in given):
+            raise UserError(f"{name}: {MIXTURE}num_experts is missing: {MIXTURE[:-1]} says a mixture")
     told = {ours: size for ours, size in result.items() if size is not None}
     sizes = dict(told)
     sizes.setdefault("kv_heads", sizes.get("heads", 0))

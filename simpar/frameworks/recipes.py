@@ -1,18 +1,29 @@
 """The return value of a function in a Python file, worked out without running it: recipes that are code.
 
 A recipe is a function without required arguments that creates configs and sets their fields. Constants, other functions
-of the file, decided conditions, and fields that are set later are followed. A value that only running would tell is an
-:class:`Unresolved` with its text and line.
+of the file, decided conditions, and fields that are set later are followed, and so are imports of other recipes' files
+where they lie beside it. A value that only running would tell is an :class:`Unresolved` with its text and line.
 """
 
 import ast
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.frameworks.recipe_values import (
+    NOT_KNOWN,
+    OF_TEXT,
+    ORDERS,
+    PLAIN,
+    SIGNS,
+    ConfigCall,
+    Mark,
+    Unresolved,
+    find_import,
+    is_tested,
+)
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import ReadWords
 
@@ -20,49 +31,9 @@ AUTO = "auto"
 """A value that the program which starts DeepSpeed or Accelerate fills in."""
 MAX_DEPTH = 20
 MAX_ITEMS = 10_000
-_SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
-}  # fmt: skip
-_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-_PLAIN: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool, "len": len, "dict": dict}
 CONFIGS = ("run.Config", "run.Partial")
 """Calls whose first argument is the class to configure (NeMo-Run)."""
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    """A value that only running would tell: its source text and line."""
-
-    text: str
-    line: int
-
-
-@dataclass
-class ConfigCall:
-    """The result of a call: the dotted name that was called, its arguments, and fields set since."""
-
-    called: str
-    args: list[Any] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-    line: int = 0
-
-    @property
-    def name(self) -> str:
-        """The last part of the called name; for ``Name.Config``, Name."""
-        return self.called.removesuffix(".Config").rpartition(".")[2]
-
-    def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Fields by dotted name; nested objects contribute their own fields."""
-        for key, value in self.fields.items():
-            if isinstance(value, ConfigCall) and value.fields:
-                yield from value.flat(f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
+Known = Mapping[str, Callable[..., Any]]
 
 
 class ConfigReader(Mapping[str, Any]):
@@ -139,22 +110,81 @@ def _sections(data: Mapping[str, Any]) -> ConfigCall:
     return ConfigCall("", [], fields)
 
 
-class Recipes:
-    """The functions of a Python file; ``notes`` tell which calls were not followed."""
+class _RaisedError(Exception):
+    """A ``raise`` that is reached."""
 
-    def __init__(self, text: str, source: str) -> None:
+
+class Recipes:
+    """The functions of a Python file; ``notes`` tell which calls were not followed.
+
+    ``known`` are functions of other files by name, for where these files are not at hand: they get the arguments of a
+    call. ``importer`` is the file that imports this one.
+    """
+
+    def __init__(self, text: str, source: str, known: Known | None = None, importer: "Recipes | None" = None) -> None:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise UserError(f"{source}: not Python ({str(error).splitlines()[0]})") from None
         self.source = source
-        self.notes: list[str] = []
+        self.first: Recipes = importer.first if importer else self
+        self.known: Known = self.first.known if importer else known or {}
+        self.notes: list[str] = importer.notes if importer else []
+        self.modules: dict[Path, Recipes] = importer.modules if importer else {}
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self.imports = {
+            name.asname or name.name: (node, name.name)
+            for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names
+        }  # fmt: skip
         self.constants: dict[str, Any] = {}
         self.depth = 0
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 self._statement(node, self.constants)
+
+    def _module(self, node: ast.ImportFrom) -> "Recipes | None":
+        """The file that an import names, if it is one of recipes and lies where imports of this file find it."""
+        result = find_import(node, Path(self.source))
+        if result is None:
+            return None
+        if result not in self.modules:
+            self.modules[result] = Recipes(files.read_text(result), str(result), importer=self)
+        return self.modules[result]
+
+    def _owner(self, name: str, steps: int = 0) -> "tuple[Recipes, str] | None":
+        """The file that defines a function or a constant of a name here, and its name there."""
+        if name in self.functions or name in self.constants:
+            return self, name
+        if steps > MAX_DEPTH:
+            return None
+        for node, theirs in [self.imports[name]] if name in self.imports else []:
+            inner = self._module(node)
+            if inner is not None and (result := inner._owner(theirs, steps + 1)):
+                return result
+        for node, theirs in self.imports.values():
+            if theirs == "*" and (inner := self._module(node)) and (result := inner._owner(name, steps + 1)):
+                return result
+        return None
+
+    def _callee(self, name: str) -> Callable[..., Any] | None:
+        """What a call of a function of this file, or of an imported one, does; None if it is not followed."""
+        owner = self._owner(name)
+        if owner is not None and (node := owner[0].functions.get(owner[1])):
+            return lambda *args, **keywords: owner[0].call(node, args, keywords)
+        return self.known.get(self.imports[name][1] if name in self.imports else name.rpartition(".")[2])
+
+    def _recipe(self, name: str) -> Any:
+        """What a recipe returns."""
+        callee = self._callee(name)
+        try:
+            return callee() if callee else None
+        except _RaisedError as error:
+            raise UserError(f"{self.source}: {name} raises {error}") from None
+
+    def choices(self) -> list[str]:
+        """The recipes that can be named: those of the file, and those that it imports under a public name."""
+        imported = (name for name in self.imports if not name.startswith("_") and self._callee(name))
+        return [*dict.fromkeys((*self.names(), *imported))]
 
     def names(self) -> list[str]:
         """Public functions without required arguments that return something."""
@@ -171,12 +201,12 @@ class Recipes:
         ``wanted`` tells configs from other results. Raises UserError.
         """
         if recipe:
-            name = files.choose(recipe, self.names(), f"recipe of {self.source}")
-            value = self.call(self.functions[name], [], {})
+            name = files.choose(recipe, self.choices(), f"recipe of {self.source}")
+            value = self._recipe(name)
             if isinstance(value, ConfigCall) and wanted(value):
                 return name, value
             raise UserError(f"{self.source}: {recipe} returns no config that is written out")
-        results = {name: self.call(self.functions[name], [], {}) for name in self.names()}
+        results = {name: self._recipe(name) for name in self.names() or self.choices()}
         configs = {name: made for name, made in results.items() if isinstance(made, ConfigCall) and wanted(made)}
         if not configs:
             raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
@@ -185,12 +215,12 @@ class Recipes:
             raise UserError(f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}")
         self.notes.clear()
         (name,) = configs
-        value = self.call(self.functions[name], [], {})
+        value = self._recipe(name)
         return name, value if isinstance(value, ConfigCall) else configs[name]
 
     def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """The return value of a function of the file. Raises UserError for one that calls itself."""
-        if self.depth > MAX_DEPTH:
+        if self.first.depth > MAX_DEPTH:
             raise UserError(f"{self.source}:{node.lineno}: {node.name}: functions that call each other without end")
         arguments = node.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
@@ -201,11 +231,13 @@ class Recipes:
         for name, default in given.items():
             scope[name] = Unresolved(name, node.lineno) if default is None else self.value(default, {})
         scope |= dict(zip(names, args, strict=False)) | dict(keywords)
-        self.depth += 1
+        if arguments.kwarg is not None:
+            scope[arguments.kwarg.arg] = {name: value for name, value in keywords.items() if name not in given}
+        self.first.depth += 1
         try:
             return self._block(node.body, scope)
         finally:
-            self.depth -= 1
+            self.first.depth -= 1
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
         """The return value of a block; :data:`_ON` if it ends without one."""
@@ -230,14 +262,37 @@ class Recipes:
             self._effect(node.value, scope)
         elif isinstance(node, ast.If):
             test = self.value(node.test, scope)
-            if isinstance(test, Unresolved):
+            if isinstance(test, Unresolved) or (isinstance(test, ConfigCall) and isinstance(node.test, ast.Call)):
                 self._undecided(node, scope)
                 return _ON
             return self._block(node.body if test else node.orelse, scope)
         elif isinstance(node, ast.With):
             return self._block(node.body, scope)
-        elif isinstance(node, ast.For | ast.While | ast.Try | ast.Match):
+        elif isinstance(node, ast.Raise):
+            raise _RaisedError(ast.unparse(node)[:60])
+        elif isinstance(node, ast.Try):
+            try:
+                return self._block(node.body, scope)
+            except _RaisedError:
+                return self._block(node.handlers[0].body, scope) if node.handlers else _ON
+        elif isinstance(node, ast.For):
+            return self._loop(node, scope)
+        elif isinstance(node, ast.While | ast.Match):
             self._undecided(node, scope)
+        return _ON
+
+    def _loop(self, node: ast.For, scope: dict[str, Any]) -> Any:
+        """A loop over known items, without a way out of its own."""
+        items = self.value(node.iter, scope)
+        leaves = any(isinstance(part, ast.Break | ast.Continue) for part in ast.walk(node))
+        if not isinstance(items, list) or leaves or len(items) > MAX_ITEMS:
+            self._undecided(node, scope)
+            return _ON
+        for item in items:
+            self._set(node.target, item, scope)
+            done = self._block(node.body, scope)
+            if done is not _ON:
+                return done
         return _ON
 
     def _undecided(self, node: ast.stmt, scope: dict[str, Any]) -> None:
@@ -256,7 +311,7 @@ class Recipes:
             holder.extend(self.value(arg, scope) for arg in node.args)
             return
         value = self.value(node, scope)
-        own = isinstance(node.func, ast.Name) and node.func.id in self.functions
+        own = isinstance(node.func, ast.Name) and self._callee(node.func.id) is not None
         touched = [self.value(arg, scope) for arg in node.args]
         touched.append(holder)
         if not own and isinstance(value, ConfigCall) and any(isinstance(each, ConfigCall) for each in touched):
@@ -270,8 +325,9 @@ class Recipes:
             if made is not None:
                 made.fields[target.attr] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            for each in target.elts:
-                self._set(each, Unresolved(ast.unparse(each), target.lineno), scope)
+            known = isinstance(value, list) and len(value) == len(target.elts)
+            for at, each in enumerate(target.elts):
+                self._set(each, value[at] if known else Unresolved(ast.unparse(each), target.lineno), scope)
 
     def _place(self, node: ast.expr, scope: dict[str, Any]) -> ConfigCall | None:
         """The config whose field is set; it is created if it does not exist yet."""
@@ -291,17 +347,17 @@ class Recipes:
         try:
             value = self._value(node, scope)
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
-            value = None if isinstance(node, ast.Constant) and node.value is None else _Not
-        return Unresolved(ast.unparse(node), node.lineno) if value is _Not else value
+            value = None if isinstance(node, ast.Constant) and node.value is None else NOT_KNOWN
+        return Unresolved(ast.unparse(node), node.lineno) if value is NOT_KNOWN else value
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return scope.get(node.id, self.constants.get(node.id, _Not))
+            return scope[node.id] if node.id in scope else self._constant(node.id)
         if isinstance(node, ast.Attribute):
             base = self.value(node.value, scope)
-            return base.fields.get(node.attr, _Not) if isinstance(base, ConfigCall) else _Not
+            return base.fields.get(node.attr, NOT_KNOWN) if isinstance(base, ConfigCall) else NOT_KNOWN
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(each, scope) for each in node.elts]
         if isinstance(node, ast.Dict):
@@ -309,31 +365,48 @@ class Recipes:
             return {_hashable(self.value(key, scope)): self.value(value, scope) for key, value in pairs}
         if isinstance(node, ast.Call):
             return self._called(node, scope)
+        if isinstance(node, ast.ListComp | ast.SetComp) and len(node.generators) == 1:
+            return self._listed(node, node.generators[0], scope)
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, scope)
-            return _Not if isinstance(test, Unresolved) else self.value(node.body if test else node.orelse, scope)
+            return NOT_KNOWN if isinstance(test, Unresolved) else self.value(node.body if test else node.orelse, scope)
         return self._operation(node, scope)
+
+    def _listed(self, node: ast.ListComp | ast.SetComp, each: ast.comprehension, scope: Mapping[str, Any]) -> Any:
+        items = _known(self.value(each.iter, scope))
+        if each.ifs or not isinstance(each.target, ast.Name) or len(items) > MAX_ITEMS:
+            return NOT_KNOWN
+        return [self.value(node.elt, {**scope, each.target.id: item}) for item in items]
+
+    def _constant(self, name: str) -> Any:
+        owner = self._owner(name)
+        return owner[0].constants.get(owner[1], NOT_KNOWN) if owner else NOT_KNOWN
 
     def _operation(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.BoolOp):
             return self._joined(node, scope)
         if isinstance(node, ast.UnaryOp):
             inner = _known(self.value(node.operand, scope))
-            return (not inner) if isinstance(node.op, ast.Not) else -inner if isinstance(node.op, ast.USub) else _Not
-        if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+            return (
+                (not inner) if isinstance(node.op, ast.Not) else -inner if isinstance(node.op, ast.USub) else NOT_KNOWN
+            )
+        if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
             left, right = (_known(self.value(each, scope)) for each in (node.left, node.right))
             sizes = [len(each) if isinstance(each, list | str) else each for each in (left, right)]
             if isinstance(node.op, ast.Mult) and list in (type(left), type(right)) and max(sizes) > MAX_ITEMS:
-                return _Not
-            return _SIGNS[type(node.op)](left, right)
+                return NOT_KNOWN
+            return SIGNS[type(node.op)](left, right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = (_known(self.value(each, scope)) for each in (node.left, node.comparators[0]))
+            left, right = (self.value(each, scope) for each in (node.left, node.comparators[0]))
+            if isinstance(left, ConfigCall) and right is None:  # a call for a config returns one
+                return isinstance(node.ops[0], ast.IsNot | ast.NotEq)
+            left, right = _known(left), _known(right)
             left = _hashable(left) if isinstance(right, dict) else left
-            return _ORDERS[type(node.ops[0])](left, _items(right) if isinstance(right, list) else right)
+            return ORDERS[type(node.ops[0])](left, _items(right) if isinstance(right, list) else right)
         if isinstance(node, ast.Subscript):
             base, key = self.value(node.value, scope), _known(self.value(node.slice, scope))
-            return base[_hashable(key)] if isinstance(base, list | dict) else _Not
-        return _Not
+            return base[_hashable(key)] if isinstance(base, list | dict) else NOT_KNOWN
+        return NOT_KNOWN
 
     def _joined(self, node: ast.BoolOp, scope: Mapping[str, Any]) -> Any:
         wanted = isinstance(node.op, ast.Or)
@@ -351,13 +424,19 @@ class Recipes:
         for each in node.keywords:
             value = self.value(each.value, scope)
             keywords |= {each.arg: value} if each.arg else value if isinstance(value, dict) else {}
-        if name in self.functions:
-            value = self.call(self.functions[name], args, keywords)
+        if (callee := self._callee(name)) is not None:
+            value = callee(*args, **keywords)
             return None if value is _ON else value
-        if name in _PLAIN:
-            return _PLAIN[name](*map(_known, args), **keywords)
+        if name in ("isinstance", "hasattr") and len(args) == 2:
+            return is_tested(name, args[0], node.args[1])
+        if isinstance(node.func, ast.Attribute) and node.func.attr in OF_TEXT:
+            text = self.value(node.func.value, scope)
+            if isinstance(text, str):
+                return getattr(text, node.func.attr)(*map(_known, args))
+        if name in PLAIN:
+            return PLAIN[name](*map(_known, args), **keywords)
         if name == "getattr" and len(args) > 1 and isinstance(args[0], ConfigCall):
-            return args[0].fields.get(args[1], args[2] if len(args) > 2 else _Not)
+            return args[0].fields.get(args[1], args[2] if len(args) > 2 else NOT_KNOWN)
         if name in CONFIGS and node.args:
             return ConfigCall(ast.unparse(node.args[0]), args[1:], keywords)
         if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], ConfigCall):
@@ -368,11 +447,8 @@ class Recipes:
         return ConfigCall(name, args, keywords, node.lineno)
 
 
-class _Mark:
-    """Markers that are not values."""
-
-
-_ON, _Not = _Mark(), _Mark()
+_ON = Mark()
+"""A block that ends without a return."""
 
 
 def _known(value: Any) -> Any:

@@ -1,23 +1,32 @@
 """torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
+from simpar import files
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks import rules
+from simpar.frameworks.overrides import flagged
 from simpar.frameworks.reader import Reader, value_of
-from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, flat, split_name
+from simpar.frameworks.recipe_values import ConfigCall, Unresolved
+from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
+from simpar.frameworks.shell import Script
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
+from simpar.frameworks.words import WordTable
 from simpar.plan.schedules import natural_vpp
 
 CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "none": "none", "full": "full", "selective": "selective"}
 CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 """Precisions by the prefix of a converter's name."""
+LAUNCHER, MODULE = "run_train.sh", "torchtitan.train"
+REGISTRY = "config_registry.py"
+MODELS_OF = ("torchtitan/models", "torchtitan/experiments")
+"""Where torchtitan has the recipes of its models."""
 LOCAL_BATCH, SEQ_LEN = 8, 2048
 """Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
 CONFIG_FILE = ("--job.config_file", "--job.config-file")
@@ -31,10 +40,55 @@ def read(text: str, name: str) -> Imported:
     Raises UserError if it cannot be read.
     """
     path, recipe = split_name(name)
-    if not path.endswith(".py"):
+    if path.endswith(".py"):
+        return _read_recipe(text, path, recipe, {})
+    if path.endswith(".toml"):
         return read_toml(text, name)
+    words = next((words for words, _ in _commands(text, name) if _names_recipe(words)), None)
+    if words is None:
+        return read_toml(text, name)
+    module, recipe = _names_recipe(words) or ("", "")
+    file = _registry(words, module, name)
+    return _read_recipe(files.read_text(file), str(file), recipe, flagged(words))
+
+
+def _commands(text: str, source: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
+    """Commands with the variables that name a recipe before their words."""
+    script = Script(text, source)
+    for words, given in zip(script.commands, script.environments, strict=True):
+        yield [*(f"{name}={given[name]}" for name in ("MODULE", "CONFIG") if given.get(name)), *words], given
+
+
+def _names_recipe(words: Sequence[str]) -> tuple[str, str] | None:
+    """The module and the recipe of a command of torchtitan from 0.3; None if it names none."""
+    if not any(PurePath(word).name == LAUNCHER or word == MODULE for word in words):
+        return None
+    said = {name: value for name, _, value in (word.partition("=") for word in words)}
+    module = value_of(words, ("--module",)) or said.get("MODULE")
+    recipe = value_of(words, ("--config",)) or said.get("CONFIG")
+    return (module, recipe) if module and recipe else None
+
+
+def _registry(words: Sequence[str], module: str, source: str) -> Path:
+    """The file of a module's recipes, in the checkout of the script that is started. Raises UserError."""
+    script = next((Path(word).parent for word in words if PurePath(word).name == LAUNCHER), Path())
+    place = PurePath(*module.split("."), REGISTRY)
+    roots = [root / part for root in (script, Path(source).parent, Path()) for part in MODELS_OF]
+    result = next((root / place for root in roots if (root / place).is_file()), None)
+    if result is None:
+        raise UserError(
+            f"{source}: recipes of {module} are in {MODELS_OF[0]}/{place}, which is not here; allowed: in a checkout "
+            "of torchtitan, or its FILE.py:RECIPE"
+        )
+    return result
+
+
+def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) -> Imported:
+    """The plan in a recipe, with options of a command laid over it."""
     recipes = Recipes(text, path)
     name_of_recipe, config = recipes.made(recipe, _is_config)
+    for key, value in changes.items():
+        config.put(key, value)
     spec = config.fields.pop("model_spec", config.fields.pop("model", None))
     policy = config.fields.pop("activation_checkpoint", None)
     converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
@@ -271,16 +325,85 @@ def _shape(given: ConfigReader) -> dict[str, int]:
     return {"seq_len": seq_len, "micro": micro, "local": local, "batch": whole if whole > 0 else local * ranks}
 
 
+WORDS = WordTable(
+    idle=(
+        "job.*",
+        "profiling.*",
+        "profiler.*",
+        "metrics.*",
+        "checkpoint.*",
+        "lr_scheduler.*",
+        "validation.*",
+        "comm.*",
+        "experimental.*",
+        "fault_tolerance.*",
+        "debug.*",
+        "optimizer.lr",
+        "optimizer.eps",
+        "optimizer.beta*",
+        "optimizer.weight_decay",
+        "optimizer.name",
+        "training.steps",
+        "training.dataset*",
+        "training.max_norm",
+        "training.gc_*",
+        "training.seed",
+        "training.deterministic",
+        "training.data_parallel_*",
+        "model.tokenizer_path",
+        "model.hf_assets_path",
+        "hf_assets_path",
+        "model.norm_type",
+        "model.print_after_conversion",
+        "tokenizer.*",
+        "dataloader.*",
+        "compile.components",
+        "compile.enable",
+        "loss.*",
+        "dump_folder",
+        "config_file",
+        "module",
+        "config",
+        "activation_checkpoint.early_stop",
+        "activation_checkpoint.debug",
+        "optimizer.decay_*",
+        "parallelism.disable_loss_parallel",
+        "activation_checkpoint.per_op_sac*",
+    ),
+    deciding={
+        "parallelism.disable_loss_parallel": "logits are gathered for the loss: memory and time",
+        "float8.*": "which products are in 8 bits: time",
+        "quantize.*": "which products are in 8 bits: time",
+        "mx.*": "which products are in 8 bits: time",
+        "training.mixed_precision_reduce": "the dtype of summed gradients: time",
+        "activation_checkpoint.per_op_sac*": "what is recomputed: memory and time",
+        "activation_checkpoint.memory_budget": "what is recomputed: memory and time",
+        "parallelism.expert_parallel_comm_backend": "kernels of the exchange of tokens: time",
+    },
+)
+"""torchtitan's options that no plan has."""
+
+
+def _config_file(words: Sequence[str]) -> str | None:
+    named = next((word.partition("=")[2] for word in words if word.startswith("CONFIG_FILE=")), None)
+    return value_of(words, CONFIG_FILE) or named
+
+
 TOML_READER = Reader(
     name="torchtitan-0.2",
     description="torchtitan up to 0.2: the TOML of a job",
     read=read_toml,
-    starts=lambda words: value_of(words, CONFIG_FILE) is not None,
-    config=lambda words: value_of(words, CONFIG_FILE),
+    starts=lambda words: _config_file(words) is not None,
+    config=_config_file,
     owns=lambda data: isinstance(data.get("parallelism"), Mapping) and isinstance(data.get("training"), Mapping),
+    words=WORDS,
     written_as="torchtitan-0.2",
 )
 READER = Reader(
-    name="torchtitan", description="torchtitan from 0.3: a recipe of a config_registry.py", read=read,
+    name="torchtitan",
+    description="torchtitan from 0.3: a recipe of a config_registry.py, and commands that name one",
+    read=read,
+    starts=lambda words: _names_recipe(words) is not None,
+    words=WORDS,
     written_as="torchtitan",
-)  # fmt: skip
+)

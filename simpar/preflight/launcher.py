@@ -22,6 +22,8 @@ NODES: Flags = {
     "sbatch": ("--nodes", "-N"),
     "deepspeed": ("--num_nodes", "--num-nodes"),
     "accelerate": ("--num_machines", "--num-machines"),
+    "train.sh": ("--nodes",),
+    "setup_experiment.py": ("--nodes",),
 }
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
@@ -30,6 +32,8 @@ PER_NODE: Flags = {
     "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
     "deepspeed": ("--num_gpus", "--num-gpus"),
     "mpirun": ("-npernode", "--npernode"),
+    "train.sh": ("--gpus-per-node", "--gpus_per_node"),
+    "setup_experiment.py": ("--gpus-per-node", "--gpus_per_node", "-gn"),
 }
 """Flags for the ranks per node."""
 RANKS: Flags = {
@@ -37,6 +41,7 @@ RANKS: Flags = {
     "accelerate": ("--num_processes", "--num-processes"),
     "srun": ("--ntasks", "-n", "--gpus", "-G"),
     "sbatch": ("--ntasks", "-n", "--gpus", "-G"),
+    "setup_experiment.py": ("--num_gpus", "-ng"),
 }
 """Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
@@ -48,7 +53,11 @@ ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
-ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch"}
+ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch", "automodel": "torchrun"}
+OF_ONE_NODE = {"run_train.sh": 8}
+"""Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
+NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")
+"""Variables in which such a script takes what it trains; readers see them before the words of the command."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 """Variables that list the devices of a node that a job may use."""
 OF_NODE = ("NPROC_PER_NODE", "NGPU", "PET_NPROC_PER_NODE")
@@ -106,13 +115,16 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
     for words, given in zip(script.commands, script.environments, strict=True):
-        if (told_target := _started(words)) is not None:
+        before = [f"{name}={given[name]}" for name in NAMING if given.get(name)]
+        if (told_target := _started([*before, *words] if _wrapper(words) else words)) is not None:
             (target, config), started, environment = told_target, words, given
             break
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in script.directives]
     notes = list(script.notes)
     nodes, per_node, ranks = _sizes(told, environment, target, notes)
+    if wrapper := _wrapper(started):
+        nodes, per_node = nodes or 1, per_node or OF_ONE_NODE[wrapper]
     if per_node is not None and ranks is None and _is_untold(told):
         notes.append(
             "srun starts one task of a node unless --ntasks-per-node says more: taken as one for every device."
@@ -185,6 +197,11 @@ def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
     idle = tuple(word for word in spelt if any(fnmatchcase(spelt[word], each) for each in IDLE))
     left = {word: value for word, value in words.unread.items() if word not in (*used, *idle)}
     return ReadWords((*words.used, *used), left), idle
+
+
+def _wrapper(words: Sequence[str]) -> str | None:
+    """The script of :data:`OF_ONE_NODE` that a command starts."""
+    return next((name for word in words if (name := PurePath(word).name) in OF_ONE_NODE), None)
 
 
 def _started(words: Sequence[str]) -> tuple[str, str | None] | None:

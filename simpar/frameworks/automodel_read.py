@@ -1,0 +1,290 @@
+"""NeMo Automodel back to a plan: the YAML of a recipe, and commands that start one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import Any, get_args
+
+from simpar.architectures.catalogue import find_model, load_model
+from simpar.errors import UserError
+from simpar.frameworks.overrides import (
+    choice,
+    command_of,
+    flagged,
+    is_config,
+    laid_over,
+    load_beside,
+    mapping,
+    reader_of,
+)
+from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.recipes import ConfigReader
+from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.titan import SCHEDULES
+from simpar.frameworks.trainers import ATTENTION
+from simpar.frameworks.words import Assumed, WordTable
+from simpar.plan.choices.tuning import Projection
+from simpar.plan.routing import Balance
+from simpar.plan.schedules import natural_vpp
+
+ADAPTER_DIM = 8
+"""Default of ``PeftConfig`` (``components/_peft/lora.py``)."""
+DATA_OPEN = "lengths are those of the data, which the config does not bound"
+USUAL_SEQ_LEN = 2048
+STRATEGIES = {
+    "fsdp2": "fsdp", "fsdp2manager": "fsdp", "ddp": "ddp", "ddpmanager": "ddp", "megatron_fsdp": "fsdp",
+    "megatronfsdpmanager": "fsdp", "nvfsdpmanager": "fsdp", "mfsdp": "fsdp",
+}  # fmt: skip
+"""Strategies of NeMo Automodel (``components/distributed/config.py``), and the managers of earlier releases."""
+HALVES = {
+    "bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16", "auto": "bf16", "fp32": "fp32", "float32": "fp32",
+    "torch.float32": "fp32",
+}  # fmt: skip
+SEQUENCES = (
+    "packed_sequence.packed_sequence_size", "dataset.seq_length", "dataset.seq_len", "dataset.max_length",
+    "dataset.seq_length_tokens", "dataset.block_size",
+)  # fmt: skip
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "sgd", "muon": "muon"}
+DISPATCHERS = {"deepep": "deepep", "hybridep": "hybridep"}
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a recipe of NeMo Automodel, or in a command that starts one. Raises UserError."""
+    data = mapping(text, name) if is_config(name) else _of_command(text, name)
+    if not owns(data):
+        raise UserError(f"{name}: no recipe of NeMo Automodel: it has a section step_scheduler beside model")
+    given = reader_of(data, name)
+    sizes = {axis: _size(given, f"{axis}_size") or 1 for axis in ("tp", "cp", "pp", "ep")}
+    replicate, dp = _size(given, "dp_replicate_size") or 1, _size(given, "dp_size")
+    target = given.get("distributed._target_")
+    word = given.get("distributed.strategy") or (str(target).rpartition(".")[2] if target else "fsdp2")
+    kind = STRATEGIES.get(str(word).lower())
+    if kind is None:
+        raise UserError(f"{name}: distributed.strategy = {word}: allowed: {', '.join(STRATEGIES)}")
+    reshard = given.get("distributed.reshard_after_forward")
+    model_name = given.get("model.pretrained_model_name_or_path") or given.get(
+        "model.config.pretrained_model_name_or_path"
+    )
+    model = find_model(str(model_name)) if model_name else None
+    seq_len, assumed = _sequence(given)
+    batch = given.whole("step_scheduler.global_batch_size")
+    local = given.whole("step_scheduler.local_batch_size") or 1
+    values: dict[str, Any] = {
+        "stack": "automodel",
+        "model": model,
+        **sizes,
+        "dp": dp,
+        "etp": 1 if sizes["ep"] > 1 else None,
+        "zero": 0 if kind == "ddp" else 2 if reshard is False else 3,
+        "hsdp": replicate if kind == "fsdp" else None,
+        "micro_batch": local,
+        "recompute": choice(given, "distributed.activation_checkpointing", RECOMPUTED, "none"),
+        "training": {"seq_len": seq_len} | ({"global_batch": batch} if batch else {}),
+        **_automodel_numerics(given),
+        **_automodel_adapters(given),
+        **_automodel_execution(given),
+    }
+    if sizes["tp"] > 1:
+        overlap = bool(given.get("distributed.enable_async_tensor_parallel"))
+        parallel = bool(given.get("distributed.sequence_parallel"))
+        values["tensor_parallel"] = {"sequence_parallel": parallel, "overlap": overlap}
+    if sizes["cp"] > 1:
+        values |= {"cp_method": "all_gather", "cp_balance": "zigzag"}  # torch's context_parallel
+    if sizes["pp"] > 1:
+        values |= _stages(given, sizes["pp"], model)
+    ask = "" if model else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
+    balance: Balance = "forced" if given.get("model.backend.fake_balanced_gate") else "loss"
+    notes = tuple(filter(None, (ask, *given.misspelt())))
+    return Imported(plan_said(values), given.words(), notes, asks={"model": ask}, expert_balance=balance,
+                    assumed=tuple(assumed))  # fmt: skip
+
+
+RECOMPUTED = {True: "full", False: "none", "full": "full", "selective": "selective", "true": "full", "false": "none"}
+
+
+def owns(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a recipe of NeMo Automodel."""
+    return isinstance(data.get("step_scheduler"), Mapping) and isinstance(data.get("model"), Mapping)
+
+
+def _size(given: ConfigReader, key: str) -> int | None:
+    value = given.get(f"distributed.{key}")
+    return None if value in (None, "none", "None", -1, 0) else given.whole(f"distributed.{key}")
+
+
+def _sequence(given: ConfigReader) -> tuple[int, Iterator[Assumed]]:
+    told = next((size for key in SEQUENCES if (size := given.get(key))), None)
+    if isinstance(told, int) and not isinstance(told, bool):
+        return told, iter(())
+    assumed = Assumed("seq_len", USUAL_SEQ_LEN, DATA_OPEN, (USUAL_SEQ_LEN // 4, USUAL_SEQ_LEN * 2))
+    return USUAL_SEQ_LEN, iter((assumed,))
+
+
+def _automodel_numerics(given: ConfigReader) -> dict[str, Any]:
+    """Parameters have the dtype of the model, and so have the states of torch's optimizers."""
+    kept = choice(given, "model.torch_dtype", HALVES, choice(given, "model.dtype", HALVES, "bf16"))
+    computed = choice(given, "distributed.mp_policy.param_dtype", HALVES, "bf16")
+    reduced = choice(given, "distributed.mp_policy.reduce_dtype", HALVES, "fp32")
+    named = str(given.get("optimizer._target_", "torch.optim.AdamW"))
+    word = named.rpartition(".")[2].lower()
+    if word not in OPTIMIZERS:
+        raise UserError(f"{given.source}: optimizer._target_ = {named}: allowed: {', '.join(OPTIMIZERS)}")
+    optimizer = OPTIMIZERS[word]
+    master = bool(given.get("optimizer.master_weights"))
+    low = kept == "bf16" and computed == "bf16"
+    moments = {key: choice(given, f"optimizer.exp_avg{key}_dtype", HALVES) for key in ("", "_sq")}
+    return {
+        "precision": computed,
+        "optimizer": optimizer,
+        "parameter_dtype": "bf16" if low else None,
+        "grad_dtype": "bf16" if low else None,
+        "master_weights": master if low else None,
+        "moment_dtype": None if not low or master or "fp32" in moments.values() or optimizer == "muon" else "bf16",
+        "reduce_dtype": reduced if low else None,
+        "offload_parameters": "cpu" if given.get("distributed.offload_policy._target_") else None,
+        "offload_optimizer": "cpu" if given.get("distributed.offload_policy._target_") else None,
+    }
+
+
+def _automodel_adapters(given: ConfigReader) -> dict[str, Any]:
+    target = given.get("peft._target_")
+    if target is None and not any(key.startswith("peft.") for key in given):
+        return {}
+    if given.get("peft.use_dora"):
+        raise UserError(f"{given.source}: peft.use_dora = true: allowed: false (LoRA)")
+    wanted = given.get("peft.target_modules") or []
+    patterns = (
+        ["*"]
+        if given.get("peft.match_all_linear")
+        else [str(each) for each in ([wanted] if isinstance(wanted, str) else wanted)]
+    )
+    targets = [name for name in get_args(Projection) if any(_matches(name, pattern) for pattern in patterns)]
+    if not targets:
+        raise UserError(
+            f"{given.source}: peft.target_modules = {wanted}: allowed: patterns of {', '.join(get_args(Projection))}"
+        )
+    low = any(given.get(f"quantization.load_in_{bits}") for bits in ("4bit",))
+    rank = given.whole("peft.dim") or ADAPTER_DIM
+    return {"lora_rank": rank, "lora_targets": tuple(targets), "frozen_dtype": "nf4" if low else None}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    part = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return any(fnmatchcase(each, pattern) for each in (name, f"model.layers.0.{part}.{name}"))
+
+
+def _automodel_execution(given: ConfigReader) -> dict[str, Any]:
+    kernels = {theirs: ours for ours, theirs in ATTENTION.items()} | {"te": "cudnn"}
+    named = given.get("model.attn_implementation") or given.get("model.backend.attn")
+    compiled = given.get("compile.enabled") or given.get("distributed.enable_compile")
+    dispatcher = DISPATCHERS.get(str(given.get("model.backend.dispatcher")))
+    return {
+        "attention_kernel": kernels.get(str(named)),
+        "fused_kernels": "compiled" if compiled else None,
+        "dispatcher": dispatcher,
+        "token_dispatch": "per_node" if dispatcher else None,
+    }
+
+
+def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
+    """Schedule and chunks of a pipeline; schedules of several stages a rank have two unless layers are counted."""
+    section = next((name for name in ("distributed.pipeline", "autopipeline", "pipeline")
+                    if any(key.startswith(f"{name}.") for key in given)), "distributed.pipeline")  # fmt: skip
+    schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
+    schedule = choice(given, f"{section}.pp_schedule", schedules, "1f1b")
+    micro = given.whole(f"{section}.pp_microbatch_size") or 1
+    each, chunks = given.whole(f"{section}.layers_per_stage"), natural_vpp(schedule)
+    if each and model:
+        graph = load_model(model)
+        layers = sum(kind not in graph.auxiliary for kind in graph.layers)
+        stages = -(-layers // each)
+        up = given.get(f"{section}.round_virtual_stages_to_pp_multiple") == "up"
+        chunks = max(1, -(-stages // pp) if up else stages // pp)
+    return {"schedule": schedule, "vpp": chunks, "micro_batch": micro}
+
+
+def _is_automodel(word: str) -> bool:
+    return PurePath(word).name == "automodel" or "nemo_automodel" in word or word.endswith((
+        "llm_finetune/finetune.py", "llm_pretrain/pretrain.py", "train_ft.py", "llm_benchmark/benchmark.py",
+    ))  # fmt: skip
+
+
+def _config_of_automodel(words: Sequence[str]) -> str | None:
+    named = value_of(words, ("-c", "--config"))
+    return named or next((word for word in words if word.endswith((".yaml", ".yml"))), None)
+
+
+def _starts(words: Sequence[str]) -> bool:
+    return any(_is_automodel(word) for word in words) and _config_of_automodel(words) is not None
+
+
+def _of_command(text: str, name: str) -> dict[str, Any]:
+    words = command_of(text, name, _starts)
+    return laid_over(load_beside(str(_config_of_automodel(words)), name), flagged(words))
+
+
+READER = Reader(
+    name="automodel",
+    description="NeMo Automodel: the YAML of a recipe, and commands that start one",
+    read=read,
+    starts=_starts,
+    owns=owns,
+    spawns=True,
+    words=WordTable(
+        idle=(
+            "recipe",
+            "seed",
+            "step_scheduler.*",
+            "dist_env.*",
+            "rng.*",
+            "checkpoint.*",
+            "dataset.*",
+            "dataloader.*",
+            "validation_dataset.*",
+            "validation_dataloader.*",
+            "optimizer.*",
+            "lr_scheduler.*",
+            "wandb.*",
+            "ci.*",
+            "tokenizer.*",
+            "mlflow.*",
+            "benchmark.*",
+            "model._target_",
+            "model.trust_remote_code",
+            "model.config.*",
+            "model.load_base_model",
+            "peft.*",
+            "logger.*",
+            "slurm.*",
+            "launcher.*",
+            "packed_sequence.*",
+            "profiling.*",
+            "distributed.sequence_parallel",
+            "distributed.mp_policy.*",
+            "distributed.pipeline.*",
+            "compile.*",
+            "model.backend.enable_*",
+            "model.use_liger_kernel",
+            "distributed.moe.*",
+            "quantization.*",
+            "distributed.dp_size",
+            "distributed.offload_policy.*",
+            "clip_grad_norm.*",
+            "loss_fn._target_",
+            "model.use_sdpa_patching",
+            "autopipeline.*",
+        ),
+        deciding={
+            "model.use_liger_kernel": "fused operators: time and memory",
+            "loss_fn.fp32_upcast": "the dtype of logits: memory",
+            "model.backend.linear": "kernels of products: time",
+            "model.backend.rms_norm": "kernels of norms: time",
+            "model.backend.experts": "kernels of experts: time",
+            "model.backend.rope_fusion": "a fused rotation: time and memory",
+            "fp8.enabled": "products in 8 bits: time",
+            "distributed.moe.reshard_after_forward": "whether experts are gathered again: memory and time",
+            "qat.*": "quantised training: time and memory",
+            "freeze_config.*": "parts that are not trained: memory and time",
+        },
+    ),
+)

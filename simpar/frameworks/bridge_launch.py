@@ -1,0 +1,80 @@
+"""Commands of Megatron-Bridge that name a recipe: its training and performance launchers."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.overrides import assigned
+from simpar.frameworks.reader import value_of
+
+LAUNCHERS = ("train.sh", "run_recipe.py", "setup_experiment.py", "run_script.py", "launch_with_nemo_run.py")
+FIELDS = {
+    "train.global_batch_size": ("--global_batch_size", "-gb"), "train.micro_batch_size": ("--micro_batch_size", "-mb"),
+    "model.seq_length": ("--seq_length", "-sl"), "model.tensor_model_parallel_size": ("--tensor_model_parallel_size",
+    "-tp"), "model.pipeline_model_parallel_size": ("--pipeline_model_parallel_size", "-pp"),
+    "model.context_parallel_size": ("--context_parallel_size", "-cp"),
+    "model.virtual_pipeline_model_parallel_size": ("--virtual_pipeline_model_parallel_size", "-vp"),
+    "model.expert_model_parallel_size": ("--expert_model_parallel_size", "-ep"),
+    "model.expert_tensor_parallel_size": ("--expert_tensor_parallel_size", "-etp", "-et"),
+}  # fmt: skip
+"""Flags of both launchers for fields (``scripts/training/run_recipe.py``, ``scripts/performance``)."""
+RECIPE, MODEL = ("--recipe",), ("--model",)
+FAMILY, STEM = ("-m", "--model_family_name"), ("-mr", "--model_recipe_name")
+MODES = {"pretrain": "pretrain", "sft": "sft", "lora": "peft"}
+PACKAGES = ("perf_recipes", "recipes")
+"""Folders of recipes; of names in both, the first has them."""
+
+
+def starts(words: Sequence[str]) -> bool:
+    """Whether a command is one of Bridge's launchers, with a recipe or a model."""
+    named = any(value_of(words, each) for each in (RECIPE, STEM)) or (value_of(words, MODEL) and "--mode" in words)
+    return bool(named) and any(PurePath(word).name in LAUNCHERS for word in words)
+
+
+def recipe_of(words: Sequence[str], source: str) -> str:
+    """The name of the recipe that a command starts. Raises UserError for a mode without a plan."""
+    if recipe := value_of(words, RECIPE):
+        return recipe
+    if model := value_of(words, MODEL):
+        mode = str(value_of(words, ("--mode",)))
+        return f"{model}_{MODES[files.choose(mode, MODES, f'--mode of {source}')]}_config"
+    stem, task = value_of(words, STEM), value_of(words, ("--task",)) or "pretrain"
+    ranks, device = value_of(words, ("-ng", "--num_gpus")), value_of(words, ("-g", "--gpu"))
+    bits = (value_of(words, ("-c", "--compute_dtype")) or "bf16").replace("_", "")
+    if not ranks or not device:
+        raise UserError(f"{source}: --model_recipe_name {stem} needs --num_gpus and --gpu")
+    variant = value_of(words, ("-cv", "--config_variant"))
+    variant = f"_{variant.lower()}" if variant and variant.lower() != "v1" else ""
+    return f"{stem}_{task}_{ranks}gpu_{device}_{bits}{variant}_config"
+
+
+def changes_of(words: Sequence[str]) -> dict[str, Any]:
+    """Fields that a command sets over its recipe: by flags, then by ``key=value``."""
+    flags = {field: value for field, names in FIELDS.items() if (value := value_of(words, names))}
+    result = {field: int(value) if value.isdigit() else value for field, value in flags.items()} | assigned(words)
+    if "dataset.seq_length" in result:  # the runner gives the model the length of its data
+        result["model.seq_length"] = result["dataset.seq_length"]
+    return result
+
+
+def file_of(recipe: str, words: Sequence[str], source: str) -> Path:
+    """The file that defines a recipe, in the checkout of the launcher or the installed package. Raises UserError."""
+    import sys
+
+    script = next(Path(word) for word in words if PurePath(word).name in LAUNCHERS)
+    roots = [Path(), *script.absolute().parents, *Path(source).absolute().parents, *map(Path, filter(None, sys.path))]
+    bridge = PurePath("megatron", "bridge")
+    folders = (root / part / bridge / package for root in dict.fromkeys(roots) for part in ("src", "")
+               for package in PACKAGES)  # fmt: skip
+    defines = re.compile(rf"^def {re.escape(recipe)}\(|\bas {re.escape(recipe)}\b", re.MULTILINE)
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")) if folder.is_dir() else ():
+            if file.name != "__init__.py" and defines.search(file.read_text(encoding="utf-8", errors="replace")):
+                return file
+    raise UserError(
+        f"{source}: recipe {recipe} of Megatron-Bridge: no file here defines it; allowed: in its checkout, or the "
+        "recipe as FILE.py:RECIPE"
+    )

@@ -1,0 +1,272 @@
+"""MaxText back to a plan: a YAML over its base config, and ``python -m maxtext...train base.yml key=value``."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.frameworks.match import is_telling, model_note, models_with
+from simpar.frameworks.maxtext import MINIMAL, MODELS, REMAT
+from simpar.frameworks.overrides import (
+    assigned,
+    choice,
+    command_of,
+    is_config,
+    laid_over,
+    load_beside,
+    mapping,
+    reader_of,
+    real,
+)
+from simpar.frameworks.reader import Reader
+from simpar.frameworks.recipes import ConfigReader
+from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.words import WordTable
+
+SIZES = {
+    "base_emb_dim": "hidden", "base_num_query_heads": "heads", "base_num_kv_heads": "kv_heads", "base_mlp_dim": "ffn",
+    "base_num_decoder_layers": "layers", "vocab_size": "vocab", "num_experts": "num_experts",
+    "base_moe_mlp_dim": "expert_ffn",
+}  # fmt: skip
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+QUANTIZED = {"": None, "fp8": "fp8", "te_fp8_delayedscaling": "fp8", "te_fp8_currentscaling": "fp8", "nanoo_fp8": "fp8",
+             "fp8_full": "fp8", "fp8_gpu": "fp8", "te_mxfp8": "mxfp8"}  # fmt: skip
+PER_DEVICE, SEQ_LEN = 12.0, 2048
+"""Defaults of ``per_device_batch_size`` and ``max_target_length`` (configs/base.yml of 0.2.5)."""
+AXES = ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "tensor_transpose", "context", "expert",
+        "pipeline", "sequence", "autoregressive", "diloco")  # fmt: skip
+POLICIES = {theirs: ours for ours, theirs in REMAT.items()} | {"minimal_flash": MINIMAL, "none": "none"}
+"""Policies by name; ``minimal_flash`` keeps the products as minimal does."""
+ATTENTION = {"dot_product": "eager", "cudnn_flash_te": "cudnn", "cudnn_flash_jax": "cudnn", "flash": None,
+             "autoselected": None}  # fmt: skip
+"""Kernels of attention; the flash ones are the stack's."""
+CP_METHODS = {"all_gather": "all_gather", "ring": "ring", "ulysses": "ulysses"}
+OPTIMIZERS = {"adamw": "adamw", "adam_pax": "adamw", "sgd": "sgd", "muon": "muon"}
+CONFIGS = ("base.yml", "base.yaml")
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a config of MaxText, or in a command. Raises UserError naming file, option and value."""
+    data = mapping(text, name) if is_config(name) else _of_command(text, name)
+    if not owns(data):
+        raise UserError(f"{name}: no config of MaxText, such as one with per_device_batch_size")
+    given = reader_of(data, name)
+    sizes, far = ({axis: _size(given, f"{place}_{axis}_parallelism") for axis in AXES} for place in ("ici", "dcn"))
+    tp = _product(sizes, far, "tensor", "tensor_sequence", "tensor_transpose")
+    cp, pp, ep = (
+        _product(sizes, far, "context", "sequence"),
+        _product(sizes, far, "pipeline"),
+        _product(sizes, far, "expert"),
+    )
+    slices = given.whole("num_slices", -1)
+    fsdp_open = given.get("ici_fsdp_parallelism", -1) == -1 or given.get("dcn_fsdp_parallelism") == -1
+    shards, copies = _product(sizes, far, "fsdp", "fsdp_transpose"), _product(sizes, far, "data", "diloco")
+    data_open = given.get("dcn_data_parallelism", -1) == -1 or given.get("ici_data_parallelism") == -1
+    data_open = data_open and slices not in (None, 1, -1)
+    whole = None if fsdp_open or data_open else shards * copies * ep
+    per_device = real(given, "per_device_batch_size") or PER_DEVICE
+    steps = given.whole("gradient_accumulation_steps") or 1
+    micro, rest = divmod(per_device * tp * cp * pp, 1)
+    if rest or not micro:
+        raise UserError(f"{name}: per_device_batch_size = {per_device:g}: allowed: whole sequences of a replica")
+    seq_len = given.whole("max_target_length") or SEQ_LEN
+    mixed = choice(given, "dtype", DTYPES, "bf16")
+    low = choice(given, "quantization", QUANTIZED)
+    model, told, note = _model(given)
+    host = "cpu" if given.get("optimizer_memory_host_offload") else None
+    values: dict[str, Any] = {
+        "stack": "maxtext",
+        "model": model,
+        "tp": tp, "cp": cp, "pp": pp, "ep": ep,
+        "etp": 1 if ep > 1 else None,
+        "dp": whole,
+        "zero": 3 if fsdp_open or shards * ep > 1 else 0,
+        "hsdp": copies if copies > 1 and (fsdp_open or shards > 1) else None,
+        "recompute": _policy(given),
+        "precision": low or mixed,
+        "parameter_dtype": None if mixed == "fp32" else choice(given, "weight_dtype", DTYPES, "fp32"),
+        "optimizer": choice(given, "opt_type", OPTIMIZERS, "adamw"),
+        "offload_optimizer": host,
+        "offload_parameters": "cpu" if given.get("parameter_memory_host_offload") else None,
+        "attention_kernel": choice(given, "attention", ATTENTION),
+        "capacity_factor": _capacity(given),
+        "training": {"seq_len": seq_len},
+    }  # fmt: skip
+    if tp > 1:
+        values["sequence_parallel"] = sizes["tensor_sequence"] * far["tensor_sequence"] > 1
+    if cp > 1:
+        values["cp_method"] = choice(given, "context_parallel_strategy", CP_METHODS, "all_gather")
+        values["cp_balance"] = "contiguous" if given.get("context_parallel_load_balance") is False else "zigzag"
+    local = int(micro) * steps
+    values["micro_batch"] = int(micro)
+    if pp > 1:
+        microbatches = given.whole("num_pipeline_microbatches", -1) or -1
+        microbatches = microbatches if microbatches > 0 else pp
+        values |= {"micro_batch": max(1, int(micro) // microbatches)}
+        repeats = given.whole("num_pipeline_repeats", -1) or -1
+        values |= {"vpp": repeats} if repeats > 1 else {}
+    notes = tuple(filter(None, (note, *given.misspelt())))
+    words = given.words()
+    return Imported(plan_said(values), words, notes, local, sizes=told, asks={"model": note})
+
+
+def owns(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a config of MaxText."""
+    return any(key in data for key in ("per_device_batch_size", "max_target_length", "remat_policy")) or any(
+        str(key).startswith(("ici_", "dcn_")) for key in data
+    )
+
+
+def _size(given: ConfigReader, key: str) -> int:
+    """The size of an axis; 1 where it is open (-1)."""
+    value = given.whole(key, -1)
+    return value if value is not None and value > 0 else 1
+
+
+def _product(sizes: Mapping[str, int], far: Mapping[str, int], *axes: str) -> int:
+    result = 1
+    for axis in axes:
+        result *= sizes[axis] * far[axis]
+    return result
+
+
+def _policy(given: ConfigReader) -> str | None:
+    word = str(given.get("remat_policy", "full"))
+    if word not in POLICIES:
+        raise UserError(f"{given.source}: remat_policy = {word}: allowed: {', '.join(POLICIES)}")
+    return POLICIES[word]
+
+
+def _capacity(given: ConfigReader) -> float | None:
+    value = real(given, "capacity_factor")
+    return value if value is not None and value > 0 else None
+
+
+def _model(given: ConfigReader) -> tuple[str | None, dict[str, int], str]:
+    """The shipped model of a name, or of sizes; the sizes, and a note where it is not shipped."""
+    named = str(given.get("model_name", "default"))
+    ours = next((ours for ours, theirs in MODELS.items() if theirs == named), None)
+    read_sizes = {own: given.whole(key) for key, own in SIZES.items()}
+    told = {own: size for own, size in read_sizes.items() if size is not None}
+    if named != "default":
+        return ours, {}, "" if ours else f"The model {named} is not shipped: give --model."
+    models = models_with(told) if is_telling(told) else []
+    return (models[0] if models else None), told, model_note(models, told)
+
+
+def _is_train(word: str) -> bool:
+    plain = word.lower()
+    return "maxtext" in plain and plain.endswith(("train", "train.py", "sft", "train_sft.py"))
+
+
+def _starts(words: Sequence[str]) -> bool:
+    return any(_is_train(word) for word in words) or any(Path(word).name in CONFIGS for word in words)
+
+
+def _of_command(text: str, name: str) -> dict[str, Any]:
+    words = command_of(text, name, _starts)
+    config = next((word for word in words if word.endswith((".yml", ".yaml")) and "=" not in word), None)
+    is_base = config is None or Path(config).name in CONFIGS
+    whole = {} if is_base else load_beside(str(config), name)  # what base.yml says is known here
+    changes = assigned(words)
+    return laid_over({"per_device_batch_size": PER_DEVICE} | whole, changes)
+
+
+READER = Reader(
+    name="maxtext",
+    description="MaxText: a YAML over its base config, and commands with key=value",
+    read=read,
+    starts=_starts,
+    owns=owns,
+    written_as="maxtext",
+    spawns=True,
+    words=WordTable(
+        idle=(
+            "base_config",
+            "run_name",
+            "steps",
+            "learning_rate*",
+            "dataset_*",
+            "enable_checkpointing",
+            "hardware",
+            "base_output_directory",
+            "tokenizer_*",
+            "eval_*",
+            "profiler*",
+            "skip_first_n_steps*",
+            "hf_*",
+            "checkpoint_*",
+            "async_checkpointing",
+            "enable_goodput*",
+            "monitor_goodput",
+            "logits_dot_in_fp32",
+            "max_prefill*",
+            "log_*",
+            "compile_topology*",
+            "compiled_trainstep*",
+            "tokenize_*",
+            "data_shuffle*",
+            "per_device_batch_size_*",
+            "enable_single_controller",
+            "dump_*",
+            "reuse_example_batch",
+            "load_*",
+            "warmup_*",
+            "adam_*",
+            "cosine_*",
+            "gcs_*",
+            "metrics_file",
+            "grain_*",
+            "decode_*",
+            "packing",
+            "add_bos",
+            "add_eos",
+            "save_config_to_gcs",
+            "ici_*",
+            "dcn_*",
+            "z_loss*",
+            "gradient_clipping*",
+            "model_call_mode",
+            "use_dpo",
+            "num_epoch",
+            "vocab_size",
+            "base_*",
+            "head_dim",
+            "mlp_activations*",
+            "normalization*",
+            "rope_*",
+            "logits_via*",
+            "decoder_block",
+            "max_target_length_*",
+            "sharding_tolerance",
+            "override_model_config",
+            "allow_split_physical_axes",
+            "num_experts_per_tok",
+            "stack_trace*",
+            "enable_data_shuffling",
+            "opt_type",
+            "xprof*",
+            "scan_pipeline*",
+        ),
+        deciding={
+            "scan_layers": "whether layers are compiled as a loop: memory and compile time",
+            "shard_optimizer_over_data": "states sharded over replicas: memory",
+            "use_iota_embed": "how embeddings are looked up: time",
+            "*_offload": "what waits on the host: memory and time",
+            "mu_dtype": "the dtype of a moment: memory",
+            "grad_dtype": "the dtype of gradients: memory and time of sums",
+            "sparse_matmul": "kernels of experts: time and memory",
+            "megablox": "kernels of experts: time",
+            "use_ring_of_experts": "how tokens reach experts: time",
+            "num_vocab_tiling": "pieces of the loss: memory",
+            "sa_*": "tiles of attention: time",
+            "custom_mesh*": "the order of the mesh: time",
+            "quantize_kvcache": "attention in 8 bits: time",
+            "pipeline_*": "how a pipeline gathers: time",
+            "num_layers_per_pipeline_stage": "stages: bubbles of the pipeline",
+            "fused_qkv": "products that are joined: time",
+            "fused_mlp": "products that are joined: time",
+            "engram*": "tables beside layers: memory",
+        },
+    ),
+)

@@ -1,0 +1,108 @@
+"""Configs in YAML with options of a command laid over them: ``key=value`` words, or ``--section.key value`` flags."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.recipes import ConfigReader, flat, nest_names
+from simpar.frameworks.shell import Script
+
+SUFFIXES = (".yaml", ".yml", ".json")
+_ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
+_UNKNOWN = re.compile(r"\$[{(]|\$\w")
+
+
+def is_config(name: str) -> bool:
+    """Whether a text is a config file, by its name; else it is a command."""
+    return name.endswith(SUFFIXES)
+
+
+def command_of(text: str, source: str, starts: Callable[[Sequence[str]], bool]) -> list[str]:
+    """The first command of a script that ``starts`` a framework. Raises UserError if none does."""
+    result = next((words for words in Script(text, source).commands if starts(words)), None)
+    if result is None:
+        raise UserError(f"{source}: no command of the framework that was asked for")
+    return result
+
+
+def assigned(words: Sequence[str]) -> dict[str, Any]:
+    """The ``key=value`` words after a script or a module, as YAML values; of Hydra's prefixes, + and ++ are read."""
+    matches = [match for word in words[1:] if not word.startswith("-") and (match := _ASSIGNED.fullmatch(word))]
+    return {match[1]: _value(match[2]) for match in matches}
+
+
+def flagged(words: Sequence[str]) -> dict[str, Any]:
+    """The ``--section.key value`` and ``--section.key=value`` words of a command, as YAML values."""
+    result: dict[str, Any] = {}
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and "." in flag:
+            after = words[at + 1] if at + 1 < len(words) else "true"
+            result[flag.removeprefix("--")] = _value(value if equals else "true" if after.startswith("--") else after)
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        return files.read_yaml(text, "a value") if text else None
+    except UserError:
+        return text
+
+
+def load_beside(path: str, source: str) -> dict[str, Any]:
+    """A config that a command names: where the command would find it, or beside the script. Raises UserError."""
+    places = (Path(path), Path(source).parent / path)
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise UserError(f"{source}: {path}: no such file")
+    return mapping(files.read_text(file), str(file))
+
+
+def mapping(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML. Raises UserError if it is none."""
+    data = files.read_yaml(text, source)
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: no config: allowed: a mapping")
+    return data
+
+
+def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with values by dotted name in place of its own."""
+    replaced = {key: value for key, value in flat(data).items() if not any(key.startswith(f"{at}.") for at in changes)}
+    return nest_names(replaced | {key: value for key, value in changes.items() if not isinstance(value, dict)}
+                      | {f"{key}.{inner}": each for key, value in changes.items() if isinstance(value, dict)
+                         for inner, each in flat(value).items()})  # fmt: skip
+
+
+def reader_of(data: Mapping[str, Any], source: str) -> ConfigReader:
+    """The values of a config by dotted name, without those that refer to others (``${...}``)."""
+    whole = flat(data)
+    return ConfigReader({key: each for key, each in whole.items() if not _refers(each)}, source)
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, str) and _UNKNOWN.search(value) is not None
+
+
+def choice(given: ConfigReader, key: str, known: Mapping[Any, Any], usual: Any = None) -> Any:
+    """What a word of an option means; ``usual`` if it is absent. Raises UserError for an unknown word."""
+    value = given.get(key)
+    if value is None:
+        return usual
+    word = value.lower() if isinstance(value, str) else value
+    if word not in known:
+        raise UserError(f"{given.source}: {key} = {value!r}: allowed: {', '.join(map(str, known))}")
+    return known[word]
+
+
+def real(given: ConfigReader, key: str) -> float | None:
+    """A number; None if it is absent. Raises UserError if it is none."""
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{given.source}: {key} = {value!r}: allowed: a number")
+    return float(value)

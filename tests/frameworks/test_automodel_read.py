@@ -1,0 +1,83 @@
+"""NeMo Automodel: recipes and commands as a plan."""
+
+import pytest
+import yaml
+
+from simpar.errors import UserError
+from simpar.frameworks import read
+
+RECIPE = {
+    "step_scheduler": {"global_batch_size": 256, "local_batch_size": 4},
+    "model": {"_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+              "pretrained_model_name_or_path": "meta-llama/Llama-3.1-70B", "torch_dtype": "bf16"},
+    "distributed": {"strategy": "fsdp2", "dp_size": "none", "tp_size": 4, "pp_size": 2, "sequence_parallel": False,
+                    "activation_checkpointing": True,
+                    "pipeline": {"pp_schedule": "interleaved1f1b", "pp_microbatch_size": 1, "layers_per_stage": 10}},
+    "packed_sequence": {"packed_sequence_size": 1024},
+    "optimizer": {"_target_": "torch.optim.Adam"},
+}  # fmt: skip
+
+
+def imported(**sections: object) -> object:
+    """What is read of the recipe with other sections."""
+    return read(yaml.safe_dump({**RECIPE, **sections}), "recipe.yaml", "automodel")
+
+
+def test_a_recipe() -> None:
+    """Degrees, the schedule with its stages, packed sequences, and states in the parameters' dtype."""
+    plan = imported().plan
+    assert (plan.stack, plan.model, plan.training) == (
+        "automodel", "llama-3.1-70b", {"seq_len": 1024, "global_batch": 256},
+    )  # fmt: skip
+    assert (plan.tp, plan.pp, plan.vpp, plan.schedule, plan.micro_batch) == (4, 2, 4, "interleaved", 1)
+    assert (plan.zero, plan.recompute, plan.sequence_parallel, plan.moment_dtype) == (3, "full", False, "bf16")
+
+
+def test_managers_of_earlier_releases() -> None:
+    """A class in place of a strategy; without a pipeline the local batch is the micro-batch."""
+    manager = {"_target_": "nemo_automodel.components.distributed.fsdp2.FSDP2Manager", "dp_replicate_size": 2}
+    plan = imported(distributed=manager).plan
+    assert (plan.zero, plan.hsdp, plan.micro_batch, plan.recompute) == (3, 2, 4, "none")
+
+
+@pytest.mark.parametrize(
+    ("peft", "targets"),
+    [
+        ({"match_all_linear": True, "dim": 16}, 7),
+        ({"target_modules": "*_proj", "dim": 16}, 7),
+        ({"target_modules": ["*q_proj", "*.v_proj"], "dim": 16}, 2),
+    ],
+)
+def test_adapters(peft: dict[str, object], targets: int) -> None:
+    """Patterns of modules; in 4 bits where the model is loaded so."""
+    plan = imported(peft=peft, quantization={"load_in_4bit": True}, distributed={}).plan
+    assert (plan.lora_rank, len(plan.lora_targets), plan.frozen_dtype) == (16, targets, "nf4")
+
+
+def test_lengths_of_the_data_are_assumed() -> None:
+    """Without packing, documents are as long as they are."""
+    (assumed,) = imported(packed_sequence={"packed_sequence_size": 0}).assumed
+    assert (assumed.key, assumed.value) == ("seq_len", 2048)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"distributed": {"strategy": "zero"}}, "distributed.strategy = zero: allowed: fsdp2"),
+        ({"optimizer": {"_target_": "x.Shampoo"}}, "optimizer._target_ = x.Shampoo: allowed"),
+        ({"peft": {"use_dora": True}}, "peft.use_dora = true"),
+        ({"peft": {"target_modules": "*in_proj"}}, "peft.target_modules = *in_proj: allowed"),
+    ],
+)
+def test_what_no_plan_has_is_refused(section: dict[str, object], message: str) -> None:
+    """One line with file, field, value and what is allowed."""
+    with pytest.raises(UserError) as error:
+        imported(**section)
+    assert message in str(error.value)
+
+
+def test_a_command(tmp_path) -> None:
+    """The command line's values go over the file's."""
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE))
+    text = "automodel --nproc-per-node=8 r.yaml --step_scheduler.global_batch_size 64"
+    assert read(text, str(tmp_path / "job.sh"), "automodel").plan.training["global_batch"] == 64

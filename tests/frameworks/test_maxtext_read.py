@@ -1,0 +1,71 @@
+"""MaxText: configs and commands as a plan."""
+
+import pytest
+
+from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
+from simpar.frameworks import export, read
+
+from .conftest import TRAINING, checked
+
+RUN = "python3 -m maxtext.trainers.pre_train.train base.yml model_name=llama3.1-8b per_device_batch_size=2"
+
+
+def imported(words: str = "") -> object:
+    """What is read of a command."""
+    return read(f"{RUN} {words}", "job.sh", "maxtext")
+
+
+def test_a_command() -> None:
+    """Shards and replicas of both networks, the batch of a device, and defaults of the base config."""
+    result = imported("ici_fsdp_parallelism=8 dcn_data_parallelism=2 max_target_length=8192")
+    plan = result.plan
+    assert (plan.stack, plan.model, plan.training) == ("maxtext", "llama-3.1-8b", {"seq_len": 8192})
+    assert (plan.zero, plan.hsdp, plan.dp, plan.micro_batch, result.per_replica) == (3, 2, 16, 2, 2)
+    assert (plan.recompute, plan.precision, plan.parameter_dtype) == ("full", "bf16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("remat_policy=minimal", {"recompute": "modules:core_attn+layernorm"}),
+        ("quantization=fp8", {"precision": "fp8"}),
+        ("attention=cudnn_flash_te", {"attention_kernel": "cudnn"}),
+        ("ici_tensor_parallelism=4", {"tp": 4, "micro_batch": 8, "sequence_parallel": False}),
+        ("ici_context_parallelism=2 context_parallel_strategy=ring", {"cp": 2, "cp_method": "ring"}),
+        ("weight_dtype=bfloat16", {"parameter_dtype": "bf16"}),
+        ("opt_type=sgd", {"optimizer": "sgd"}),
+        ("gradient_accumulation_steps=4", {"micro_batch": 2}),
+    ],
+)
+def test_words_of_its_own(words: str, expected: dict[str, object]) -> None:
+    """Each option that a plan has a word for."""
+    values = imported(words).plan.flat_values()
+    assert {key: values[key] for key in expected} == expected
+
+
+def test_a_model_of_ones_own() -> None:
+    """Sizes in place of a name."""
+    sizes = (
+        "base_emb_dim=4096 base_num_query_heads=32 base_num_kv_heads=8 base_mlp_dim=14336 base_num_decoder_layers=32"
+    )
+    text = RUN.replace("model_name=llama3.1-8b", f"{sizes} vocab_size=128256")
+    assert read(text, "job.sh", "maxtext").plan.model == "llama-3-8b"
+
+
+def test_what_no_plan_has_is_refused() -> None:
+    """A policy that keeps parts on the host, and a part of a sequence."""
+    for words, message in (("remat_policy=minimal_offloaded", "remat_policy = minimal_offloaded: allowed"),
+                           ("per_device_batch_size=0.3", "per_device_batch_size = 0.3: allowed")):  # fmt: skip
+        with pytest.raises(UserError) as error:
+            imported(words)
+        assert message in str(error.value)
+
+
+def test_what_is_written_is_read_back() -> None:
+    """The exporter's own config."""
+    plan = checked(dp=8, zero=3, recompute="full")
+    text = export(plan, load_model(plan.model), TRAINING, "maxtext", lossy=True).files["maxtext.yml"]
+    result = read(text, "maxtext.yml", "maxtext")
+    assert (result.plan.dp, result.plan.zero, result.plan.recompute, result.plan.model) == (8, 3, "full", plan.model)
+    assert result.global_batch(8) == TRAINING.global_batch

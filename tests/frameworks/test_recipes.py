@@ -1,0 +1,145 @@
+"""Recipes in Python that are worked out without running them, across files."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.frameworks import read
+from simpar.frameworks.recipe_values import ConfigCall, Unresolved
+from simpar.frameworks.recipes import Recipes
+
+BASE = """
+from megatron.bridge.perf_recipes.kin import split as _split, TP
+def base_config():
+    cfg = ConfigContainer(model=AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").to_megatron_provider())
+    cfg.train.global_batch_size, cfg.train.micro_batch_size = _split(32)
+    cfg.model.tensor_model_parallel_size = TP
+    cfg.model.seq_length = 4096
+    return cfg
+def peft_config(scheme="lora"):
+    cfg = base_config()
+    cfg.peft = LoRA(target_modules=["linear_qkv"], dim=16)
+    return cfg
+"""
+KIN = """
+TP = 2
+def split(count, **others):
+    if isinstance(count, str):
+        raise ValueError("no")
+    return count, 1
+"""
+PERFORMANCE = """
+from megatron.bridge.perf_recipes._common import _benchmark_common, _perf_precision
+from megatron.bridge.recipes.qwen import qwen3_config
+def qwen3_8b_pretrain_16gpu_h100_fp8cs_config():
+    cfg = qwen3_config()
+    cfg.mixed_precision = _perf_precision("fp8_cs")
+    try:
+        cfg.model.pipeline_model_parallel_size = layout("x")
+    except ValueError:
+        cfg.model.pipeline_model_parallel_size = 1
+    _benchmark_common(cfg)
+    cfg.env_vars = {**COMMON, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    return cfg
+def layout(text):
+    raise ValueError(text)
+"""
+ALIASES = "from megatron.bridge.recipes.base import base_config as qwen3_config, peft_config as qwen3_peft_config\n"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A tree with a performance recipe, aliases, and what both are made of."""
+    bridge = tmp_path / "src" / "megatron" / "bridge"
+    for name, text in (("recipes/base", BASE), ("recipes/qwen", ALIASES), ("perf_recipes/kin", KIN),
+                       ("perf_recipes/qwen3", PERFORMANCE)):  # fmt: skip
+        (bridge / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (bridge / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def imported(checkout, name, recipe):
+    """What is read of a recipe."""
+    path = checkout / "src" / "megatron" / "bridge" / f"{name}.py"
+    return read(path.read_text(), f"{path}:{recipe}", "megatron-bridge")
+
+
+def test_imports_are_followed(checkout):
+    """Through aliases, with constants and values of tuples; the precision's helper is known."""
+    result = imported(checkout, "perf_recipes/qwen3", "qwen3_8b_pretrain_16gpu_h100_fp8cs_config")
+    plan = result.plan
+    assert (plan.stack, plan.model, plan.training) == ("nemo", "qwen3-8b", {"seq_len": 4096, "global_batch": 32})
+    assert (plan.tp, plan.pp, plan.dp, plan.precision, plan.grad_dtype) == (2, 1, 8, "fp8", "bf16")
+    assert plan.expandable_segments is True
+
+
+def test_adapters_are_never_full_training(checkout):
+    """Those of the file, and those of a file that is not here, by the recipe's name."""
+    plan = imported(checkout, "recipes/qwen", "qwen3_peft_config").plan
+    assert (plan.lora_rank, plan.lora_targets) == (16, ("q_proj", "k_proj", "v_proj"))
+    lone = "def x_peft_1gpu_config():\n    cfg = _peft_common()\n    cfg.model.seq_length = 8\n    return cfg\n"
+    lone = lone.replace("    cfg.model", "    cfg.train.global_batch_size = 8\n    cfg.model", 1)
+    result = read(lone, "recipe.py", "megatron-bridge")
+    assert (result.plan.lora_rank, result.assumed[0].key) == (32, "lora_rank")
+    for scheme in ("DoRA()", "LoRA(target_modules=['in_proj'])"):
+        text = lone.replace("    return", f"    cfg.peft = {scheme}\n    return")
+        with pytest.raises(UserError, match=r"peft.* = .*: allowed: "):
+            read(text, "recipe.py", "megatron-bridge")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("x = []\n    for i in range(2):\n        x.append(i)\n    return C(x=x)", [0, 1]),
+        ("return C(x=[2 * y for y in (1, 2)])", [2, 4]),
+        ("return C(x='A'.lower())", "a"),
+        ("y = C()\n    return C(x=1 if y is not None else 2)", 1),
+        ("y = C(z=1)\n    return C(x=hasattr(y, 'z'))", True),
+        ("return C(x=isinstance('t', Scheme))", False),
+    ],
+)
+def test_what_is_decided_is_followed(body, expected):
+    """Loops over known items, comprehensions, tests of known values."""
+    _, made = Recipes(f"def recipe():\n    {body}\n", "r.py").made("", lambda each: each.called == "C")
+    assert made.fields["x"] == expected
+
+
+def test_what_is_not_decided_stays_open():
+    """A test that only running would tell, and a raise that nothing catches."""
+    text = "def recipe():\n    x = 1\n    if hasattr(args, 'x'):\n        x = 2\n    return C(x=x)\n"
+    _, made = Recipes(text, "r.py").made("", lambda each: isinstance(each, ConfigCall))
+    assert isinstance(made.fields["x"], Unresolved)
+    with pytest.raises(UserError, match=r"r\.py: recipe raises raise ValueError"):
+        Recipes("def recipe():\n    raise ValueError('x')\n    return 1\n", "r.py").made("recipe", lambda _: True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "./scripts/training/train.sh --nodes 2 --recipe qwen3_8b_pretrain_16gpu_h100_fp8cs_config -mb 2",
+        "python scripts/performance/setup_experiment.py -m qwen -mr qwen3_8b -ng 16 -g h100 -c fp8_cs -mb 2",
+    ],
+)
+def test_commands_name_recipes(checkout, monkeypatch, command):
+    """Both launchers find the recipe in their checkout; flags go over its fields."""
+    monkeypatch.chdir(checkout)
+    assert read(command, "the command", "megatron-bridge").plan.micro_batch == 2
+    with pytest.raises(UserError, match=r"no file here defines it; allowed: in its checkout"):
+        read(command.replace("8b", "9b"), "the command", "megatron-bridge")
+
+
+@pytest.mark.parametrize(("sizes", "last"), [((8, 2), 2), ((4, 1), 14), ((16, 1), 2)])
+def test_stages_of_a_lone_recipe(sizes, last):
+    """The helper of layouts gives every stage as many layers as fill it; the last has the prediction layer."""
+    pp, vpp = sizes
+    text = f"""
+def deepseek_v3_pretrain_config():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("deepseek-ai/DeepSeek-V3").to_megatron_provider()
+    cfg.train.global_batch_size = 64
+    cfg.model.pipeline_model_parallel_size = {pp}
+    cfg.model.virtual_pipeline_model_parallel_size = {vpp}
+    set_deepseek_v3_pipeline_model_parallel_layout(cfg.model)
+    return cfg
+"""
+    plan = read(text, "recipe.py", "megatron-bridge").plan
+    assert (len(plan.pipeline.layers), plan.pipeline.layers[-1], sum(plan.pipeline.layers)) == (pp * vpp, last, 62)
