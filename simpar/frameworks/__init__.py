@@ -316,7 +316,7 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
-    if target not in READERS:
+    if target in TARGETS and target not in READERS:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")
     try:
         return load_reader(target).read(text, name)

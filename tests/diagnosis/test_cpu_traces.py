@@ -264,7 +264,7 @@ def test_traces_of_other_times_are_said(tmp_path, host, said):
         made.append(left_by(one, tmp_path, config(default_pg=(0, 1)), name))
     remarks = explain(*made).measured.remarks
     assert (
-        "rank 1 was traced 1,000 ms after rank 0 on the same host: these are not traces of one run" in remarks
+        "rank 1 was traced 1.00 s after rank 0 on the same host: these are not traces of one run" in remarks
     ) == said
 
 

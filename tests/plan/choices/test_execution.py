@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
-from simpar.frameworks import export, load_target, losses
+from simpar.frameworks import export, losses, read
 from simpar.hardware.device import load_device
 from simpar.layout.layout import apply_execution_choices
 from simpar.plan.choices import BY_NAME
@@ -195,7 +195,7 @@ def test_megatron_writes_and_reads_dispatchers_and_attention():
     text = next(text for name, text in files.items() if name.endswith(".sh"))
     assert "--moe-token-dispatcher-type allgather" in text
     assert "--attention-backend unfused" in text
-    again = load_target("megatron").read(text, "train.sh").plan
+    again = read(text, "train.sh", "megatron").plan
     assert (again.get("dispatcher"), again.get("attention_kernel")) == ("all_gather", "eager")
 
 
@@ -206,7 +206,7 @@ def test_megatron_fuses_the_loss_where_it_is_told_to(fused):
     files = export(plan, simpar.Model("llama-3-8b"), training, "megatron").files
     text = next(text for name, text in files.items() if name.endswith(".sh"))
     assert ("--cross-entropy-loss-fusion" in text) == (fused is None)
-    assert load_target("megatron").read(text, "train.sh").plan.get("fused_kernels") == fused
+    assert read(text, "train.sh", "megatron").plan.get("fused_kernels") == fused
     policies = apply_execution_choices(load_stack("megatron"), plan)
     assert policies.memory.loss_bytes(100) == ((200, 200) if fused is None else (400, 600))
     assert policies.fusion.cross_entropy is (fused is None)
@@ -220,7 +220,7 @@ def test_megatron_fuses_the_permutation_where_it_is_told_to(fused):
     files = export(plan, simpar.Model("mixtral-8x7b"), simpar.Training(seq_len=4096, global_batch=8), "megatron").files
     text = next(text for name, text in files.items() if name.endswith(".sh"))
     assert ("--moe-permute-fusion" in text) == (fused is not False)
-    again = load_target("megatron").read(text, "train.sh")
+    again = read(text, "train.sh", "megatron")
     assert again.plan.get("fused_permutation") is (False if fused is False else None)
     assert "--moe-permute-fusion" not in again.ignored
 

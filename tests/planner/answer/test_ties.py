@@ -60,7 +60,7 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
     assert found.shortest.rank == 2
     assert found.best.why[0].startswith("candidates 1 and 2 are tied; the expected regret of 1 is as small as any")
     assert found.best.why[0].endswith("and it uses fewer axes: dp, not tp, dp, pp")
-    assert found.candidates[1].why[0].startswith("predicted faster by 1,000 us (0.1%)")
+    assert found.candidates[1].why[0].startswith("predicted faster by 1.00 ms (0.1%)")
     said = list(certificate(found))
     assert said[0] == "certified: no plan of the space is predicted to be faster than 1.00 s (candidate 2)"
     (gap, *_) = certificate(replace(found, certified_optimal=False, gap=0.01))
