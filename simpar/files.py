@@ -347,16 +347,18 @@ def homes(model: type[BaseModel], key: str) -> list[str]:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored.
+    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored, and so are dashes, dots and the like.
 
-    The nearest is the shortest that begins with the name or, failing that, has it inside; else the one with the fewest
-    changes.
+    The nearest is the shortest that begins with the name or, failing that, has it inside, if possible without cutting a
+    number (llama3 is no part of llama-33b); else the one with the fewest changes.
     """
     by_lower = {option.lower(): option for option in options}
-    part = name.lower()
-    longer = [option for option in by_lower if part in option and len(part) >= LEAST_PART]
-    close = difflib.get_close_matches(part, list(by_lower), n=1, cutoff=0.6)
-    nearest = min(longer, key=lambda option: (not option.startswith(part), len(option)), default=None)
+    told = re.sub(r"[^a-z0-9]", "", name.lower())
+    place = re.compile("[^a-z0-9]*".join(told))
+    inside = {option: match for option in by_lower if len(told) >= LEAST_PART and (match := place.search(option))}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
+    nearest = min(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)), default=None)
     nearest = nearest or (close[0] if close else None)
     return f"; did you mean {by_lower[nearest]!r}?" if nearest else ""
 

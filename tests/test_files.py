@@ -300,6 +300,11 @@ def test_bundled_files_have_the_name_they_state(kind: str) -> None:
         assert all(load(path).data["name"] == name for name, path in files.items())
 
 
+def test_a_number_is_not_cut() -> None:
+    """A name that goes on with another word is nearer than one whose number goes on."""
+    assert suggest("llama3", ["llama-33b", "llama-3.1-8b", "llama-3-8b"]) == "; did you mean 'llama-3-8b'?"
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
@@ -307,6 +312,7 @@ def test_bundled_files_have_the_name_they_state(kind: str) -> None:
         ("sxm-80gb", "a100-sxm-80gb"),  # so does a part of one, and a beginning before a part
         ("h200sxm", "h200-sxm"),
         ("H100-SXM-80", "h100-sxm-80gb"),
+        ("a100sxm", "a100-sxm-80gb"),  # dashes are often left out
         ("tp", None),  # two letters are part of too much
         ("zzz", None),
     ],

@@ -131,14 +131,14 @@ def test_no_run_moves_a_clock_beyond_the_boost_clock():
     """Runs 1.5 times faster than the device can be leave its clock at 1; that of a TPU is relative to no benchmark."""
     assert bounds_of(CLOCK).high == 1.0
     assert bounds_of(("device", "tpu-v5p", "sustained_clock")).high > 1.0
-    runs = [replace(run, time_s=run.time_s / 1.5) for run in measured({}, LAYOUTS)]
+    runs = [replace(run, time_s=run.time_s / 1.5) for run in measured({}, FEW)]
     found = learn(runs)
     assert found.values[found.prior.names.index(CLOCK)] <= 1.0
 
 
 def test_slow_code_is_no_slow_board():
     """Steps four times slower leave the clock that many runs tell where such a board can be; what is odd is said."""
-    runs = [replace(run, time_s=4 * run.time_s) for run in measured({}, LAYOUTS)]
+    runs = [replace(run, time_s=4 * run.time_s) for run in measured({}, FEW)]
     answer = Answer("runs", Runs(tuple(runs), None, ()), learn(runs))
     clock = next((change["spreads"] for change in answer.changes() if change["parameter"] == CLOCK[2]), 0.0)
     assert clock >= -6.0
