@@ -137,7 +137,8 @@ def outcome(graph, plan, section="", values=None):
     except UserError as error:
         assert len(str(error).splitlines()) == 1
         return None
-    return result.step_time_s, result.time_breakdown_s, result.memory.peak_memory_bytes
+    memory = result.memory
+    return result.step_time_s, result.time_breakdown_s, memory.peak_memory_bytes, memory.peak_reserved_bytes
 
 
 def beside(plan, graph, *, roles):
