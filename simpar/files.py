@@ -121,13 +121,18 @@ def read_text(path: Path | str, most: int | None = None) -> str:
     return text
 
 
-def find_beside(name: str, source: str) -> Path:
-    """The file that a text names: as it says, or beside the text's own file. Raises UserError."""
+def look_beside(name: str, source: str) -> Path | None:
+    """The file that a text names: as it says, or beside the text's own file; None if it is not there."""
     places = (Path(name).expanduser(), Path(source).parent / name)
-    found_at = next((path for path in places if path.is_file()), None)
-    if found_at is None:
-        raise UserError(f"{source}: names {name}, which is not there; allowed: a file here or beside the text")
-    return found_at
+    return next((path for path in places if path.is_file()), None)
+
+
+def find_beside(name: str, source: str) -> Path:
+    """As :func:`look_beside`. Raises UserError where the file is not there."""
+    result = look_beside(name, source)
+    if result is None:
+        raise UserError(f"{source}: {name}: no such file; allowed: a file here or beside the text")
+    return result
 
 
 def read_json(text: str, source: str, *, finite: bool = True) -> Any:

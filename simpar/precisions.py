@@ -159,6 +159,8 @@ PRECISIONS = {
         ),
     )
 }
+LONG_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Precisions of 16 and 32 bits by the names of their dtypes."""
 IN_TORCH = tuple(each.name for each in PRECISIONS.values() if each.in_torch)
 """Names of the precisions that the runtime computes."""
 

@@ -137,10 +137,20 @@ def _fitted_to(devices: Any, base: dict[str, Any]) -> dict[str, Any]:
         return base
     result = dict(base)
     if isinstance(host, Mapping) and isinstance(shared := host.get("devices_per_switch"), int):
-        result["host"] = {**host, "devices_per_switch": math.gcd(devices, shared)}
+        result["host"] = {**host, "devices_per_switch": shared_switch(devices, shared)}
     if isinstance(out, Mapping) and isinstance(nics := out.get("nics_per_node"), int):
-        result["scale_out"] = {**out, "nics_per_node": max(1, nics * devices // whole)}
+        result["scale_out"] = {**out, "nics_per_node": share_of_nics(devices, whole, nics)}
     return result
+
+
+def shared_switch(devices: int, per_switch: int) -> int:
+    """Devices below a PCIe switch of nodes with ``devices``, of those that have ``per_switch`` of them."""
+    return math.gcd(devices, per_switch)
+
+
+def share_of_nics(devices: int, whole: int, nics: int) -> int:
+    """NICs of ``devices`` of a node, in proportion to the ``nics`` of the ``whole`` number of them; one at least."""
+    return max(1, nics * devices // whole)
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

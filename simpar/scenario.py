@@ -50,11 +50,10 @@ class ClusterChoice(Strict):
 
     def load(self) -> Cluster:
         """The cluster as its profile describes it, without the other fields. Raises UserError."""
-        from simpar.hardware.catalogue import load_cluster, make_mixed, no_part
+        from simpar.hardware.catalogue import load_cluster, make_mixed
 
         if isinstance(self.hardware, MixedProfile):
-            no_part(self.hardware.name, self.devices)
-            return make_mixed(self.hardware, self.nodes)
+            return make_mixed(self.hardware, self.nodes, devices=self.devices)
         if isinstance(self.hardware, str):
             _check_hardware(self.hardware, ": --hardware FILE")
         return load_cluster(self.hardware, self.nodes, self.devices)

@@ -22,13 +22,14 @@ from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import WordTable
+from simpar.precisions import LONG_NAMES
 
 SIZES = {
     "base_emb_dim": "hidden", "base_num_query_heads": "heads", "base_num_kv_heads": "kv_heads", "base_mlp_dim": "ffn",
     "base_num_decoder_layers": "layers", "vocab_size": "vocab", "num_experts": "num_experts",
     "base_moe_mlp_dim": "expert_ffn",
 }  # fmt: skip
-DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
+DTYPES = LONG_NAMES
 QUANTIZED = {"": None, "fp8": "fp8", "te_fp8_delayedscaling": "fp8", "te_fp8_currentscaling": "fp8", "nanoo_fp8": "fp8",
              "fp8_full": "fp8", "fp8_gpu": "fp8", "te_mxfp8": "mxfp8"}  # fmt: skip
 PER_DEVICE, SEQ_LEN = 12.0, 2048

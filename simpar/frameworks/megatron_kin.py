@@ -7,7 +7,7 @@ adds models and data to Megatron-LM. Sources: deepspeedai/Megatron-DeepSpeed 4ef
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from simpar import files
@@ -173,10 +173,10 @@ def _zero(given: Arguments, notes: list[str]) -> dict[str, Any]:
     """The stage, and what else DeepSpeed's config says; without the file, what the arguments say."""
     flag = next((each.replace("_", "-") for each in CONFIG_FILE if given.values.get(each.replace("_", "-"))), None)
     named = given.values[flag][0] if flag and given.has(flag) else ""
-    path = Path(given.source).parent / named if named else None
     told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdigit() else 1
-    if path is None or not path.is_file():
-        missing = f"{path.name} is not here; " if path else ""
+    path = files.look_beside(named, given.source) if named else None
+    if path is None:
+        missing = f"{PurePath(named).name} is not here; " if named else ""
         notes.append(f"{missing}ZeRO stage {told} is that of --zero-stage (1 by default).")
         return {"zero": told}
     config = read_deepspeed(files.read_text(str(path)), str(path))

@@ -10,10 +10,11 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.plan.plan import Plan
+from simpar.precisions import LONG_NAMES
 
 CONFIG_FILE = ("--config-file",)
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = LONG_NAMES
 SIZES = {
     "hidden_size": "hidden", "intermediate_size": "ffn", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "vocab_size": "vocab", "moe_config.num_experts": "num_experts",

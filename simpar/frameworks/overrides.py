@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from simpar import files
@@ -53,20 +52,17 @@ def _value(text: str) -> Any:
 
 
 def load_beside(path: str, source: str) -> dict[str, Any]:
-    """A config that a command names: where the command would find it, or beside the script. Raises UserError."""
-    places = (Path(path), Path(source).parent / path)
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        raise UserError(f"{source}: {path}: no such file")
+    """A config that a text names: where a command would find it, or beside the text. Raises UserError."""
+    file = files.find_beside(path, source)
     return mapping(files.read_text(file), str(file))
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:
-    """The mapping in a YAML. Raises UserError if it is none."""
-    data = files.read_yaml(text, source)
+    """The mapping in a YAML or JSON. Raises UserError if it is none."""
+    data = files.read_json(text, source) if source.endswith(".json") else files.read_yaml(text, source)
     if not isinstance(data, dict):
         raise UserError(f"{source}: no config: allowed: a mapping")
-    return data
+    return {str(key): value for key, value in data.items()}
 
 
 def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import Assumed, WordTable
+from simpar.precisions import LONG_NAMES
 
 BUILT_IN = Path(__file__).with_name("torchtune_configs.json")
 """What a plan needs of the configs that torchtune ships, by name (its recipes/configs at bd2a0fc)."""
-DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16"}
+DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()}
 OPTIMIZERS = {
     "adamw": "adamw", "adam": "adamw", "sgd": "sgd", "pagedadamw": "paged_adamw", "pagedadamw8bit": "paged_adamw_8bit",
     "adamw8bit": "adamw_8bit", "adam8bit": "adamw_8bit", "cpuoffloadoptimizer": "adamw", "lion": "lion",

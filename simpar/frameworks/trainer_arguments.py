@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell import Script
@@ -128,20 +127,6 @@ def commands_of(text: str, source: str) -> list[TrainerCommand]:
     """The commands of a text that start scripts or trainers' programs. Raises UserError if it is not shell text."""
     split = (split_command(words) for words in Script(text, source).commands if words)
     return [each for each in split if each is not None]
-
-
-def read_named(name: str, source: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file that a text names. Raises UserError."""
-    path = files.find_beside(name, source)
-    return mapping_of(files.read_text(path), str(path))
-
-
-def mapping_of(text: str, source: str) -> dict[str, Any]:
-    """The mapping in a text of YAML or JSON. Raises UserError."""
-    data = files.read_json(text, source) if source.endswith(".json") else files.read_yaml(text, source)
-    if not isinstance(data, dict):
-        raise UserError(f"{source}: no mapping of options by name")
-    return {str(key): value for key, value in data.items()}
 
 
 class TrainerArguments(ConfigReader):

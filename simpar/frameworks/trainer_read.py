@@ -13,7 +13,8 @@ from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import Assumed
 from simpar.plan.choices.tuning import Tuning
-from simpar.plan.optimizers import DEFAULT_OPTIMIZER
+from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
+from simpar.precisions import LONG_NAMES
 
 MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
          "model", "config_name")  # fmt: skip
@@ -23,13 +24,12 @@ LENGTH = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "seq
 RANK = ("lora_r", "lora_rank", "r", "lora_dim")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear")
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
-DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32",
-          "fp32": "fp32", "float": "fp32"}  # fmt: skip
+DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()} | {"half": "fp16", "float": "fp32"}
 OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
     "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw", "adamw_torch_fused": "adamw", "adamw_apex_fused": "adamw",
     "adamw_torch_xla": "adamw", "adamw_torch_npu_fused": "adamw", "adamw_8bit": "adamw_8bit",
     "adamw_torch_8bit": "adamw_8bit", "paged_adamw": "paged_adamw", "lion": "lion", "paged_lion_32bit": "lion",
-    "paged_lion_8bit": "lion_8bit", "galore_adamw": "galore", "muon": "muon", "stable_adamw": "adamw",
+    "paged_lion_8bit": "lion_8bit", **IN_LIBRARIES, "muon": "muon", "stable_adamw": "adamw",
     "grokadamw": "adamw", "schedule_free_adamw": "adamw",
 }  # fmt: skip
 """Optimizers by their names (transformers, ``OptimizerNames``); the table of words has those with other states."""
@@ -151,7 +151,7 @@ def _precision(given: TrainerArguments, habits: Habits) -> str:
     mixed = given.one("mixed_precision")
     if mixed in ("bf16", "fp16"):
         return str(mixed)
-    dtype = DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower())
+    dtype = _loaded(given)
     if given.get("bf16") == "auto":  # Axolotl: where the device has it
         bf16 = True
     if bf16 or fp16:
@@ -307,10 +307,12 @@ def _is_mixed(given: TrainerArguments) -> bool:
 
 
 def _loads_low(given: TrainerArguments) -> bool:
-    return DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower()) in (
-        "bf16",
-        "fp16",
-    )
+    return _loaded(given) in ("bf16", "fp16")
+
+
+def _loaded(given: TrainerArguments) -> str | None:
+    """The dtype in which weights are loaded; None if the arguments say none that is known."""
+    return DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower())
 
 
 def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool:

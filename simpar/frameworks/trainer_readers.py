@@ -6,18 +6,11 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.frameworks.overrides import load_beside, mapping
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
-from simpar.frameworks.trainer_arguments import (
-    CONFIGS,
-    TrainerArguments,
-    TrainerCommand,
-    commands_of,
-    mapping_of,
-    read_named,
-    split_command,
-)
+from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
 from simpar.frameworks.trainer_read import Habits, plan_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.plan.choices.tuning import Tuning
@@ -74,7 +67,7 @@ def _reading(
 
     def read(text: str, name: str) -> Imported:
         if name.endswith(CONFIGS):
-            given = TrainerArguments(_flat(mapping_of(text, name)), name)
+            given = TrainerArguments(_flat(mapping(text, name)), name)
             check(given, None)
             return plan_of(given, _habits_of(given, habits))
         command = next((each for each in commands_of(text, name) if is_own(each)), None)
@@ -82,7 +75,7 @@ def _reading(
             raise UserError(f"{name}: no command of {habits.name}, such as one with --per_device_train_batch_size 4")
         values: dict[str, Any] = {}
         for config in command.configs:
-            values |= _flat(read_named(config, name))
+            values |= _flat(load_beside(config, name))
         given = TrainerArguments({**values, **command.flags}, name, command.written)
         check(given, command)
         result = plan_of(given, _habits_of(given, habits), command)

@@ -7,9 +7,10 @@ from typing import Any
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import accelerate_read, deepspeed_read
+from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
-from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, read_named, split_command, words_of
+from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.words import ReadWords, plain
 
 WORDS_OF_FSDP = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
@@ -58,7 +59,7 @@ def sharding_of(given: TrainerArguments, command: TrainerCommand | None, filled:
     launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
     named = given.one("deepspeed", "deepspeed_config")
     if named and str(named).lower() not in ("false", "none"):
-        config = named if isinstance(named, dict) else read_named(str(named), given.source)
+        config = named if isinstance(named, dict) else load_beside(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)
         own = _of_deepspeed(config, where, filled)
         return Sharding({**launched.values, **own.values}, launched.words + own.words, (*launched.notes, *own.notes))
@@ -73,7 +74,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         return Sharding()
     flags, spelt = _launcher_flags(command.before)
     file = flags.pop("config_file", None)
-    config = flat(read_named(str(file), source)) if file else {}
+    config = flat(load_beside(str(file), source)) if file else {}
     kinds = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
     own: dict[str, Any] = {}
     used: dict[str, str] = {}
@@ -92,7 +93,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         values.pop("precision")  # the arguments say it
     named = given.get(CONFIG_FILE)
     if named:
-        inner = _of_deepspeed(read_named(str(named), source), str(named), filled)
+        inner = _of_deepspeed(load_beside(str(named), source), str(named), filled)
         values, more = {**values, **inner.values}, inner.words
     else:
         more = ReadWords()
@@ -176,7 +177,7 @@ def _of_fsdp(given: TrainerArguments, command: TrainerCommand | None) -> Shardin
     told = given.one("fsdp")
     config = given.one("fsdp_config")
     if isinstance(config, str):
-        config = read_named(config, given.source)
+        config = load_beside(config, given.source)
     if config is None:  # a file's section, flattened
         config = {key.partition(".")[2]: given[key] for key in list(given) if key.startswith("fsdp_config.")}
     own = {plain(key).removeprefix("fsdp_"): value for key, value in (config or {}).items()}

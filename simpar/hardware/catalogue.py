@@ -33,9 +33,7 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
-            mixed = files.parse(MixedProfile, document, also=(LIKE,))
-            no_part(mixed.name, devices)
-            return make_mixed(mixed, nodes, path.parent)
+            return make_mixed(files.parse(MixedProfile, document, also=(LIKE,)), nodes, path.parent, devices)
         profile = files.parse(ClusterProfile, document, also=(LIKE,))
         if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
@@ -44,12 +42,6 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
     if devices is not None:
         return _of_devices(profile, nodes, devices)
     return make_cluster(profile, 1 if nodes is None else nodes)
-
-
-def no_part(name: str, devices: int | None) -> None:
-    """Raises UserError for a number of devices of a cluster with several kinds of nodes."""
-    if devices is not None:
-        raise UserError(f"devices = {devices}: hardware {name} has several kinds of nodes; allowed: a number of nodes")
 
 
 def _of_devices(profile: ClusterProfile, nodes: int | None, devices: int) -> Cluster:
@@ -129,11 +121,17 @@ def _written_groups(cluster: Cluster) -> dict[str, Any]:
     return {"groups": groups, "between": cluster.between.model_dump(mode="json")}
 
 
-def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | None = None) -> MixedCluster:
+def make_mixed(
+    profile: MixedProfile, nodes: int | None = None, folder: Path | None = None, devices: int | None = None
+) -> MixedCluster:
     """The cluster of a mixed profile; ``nodes`` is a multiple of the profile's own number. Raises UserError.
 
-    Files that groups name are relative to ``folder``.
+    Files that groups name are relative to ``folder``. A number of ``devices`` is refused: of which kind is not said.
     """
+    if devices is not None:
+        raise UserError(
+            f"devices = {devices}: hardware {profile.name} has several kinds of nodes; allowed: a number of nodes"
+        )
     copies, rest = divmod(profile.nodes if nodes is None else nodes, profile.nodes)
     if rest or copies < 1:
         raise UserError(

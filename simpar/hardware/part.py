@@ -5,6 +5,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.hardware.profile import ClusterProfile, ScaleUp
+from simpar.profiles import share_of_nics, shared_switch
 
 
 def part_of_node(profile: ClusterProfile, devices: int) -> ClusterProfile:
@@ -24,10 +25,10 @@ def part_of_node(profile: ClusterProfile, devices: int) -> ClusterProfile:
         "name": f"{devices} of {profile.name}",
         "devices_per_node": devices,
         "scale_up": _scale_up(profile.scale_up, devices, whole),
-        "host": host.model_copy(update={"devices_per_switch": math.gcd(devices, host.devices_per_switch)}),
+        "host": host.model_copy(update={"devices_per_switch": shared_switch(devices, host.devices_per_switch)}),
     }
     if out is not None:
-        nics = max(1, out.nics_per_node * devices // whole)
+        nics = share_of_nics(devices, whole, out.nics_per_node)
         changed["scale_out"] = out.model_copy(update={"nics_per_node": nics})
     return profile.model_copy(update=changed)
 

@@ -12,6 +12,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, read, slurm
+from simpar.frameworks.overrides import flagged
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -177,23 +178,9 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
 
 def _dotted(launch: LaunchCommand) -> dict[str, str]:
     """Options of a job config on a command line, as TOML values; the config file itself is none."""
-    words, result = launch.words, dict[str, str]()
-    named = load_reader(str(launch.target)).config(words)
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if not flag.startswith("--") or "." not in flag:
-            continue
-        following = words[at + 1] if at + 1 < len(words) else ""
-        told = value if equals else "true" if following.startswith("--") or not following else following
-        if told == named:
-            continue
-        result[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
-    return result
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a word is a TOML number or boolean."""
-    return text in ("true", "false") or text.lstrip("-").replace(".", "", 1).isdigit()
+    named = load_reader(str(launch.target)).config(launch.words)
+    given = {name: value for name, value in flagged(launch.words).items() if value != named}
+    return {name: json.dumps("" if value is None else value) for name, value in given.items()}
 
 
 def _target_of(text: str, source: str, suffix: str) -> str:

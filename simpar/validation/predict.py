@@ -23,6 +23,7 @@ from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.part import part_of_node
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
+from simpar.profiles import share_of_nics
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
 from simpar.program.job import TrainingJob
@@ -178,7 +179,8 @@ def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
         return part_of_node(profile, per_node)
     out = profile.scale_out
     if out is not None:
-        out = out.model_copy(update={"nics_per_node": out.nics_per_node * per_node // profile.devices_per_node})
+        nics = share_of_nics(per_node, profile.devices_per_node, out.nics_per_node)
+        out = out.model_copy(update={"nics_per_node": nics})
     return profile.model_copy(update={"devices_per_node": per_node, "scale_out": out})
 
 

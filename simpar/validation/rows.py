@@ -19,6 +19,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.plan.choices import to_file_value
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
+from simpar.precisions import LONG_NAMES
 from simpar.profiles import is_file
 from simpar.stacks.stack import load_stack
 from simpar.units import GB, GIB
@@ -68,7 +69,7 @@ _NF4 = ("nf4", "qlora", "bnb_4bit")
 """Words for frozen weights in 4 bits, beside which products are in bf16."""
 _UPDATES = {f"adamw_torch{end}": kernels for end, kernels in (("", "foreach"), ("_fused", "fused"))}
 """transformers' names of torch's AdamW, and its kernels on CUDA."""
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
+_PRECISIONS = {**LONG_NAMES, "float8": "fp8"}
 
 
 def canonical(row: Row) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.files import read_json, read_yaml
 from simpar.hardware.machine.reading import MORE, Reading
-from simpar.hardware.machine.slurm import devices_called
+from simpar.hardware.machine.slurm import devices_called, only_kind
 from simpar.plain import printable
 from simpar.units import GIB, KIB, MIB
 
@@ -57,13 +57,8 @@ def read_nodes(text: str, file: str) -> Reading:
     for node in items:
         if gpus := _gpus(node, file):
             kinds[gpus].append(node)
-    if not kinds:
-        raise UserError(f"{file}: no node with GPUs (labels {PRODUCTS[0]} or capacity {CAPACITIES[0]})")
-    if len(kinds) > 1:
-        said = ", ".join(f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items())
-        raise UserError(f"{file}: several kinds of nodes: {said}; select one by kubectl get nodes -l LABEL=VALUE")
-    ((name, count), of) = next(iter(kinds.items()))
-    result.say("devices_per_node", count)
+    told = f"labels {PRODUCTS[0]} or capacity {CAPACITIES[0]}"
+    name, of = only_kind(result, kinds, told, "select one by kubectl get nodes -l LABEL=VALUE")
     # only SXM modules of an H100 have HBM3, and only they have an NVSwitch
     result.devices = devices_called(re.sub(r"nvlink|hbm3\b", "sxm", name.lower())) if name else ()
     if name and not result.devices:

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from simpar.errors import UserError
 from simpar.files import bundled, read_yaml
@@ -17,6 +17,7 @@ from simpar.plain import printable
 
 NODES, TREE, YAML_TREE = "scontrol show nodes", "topology.conf", "topology.yaml"
 MOST_HOSTS = 200_000
+Node = TypeVar("Node")
 MAKES = ("rtx", "tpu", "cpu")
 """First words of device names that do not name a device on their own."""
 _MIG = re.compile(r"\d+g\.\d+gb")
@@ -54,13 +55,7 @@ def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
     for node in kept:
         if gpus := _gpus(node, result):
             kinds[gpus].append(node)
-    if not kinds:
-        raise UserError(f"{file}: no node with GPUs (Gres=gpu:...)")
-    if len(kinds) > 1:
-        said = ", ".join(f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items())
-        raise UserError(f"{file}: several kinds of nodes: {said}; name one by --partition, and write a mixture of them")
-    ((name, count), of) = next(iter(kinds.items()))
-    result.say("devices_per_node", count)
+    name, of = only_kind(result, kinds, "Gres=gpu:...", "name one by --partition, and write a mixture of them")
     result.devices = devices_called(name) if name else ()
     if name and not result.devices:
         result.unread.append(f"device: Gres calls it {printable(name)}, which is none that simpar knows")
@@ -102,6 +97,24 @@ def _memory(reading: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
         reading.say("host.memory_bytes", f"{min(sizes)} MiB")
     if len(sizes) > 1:
         reading.unread.append(f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken")
+
+
+def only_kind(
+    reading: Reading, kinds: Mapping[tuple[str, int], list[Node]], told: str, remedy: str
+) -> tuple[str, list[Node]]:
+    """The device's name of the nodes with GPUs, which are of one kind, and these nodes; says how many devices each has.
+
+    ``kinds`` are nodes by the name and number of their devices. Raises UserError where there is none (``told`` would
+    say that a node has GPUs), and where there are several, with the ``remedy``.
+    """
+    if not kinds:
+        raise UserError(f"{reading.file}: no node with GPUs ({told})")
+    if len(kinds) > 1:
+        said = ", ".join(f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items())
+        raise UserError(f"{reading.file}: several kinds of nodes: {said}; {remedy}")
+    ((name, count), nodes) = next(iter(kinds.items()))
+    reading.say("devices_per_node", count)
+    return name, nodes
 
 
 def devices_called(name: str) -> tuple[str, ...]:
