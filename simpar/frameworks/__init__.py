@@ -63,7 +63,7 @@ READERS = {
     "nemo-run": "bridge_read:NEMO_READER",
     "nanotron": "nanotron_read:READER",
     "megatron-swift": "swift_read:READER",
-    "swift": "swift_read:TRANSFORMERS_READER",
+    "swift": "swift_trainer:READER",
     "primus": "primus_read:READER",
     "megatron-deepspeed": "megatron_kin:MEGATRON_DEEPSPEED",
     "mindspeed": "megatron_kin:MINDSPEED",

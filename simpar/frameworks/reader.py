@@ -22,8 +22,9 @@ class Reader:
     ``config`` which config file they name, if that is the text to read (None: the command is). ``owns`` tells whether
     a mapping of a YAML or JSON file is a config of it. ``words`` sorts what ``read`` does not use. ``written_as`` is
     the export target whose options have the same names, for proposals; "" if there is none. ``has_dotted_flags``:
-    options of sections are flags of its commands, too. ``spawns``: one ``python`` trains on all devices of a node, as
-    it starts their processes or is the only one.
+    options of sections are flags of its commands, too. ``trains`` tells whether a command of it trains: if another one
+    of the text does, that is read. ``spawns``: one ``python`` trains on all devices of a node, as it starts their
+    processes or is the only one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Reader:
     words: WordTable = field(default_factory=WordTable)
     written_as: str = ""
     has_dotted_flags: bool = True
+    trains: Callable[[Sequence[str]], bool] = field(default=lambda _: True)
     spawns: bool = False
 
 

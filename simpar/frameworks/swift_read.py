@@ -3,7 +3,6 @@
 Defaults are those of ``swift/megatron/arguments/megatron_args.py`` at modelscope/ms-swift 3602360.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -127,24 +126,6 @@ def _tuning(given: Arguments) -> dict[str, Any]:
     return {"lora_rank": given.number("--lora-rank") or 8, "lora_targets": products}
 
 
-def read_transformers(_: str, name: str) -> Imported:
-    """Refuse ``swift sft``, which trains by Hugging Face's Trainer."""
-    raise UserError(
-        f"{name}: ms-swift's export and infer train nothing; "
-        "swift sft, pt and rlhf train by Hugging Face's Trainer, and are not read; "
-        "allowed: megatron sft and pt of ms-swift, or the plan by hand"
-    )
-
-
-def _starts_transformers(words: Sequence[str]) -> bool:
-    names = [PurePath(word).name for word in words]
-    is_program = any(name == "swift" and names[at + 1 : at + 2] in ([kind] for kind in KINDS)
-                     for at, name in enumerate(names))  # fmt: skip
-    for at, name in enumerate(names):
-        is_program |= name in ("megatron", "swift") and names[at + 1 : at + 2] in (["export"], ["infer"])
-    return is_program or any(re.search(r"swift/cli/(sft|pt|rlhf)\.py$", word) for word in words)
-
-
 def _starts(words: Sequence[str]) -> bool:
     names = [PurePath(word).name for word in words]
     is_program = any(name == "megatron" and names[at + 1 : at + 2] in ([kind] for kind in KINDS)
@@ -158,10 +139,4 @@ READER = Reader(
     read=read,
     starts=_starts,
     words=WORDS,
-)
-TRANSFORMERS_READER = Reader(
-    name="swift",
-    description="ms-swift on the Trainer: refused by name",
-    read=read_transformers,
-    starts=_starts_transformers,
 )

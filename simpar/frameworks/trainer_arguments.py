@@ -13,7 +13,7 @@ from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.words import OFF, ReadWords, plain
 
-PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth")
+PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
 """Programs that start a training script themselves; their first word says what they do."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
 CONFIGS = (".yaml", ".yml", ".json")
@@ -135,6 +135,7 @@ class TrainerArguments(ConfigReader):
     def __init__(self, values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> None:
         super().__init__(values, source)
         self.written = written or {}
+        self.supposed: set[str] = set()
 
     def one(self, *keys: str) -> Any:
         """The first value that is given under one of these names; None if there is none. Raises UserError."""
@@ -165,6 +166,12 @@ class TrainerArguments(ConfigReader):
         value = self.one(*keys)
         return None if value is None or value == "auto" else str(value).lower() not in OFF
 
+    def suppose(self, **values: Any) -> None:
+        """Take values that the text does not say, where it gives none."""
+        new = {key: value for key, value in values.items() if self.values_.get(key) is None}
+        self.values_ |= new
+        self.supposed |= set(new)
+
     def leave(self, *keys: str) -> None:
         """Take names as not read: a table of words says what they could change."""
         self.used.difference_update(keys)
@@ -175,11 +182,10 @@ class TrainerArguments(ConfigReader):
 
     def words(self) -> ReadWords:
         """The words that were asked for, and the others with their values, as the text spells them."""
-        read = super().words()
-        spelt = self.written
+        read, spelt = super().words(), self.written
         return ReadWords(
-            tuple(spelt.get(key, key) for key in read.used),
-            {spelt.get(key, key): value for key, value in read.unread.items()},
+            tuple(spelt.get(key, key) for key in read.used if key not in self.supposed),
+            {spelt.get(key, key): value for key, value in read.unread.items() if key not in self.supposed},
         )
 
 

@@ -19,8 +19,8 @@ from simpar.precisions import LONG_NAMES
 MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
          "model", "config_name")  # fmt: skip
 MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
-LENGTH = ("max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len", "block_size", "max_seq_len",
-          "seq_length", "seq_len", "max_source_length")  # fmt: skip
+LENGTH = ("packing_length", "max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len",
+          "block_size", "max_seq_len", "seq_length", "seq_len", "max_source_length")  # fmt: skip
 RANK = ("lora_r", "lora_rank", "r", "lora_dim")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear")
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
@@ -73,7 +73,8 @@ class Habits:
     """What a trainer does where its arguments say nothing.
 
     ``states`` is the dtype of the parameters that the optimizer updates: "fp32", "low" for that of the products, or ""
-    if the script decides it. ``attention`` is "" if the script decides. ``rank`` is that of adapters.
+    if the script decides it. ``attention`` is "" if the script decides. ``rank`` is that of adapters. ``presets`` are
+    DeepSpeed configs that the trainer has by name.
     """
 
     name: str
@@ -85,15 +86,17 @@ class Habits:
     rank: int = 8
     targets: tuple[str, ...] = USUAL_TARGETS
     told: Mapping[str, str] = field(default_factory=dict)
+    micro_batch: int = 8  # transformers, training_args.py
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
     """The plan in the arguments of a trainer. Raises UserError naming file, option and value."""
     model, named = _model(given)
-    micro = given.number(*MICRO_BATCH) or 8  # transformers, training_args.py
+    micro = given.number(*MICRO_BATCH) or habits.micro_batch
     accumulation = given.number("gradient_accumulation_steps") or 1
     precision = _precision(given, habits)
-    sharding = sharding_of(given, command, Filled(micro, accumulation, precision, model))
+    sharding = sharding_of(given, command, Filled(micro, accumulation, precision, model), habits.presets)
     precision = sharding.values.get("precision", precision)
     values = {
         "model": model,
@@ -117,7 +120,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if _is_alone(command, values):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
-    assumed, notes = tuple(_assumed(given, habits, values, sharding)), tuple(_notes(given, command))
+    assumed, notes = tuple(_assumed(given, habits, values, sharding)), tuple(_notes(given, habits, command))
     note = "" if model else _no_model(named)
     return Imported(
         plan_said(values),
@@ -294,12 +297,17 @@ def _states(given: TrainerArguments, habits: Habits, values: Mapping[str, Any], 
     if not low or sharding.is_deepspeed or values.get("lora_rank"):
         return {}
     if given.on("pure_bf16") or (not _is_mixed(given) and _loads_low(given)):
-        return {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
+        return low_states(values["optimizer"])
     if habits.states == "low" or _loads_low(given):
-        low_states = {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
         kept = {"master_weights": False} if habits.states == "low" else {}
-        return kept if sharding.shards_parameters else low_states
+        return kept if sharding.shards_parameters else low_states(values["optimizer"])
     return {}
+
+
+def low_states(optimizer: str) -> dict[str, Any]:
+    """Choices of a plan whose parameters are bf16 alone: so are gradients, and the moments of torch's AdamW."""
+    moments = {"moment_dtype": "bf16"} if optimizer == DEFAULT_OPTIMIZER else {}
+    return {"parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", **moments}
 
 
 def _is_mixed(given: TrainerArguments) -> bool:
@@ -321,11 +329,12 @@ def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool
     return alone and values.get("stack") in (None, "huggingface")
 
 
-def _notes(given: TrainerArguments, command: TrainerCommand | None) -> Iterator[str]:
+def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | None) -> Iterator[str]:
     if command is not None and not command.launched_by and command.script.endswith(".py"):
         yield "Python starts one process: one device (several visible ones would be driven by DataParallel)."
     if given.number(*MICRO_BATCH) is None:
-        yield "The micro-batch is transformers' own: 8."
+        own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
+        yield f"The micro-batch is the default of {own}: {habits.micro_batch}."
     yield from given.misspelt()
 
 
@@ -356,7 +365,7 @@ def _assumed(
         and not sharding.shards_parameters
     ):
         why = "the script says in which dtype weights are loaded: fp32 where it says none"
-        yield Assumed("parameter_dtype", "fp32", why, ("bf16",))
+        yield Assumed("parameter_dtype", "fp32", why, ("bf16",), {"bf16": low_states(values["optimizer"])})
     for key, why in habits.told.items():
         if key == "recompute" and given.on(*CHECKPOINTING) is None:
             yield Assumed(key, values["recompute"], why, ("none" if values["recompute"] == "full" else "full",))

@@ -52,7 +52,7 @@ UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, state
 """``unsloth-cli.py``: adapters of all projections, checkpointing to the host."""
 
 
-def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
+def flat_options(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name: sections become dotted names, but for options whose value is a mapping."""
     kept = {key: data[key] for key in KEEPS_SECTIONS if isinstance(data.get(key), dict)}
     return {**flat({key: value for key, value in data.items() if key not in kept}), **kept}
@@ -67,7 +67,7 @@ def _reading(
 
     def read(text: str, name: str) -> Imported:
         if name.endswith(CONFIGS):
-            given = TrainerArguments(_flat(mapping(text, name)), name)
+            given = TrainerArguments(flat_options(mapping(text, name)), name)
             check(given, None)
             return plan_of(given, _habits_of(given, habits))
         command = next((each for each in commands_of(text, name) if is_own(each)), None)
@@ -75,7 +75,7 @@ def _reading(
             raise UserError(f"{name}: no command of {habits.name}, such as one with --per_device_train_batch_size 4")
         values: dict[str, Any] = {}
         for config in command.configs:
-            values |= _flat(load_beside(config, name))
+            values |= flat_options(load_beside(config, name))
         given = TrainerArguments({**values, **command.flags}, name, command.written)
         check(given, command)
         result = plan_of(given, _habits_of(given, habits), command)
@@ -111,15 +111,12 @@ def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
     stage = str(given.one("stage"))
     if stage not in FACTORY_STAGES:
         raise given.refused("stage", "sft, pt; preferences and rewards are not modelled")
-    told = given.one("finetuning_type")
-    if told is None:
-        given.values_["finetuning_type"] = "lora"  # its default (hparams/finetuning_args.py)
-        given.used.add("finetuning_type")
+    given.suppose(finetuning_type="lora")  # its default (hparams/finetuning_args.py)
 
 
 def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
     if given.one("r", "lora_r") is None:
-        given.values_["r"] = UNSLOTH.rank
+        given.suppose(r=UNSLOTH.rank)
 
 
 def _is_trl(command: TrainerCommand) -> bool:

@@ -54,10 +54,15 @@ class Filled:
     model: str | None
 
 
-def sharding_of(given: TrainerArguments, command: TrainerCommand | None, filled: Filled) -> Sharding:
-    """What shards a job. Raises UserError naming file, option and value."""
+def sharding_of(
+    given: TrainerArguments, command: TrainerCommand | None, filled: Filled, presets: Mapping[str, Mapping[str, Any]]
+) -> Sharding:
+    """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
     launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
     named = given.one("deepspeed", "deepspeed_config")
+    if isinstance(named, str) and named in presets:
+        own = _of_deepspeed(presets[named], named, filled)
+        return Sharding({**launched.values, **own.values}, launched.words, (*launched.notes, *own.notes))
     if named and str(named).lower() not in ("false", "none"):
         config = named if isinstance(named, dict) else load_beside(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)

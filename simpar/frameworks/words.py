@@ -77,13 +77,15 @@ class Account:
 class Assumed:
     """What a text leaves open: a choice of a plan, or "seq_len" or "global_batch", with the value and why it is that.
 
-    ``others`` are the other likely values, of which a check simulates the step.
+    ``others`` are the other likely values, of which a check simulates the step; ``together`` are choices of the plan
+    that go with one of them.
     """
 
     key: str
     value: Any
     why: str
     others: tuple[Any, ...] = ()
+    together: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

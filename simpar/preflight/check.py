@@ -30,8 +30,6 @@ from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
-WITH = {("parameter_dtype", "bf16"): {"master_weights": False, "grad_dtype": "bf16"}}
-"""Choices that go with an assumed value: parameters that are loaded in 16 bits have no copy in 32."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -236,15 +234,16 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
 def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
     """The results at the other likely values of what is assumed, without those that are not allowed."""
     for value in assumed.others:
-        changed, training, stack = plan, problem.training, problem.stack
+        training, stack = problem.training, problem.stack
         try:
+            changed = state_choices(plan, assumed.together.get(value, {}))
             if assumed.key in Training.model_fields:
                 training = training.model_copy(update={assumed.key: value})
             elif assumed.key == "stack":
                 stack = load_stack(value)
-                changed = plan.model_copy(update={"stack": value})
+                changed = changed.model_copy(update={"stack": value})
             else:
-                changed = state_choices(plan, {assumed.key: value, **WITH.get((assumed.key, value), {})})
+                changed = state_choices(changed, {assumed.key: value})
             yield value, simulate(problem.graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
         except UserError:
             continue

@@ -62,7 +62,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 """Variables that list the devices of a node that a job may use."""
 OF_NODE = ("NPROC_PER_NODE", "NGPU", "PET_NPROC_PER_NODE")
 """Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan; torchrun itself)."""
-OF_ONE = ("megatron-swift",)
+OF_ONE = ("megatron-swift", "swift")
 """Readers of front ends that start one process where no variable asks for more."""
 OF_NODES = ("NNODES", "PET_NNODES")
 """Variables in which the same front ends take the number of nodes."""
@@ -117,8 +117,11 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     for words, given in zip(script.commands, script.environments, strict=True):
         before = [f"{name}={given[name]}" for name in NAMING if given.get(name)]
         if (told_target := _started([*before, *words] if _wrapper(words) else words)) is not None:
-            (target, config), started, environment = told_target, words, given
-            break
+            trains = load_reader(told_target[0]).trains(words)
+            if trains or target is None:
+                (target, config), started, environment = told_target, words, given
+            if trains:
+                break
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in script.directives]
     notes = list(script.notes)
@@ -171,7 +174,7 @@ def _sizes(
             per_node = per_node or _visible(environment)
     elif per_node is None and ranks is None:
         per_node = _of_environment(environment, OF_NODE) or _visible(environment)
-    if target in OF_ONE and per_node is None and ranks is None:
+    if target in OF_ONE and not told and per_node is None and ranks is None:
         per_node = 1
     if nodes is None and ranks is None and _starts_alone(told, target, per_node) and not _any(environment, OF_NODES):
         nodes = 1
@@ -267,7 +270,7 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
 
 def _starts_alone(told: Sequence[tuple[str, list[str]]], target: str | None, per_node: int | None) -> bool:
     """Whether a single node is started: nothing else is asked of a launcher, or of a front end that is one."""
-    return _is_alone(told) or target in OF_ONE or (per_node is not None and target in STARTS_ITSELF)
+    return _is_alone(told) or (target in OF_ONE and not told) or (per_node is not None and target in STARTS_ITSELF)
 
 
 def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:

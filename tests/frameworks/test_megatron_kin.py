@@ -129,14 +129,6 @@ def test_adapters_of_swift():
     assert list(deciding) == ["--rlhf_type"]
 
 
-def test_swift_on_the_trainer_is_refused_by_name():
-    """It is no Megatron-LM."""
-    with pytest.raises(UserError, match="swift sft, pt and rlhf train by Hugging Face's Trainer"):
-        given_words(["NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-7B"])
-    with pytest.raises(UserError, match="export and infer train nothing"):
-        given_words(["megatron export --model Qwen/Qwen2.5-7B --tensor_model_parallel_size 2"])
-
-
 def test_primus(tmp_path, monkeypatch):
     """Overrides over its defaults, a model of its own names, and kernels of its own that decide."""
     result = read(PRIMUS, "exp.yaml", "primus")
