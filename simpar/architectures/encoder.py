@@ -7,20 +7,8 @@ arXiv 1810.04805; Liu et al. 2019, arXiv 1907.11692].
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Weight, term
-from simpar.architectures.transformer import (
-    HIDDEN,
-    TOKENS,
-    LayerVariant,
-    Shape,
-    Style,
-    add,
-    attention,
-    embedding,
-    matmul,
-    mlp,
-    norm,
-    product,
-)
+from simpar.architectures.products import HIDDEN, TOKENS, project
+from simpar.architectures.transformer import LayerVariant, Shape, Style, add, attention, embedding, mlp, norm
 
 STYLE = Style(
     norm="layer", gated=False, tied=True, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True,
@@ -73,12 +61,11 @@ def _joined(name: str, branch: str, residual: str, *, dropout: bool) -> list[Ope
 
 def _head() -> tuple[Operator, ...]:
     """The transform of masked-language heads, the output projection with its bias, and the loss."""
-    transform = matmul("transform", INPUT, HIDDEN, HIDDEN, product(HIDDEN, HIDDEN), bias=True)
+    transform = project("transform", INPUT, HIDDEN, HIDDEN, bias=True)
     act = Operator(
         "transform_activation", "activation", TOKENS, HIDDEN, "tensor", inputs=("transform",), saves=("transform",)
     )
     after = norm("transform_norm", "transform_activation", STYLE)
-    weight = term("hidden", "vocab")
-    lm_head = matmul("lm_head", "transform_norm", HIDDEN, term("vocab"), weight, STYLE.head_bias)
+    lm_head = project("lm_head", "transform_norm", HIDDEN, term("vocab"), bias=STYLE.head_bias)
     loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
     return (transform, act, after, lm_head, loss)

@@ -4,11 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
+from simpar.architectures.linear_attention import FLOP_PER_STATE
 from simpar.architectures.recompute import by_share, count_modes, is_full, operators
 
 SCAN_FLOP = 7.0
 """FLOP of a recurrence per token and element of state, whatever a chunked scan computes: Megatron-Core's convention
 (megatron/training/training.py, ``mamba_layer_flops``)."""
+RECURRENCES = {
+    "scan": (SCAN_FLOP, "state"),
+    **{kind: (flop, "linear_key_dim") for kind, flop in FLOP_PER_STATE.items()},
+}
+"""By kind of operator: FLOP per token and element of state, and the dim that a state has beside the output's."""
 
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
@@ -41,7 +47,7 @@ def _layers(graph: ModelGraph) -> tuple[Block, ...]:
 def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
     """Forward FLOP per token of products with weights: 2 per parameter and row, with rows per token.
 
-    State-space scans are included, with :data:`SCAN_FLOP` per element of state.
+    State-space scans and linear attention are included, with those of :data:`RECURRENCES` per element of state.
     """
     return _matmul_flop(graph, seq_len, (graph.embedding, *_layers(graph), graph.head))
 
@@ -52,8 +58,9 @@ def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> 
         if op.kind in PRODUCTS:
             each = 2.0 * _count(op.contraction, dims) * _count(op.columns, dims)
             total += each * (_count(op.rows, dims) / seq_len)
-        elif op.kind == "scan":
-            each = SCAN_FLOP * _count(op.columns, dims) * dims["state"]
+        elif op.kind in RECURRENCES:
+            flop, state = RECURRENCES[op.kind]
+            each = flop * _count(op.columns, dims) * dims[state]
             total += each * (_count(op.rows, dims) / seq_len)
     return total
 

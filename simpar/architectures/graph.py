@@ -18,7 +18,10 @@ Dims = Mapping[str, Numbers]
 Number = TypeVar("Number", bound=Numbers)
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
-SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups")
+SHARDED_DIMS = (
+    "heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups", "linear_heads",
+    "linear_key_heads",
+)  # fmt: skip
 PRODUCTS = ("matmul", "grouped_matmul", "router")
 INPUT = "input"
 
@@ -306,7 +309,12 @@ class ModelGraph:
     @property
     def has_state(self) -> bool:
         """Whether some layers carry a state along the sequence."""
-        return "state" in self.dims
+        return self.has_mixers or "linear_heads" in self.dims
+
+    @property
+    def has_mixers(self) -> bool:
+        """Whether some layers have a Mamba mixer."""
+        return "mamba_heads" in self.dims
 
     def _count(self, dims: Dims, *, trained: bool = False) -> int:
         layers = [self.blocks[name] for name in self.layers if name not in self.auxiliary]

@@ -7,9 +7,7 @@ the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.
 from dataclasses import dataclass
 
 from simpar.architectures.graph import AttentionPattern, Operator, Size, Weight, term
-
-TOKENS: Size = term("batch", "seq")
-HIDDEN: Size = term("hidden")
+from simpar.architectures.products import HIDDEN, TOKENS, project
 
 
 @dataclass(frozen=True)
@@ -35,47 +33,43 @@ class LatentShape:
         }  # fmt: skip
 
 
-def latent_attention(source: str, sizes: LatentShape) -> list[Operator]:
-    """Operators of one attention that reads ``source``; the last is the output projection."""
+def latent_attention(source: str, sizes: LatentShape, *, rotary: bool = True) -> list[Operator]:
+    """Operators of one attention that reads ``source``; the last is the output projection.
+
+    Without ``rotary`` positions, queries and keys are only put together of their parts.
+    """
+    kind = "rope" if rotary else "copy"
     query = term("heads", "qk_dim")
     key_value = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
     ops = []
     if sizes.query:
         ops += _compress("q", source, term("q_rank"), term("q_rank"))
-        ops.append(_product("q_up", "q_norm", term("q_rank"), query))
+        ops.append(project("q_up", "q_norm", term("q_rank"), query))
     else:
-        ops.append(_product("q_up", source, HIDDEN, query))
+        ops.append(project("q_up", source, HIDDEN, query))
     ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"))
-    ops.append(_product("kv_up", "kv_norm", term("kv_rank"), key_value))
+    ops.append(project("kv_up", "kv_norm", term("kv_rank"), key_value))
     both, values = term("heads", "qk_dim", times=2), term("heads", "value_dim")
     mask = AttentionPattern(key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
     return [
         *ops,
-        Operator("k_rotary", "rope", TOKENS, term("rotary_dim"), "sequence", inputs=("kv_down",)),
-        Operator("rope", "rope", TOKENS, both, "tensor", inputs=("q_up", "kv_up", "k_rotary")),
+        Operator("k_rotary", kind, TOKENS, term("rotary_dim"), "sequence", inputs=("kv_down",)),
+        Operator("rope", kind, TOKENS, both, "tensor", inputs=("q_up", "kv_up", "k_rotary")),
         Operator("value", "copy", TOKENS, values, "tensor", inputs=("kv_up",)),
         Operator(
             "attention", "attention", TOKENS, values, "tensor", inputs=("rope", "value"),
             saves=("rope", "value", "attention", "lse"), attention=mask,
         ),
-        _product("o_proj", "attention", values, HIDDEN),
+        project("o_proj", "attention", values, HIDDEN),
     ]  # fmt: skip
 
 
 def _compress(name: str, source: str, columns: Size, kept: Size) -> list[Operator]:
     """A product into a latent and the norm behind it."""
-    down = _product(f"{name}_down", source, HIDDEN, columns, region="sequence")
+    down = project(f"{name}_down", source, HIDDEN, columns, region="sequence")
     weight = Weight(f"{name}_norm.weight", kept, "vector")
     norm = Operator(
         f"{name}_norm", "norm", TOKENS, kept, "sequence", weights=(weight,), inputs=(down.name,),
         saves=(down.name, "stats"),
     )  # fmt: skip
     return [down, norm]
-
-
-def _product(name: str, source: str, contraction: Size, columns: Size, *, region: str = "tensor") -> Operator:
-    size = tuple((a * b, (*x, *y)) for a, x in contraction for b, y in columns)
-    return Operator(
-        name, "matmul", TOKENS, columns, region, contraction=contraction,
-        weights=(Weight(f"{name}.weight", size),), inputs=(source,), saves=(source,),
-    )  # fmt: skip

@@ -11,9 +11,8 @@ convolution and states are computed again.
 from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator, Size, Weight, term
+from simpar.architectures.products import HIDDEN, TOKENS, product, project
 
-TOKENS: Size = term("batch", "seq")
-HIDDEN: Size = term("hidden")
 INNER: Size = term("mamba_heads", "mamba_head_dim")
 MIXED: Size = (*INNER, *term("mamba_groups", "state", times=2))
 PROJECTED: Size = (*INNER, *MIXED, *term("mamba_heads"))
@@ -50,29 +49,22 @@ def mamba(
     ``out_bias`` is that of the output projection (None: as ``bias`` of the first product).
     """
     out_bias = bias if out_bias is None else out_bias
-    kernel = tuple((times, (*names, "conv")) for times, names in MIXED)
-    convolution = [Weight("conv.weight", kernel), *([Weight("conv.bias", MIXED, "vector")] if conv_bias else [])]
+    convolution = [
+        Weight("conv.weight", product(MIXED, term("conv"))),
+        *([Weight("conv.bias", MIXED, "vector")] if conv_bias else []),
+    ]
     heads = [Weight(f"scan.{name}", term("mamba_heads"), "vector") for name in ("decay", "skip", "step_bias")]
     mixer_norm = Operator(
         "mixer_norm", "norm", TOKENS, INNER, "tensor", weights=(Weight("mixer_norm.weight", INNER, "vector"),),
         inputs=("gate",), saves=("gate", "stats"),
     )  # fmt: skip
     return [
-        _product("in_proj", source, HIDDEN, PROJECTED, bias=bias),
+        project("in_proj", source, HIDDEN, PROJECTED, bias=bias),
         Operator("conv", "convolution", TOKENS, MIXED, "tensor", weights=tuple(convolution), inputs=("in_proj",),
                  saves=("in_proj",)),
         Operator("scan", "scan", TOKENS, INNER, "tensor", weights=tuple(heads), inputs=("conv",),
                  saves=("in_proj",)),
         Operator("gate", "gate", TOKENS, INNER, "tensor", inputs=("in_proj", "scan"), saves=("in_proj", "scan")),
         *([mixer_norm] if normed else []),
-        _product("out_proj", "mixer_norm" if normed else "gate", INNER, HIDDEN, bias=out_bias),
+        project("out_proj", "mixer_norm" if normed else "gate", INNER, HIDDEN, bias=out_bias),
     ]  # fmt: skip
-
-
-def _product(name: str, source: str, contraction: Size, columns: Size, *, bias: bool) -> Operator:
-    size = tuple((a * b, (*x, *y)) for a, x in contraction for b, y in columns)
-    weights = [Weight(f"{name}.weight", size), *([Weight(f"{name}.bias", columns, "vector")] if bias else [])]
-    return Operator(
-        name, "matmul", TOKENS, columns, "tensor", contraction=contraction,
-        weights=tuple(weights), inputs=(source,), saves=(source,),
-    )  # fmt: skip

@@ -10,9 +10,8 @@ products are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601
 from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator, Size, Weight, term
+from simpar.architectures.products import HIDDEN, TOKENS, project
 
-TOKENS: Size = term("batch", "seq")
-HIDDEN: Size = term("hidden")
 ROUTED: Size = term("batch", "seq", "topk", "load")
 EXPERT_FFN: Size = term("expert_ffn")
 
@@ -73,9 +72,9 @@ def mixture(source: str, sizes: Mixture) -> list[Operator]:
         return [_router(source, sizes), *_experts(source, sizes), *_shared(source, sizes)]
     return [
         _router(source, sizes),
-        _projection("latent_down", source, HIDDEN, sizes.width),
+        project("latent_down", source, HIDDEN, sizes.width, region="sequence"),
         *_experts("latent_down", sizes),
-        _projection("latent_up", "combine", sizes.width, HIDDEN),
+        project("latent_up", "combine", sizes.width, HIDDEN, region="sequence"),
         *_shared(source, sizes),
     ]
 
@@ -84,15 +83,6 @@ def outputs(sizes: Mixture) -> tuple[str, ...]:
     """Names of the operators whose outputs add up to the mixture's."""
     routed = "latent_up" if sizes.latent else "combine"
     return (routed, "shared_down") if sizes.shared_ffn else (routed,)
-
-
-def _projection(name: str, source: str, contraction: Size, columns: Size) -> Operator:
-    """A product into or out of the experts' latent; every rank works on its rows of the sequence."""
-    weight = Weight(f"{name}.weight", term("hidden", "expert_hidden"))
-    return Operator(
-        name, "matmul", TOKENS, columns, "sequence", contraction=contraction, weights=(weight,), inputs=(source,),
-        saves=(source,),
-    )  # fmt: skip
 
 
 def _router(source: str, sizes: Mixture) -> Operator:

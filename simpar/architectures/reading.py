@@ -15,6 +15,8 @@ from simpar.architectures.transformer import LayerVariant, Shape, Style, build
 from simpar.errors import UserError
 
 HEAD_LAYER_NORM = "LayerNorm of queries and keys"
+LINEAR_ATTENTION = "layers of linear attention"
+ATTENTION_GATES = "gates of attention"
 
 LLAMA_STYLE = Style()
 GPT_STYLE = Style(norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, rotary=False)
@@ -25,6 +27,8 @@ NO_FIELDS: Biases = {}
 ATTENTION_BIAS: Biases = {"attention_bias": ("qkv_bias", "output_bias")}
 MLP_BIAS: Biases = {"mlp_bias": ("mlp_bias",)}
 ALL_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
+LAYER_TYPES = {"linear_attention", "full_attention"}
+"""Words of ``layer_types`` in models with linear attention."""
 Windows = tuple[int | None, ...]
 """A sliding window for each layer, or None for a layer that sees everything; empty: no layer has one."""
 
@@ -146,6 +150,19 @@ def all_but_every(config: Config, layers: int, *fields: str, default: int) -> li
     """Flags of all layers but every n-th, where n is a field of the config or the default. Raises UserError."""
     period = config.size(*fields, default=default)
     return [(layer + 1) % period != 0 for layer in range(layers)]
+
+
+def linear_in(config: Config, usual: Sequence[bool]) -> Sequence[bool]:
+    """Which layers have linear attention: as ``layer_types`` says, else the ``usual`` ones. Raises UserError."""
+    listed = config.data.get("layer_types")
+    if listed is None:
+        return usual
+    if not isinstance(listed, list) or len(listed) != len(usual) or {*map(str, listed)} - LAYER_TYPES:
+        raise UserError(
+            f"{config.source}: layer_types = {listed!r}: allowed: one of {', '.join(sorted(LAYER_TYPES))} for each of "
+            f"{len(usual)} layers"
+        )
+    return [kind == "linear_attention" for kind in listed]
 
 
 def rotary_in_windows(windows: Windows) -> tuple[LayerVariant, ...]:

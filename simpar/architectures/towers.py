@@ -7,10 +7,9 @@ Blocks form one chain, which a pipeline can cut anywhere; an encoder's output tr
 from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.products import HIDDEN, TOKENS, product, project
 from simpar.architectures.transformer import (
-    HIDDEN,
     QUERY,
-    TOKENS,
     LayerVariant,
     Shape,
     Style,
@@ -19,10 +18,8 @@ from simpar.architectures.transformer import (
     embedding,
     head,
     layer,
-    matmul,
     mlp,
     norm,
-    product,
 )
 from simpar.errors import UserError
 
@@ -108,8 +105,8 @@ def _decoder_layer(style: Style) -> tuple[Operator, ...]:
 
 def _cross_attention(source: str, style: Style) -> list[Operator]:
     """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end)."""
-    query = matmul("cross_q", source, HIDDEN, QUERY, product(HIDDEN, QUERY), style.qkv_bias)
-    pairs = matmul("cross_kv", "memory", HIDDEN, KEYS_VALUES, product(HIDDEN, KEYS_VALUES), style.qkv_bias)
+    query = project("cross_q", source, HIDDEN, QUERY, bias=style.qkv_bias)
+    pairs = project("cross_kv", "memory", HIDDEN, KEYS_VALUES, bias=style.qkv_bias)
     core = Operator(
         "cross_attention",
         "attention",
@@ -120,8 +117,7 @@ def _cross_attention(source: str, style: Style) -> list[Operator]:
         saves=("cross_q", "cross_kv", "cross_attention", "lse"),
         attention=AttentionPattern(causal=False, context="memory"),
     )
-    weight = product(QUERY, HIDDEN)
-    out = matmul("cross_o_proj", "cross_attention", QUERY, HIDDEN, weight, style.output_bias)
+    out = project("cross_o_proj", "cross_attention", QUERY, HIDDEN, bias=style.output_bias)
     return [query, replace(pairs, rows=MEMORY, saves=()), core, out]
 
 
@@ -166,17 +162,17 @@ def _patches() -> tuple[Operator, ...]:
     patch = term("patch")
     positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
     place = replace(add("position_embedding", "patch_embedding"), weights=(positions,))
-    project = matmul("patch_embedding", INPUT, patch, HIDDEN, product(patch, HIDDEN), bias=True)
-    return (replace(project, saves=()), place)
+    embed = project("patch_embedding", INPUT, patch, HIDDEN, bias=True)
+    return (replace(embed, saves=()), place)
 
 
 def _connector(tokens: tuple[Operator, ...]) -> tuple[Operator, ...]:
     """Projector from vision to language features, and the language model's own tokens beside it."""
     visual, source, inner = term("batch", "visual"), term("visual_hidden"), term("ffn")
-    up = matmul("project_up", INPUT, source, inner, product(source, inner), bias=True)
+    up = project("project_up", INPUT, source, inner, bias=True)
     act = Operator(
         "project_activation", "activation", visual, inner, "tensor", inputs=("project_up",), saves=("project_up",)
     )
-    down = matmul("project_down", "project_activation", inner, HIDDEN, product(inner, HIDDEN), bias=True)
+    down = project("project_down", "project_activation", inner, HIDDEN, bias=True)
     joined = add("join", tokens[-1].name, "project_down")
     return (replace(up, rows=visual), act, replace(down, rows=visual), *tokens, joined)

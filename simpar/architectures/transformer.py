@@ -6,10 +6,10 @@ from typing import Any
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.latent import LatentShape, latent_attention
+from simpar.architectures.linear_attention import LinearShape, linear_attention
 from simpar.architectures.mixture import Mixture, mixture, outputs
+from simpar.architectures.products import HIDDEN, TOKENS, project
 
-TOKENS: Size = term("batch", "seq")
-HIDDEN: Size = term("hidden")
 QUERY: Size = term("heads", "head_dim")
 QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
 
@@ -18,7 +18,8 @@ QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
 class Shape:
     """Sizes of a decoder; ``head_dim`` need not be hidden / heads.
 
-    ``mixture`` are the sizes of layers with experts, ``latent`` those of latent attention.
+    ``mixture`` are the sizes of layers with experts, ``latent`` those of latent attention, ``linear`` those of linear
+    attention.
     """
 
     vocab: int
@@ -31,6 +32,7 @@ class Shape:
     positions: int = 0
     mixture: Mixture | None = None
     latent: LatentShape | None = None
+    linear: LinearShape | None = None
 
     @property
     def dims(self) -> dict[str, int]:
@@ -39,7 +41,7 @@ class Shape:
             "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
             "ffn": self.ffn, "vocab": self.vocab, "positions": self.positions,
         }  # fmt: skip
-        for part in (self.mixture, self.latent):
+        for part in (self.mixture, self.latent, self.linear):
             sizes |= part.dims if part else {}
         return sizes
 
@@ -49,12 +51,14 @@ class LayerVariant:
     """The differences between layers of a decoder.
 
     These are the attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are
-    ``rotary``, whether ``experts`` replace the MLP, and whether the layer predicts a further token (``prediction``).
+    ``rotary``, whether attention is ``linear``, whether ``experts`` replace the MLP, and whether the layer predicts a
+    further token (``prediction``).
     """
 
     window: int | None = None
     chunked: bool = False
     rotary: bool = True
+    linear: bool = False
     experts: bool = False
     prediction: bool = False
 
@@ -62,7 +66,7 @@ class LayerVariant:
     def name(self) -> str:
         """The name of the layer's block."""
         words = ["prediction" if self.prediction else "layer"]
-        words += ["moe"] * self.experts + ["nope"] * (not self.rotary)
+        words += ["linear"] * self.linear + ["moe"] * self.experts + ["nope"] * (not self.rotary)
         words += [f"{'chunk' if self.chunked else 'window'}_{self.window}"] * (self.window is not None)
         return "_".join(words)
 
@@ -79,8 +83,8 @@ class Style:
     ``norms`` per layer is 2 (pre-norm), 4 (before and after both branches) or 1 (parallel branches on one norm);
     ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
     "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit per head without a key),
-    "qk_norm_last" (after the rotation), "qk_norm_bias", "embedding_kept" (no dropout on embeddings),
-    "activation_parameters" (their number per layer).
+    "attention_gate" (a sigmoid on every feature, from the packed product), "qk_norm_last" (after the rotation),
+    "qk_norm_bias", "embedding_kept" (no dropout on embeddings), "activation_parameters" (their number per layer).
     """
 
     norm: str = "rms"
@@ -131,25 +135,10 @@ def norm(name: str, source: str, style: Style) -> Operator:
     )
 
 
-def matmul(name: str, source: str, contraction: Size, columns: Size, weight: Size, bias: bool) -> Operator:
-    """A product with a weight, and its bias where there is one."""
-    weights = [Weight(f"{name}.weight", weight)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", columns, "vector"))
-    return Operator(
-        name, "matmul", TOKENS, columns, "tensor", contraction=contraction, weights=tuple(weights), inputs=(source,),
-        saves=(source,),
-    )  # fmt: skip
-
-
-def product(left: Size, right: Size) -> Size:
-    """The product of two polynomials."""
-    return tuple((a * b, (*x, *y)) for a, x in left for b, y in right)
-
-
 def attention(source: str, style: Style, kind: LayerVariant, dropout: bool) -> list[Operator]:
     """The attention branch from its packed projection to the output projection."""
-    ops = [matmul("qkv", source, HIDDEN, QKV, product(HIDDEN, QKV), style.qkv_bias)]
+    gated = bool(style.extra.get("attention_gate"))
+    ops = [project("qkv", source, HIDDEN, (*QKV, *QUERY) if gated else QKV, bias=style.qkv_bias)]
     turns = style.rotary and kind.rotary
     last = bool(style.extra.get("qk_norm_last"))
     if style.qk_norm and not last:
@@ -174,7 +163,10 @@ def attention(source: str, style: Style, kind: LayerVariant, dropout: bool) -> l
             attention=core,
         )
     )
-    ops.append(matmul("o_proj", "attention", QUERY, HIDDEN, product(QUERY, HIDDEN), style.output_bias))
+    if gated:
+        both = ("attention", "qkv")
+        ops.append(Operator("attention_gate", "gated_activation", TOKENS, QUERY, "tensor", inputs=both, saves=both))
+    ops.append(project("o_proj", ops[-1].name, QUERY, HIDDEN, bias=style.output_bias))
     return ops
 
 
@@ -192,14 +184,14 @@ def _qk_norm(style: Style, source: str) -> Operator:
 def mlp(source: str, style: Style) -> list[Operator]:
     """The MLP branch, gated or plain."""
     width = term("ffn", times=2 if style.gated else 1)
-    up = matmul("mlp_up", source, HIDDEN, width, product(HIDDEN, width), style.mlp_bias)
+    up = project("mlp_up", source, HIDDEN, width, bias=style.mlp_bias)
     kind = "gated_activation" if style.gated else "activation"
     learnt = int(style.extra.get("activation_parameters", 0))
     weights = (Weight("activation.weight", term(times=learnt), "vector"),) if learnt else ()
     act = Operator(
         "activation", kind, TOKENS, term("ffn"), "tensor", weights=weights, inputs=("mlp_up",), saves=("mlp_up",)
     )
-    down = matmul("mlp_down", "activation", term("ffn"), HIDDEN, product(term("ffn"), HIDDEN), style.mlp_bias)
+    down = project("mlp_down", "activation", term("ffn"), HIDDEN, bias=style.mlp_bias)
     return [up, act, down]
 
 
@@ -225,12 +217,12 @@ def _serial_layer(
     source: str, style: Style, kind: LayerVariant, parts: Shape | None, *, dropout: bool
 ) -> list[Operator]:
     """Attention, then an MLP or experts, each with its residual."""
-    latent, experts = (parts.latent, parts.mixture) if parts else (None, None)
+    experts = parts.mixture if parts else None
     post = style.norms == 4 or style.extra.get("post_norm_only", False)
     pre = not style.extra.get("post_norm_only", False)
     ops = [norm("attention_norm", source, style)] if pre else []
     start = ops[-1].name if pre else source
-    ops += latent_attention(start, latent) if latent else attention(start, style, kind, dropout)
+    ops += _mix(start, style, kind, parts, dropout=dropout)
     ops += _branch_end("attention", ops[-1].name, style, post=post, dropout=dropout)
     ops.append(add("attention_residual", source, ops[-1].name))
     if pre:
@@ -247,6 +239,15 @@ def _serial_layer(
     return [*ops, *closing, add("mlp_residual", "attention_residual", *ends)]
 
 
+def _mix(source: str, style: Style, kind: LayerVariant, parts: Shape | None, *, dropout: bool) -> list[Operator]:
+    """The attention of a layer: linear, latent or usual."""
+    if kind.linear and parts and parts.linear:
+        return linear_attention(source, parts.linear)
+    if parts and parts.latent:
+        return latent_attention(source, parts.latent, rotary=kind.rotary)
+    return attention(source, style, kind, dropout)
+
+
 def prediction(style: Style, kind: LayerVariant, parts: Shape | None) -> list[Operator]:
     """One more layer that predicts the token after the next, from the hidden state and the next token's embedding.
 
@@ -257,10 +258,10 @@ def prediction(style: Style, kind: LayerVariant, parts: Shape | None) -> list[Op
     ops = [
         norm("state_norm", INPUT, style),
         norm("embedding_norm", INPUT, style),
-        matmul("join", "embedding_norm", joined, HIDDEN, product(joined, HIDDEN), False),
+        project("join", "embedding_norm", joined, HIDDEN),
     ]
     ops += _serial_layer("join", style, kind, parts, dropout=False)
-    further = matmul("lm_head", "final_norm", HIDDEN, term("vocab"), (), False)
+    further = project("lm_head", "final_norm", HIDDEN, term("vocab"))
     loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
     return [*ops, norm("final_norm", "mlp_residual", style), replace(further, weights=()), loss, _pass_on()]
 
@@ -317,6 +318,6 @@ def embedding(shape: Shape, style: Style, dropout: bool) -> Block:
 def head(style: Style) -> Block:
     """Final norm, output projection and loss."""
     final = norm("final_norm", INPUT, style)
-    lm_head = matmul("lm_head", "final_norm", HIDDEN, term("vocab"), term("hidden", "vocab"), style.head_bias)
+    lm_head = project("lm_head", "final_norm", HIDDEN, term("vocab"), bias=style.head_bias)
     loss = Operator("loss", "loss", TOKENS, term("vocab"), "tensor", inputs=("lm_head",), saves=("lm_head",))
     return Block("head", (final, lm_head, loss))

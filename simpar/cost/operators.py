@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
 from simpar.cost.kernels import KernelModel
+from simpar.cost.linear_attention import DIRECTIONS, linear_attention_time_s
 from simpar.cost.products import (
     ADD,
     SUMS,
@@ -136,6 +137,13 @@ def _scan(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(op.name, both[0], both[1], 0.0, FORWARD.kernels, BACKWARD.kernels)
 
 
+def _linear_attention(op: Operator, sizes: Sizes) -> OperatorTime:
+    """A matrix of state per head, chunk by chunk."""
+    forward, backward = DIRECTIONS[op.kind]
+    both = [linear_attention_time_s(sizes.dims, sizes.kernels, counts) for counts in (forward, backward)]
+    return OperatorTime(op.name, both[0], both[1], 0.0, forward.kernels, backward.kernels)
+
+
 def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
     """Forward: the end of the scan's last kernel, which reads the gate and writes. Backward: a kernel of its own.
 
@@ -225,6 +233,7 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "combine": combine,
     "scan": _scan,
     "gate": _gate,
+    **dict.fromkeys(DIRECTIONS, _linear_attention),
     "embedding": _embedding,
     "loss": _loss,
     **{kind: _streaming(passes) for kind, passes in _PASSES.items()},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.architectures.linear_attention import FLOP_PER_STATE
 from simpar.cost.products import ADD, WIDEN
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.log_run import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, USED, LogRun
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 CLASS_OF_KIND = {
     "matmul": "gemm", "grouped_matmul": "gemm", "router": "gemm", "attention": "attention", "norm": "norm",
     "dispatch": "routing", "combine": "routing", "embedding": "embedding", "loss": "loss", "scan": "state space",
-    "convolution": "state space",
+    "convolution": "state space", **dict.fromkeys(FLOP_PER_STATE, "linear attention"),
 }  # fmt: skip
 """Classes of kernels by the kind of their operator; all other kinds are elementwise."""
 CLASS_OF_SUM = {WIDEN: "copy", ADD: "elementwise"}

@@ -45,7 +45,7 @@ UNSCALED = {"layernorm", "moe_act"}
 
 def losses(s: Subject) -> Iterator[Loss]:
     """Losses: what Megatron-LM has no argument for."""
-    if s.graph.has_state:
+    if s.graph.has_mixers:
         yield from hybrid_losses(s)
     else:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
@@ -162,9 +162,9 @@ def model_arguments(s: Subject) -> Options:
     result |= _windows(style) | _dropout(s) | _experts(s, style) | detail_arguments(s)
     if "qk_dim" in dims:  # a head's width is given by its parts
         del result["--kv-channels"]
-    if predictions(s) and not s.graph.has_state:
+    if predictions(s) and not s.graph.has_mixers:
         result |= {"--mtp-num-layers": predictions(s), "--mtp-loss-scaling-factor": 0.3}
-    if s.graph.has_state:  # the pattern gives the number and kinds of layers
+    if s.graph.has_mixers:  # the pattern gives the number and kinds of layers
         del result["--num-layers"]
         result.pop("--moe-layer-freq", None)
         result |= hybrid_arguments(s)
@@ -198,7 +198,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         options["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
         options["--overlap-moe-expert-parallel-comm"] = FLAG
-    return options if s.graph.has_state else options | router_arguments(s)
+    return options if s.graph.has_mixers else options | router_arguments(s)
 
 
 def _windows(style: Architecture) -> Options:
@@ -241,7 +241,7 @@ def _context(s: Subject) -> Options:
 
 
 def _pipeline(s: Subject) -> Options:
-    if s.plan.mesh.pp == 1 or s.graph.has_state:
+    if s.plan.mesh.pp == 1 or s.graph.has_mixers:
         return {}
     if not s.even or predictions(s):
         return {"--pipeline-model-parallel-layout": layout(s.layers, predictions(s))}
@@ -356,7 +356,7 @@ def environment(s: Subject) -> dict[str, str]:
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The command with one argument per line, and its launchers."""
     arguments = [words(name, value) for name, value in given.items()]
-    script = SCRIPT if s.graph.has_state else "pretrain_gpt.py"
+    script = SCRIPT if s.graph.has_mixers else "pretrain_gpt.py"
     return launchers(s, [f'"${{MEGATRON:?set MEGATRON to a checkout of Megatron-LM}}/{script}"', *arguments],
                      environment(s))  # fmt: skip
 

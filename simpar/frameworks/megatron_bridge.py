@@ -60,7 +60,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     """Losses: Megatron-Core's limits, and Bridge's own."""
     if (graphs := s.plan.execution.graphs) == "step":
         yield Loss("graphs", graphs, "it switches off checks whose settings the exporter does not write")
-    if s.graph.has_state:
+    if s.graph.has_mixers:
         yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
     if is_by_name(s):
         yield from megatron.parallel_losses(s)

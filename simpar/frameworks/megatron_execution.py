@@ -44,7 +44,7 @@ def graph_losses(s: Subject, *, recomputes_layers: bool) -> Iterator[Loss]:
         "layers that are recomputed whole need a graph of the whole step": recomputes_layers and parts - {"step"},
         "the model has no router": "router" in parts and not s.graph.is_mixture,
         "every layer of the model has experts": "mlp" in parts and bool(experts) and all(experts),
-        "the model has no Mamba layers": "mamba" in parts and not s.graph.has_state,
+        "the model has no Mamba layers": "mamba" in parts and not s.graph.has_mixers,
     }
     yield from (Loss("graphs", graphs, reason) for reason, holds in reasons.items() if holds)
 

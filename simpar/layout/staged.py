@@ -98,7 +98,7 @@ def role_refusals(layout: Layout, graph: ModelGraph, cause: str = "a stage has a
     modes = {stage.recompute for stage in layout.stages or () if stage.sharding} - {*SIMPLE}
     refused: tuple[tuple[bool, str, object], ...] = (
         (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
-        (graph.has_state, f"{graph.name} has state-space layers", "transformers"),
+        (graph.has_state, f"{graph.name} has layers that carry a state", "transformers"),
         (
             layout.kind == "fsdp" or bool(layout.zero > 2),
             f"plan.kind = {layout.kind}, zero = {layout.zero}",

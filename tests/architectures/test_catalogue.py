@@ -36,7 +36,9 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "olmoe-1b-7b": (6.9, 1.3), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17), "dbrx": (132, 36),
     "phi-3.5-moe": (41.9, 6.6), "qwen2-57b-a14b": (57, 14), "grok-1": (314, 86), "glm-4.5": (355, 32),
     "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6), "nemotron-3-nano": (31.6, 3.6),
-    "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55),
+    "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55), "qwen3-next-80b-a3b": (80, 3.9),
+    "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
+    "minimax-text-01": (456, 45.9),
 }  # fmt: skip
 
 

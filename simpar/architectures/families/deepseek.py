@@ -41,11 +41,12 @@ def _read(config: Config, name: str, topk_method: str = "greedy") -> ModelGraph:
     shared = config.optional_size("n_shared_experts")
     mixture = routed_in_groups(config, shared=shared, router_bias=router_bias)
     ffn, layers = dense_first(config, shape.layers)
-    full = with_experts(shape, mixture, ffn=ffn, latent=_latent(config))
+    full = with_experts(shape, mixture, ffn=ffn, latent=latent_of(config))
     return build(name, full, style_of(config, biases=ATTENTION_BIAS), layers=layers)
 
 
-def _latent(config: Config) -> LatentShape | None:
+def latent_of(config: Config) -> LatentShape | None:
+    """The sizes of latent attention; None where the config has none."""
     if config.data.get("kv_lora_rank") is None:
         return None
     return LatentShape(

@@ -15,22 +15,32 @@ BIASED = Style(qkv_bias=True)
 def sparse(config: Config, name: str, style: Style, mixture: Mixture, **defaults: int) -> ModelGraph:
     """Qwen's decoder with experts in every ``decoder_sparse_step``-th layer, except those listed as dense."""
     shape = llama_shape(config, ffn="moe_intermediate_size", **defaults)
-    step, dense = config.size("decoder_sparse_step", default=1), config.data.get("mlp_only_layers") or []
-    experts = [(layer + 1) % step == 0 and layer not in dense for layer in range(shape.layers)]
+    experts = experts_in(config, shape.layers)
     ffn = 0 if all(experts) else config.size("intermediate_size")
     windows = windows_of(config, shape.layers, default=False) or (None,) * shape.layers
     layers = tuple(LayerVariant(window, experts=each) for window, each in zip(windows, experts, strict=True))
     return build(name, with_experts(shape, mixture, ffn=ffn), style, layers=layers)
 
 
-def _read_sparse(config: Config, name: str) -> ModelGraph:
-    mixture = Mixture(
-        config.size("num_experts", "num_local_experts", default=60),
-        config.size("num_experts_per_tok", default=4),
+def experts_in(config: Config, count: int) -> list[bool]:
+    """Which of ``count`` layers have experts: every ``decoder_sparse_step``-th, except those listed as dense."""
+    step, dense = config.size("decoder_sparse_step", default=1), config.data.get("mlp_only_layers") or []
+    return [(layer + 1) % step == 0 and layer not in dense for layer in range(count)]
+
+
+def with_shared_expert(config: Config, *, experts: int, topk: int) -> Mixture:
+    """Routed experts, whose number and choice have defaults, beside a shared one with a gate."""
+    return Mixture(
+        config.size("num_experts", "num_local_experts", default=experts),
+        config.size("num_experts_per_tok", default=topk),
         config.size("moe_intermediate_size"),
         shared_ffn=config.size("shared_expert_intermediate_size"),
         shared_gate=True,
     )
+
+
+def _read_sparse(config: Config, name: str) -> ModelGraph:
+    mixture = with_shared_expert(config, experts=60, topk=4)
     return sparse(config, name, style_of(config, BIASED, {"qkv_bias": ("qkv_bias",)}), mixture)
 
 

@@ -3,12 +3,10 @@
 UNMODELLED = {
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), "Mamba-1 state-space layers"),
     **dict.fromkeys(
-        ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "kimi_linear"),
-        "layers of linear attention",
+        ("rwkv", "recurrent_gemma", "xlstm"), "recurrent layers",
     ),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "keys that an indexer chooses"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions between layers of attention"),
-    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "recurrent layers"),
     "zamba2": "layers that share the weights of others", "deepseek_v4": "compressed sparse attention",
 }  # fmt: skip
 """What such a model's layers are, by ``model_type``."""

@@ -84,14 +84,21 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
         yield from _divided_dims(tp, dims, int(dims.get("seq", target.training.seq_len)), sequence_parallel)
 
 
+STATES = {
+    "mamba_heads": "heads of state-space layers", "mamba_groups": "groups of state-space layers",
+    "linear_heads": "heads of linear attention", "linear_key_heads": "key heads of linear attention",
+}  # fmt: skip
+"""Dims of layers that carry a state, and what they are."""
+
+
 def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_parallel: bool | Flags) -> Refusals:
     """The rules on one tower's dims, with ``seq_len`` where sequences are sharded, too."""
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
     if dims.get("shared_ffn"):
         sizes["ffn size of the shared expert"] = dims["shared_ffn"]
-    if "state" in dims:
-        sizes["heads of state-space layers"] = dims["mamba_heads"]
-        sizes["groups of state-space layers"] = dims["mamba_groups"]
+    for dim, said in STATES.items():
+        if dim in dims:
+            sizes[said] = dims[dim]
     shared = np.where(sequence_parallel, seq_len, 0)  # every number of ranks divides 0
     for name, size in (*sizes.items(), ("seq_len (sequence parallel)", shared)):
         yield np.asarray(size % np.asarray(tp) != 0), partial(_undivided, tp, name, size, (*sizes.values(), shared))

@@ -9,9 +9,10 @@ they stay outside unless the step is captured as a whole.
 from collections.abc import Iterable, Sequence
 
 from simpar.architectures.graph import Block, Operator
+from simpar.architectures.linear_attention import FLOP_PER_STATE
 from simpar.units import Numbers
 
-_MIXERS = {"attention": "attention", "scan": "mamba"}
+_MIXERS = {"attention": "attention", "scan": "mamba", **dict.fromkeys(FLOP_PER_STATE, "attention")}
 _EXPERTS = ("dispatch", "grouped_matmul", "combine")
 
 
