@@ -45,7 +45,7 @@ def term(*names: str, times: int = 1) -> Size:
     return ((times, names),)
 
 
-HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
+HEAD_DIM, KV_HEADS, ONE = term("head_dim"), term("kv_heads"), term()
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class AttentionPattern:
     of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
     that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
     ``document`` is the mean number of tokens in a token's document, where a sequence holds several documents
-    (:mod:`simpar.architectures.documents`).
+    (:mod:`simpar.architectures.documents`). ``chosen`` is the number of keys that an indexer chooses for a query.
     """
 
     causal: bool = True
@@ -85,22 +85,29 @@ class AttentionPattern:
     kv_heads: Size = KV_HEADS
     context: str = "context"
     document: float | None = None
+    chosen: int | None = None
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a window or a document bounds the keys that queries see."""
-        return self.window is not None or self.document is not None
+        """Whether a window, an indexer or a document bounds the keys that queries see."""
+        return self.limit is not None or self.document is not None
+
+    @property
+    def limit(self) -> int | None:
+        """The most keys of a query: those of its window, or those chosen for it; None: all."""
+        return self.chosen if self.window is None else self.window
 
     def mean_keys(self, context: Numbers) -> Numbers:
         """Keys that a query sees on average among ``context`` keys; in packed sequences, those of its document only.
 
-        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens; w/2 in chunks of w tokens.
+        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens, or of w chosen keys; w/2 in
+        chunks of w tokens.
         """
         if self.document is not None:
             context = np.minimum(context, self.document)
-        if self.window is None:
+        if self.limit is None:
             return context / 2 if self.causal else context
-        keys = np.minimum(self.window, context)
+        keys = np.minimum(self.limit, context)
         if not self.causal:
             return keys
         return keys / 2 if self.chunked else keys - keys * keys / (2 * context)
@@ -310,6 +317,16 @@ class ModelGraph:
     def has_state(self) -> bool:
         """Whether some layers carry a state along the sequence."""
         return self.has_mixers or "linear_heads" in self.dims
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether an indexer chooses the keys of every query."""
+        return "index_topk" in self.dims
+
+    @property
+    def needs_whole_sequences(self) -> bool:
+        """Whether a layer cannot be spread over the ranks of a sequence, nor work through it in slices."""
+        return self.has_state or self.chooses_keys
 
     @property
     def has_mixers(self) -> bool:

@@ -1,13 +1,32 @@
 """Multi-head latent attention: queries, keys and values are projected from two small latents.
 
+Where an indexer chooses the keys of every query, heads attend to the latents themselves, which they share, so that
+chosen ones are read once: queries are projected into the latent, and outputs out of it. The indexer scores every
+earlier token with a few small heads, each with a weight of its own, and keeps the best [DeepSeek-AI 2025, arXiv
+2512.02556, section 2.1].
+
 Products into the latents are whole on every tensor-parallel rank and work on its rows of the sequence; products out of
 the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1].
 """
 
 from dataclasses import dataclass
 
-from simpar.architectures.graph import AttentionPattern, Operator, Size, Weight, term
+from simpar.architectures.graph import ONE, AttentionPattern, Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, project
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Sizes of what chooses ``topk`` keys for every query: ``heads`` of ``dim`` features."""
+
+    heads: int
+    dim: int
+    topk: int
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Named dims."""
+        return {"index_heads": self.heads, "index_dim": self.dim, "index_topk": self.topk}
 
 
 @dataclass(frozen=True)
@@ -15,7 +34,7 @@ class LatentShape:
     """Ranks of the latents (``query`` 0: queries are projected from the hidden state itself) and widths of one head.
 
     A head's queries and keys have ``plain`` features without positions and ``rotary`` ones with them; all heads share
-    the rotary key.
+    the rotary key. With an ``indexer``, attention is sparse.
     """
 
     query: int
@@ -23,20 +42,25 @@ class LatentShape:
     plain: int
     rotary: int
     value: int
+    indexer: Indexer | None = None
 
     @property
     def dims(self) -> dict[str, int]:
         """Named dims."""
-        return {
+        sizes = {
             "q_rank": self.query, "kv_rank": self.key_value, "plain_dim": self.plain, "rotary_dim": self.rotary,
             "qk_dim": self.plain + self.rotary, "value_dim": self.value,
         }  # fmt: skip
+        return sizes | self.indexer.dims if self.indexer else sizes
 
 
-def latent_attention(source: str, sizes: LatentShape, *, rotary: bool = True) -> list[Operator]:
+def latent_attention(
+    source: str, sizes: LatentShape, *, rotary: bool = True, reuses_keys: bool = False
+) -> list[Operator]:
     """Operators of one attention that reads ``source``; the last is the output projection.
 
-    Without ``rotary`` positions, queries and keys are only put together of their parts.
+    Without ``rotary`` positions, queries and keys are only put together of their parts. A layer that ``reuses_keys``
+    attends to those that an earlier one has chosen.
     """
     kind = "rope" if rotary else "copy"
     query = term("heads", "qk_dim")
@@ -48,6 +72,9 @@ def latent_attention(source: str, sizes: LatentShape, *, rotary: bool = True) ->
     else:
         ops.append(project("q_up", source, HIDDEN, query))
     ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"))
+    if sizes.indexer:
+        chosen = [] if reuses_keys else _index(source, "q_norm" if sizes.query else source, bool(sizes.query))
+        return [*ops, *chosen, *_sparse(sizes.indexer, kind, indexed=not reuses_keys)]
     ops.append(project("kv_up", "kv_norm", term("kv_rank"), key_value))
     both, values = term("heads", "qk_dim", times=2), term("heads", "value_dim")
     mask = AttentionPattern(key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
@@ -61,6 +88,50 @@ def latent_attention(source: str, sizes: LatentShape, *, rotary: bool = True) ->
             saves=("rope", "value", "attention", "lse"), attention=mask,
         ),
         project("o_proj", "attention", values, HIDDEN),
+    ]  # fmt: skip
+
+
+def _index(source: str, query: str, compressed: bool) -> list[Operator]:
+    """Choosing the keys of every query; every tensor-parallel rank does so for its rows of the sequence."""
+    rank = term("q_rank") if compressed else HIDDEN
+    weights = tuple(Weight(f"index_norm.{name}", term("index_dim"), "vector") for name in ("weight", "bias"))
+    inputs = ("index_q", "index_norm", "index_weights")
+    return [
+        project("index_q", query, rank, term("index_heads", "index_dim"), region="sequence"),
+        project("index_k", source, HIDDEN, term("index_dim"), region="sequence"),
+        Operator(
+            "index_norm", "norm", TOKENS, term("index_dim"), "sequence", weights=weights, inputs=("index_k",),
+            saves=("index_k", "stats"),
+        ),
+        project("index_weights", source, HIDDEN, term("index_heads"), region="sequence"),
+        # the output are int32 places of the keys, which count as two elements of 16 bits
+        Operator("indexer", "indexer", TOKENS, term("index_topk", times=2), "sequence", inputs=inputs, saves=inputs),
+    ]  # fmt: skip
+
+
+def _sparse(indexer: Indexer, kind: str, *, indexed: bool) -> list[Operator]:
+    """Attention of all heads to chosen latents, with the products of every head into and out of the latent.
+
+    An indexer learns to score keys as the heads together attend to them; nothing flows back from it to the layer.
+    """
+    latent = term("heads", "kv_rank")
+    keys = (*term("kv_rank"), *term("rotary_dim"))
+    pattern = AttentionPattern(key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, chosen=indexer.topk)
+    read = ("rope", "kv_norm", "k_rotary", *(["indexer"] if indexed else []))
+    loss = Operator("index_loss", "index_loss", TOKENS, term("index_topk"), "tensor", inputs=("rope", "indexer"))
+    return [
+        project("q_latent", "q_up", term("plain_dim"), latent),
+        Operator("k_rotary", kind, TOKENS, term("rotary_dim"), "sequence", inputs=("kv_down",)),
+        Operator(
+            "rope", kind, TOKENS, (*latent, *term("heads", "rotary_dim")), "tensor", inputs=("q_latent", "q_up"),
+        ),
+        Operator(
+            "attention", "attention", TOKENS, latent, "tensor", inputs=read, saves=(*read, "attention", "lse"),
+            attention=pattern,
+        ),
+        *([loss] if indexed else []),
+        project("value_up", "attention", term("kv_rank"), term("heads", "value_dim")),
+        project("o_proj", "value_up", term("heads", "value_dim"), HIDDEN),
     ]  # fmt: skip
 
 

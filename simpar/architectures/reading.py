@@ -17,6 +17,7 @@ from simpar.errors import UserError
 HEAD_LAYER_NORM = "LayerNorm of queries and keys"
 LINEAR_ATTENTION = "layers of linear attention"
 ATTENTION_GATES = "gates of attention"
+INDEXER = "keys that an indexer chooses"
 
 LLAMA_STYLE = Style()
 GPT_STYLE = Style(norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, rotary=False)

@@ -15,7 +15,7 @@ from itertools import groupby
 MODULES: Mapping[str, frozenset[str]] = {
     "core_attn": frozenset(["attention"]),
     "layernorm": frozenset(["attention_norm", "mlp_norm"]),
-    "mla_up_proj": frozenset(["q_up", "kv_up", "k_rotary", "rope", "value"]),
+    "mla_up_proj": frozenset(["q_up", "q_latent", "kv_up", "k_rotary", "rope", "value"]),
     "mlp": frozenset(["mlp_up", "activation", "mlp_down"]),
     "moe_act": frozenset(["expert_clamp", "expert_activation"]),
     "shared_experts": frozenset(["shared_up", "shared_activation", "shared_down"]),

@@ -51,14 +51,15 @@ class LayerVariant:
     """The differences between layers of a decoder.
 
     These are the attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are
-    ``rotary``, whether attention is ``linear``, whether ``experts`` replace the MLP, and whether the layer predicts a
-    further token (``prediction``).
+    ``rotary``, whether attention is ``linear`` or ``reuses_keys`` that an earlier layer's indexer has chosen, whether
+    ``experts`` replace the MLP, and whether the layer predicts a further token (``prediction``).
     """
 
     window: int | None = None
     chunked: bool = False
     rotary: bool = True
     linear: bool = False
+    reuses_keys: bool = False
     experts: bool = False
     prediction: bool = False
 
@@ -66,7 +67,12 @@ class LayerVariant:
     def name(self) -> str:
         """The name of the layer's block."""
         words = ["prediction" if self.prediction else "layer"]
-        words += ["linear"] * self.linear + ["moe"] * self.experts + ["nope"] * (not self.rotary)
+        words += (
+            ["linear"] * self.linear
+            + ["reusing"] * self.reuses_keys
+            + ["moe"] * self.experts
+            + ["nope"] * (not self.rotary)
+        )
         words += [f"{'chunk' if self.chunked else 'window'}_{self.window}"] * (self.window is not None)
         return "_".join(words)
 
@@ -244,7 +250,7 @@ def _mix(source: str, style: Style, kind: LayerVariant, parts: Shape | None, *, 
     if kind.linear and parts and parts.linear:
         return linear_attention(source, parts.linear)
     if parts and parts.latent:
-        return latent_attention(source, parts.latent, rotary=kind.rotary)
+        return latent_attention(source, parts.latent, rotary=kind.rotary, reuses_keys=kind.reuses_keys)
     return attention(source, style, kind, dropout)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
+from simpar.cost import indexer
 from simpar.cost.kernels import KernelModel
 from simpar.cost.linear_attention import DIRECTIONS, linear_attention_time_s
 from simpar.cost.products import (
@@ -144,6 +145,24 @@ def _linear_attention(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(op.name, both[0], both[1], 0.0, forward.kernels, backward.kernels)
 
 
+def _indexer(op: Operator, sizes: Sizes) -> OperatorTime:
+    """Keys chosen for every query."""
+    forward = indexer.score_time_s(sizes.dims, sizes.kernels)
+    backward = indexer.gradient_time_s(sizes.dims, sizes.kernels, _chosen_keys(sizes))
+    return OperatorTime(op.name, forward, backward, 0.0, indexer.FORWARD_KERNELS, indexer.BACKWARD_KERNELS)
+
+
+def _index_loss(op: Operator, sizes: Sizes) -> OperatorTime:
+    """What the indexer learns from: no gradient flows from it to the layer."""
+    forward = indexer.target_time_s(sizes.dims, sizes.kernels, _chosen_keys(sizes))
+    return OperatorTime(op.name, forward, 0.0, 0.0, indexer.LOSS_KERNELS, 0)
+
+
+def _chosen_keys(sizes: Sizes) -> Numbers:
+    """Keys that are chosen for a query on average: all earlier ones where they are few."""
+    return AttentionPattern(chosen=int(sizes.dims["index_topk"])).mean_keys(sizes.dims["context"])
+
+
 def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
     """Forward: the end of the scan's last kernel, which reads the gate and writes. Backward: a kernel of its own.
 
@@ -233,6 +252,8 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "combine": combine,
     "scan": _scan,
     "gate": _gate,
+    "indexer": _indexer,
+    "index_loss": _index_loss,
     **dict.fromkeys(DIRECTIONS, _linear_attention),
     "embedding": _embedding,
     "loss": _loss,

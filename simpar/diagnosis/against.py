@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 CLASS_OF_KIND = {
     "matmul": "gemm", "grouped_matmul": "gemm", "router": "gemm", "attention": "attention", "norm": "norm",
-    "dispatch": "routing", "combine": "routing", "embedding": "embedding", "loss": "loss", "scan": "state space",
+    "dispatch": "routing", "combine": "routing", "embedding": "embedding", "loss": "loss", "indexer": "attention",
+    "index_loss": "attention", "scan": "state space",
     "convolution": "state space", **dict.fromkeys(FLOP_PER_STATE, "linear attention"),
 }  # fmt: skip
 """Classes of kernels by the kind of their operator; all other kinds are elementwise."""

@@ -37,7 +37,7 @@ def kind_of(graph: ModelGraph) -> str:
     every = [op for block in graph.blocks.values() for op in block.operators]
     if graph.has_state:
         return str(graph.facts.get("pattern", "other"))
-    if any(op.attention and not op.attention.causal for op in every):
+    if graph.chooses_keys or any(op.attention and not op.attention.causal for op in every):
         return "other"
     return "latent" if "qk_dim" in graph.dims else DECODER
 

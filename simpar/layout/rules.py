@@ -40,6 +40,10 @@ def _context(layout: Layout, target: Workload) -> Refusals:
         (cp > 1) & graph.has_state,
         lambda: f"plan.cp = {cp}: {graph.name} carries states along the sequence; allowed: 1",
     )
+    yield (
+        (cp > 1) & graph.chooses_keys,
+        lambda: f"plan.cp = {cp}: {graph.name} chooses keys anywhere in the sequence; allowed: 1",
+    )
     chunks = 2 if layout.cp_balance == "zigzag" and layout.cp_method != "ulysses" else 1
     pieces = number(np.lcm(_rows_over(layout), chunks))
     yield (

@@ -99,6 +99,7 @@ def role_refusals(layout: Layout, graph: ModelGraph, cause: str = "a stage has a
     refused: tuple[tuple[bool, str, object], ...] = (
         (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
         (graph.has_state, f"{graph.name} has layers that carry a state", "transformers"),
+        (graph.chooses_keys, f"{graph.name} chooses keys with an indexer", "transformers"),
         (
             layout.kind == "fsdp" or bool(layout.zero > 2),
             f"plan.kind = {layout.kind}, zero = {layout.zero}",

@@ -38,7 +38,7 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6), "nemotron-3-nano": (31.6, 3.6),
     "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55), "qwen3-next-80b-a3b": (80, 3.9),
     "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
-    "minimax-text-01": (456, 45.9),
+    "minimax-text-01": (456, 45.9), "glm-5": (744, 40), "glm-4.7-flash": (30, 3.6), "deepseek-v3.2": (671, 37),
 }  # fmt: skip
 
 

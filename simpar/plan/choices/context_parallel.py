@@ -60,18 +60,18 @@ def by_stack(stack: Stack) -> dict[str, Any]:
 
 
 def context_degrees(problem: Question) -> list[int]:
-    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 for models with recurrent state.
+    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 where a layer needs the whole sequence.
 
     If activations fill the memory, context parallelism beats more recomputation or tensor ranks at any length.
     """
-    if problem.graph.has_state:
+    if problem.graph.needs_whole_sequences:
         return [1]
     return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
 
 
 def all_context_degrees(problem: Question) -> list[int]:
-    """All degrees that divide the sequence, if the model has no recurrent state."""
-    return [] if problem.graph.has_state else divisors(problem.training.seq_len)
+    """All degrees that divide the sequence, if no layer needs the whole of it."""
+    return [] if problem.graph.needs_whole_sequences else divisors(problem.training.seq_len)
 
 
 def context_fits(rows: Columns) -> Flags:

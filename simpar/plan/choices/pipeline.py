@@ -147,6 +147,7 @@ def slices_refusals(
     sees_later = not all(mask.causal and mask.context == "context" for mask in masks) or len(graph.scopes) > 1
     yield sees_later, lambda: f"{what}: {graph.name} has tokens that see later ones; allowed: causal models"
     yield graph.has_state, lambda: f"{what}: {graph.name} carries states along the sequence; allowed: none"
+    yield graph.chooses_keys, lambda: f"{what}: {graph.name} chooses keys anywhere in the sequence; allowed: none"
     yield cp > 1, lambda: f"{what}: plan.cp = {cp} spreads the tokens of a sequence; allowed: cp 1"
     yield is_sampled, lambda: f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected"
     total = sum(slices) if slices else seq_len
