@@ -49,8 +49,8 @@ def test_sequences_stay_whole() -> None:
         simpar.simulate(
             "deepseek-v3.2",
             simpar.Cluster("dgx-h100", nodes=32),
-            simpar.Training(4096, 256),
-            simpar.Plan.of(cp=2, dp=128),
+            simpar.Plan(cp=2, dp=128),
+            simpar.Training(seq_len=4096, global_batch=256),
         )
 
 
