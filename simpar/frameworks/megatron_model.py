@@ -4,25 +4,24 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.architectures.catalogue import config_of
-from simpar.frameworks.match import DECODER, is_telling, models_with, with_rope
+from simpar.architectures.catalogue import config_of, load_model
+from simpar.frameworks.architecture import architecture
+from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
-from simpar.frameworks.megatron_hybrid import PASS, STAGE_END
+from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
 
-PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 RATIOS = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model")
 """Arguments of hybrids that do not say which layer is which."""
-OTHERS = re.compile(r"pretrain_(bert|t5|ict|retro|vision|vlm|mimo)|train_rl|mimo/|multimodal/")
-"""Scripts that train no decoder of text alone."""
 UNSTATED = (
     "--experimental-attention-variant", "--enable-mhc-connections", "--linear-attention-freq",
-    "--vision-model-type", "--language-model-type", "--img-h",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json", "--attention-output-gate",
 )  # fmt: skip
 """Arguments of layers that no config says here."""
-PARTLY = ("--spec", "--window-size", "--softmax-type", "--quick-geglu", "--window-attn-skip-freq")
+PARTLY = ("--spec", "--softmax-type", "--quick-geglu")
 """Arguments of layers that shipped models have and no config is built of."""
 GPT2_VOCABULARY = 50257
+WINDOWED = ("mistral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "mixtral")
+"""Families whose layers may have windows, as a config says layer by layer."""
 OF_GPT2 = ("GPT2BPETokenizer", "")
 """Tokenizers of so many words: GPT-2's, which is also taken where none is named."""
 DIVISOR = 128
@@ -31,11 +30,11 @@ DIVISOR = 128
 
 def kind_asked(given: Arguments) -> str:
     """The kind of model (:func:`~simpar.frameworks.match.kind_of`) that arguments ask for; "other" for unknown ones."""
-    pattern = next((text for flag in PATTERNS if (text := given.text(flag))), None)
+    pattern = pattern_asked(given)
     if pattern is not None:
-        return pattern.partition(PASS)[0].replace(STAGE_END, "")
+        return pattern
     unstated = [flag for flag in (*UNSTATED, *RATIOS) if flag in given.values]
-    if unstated or OTHERS.search(given.script) or "mamba" in given.script:
+    if unstated or re.search("pretrain_bert|mamba", given.script):
         return "other"
     return "latent" if given.has("--multi-latent-attention") else DECODER
 
@@ -67,20 +66,34 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
         return [], {**config_of(same[0]), "vocab_size": words}, [note]
-    config = None if kind not in (DECODER, "latent") else _config(given, sizes)
+    if kind == "other":
+        return [], None, []
+    words = _vocabulary(given, sizes)
+    config = None if words is None else _config(given, {**sizes, "vocab": words})
+    if words is None:
+        tokenizer = given.text("--tokenizer-model") or given.text("--tokenizer-type")
+        return [], None, [f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."]
     if config is None:
         return [], None, []
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
     if "vocab" not in sizes and "--padded-vocab-size" not in given.values:
-        notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as GPT-2's tokenizer has, padded.")
+        named = given.text("--tokenizer-model") if words != GPT2_VOCABULARY else "GPT-2's tokenizer"
+        notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as {named} has, padded.")
     return [], config, notes
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
+    """Those of several models with the text's rotary base, and those of any number with its windows."""
     base = given.text("--rotary-base") if len(models) > 1 else None
-    if base is None or not re.fullmatch(r"[\d.]+(e\d+)?", base):
+    if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
+        models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))
+    if not models or WINDOW not in given.values:
         return models
-    return with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))
+    asked = {name: windows_asked(given, sizes_of(load_model(name))["layers"]) for name in models}
+    same = [name for name in models if asked[name] in ((), architecture(load_model(name)).windows)]
+    if same:
+        given.used |= {WINDOW, SKIPPED}
+    return same
 
 
 def _padded(given: Arguments, words: int) -> int:
@@ -92,25 +105,32 @@ def _padded(given: Arguments, words: int) -> int:
     return -(-words // multiple) * multiple
 
 
+def _vocabulary(given: Arguments, sizes: Mapping[str, int]) -> int | None:
+    """The number of words: as it is said, of GPT-2's tokenizer, or of a known model's; None if nothing tells."""
+    told = sizes.get("vocab") or given.number("--padded-vocab-size")
+    if told is not None:
+        return told
+    if (given.text("--tokenizer-type") or "") in OF_GPT2:
+        return GPT2_VOCABULARY
+    named = "".join(given.values.get("--tokenizer-model", [])[:1])
+    model = find_released(named, given.source) if named else None
+    return None if model is None else load_model(model).dims["vocab"]
+
+
 def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None:
     """The config of a decoder that arguments state in full; None if they do not."""
-    if any(flag in given.values for flag in PARTLY):
+    pattern = pattern_asked(given)
+    if any(flag in given.values for flag in PARTLY if flag != "--spec" or not pattern):
         return None
-    vocabulary = sizes.get("vocab") or given.number("--padded-vocab-size")
-    if vocabulary is None:
-        if (given.text("--tokenizer-type") or "") not in OF_GPT2:
-            return None
-        vocabulary = GPT2_VOCABULARY
+    sizes = {**sizes, "layers": len(pattern)} if pattern else sizes
     if not {"layers", "hidden", "heads"} <= set(sizes):
         return None
     hidden, heads = sizes["hidden"], sizes["heads"]
     gated = given.has("--swiglu") or given.has("--gated-linear-unit") or given.has("--quick-geglu")
     # Megatron-LM's own width of an MLP (megatron/training/arguments.py, validate_args)
     ffn = given.number("--ffn-hidden-size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
-    kind = given.text("--position-embedding-type")
-    rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
     result: dict[str, Any] = {
-        "vocab_size": _padded(given, vocabulary),
+        "vocab_size": _padded(given, sizes["vocab"]),
         "hidden_size": hidden,
         "num_hidden_layers": sizes["layers"],
         "num_attention_heads": heads,
@@ -119,9 +139,26 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
         "head_dim": given.number("--kv-channels") or hidden // heads,
         "tie_word_embeddings": not given.has("--untie-embeddings-and-output-weights"),
     }
+    if pattern:
+        return hybrid_config(given, pattern, result)
+    windows = windows_asked(given, sizes["layers"])
+    config = _mixture(given, result, sizes) if sizes.get("num_experts") else _dense(given, result, gated=gated)
+    if not windows or config is None:
+        return config
+    if config["model_type"] not in WINDOWED:
+        return None
+    given.used |= {WINDOW, SKIPPED}
+    kinds = ["full_attention" if each is None else "sliding_attention" for each in windows]
+    size = next(filter(None, windows), None)
+    return {**config, "sliding_window": size, "use_sliding_window": True, "layer_types": kinds}
+
+
+def _dense(given: Arguments, result: dict[str, Any], *, gated: bool) -> dict[str, Any] | None:
+    """The config of a decoder without experts."""
+    heads, hidden, ffn = result["num_attention_heads"], result["hidden_size"], result["intermediate_size"]
     biased = not given.has("--disable-bias-linear")
-    if sizes.get("num_experts"):
-        return _mixture(given, result, sizes)
+    kind = given.text("--position-embedding-type")
+    rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
     if given.has("--multi-latent-attention"):
         return None  # latent attention without experts: no family
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
@@ -129,12 +166,24 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
         normed = given.has("--qk-layernorm")
         if rms or normed:
             names = {"attention_bias": biased or given.has("--add-qkv-bias")}
+            if not normed and not biased and WINDOW in given.values:
+                return {**result, "model_type": "qwen2" if given.has("--add-qkv-bias") else "mistral"}
             return {**result, "model_type": "qwen3" if normed else "llama", **names, "mlp_bias": biased and not normed}
         return {**result, "model_type": "stablelm", "use_qkv_bias": biased, "partial_rotary_factor": 1.0}
     if given.has("--squared-relu"):
         return {**result, "model_type": "nemotron", "attention_bias": biased, "mlp_bias": biased}
     if rotary or result["num_key_value_heads"] != heads:
         return {**result, "model_type": "starcoder2", "use_bias": biased, "sliding_window": None}
+    if kind == "alibi":
+        has_norm, wide = given.has("--embed-layernorm"), ffn == 4 * hidden
+        if has_norm and wide and biased:
+            return {"model_type": "bloom", "vocab_size": result["vocab_size"], "hidden_size": hidden, "n_head": heads,
+                    "n_layer": result["num_hidden_layers"]}  # fmt: skip
+        if has_norm or ffn % hidden:
+            return None
+        return {"model_type": "mpt", "vocab_size": result["vocab_size"], "d_model": hidden, "n_heads": heads,
+                "n_layers": result["num_hidden_layers"], "expansion_ratio": ffn // hidden, "no_bias": not biased,
+                "tie_word_embeddings": result["tie_word_embeddings"]}  # fmt: skip
     rates = {"attn_pdrop": "--attention-dropout", "resid_pdrop": "--hidden-dropout"}  # 0.1 by default, as of GPT-2
     drops = {name: _rate(given, flag) for name, flag in rates.items()}
     return {
@@ -142,7 +191,7 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
         "vocab_size": result["vocab_size"],
         "n_positions": given.number("--max-position-embeddings") or given.number("--seq-length") or 1024,
         "n_embd": hidden,
-        "n_layer": sizes["layers"],
+        "n_layer": result["num_hidden_layers"],
         "n_head": heads,
         "n_inner": ffn,
         "tie_word_embeddings": result["tie_word_embeddings"],

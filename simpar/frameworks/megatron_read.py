@@ -13,6 +13,7 @@ from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
 from simpar.frameworks.megatron_execution import UNFUSED_LOSS, read_execution
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
+from simpar.frameworks.megatron_layers import refuse_other_models
 from simpar.frameworks.megatron_model import find_models, sizes_asked
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader
@@ -39,6 +40,7 @@ OPTIMIZERS = {
     "lion": "lion",
 }  # fmt: skip
 FRACTION = "--optimizer-offload-fraction"
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Strategies of Megatron-FSDP; the first is the default (``core/distributed/distributed_data_parallel_config.py``)."""
@@ -68,6 +70,7 @@ def of_arguments(given: Arguments) -> Imported:
 
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
     """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
+    refuse_other_models(given)
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
@@ -75,6 +78,8 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     models, config, notes = ([model], None, []) if model else find_models(given, sizes)
     if models:
         values["model"] = models[0]
+    if is_telling(sizes) and not sizes["num_experts"] and not model:
+        values.pop("etp", None)  # of a model without experts, it splits nothing
     note = "" if model or config else model_note(models, sizes)
     notes = [note, *notes, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
@@ -134,8 +139,8 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
 
 def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int, ...] | None:
     """Layers of every stage if the first or last stage has a number of its own."""
-    first = given.number("--decoder-first-pipeline-num-layers") or given.number("--num-layers-in-first-pipeline-stage")
-    last = given.number("--decoder-last-pipeline-num-layers") or given.number("--num-layers-in-last-pipeline-stage")
+    first = given.number(FIRST) or given.number("--num-layers-in-first-pipeline-stage")
+    last = given.number(LAST) or given.number("--num-layers-in-last-pipeline-stage")
     embedding = given.has("--account-for-embedding-in-pipeline-split")
     loss = given.has("--account-for-loss-in-pipeline-split")
     if embedding or loss:
@@ -148,11 +153,22 @@ def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int,
         return tuple(stages)
     if first is None and last is None:
         return None
+    flag = FIRST if first is not None else LAST
+    if not layers:
+        raise UserError(
+            f"{given.source}: {given.name(flag)}: needs the number of all layers, which neither the text nor a model "
+            "known here says; allowed: with --num-layers"
+        )
     middle = pp - (first is not None) - (last is not None)
-    left = (layers or 0) - (first or 0) - (last or 0)
-    if not layers or vpp > 1 or left < 0 or (left % middle if middle else left):
-        raise UserError(f"{given.source}: --decoder-first-pipeline-num-layers: the rest is not equal stages")
-    return (*([first] if first else []), *([left // middle] * middle), *([last] if last else []))
+    left = layers - (first or 0) - (last or 0)
+    each, rest = divmod(left, middle) if middle else (0, left)
+    ranks = (*([first] if first else []), *([each] * middle), *([last] if last else []))
+    if left < 0 or rest or any(count % vpp for count in ranks):
+        raise UserError(
+            f"{given.source}: {given.name(flag)}: {layers} layers, of which {left} are on the {middle} stages between: "
+            f"allowed: a multiple of {middle * vpp or 1}"
+        )
+    return tuple(count // vpp for count in ranks) * vpp  # every rank's layers are shared among its chunks
 
 
 def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:

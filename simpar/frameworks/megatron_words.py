@@ -14,6 +14,7 @@ ROUTED = "which tokens go where, and by which kernels: time of experts and their
 COLLECTIVE = "how a collective runs: exposed communication"
 BUFFERS = "buffers of gradients or parameters: memory and overlap"
 OTHER_LAYERS = "layers of another kind than the model's: time and memory"
+WINDOWS = "windows of attention: time"
 OTHER_LOOP = "another training loop than that of pre-training: time and memory"
 
 MEGATRON_WORDS = WordTable(
@@ -70,7 +71,7 @@ MEGATRON_WORDS = WordTable(
         "squared_relu", "openai_gelu", "quick_geglu", "activation_func*", "glu_linear_offset", "softmax_type",
         "untie_embeddings_and_output_weights", "disable_bias_linear", "add_bias_linear", "add_qkv_bias", "qk_layernorm",
         "qk_l2_norm", "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
-        "v_head_dim", "window_size", "window_attn_skip_freq", "apply_query_key_layer_scaling",
+        "v_head_dim", "apply_query_key_layer_scaling",
         "no_query_key_layer_scaling", "apply_residual_connection_post_layernorm", "bert_no_binary_head",
         "attention_softmax_in_fp32", "clone_scatter_output_in_embedding", "no_clone_scatter_output_in_embedding",
         "relative_attention*", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "spec",
@@ -228,6 +229,8 @@ MEGATRON_WORDS = WordTable(
         "hybrid_attention_ratio": OTHER_LAYERS,
         "hybrid_mlp_ratio": OTHER_LAYERS,
         "mlp_chunks_for_training": "the MLP in pieces: memory and time",
+        "window_size": WINDOWS,
+        "window_attn_skip_freq": WINDOWS,
         "freeze_all_layers": "layers that are not trained: time and memory",
         "perform_rl_step": OTHER_LOOP,
         "rl_*": OTHER_LOOP,

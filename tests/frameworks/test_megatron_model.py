@@ -4,7 +4,9 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.hf_config import read as read_config
+from simpar.errors import UserError
 from simpar.frameworks import read
+from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_model import dense_layers
 
 LLAMA_8B = (
@@ -26,6 +28,10 @@ LATENT = (
     "--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --swiglu --multi-latent-attention --kv-lora-rank 512 "
     "--num-experts 16 --moe-ffn-hidden-size 512 --moe-router-topk 4 --moe-layer-freq '([0]*1+[1]*3)' "
     "--ffn-hidden-size 2816 --vocab-size 32000 --moe-shared-expert-intermediate-size 1024"
+)
+SMALL = (
+    "--hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 --ffn-hidden-size 3072 "
+    "--vocab-size 32000 --untie-embeddings-and-output-weights --disable-bias-linear"
 )
 HYBRID = "--hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 --num-layers 28"
 
@@ -54,6 +60,9 @@ def test_a_vocabulary_of_a_mock_is_no_contradiction():
         ("--num-layers 79 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048", 143.8),
         (MIXTURE, 5.37),
         (LATENT, 0.1434),
+        # tables of 32,000 words, a mixer of 32 heads, an MLP and attention
+        (f"{SMALL} --hybrid-override-pattern M-* --num-layers 3 --normalization RMSNorm --spec a b", 0.08343),
+        (f"{SMALL} --num-layers 4 --position-embedding-type alibi --disable-bias-linear", 0.1033),
     ],
 )  # fmt: skip
 def test_what_arguments_state_in_full_needs_no_shipped_model(arguments, parameters):
@@ -70,12 +79,10 @@ def test_what_arguments_state_in_full_needs_no_shipped_model(arguments, paramete
 def test_hybrids_are_told_by_their_layers():
     """Width and heads of Qwen3-0.6B are those of another model where the layers are of another kind."""
     assert imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936").plan.model == "qwen3-0.6b"
-    for words in ("--hybrid-layer-pattern M*-M*-", "--hybrid-override-pattern M*-M*-", "--is-hybrid-model"):
+    for words in ("--is-hybrid-model", "--hybrid-layer-pattern MG", "--experimental-attention-variant gated_delta_net"):
         found = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}")
         assert (found.plan.model, found.config) == (None, None)
         assert "give --model" in found.asks["model"]
-    for words in ("--vision-model-type clip", "--experimental-attention-variant gated_delta_net"):
-        assert imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}").plan.model is None
     script = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936", "pretrain_mamba.py")
     assert (script.plan.model, script.config) == (None, None)
 
@@ -112,3 +119,79 @@ def test_older_names_are_read():
     assert found.plan.optimizer == "muon"
     assert any("read as muon" in note for note in found.notes)
     assert any("in fp32, its default" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "windows"),
+    [
+        ("--window-size 127,0", (128,) * 4),
+        ("--window-size '(127,0)' --window-attn-skip-freq 2", (128, None, 128, None)),
+        ("--window-size 127 0 --window-attn-skip-freq [1,0,0,1]", (128, None, None, 128)),
+        ("--window-size 127,0 --window-attn-skip-freq '([1]*1+[0]*1)*2'", (128, None, 128, None)),
+        ("--window-size -1,-1", (None,) * 4),
+    ],
+)
+def test_windows_are_those_of_the_layers(words, windows):
+    """Of a model of the text's own; a shipped one without windows is another model."""
+    found = imported(f"{SMALL} --num-layers 4 --swiglu --normalization RMSNorm {words}")
+    assert architecture(read_config(found.config)).windows == windows
+    assert imported(f"{LLAMA_8B} --vocab-size 128256").plan.model == "llama-3-8b"
+    mistral = imported(f"{LLAMA_8B} --vocab-size 32000 --window-size 4095,0")
+    assert mistral.plan.model == "mistral-7b"
+    assert "--window-size" in mistral.words.used
+
+
+def test_windows_without_a_family_are_named():
+    """Learned positions and windows: no config says them, and the word decides."""
+    found = imported("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --vocab-size 32000 --window-size 9,0")
+    assert (found.config, "--window-size" in found.ignored) == (None, True)
+    for words in ("--window-size 9", "--window-size 9,0 --window-attn-skip-freq [1]"):
+        with pytest.raises(UserError, match=r"allowed: (tokens before|a number)"):
+            imported(f"{SMALL} --num-layers 4 --swiglu --normalization RMSNorm {words}")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "what"),
+    [
+        ("pretrain_t5.py", "", "T5"),
+        ("pretrain_gpt.py", "--encoder-num-layers 12", "T5"),
+        ("examples/multimodal/train.py", "", "images and text"),
+        ("train.py", "--language-model-type mistral_7b", "images and text"),
+        ("train_rl.py", "", "reinforcement"),
+        ("tools/run_text_generation_server.py", "", "inference"),
+        ("pretrain_retro.py", "", "retrieval"),
+        ("quantize.py", "", "no training"),
+    ],
+)
+def test_other_models_are_refused_by_name(script, words, what):
+    """Their sizes would be those of a language model."""
+    with pytest.raises(UserError, match="not modelled; allowed: language models") as error:
+        imported(f"{LLAMA_8B} --vocab-size 128256 {words}", script)
+    assert what in str(error.value)
+
+
+def test_experts_of_a_dense_model_split_nothing():
+    """As Megatron-LM takes the argument and has no use for it."""
+    assert imported(f"{LLAMA_8B} --vocab-size 128256 --expert-tensor-parallel-size 8").plan.mesh.etp is None
+
+
+def test_a_tokenizer_of_a_known_model_has_its_vocabulary():
+    """Others are asked for."""
+    words = LLAMA_8B.replace("14336", "8192")
+    found = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B")
+    assert found.config["vocab_size"] == 128256
+    found = imported(f"{words} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model")
+    assert "vocabulary of /data/tokenizer.model is not known" in found.notes[1]
+
+
+def test_uneven_ends_of_a_pipeline():
+    """Layers of the ends are shared among the chunks of their rank; without all layers, that is what is asked for."""
+    words = "--hidden-size 512 --num-attention-heads 8 --pipeline-model-parallel-size 4"
+    ends = "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 4"
+    chunks = "--num-virtual-stages-per-pipeline-rank 2"
+    assert imported(f"{words} --num-layers 14 {ends}").plan.pipeline.layers == (2, 4, 4, 4)
+    assert imported(f"{words} --num-layers 14 {ends} {chunks}").plan.pipeline.layers == (1, 2, 2, 2) * 2
+    with pytest.raises(UserError, match="needs the number of all layers"):
+        imported(f"{words} {ends}")
+    with pytest.raises(UserError, match="allowed: a multiple of 4"):
+        imported(f"{words} --num-layers 16 {ends} {chunks}")

@@ -1,0 +1,128 @@
+"""Layers that Megatron-LM's arguments ask for beside a plain decoder's: windows, hybrids, and models of other kinds."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from simpar.architectures.hybrid import LETTERS
+from simpar.errors import UserError
+from simpar.frameworks.megatron_arguments import Arguments
+from simpar.frameworks.megatron_hybrid import PASS, STAGE_END
+
+PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+WINDOW, SKIPPED = "--window-size", "--window-attn-skip-freq"
+OTHER_MODELS = {
+    r"pretrain_t5|--encoder-num-layers": "T5, an encoder and a decoder",
+    r"pretrain_(ict|retro)|biencoder|--retro-add-retriever|--retro-project-dir": "retrieval beside a language model",
+    r"pretrain_vision|--vision-pretraining\b": "a model of images",
+    r"pretrain_(vlm|mimo)|mimo/|multimodal/|--vision-model-type|--language-model-type|--img-h": (
+        "a model of images and text"
+    ),
+    r"train_rl|--perform-rl-step": "reinforcement learning, of which training is a part",
+    r"text_generation|inference|generate\.py|mmlu": "inference",
+    r"(^|/)(quantize|prune|export|convert|validate)\.py|offline_feature_extract": "no training",
+    r"--export-kd-teacher-load": "distillation from a teacher",
+}
+"""What is trained, by patterns of the script or of an argument that no plain language model has."""
+
+
+def refuse_other_models(given: Arguments) -> None:
+    """Raise UserError if arguments train no language model of text alone, whose sizes might look like one's."""
+    told = (given.script, *(f"{flag} " for flag in given.values))
+    for pattern, what in OTHER_MODELS.items():
+        if word := next((each.strip() for each in told if re.search(pattern, each)), None):
+            raise UserError(
+                f"{given.source}: {given.name(word)}: {what}: not modelled; allowed: language models of text "
+                "(pretrain_gpt.py, pretrain_mamba.py, pretrain_hybrid.py, pretrain_bert.py)"
+            )
+
+
+def windows_asked(given: Arguments, layers: int) -> tuple[int | None, ...]:
+    """The attention window of every layer, itself included, as configs count; () if there are none. Raises UserError.
+
+    A number leaves every N-th layer without a window, a list says which layers have one
+    (``megatron/core/transformer/utils.py``, is_layer_window_attention).
+    """
+    if WINDOW not in given.values:
+        return ()
+    text = " ".join(given.values[WINDOW])
+    ends = re.findall(r"-?\d+", text)
+    if len(ends) != 2 or ends[1] not in ("0", "-1"):
+        raise UserError(
+            f"{given.source}: {given.name(WINDOW)} = {text}: allowed: tokens before and after, such as 127,0"
+        )
+    if int(ends[0]) < 0:
+        return ()
+    skipped = " ".join(given.values.get(SKIPPED, [])).replace(" ", "")
+    if not skipped:
+        has = [True] * layers
+    elif skipped.isdigit() and int(skipped):
+        has = [(layer + 1) % int(skipped) != 0 for layer in range(layers)]
+    else:
+        has = _listed(given, skipped, layers)
+    return tuple(int(ends[0]) + 1 if each else None for each in has)
+
+
+def _listed(given: Arguments, text: str, layers: int) -> list[bool]:
+    """Layers by a list such as ``([1]*3+[0])*4`` or ``1,1,0``."""
+    flat = re.sub(r"[()\s]", "", text)
+    parts = re.fullmatch(r"\(?((?:\+?\[[01](?:,[01])*\](?:\*\d{1,3})?)+)\)?(?:\*(\d{1,3}))?", re.sub(r"\s", "", text))
+    if re.fullmatch(r"\[?[01](,[01])*\]?", flat):
+        result = [each == "1" for each in flat.strip("[]").split(",")]
+    elif parts:
+        pieces = re.findall(r"\[([01,]+)\](?:\*(\d+))?", parts[1])
+        result = [each == "1" for values, count in pieces for each in values.split(",") * int(count or 1)]
+        result *= int(parts[2] or 1)
+    else:
+        result = []
+    if len(result) != layers:
+        raise UserError(
+            f"{given.source}: {given.name(SKIPPED)} = {text}: allowed: a number, or a list with 0 or 1 for each of the "
+            f"{layers} layers"
+        )
+    return result
+
+
+def pattern_asked(given: Arguments) -> str | None:
+    """The layers of a hybrid by letter, without bars of stages and without layers that predict further tokens."""
+    text = next((text for flag in PATTERNS if (text := given.text(flag))), None)
+    return None if text is None else text.partition(PASS)[0].replace(STAGE_END, "")
+
+
+def hybrid_config(given: Arguments, pattern: str, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config of a hybrid that arguments state in full; None if they state another one.
+
+    ``sizes`` are those of all decoders, by their names in configs. Defaults of Mamba's heads are Megatron-Core's
+    (``transformer_config.py``; heads of two widths of the model).
+    """
+    gated = given.has("--swiglu") or given.has("--gated-linear-unit")
+    if set(pattern) - set(LETTERS) or (gated and set(pattern) & {"-", "E"}):
+        return None
+    head_dim = given.number("--mamba-head-dim") or 64
+    result = {
+        **{key: value for key, value in sizes.items() if key != "num_hidden_layers"},
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": pattern,
+        "mamba_num_heads": given.number("--mamba-num-heads") or 2 * sizes["hidden_size"] // head_dim,
+        "mamba_head_dim": head_dim,
+        "ssm_state_size": given.number("--mamba-state-dim") or 128,
+        "n_groups": given.number("--mamba-num-groups") or 8,
+        "mlp_hidden_act": "relu2" if given.has("--squared-relu") else "gelu",
+    }
+    for flag in ("--disable-bias-linear", "--normalization", "--is-hybrid-model"):
+        given.has(flag)
+    if "E" not in pattern:
+        return result
+    experts = given.number("--num-experts")
+    if experts is None:
+        return None
+    shared = given.number("--moe-shared-expert-intermediate-size")
+    return {
+        **result,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": given.number("--moe-router-topk") or 2,
+        "moe_intermediate_size": given.number("--moe-ffn-hidden-size") or sizes["intermediate_size"],
+        "n_shared_experts": 1 if shared else 0,
+        **({"moe_shared_expert_intermediate_size": shared} if shared else {}),
+        "moe_latent_size": given.number("--moe-latent-size"),
+    }
