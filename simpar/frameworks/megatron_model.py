@@ -68,22 +68,32 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         return [], {**config_of(same[0]), "vocab_size": words}, [note]
     if kind == "other":
         return [], None, []
-    words = _vocabulary(given, sizes)
-    config = None if words is None else _config(given, {**sizes, "vocab": words})
-    if words is None:
+    vocabulary = _vocabulary(given, sizes)
+    if vocabulary is None:
         tokenizer = given.text("--tokenizer-model") or given.text("--tokenizer-type")
         return [], None, [f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."]
+    config = _config(given, {**sizes, "vocab": vocabulary})
     if config is None:
         return [], None, []
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
     if "vocab" not in sizes and "--padded-vocab-size" not in given.values:
-        named = given.text("--tokenizer-model") if words != GPT2_VOCABULARY else "GPT-2's tokenizer"
+        named = given.text("--tokenizer-model") if vocabulary != GPT2_VOCABULARY else "GPT-2's tokenizer"
         notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as {named} has, padded.")
     return [], config, notes
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
-    """Those of several models with the text's rotary base, and those of any number with its windows."""
+    """Those with the text's tokenizer, biases and windows, and of several those with its rotary base."""
+    tokenizer = "".join(given.values.get("--tokenizer-model", [])[:1])
+    named = (
+        find_released(tokenizer, given.source) if models and tokenizer and "--vocab-size" not in given.values else None
+    )
+    if named:
+        words = load_model(named).dims["vocab"]
+        models = [name for name in models if load_model(name).dims["vocab"] == words]
+        models = [named] if named in models else models
+    if given.has("--add-qkv-bias"):
+        models = [name for name in models if "qkv" in architecture(load_model(name)).biases]
     base = given.text("--rotary-base") if len(models) > 1 else None
     if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
         models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))

@@ -382,7 +382,7 @@ def _notes(given: Arguments) -> Iterator[str]:
     number = given.number("--recompute-num-layers") or 1
     if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
-    if given.values.get("--recompute-method") == ["block"]:
+    if given.values.get("--recompute-method") == ["block"] and given.values.get("--recompute-granularity") == ["full"]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."
 
 

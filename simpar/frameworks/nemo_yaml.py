@@ -8,25 +8,52 @@ from typing import Any, get_args
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import of_mapping
 from simpar.frameworks.megatron_read import plan_of
-from simpar.frameworks.overrides import assigned, command_of, is_config, laid_over, load_beside, mapping, reader_of
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
+from simpar.frameworks.overrides import (
+    assigned,
+    choice,
+    command_of,
+    is_config,
+    laid_over,
+    load_beside,
+    mapping,
+    reader_of,
+)
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Assumed, WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Projection
 
 RENAMED = {
     "encoder_seq_length": "seq_length", "activations_checkpoint_granularity": "recompute_granularity",
     "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
-    "ub_tp_comm_overlap": "tp_comm_overlap",
+    "ub_tp_comm_overlap": "tp_comm_overlap", "rotary_percentage": "rotary_percent", "qkv_bias": "add_qkv_bias",
+    "override_vocab_size": "vocab_size",
+    "use_flash_attention": "use_flash_attn", "ub_tp_comm_bootstrap_backend": "tp_comm_bootstrap_backend",
 }  # fmt: skip
-"""NeMo 1's names of Megatron-LM's arguments (``examples/nlp/language_modeling/conf/megatron_gpt_config.yaml``)."""
-SAME = (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size",
-    "num_moe_experts", "moe_ffn_hidden_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
-    "context_parallel_size", "expert_model_parallel_size", "virtual_pipeline_model_parallel_size", "sequence_parallel",
-    "micro_batch_size", "global_batch_size", "rotary_base", "moe_token_dispatcher_type",
+"""NeMo 1's names of Megatron-LM's arguments (``examples/nlp/language_modeling/conf/megatron_gpt_config.yaml``); others
+are the same."""
+OWN = (
+    "activation", "bias", "share_embeddings_and_output_weights", "transformer_engine", "fp8", "fp8_e4m3", "fp8_hybrid",
+    "megatron_amp_O2", "fsdp",
 )  # fmt: skip
+"""Words of a model that are no arguments; all are read here."""
+FUSED = (
+    "bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion",
+    "apply_rope_fusion", "persist_layer_norm",
+)  # fmt: skip
+"""Kernels that stacks fuse, where a word says that they are not."""
+GATES = {
+    "model.fsdp": "model.fsdp_", "model.cpu_offloading": "model.cpu_offloading_", "model.fp8": "model.fp8_",
+    "model.ub_tp_comm_overlap": "model.tp_comm_overlap_", "model.defer_embedding_wgrad_compute": "model.wgrad_deferral",
+}  # fmt: skip
+"""Switches without which the words that begin so have no effect."""
+ACTIVATIONS = {
+    "gelu": "", **dict.fromkeys(("swiglu", "geglu", "reglu", "fast-swiglu", "fast-geglu", "fast-reglu"), "swiglu"),
+    "squared-relu": "squared_relu",
+}  # fmt: skip
+"""By the argument for a layer of as many products; the function between them costs about the same."""
 NEMO_PRECISIONS = {
     "bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16", "32": "", "32-true": "",
     "fp32": "",
@@ -52,32 +79,79 @@ def read(text: str, name: str) -> Imported:
     if not owns(data):
         raise UserError(f"{name}: no config of NeMo 1: it has sections trainer and model with parallel sizes")
     given = reader_of(data, name)
-    values: dict[str, Any] = {}
-    for theirs in (*SAME, *RENAMED):
-        value = given.get(f"model.{theirs}")
-        if value is not None:
-            values[RENAMED.get(theirs, theirs)] = value
-    if "num_query_groups" in values:
-        values["group_query_attention"] = True
+    values = _arguments_of(given)
     for key, theirs in (("seq_length", "max_seq_length"), ("micro_batch_size",) * 2, ("global_batch_size",) * 2):
         tuned = given.get(f"model.data.train_ds.{theirs}")  # fine-tuning has them there
         values |= {key: tuned} if tuned is not None else {}
     values |= _nemo_numerics(given) | _nemo_optimizer(given)
     arguments = of_mapping(values, name)
-    arguments.names = {flag: f"model.{key}" for flag, key in arguments.names.items()}
+    known = {f"model.{RENAMED.get(theirs, theirs)}": f"model.{theirs}" for theirs in RENAMED}
+    arguments.names = {flag: known.get(f"model.{key}", f"model.{key}") for flag, key in arguments.names.items()}
     result = plan_of(arguments)
     changes: dict[str, Any] = {"dp": _replicas(given, result.plan.mesh.sizes.replica_ranks)} | _nemo_adapters(given)
+    bucket = given.get("model.optim.bucket_cap_mb")
+    if bucket and given.get("model.optim.name") == "distributed_fused_adam":  # Megatron-Core's has another word
+        changes["bucket_bytes"] = f"{bucket} MiB"
     if given.get("model.fsdp"):
         changes |= {"zero": 3, "kind": "fsdp"}
     assumed: tuple[Assumed, ...] = ()
-    if given.get("model.megatron_amp_O2") is False and result.plan.numerics.precision != "fp32":
-        changes["parameter_dtype"] = "fp32"
-    elif "model.megatron_amp_O2" not in given and result.plan.numerics.precision != "fp32":
-        why = "model.megatron_amp_O2 is not said; without it parameters stay in fp32"
-        assumed = (Assumed("parameter_dtype", "bf16", why, ("fp32",)),)
+    if result.plan.numerics.precision != "fp32" and not given.get("model.megatron_amp_O2"):
+        if "model.megatron_amp_O2" in given or is_config(name):  # off by default
+            changes["parameter_dtype"] = "fp32"
+        else:  # the command's config may say it
+            why = "model.megatron_amp_O2 is not said; without it parameters stay in fp32"
+            assumed = (Assumed("parameter_dtype", "bf16", why, ("fp32",)),)
     plan = result.plan.with_values(**{key: value for key, value in changes.items() if value is not None})
     plan = plan.model_copy(update={"stack": "nemo"})
-    return replace(result, plan=plan, words=given.words(), assumed=assumed)
+    for switch, words in GATES.items():
+        if not given.get(switch):  # what they say has no effect then
+            given.used |= {word for word in given.values_ if word.startswith(words)}
+    told = arguments.words()
+    given.used |= {word for word in told.used if word in given.values_}
+    plain = {word: word.removeprefix("model.") for word in given.values_}
+    asked = {word: f"--{RENAMED.get(name, name).replace('_', '-')}" for word, name in plain.items()}
+    given.used |= {word for word, flag in asked.items() if flag in arguments.used}  # asked for, and off
+    words = given.words()
+    left = {word: value for word, value in words.unread.items() if not (word in unfused(given) and value is True)}
+    left |= dict.fromkeys((word for word, fused in unfused(given).items() if not fused), "not fused")
+    return replace(result, plan=plan, words=ReadWords(words.used, left), assumed=assumed)
+
+
+def unfused(given: ConfigReader) -> dict[str, bool]:
+    """The kernels of :data:`FUSED` that a config names, and whether they are fused."""
+    return {f"model.{each}": bool(given.values_[f"model.{each}"]) for each in FUSED if f"model.{each}" in given}
+
+
+def _arguments_of(given: ConfigReader) -> dict[str, Any]:
+    """Megatron-LM's arguments in the section of the model: all words but those of NeMo's own."""
+    values: dict[str, Any] = {}
+    for key, value in given.values_.items():
+        word = key.removeprefix("model.")
+        if not key.startswith("model.") or "." in word or word in (*OWN, *FUSED) or value is None or value == 0:
+            continue
+        if isinstance(value, list) and not all(isinstance(each, int | str) for each in value):
+            continue
+        values[RENAMED.get(word, word)] = value
+    if "num_query_groups" in values:
+        values["group_query_attention"] = True
+    activation = choice(given, "model.activation", ACTIVATIONS, "")
+    told = {
+        activation: bool(activation),
+        "disable_bias_linear": given.get("model.bias") is False,
+        "untie_embeddings_and_output_weights": given.get("model.share_embeddings_and_output_weights") is False,
+    }
+    positions = str(values.get("position_embedding_type", "")).lower()
+    if positions:
+        values["position_embedding_type"] = positions
+    if not given.get("model.transformer_engine"):  # attention is unfused, unless flash attention is asked for
+        values["transformer_impl"] = "local"
+    library, kind = given.get("model.tokenizer.library"), given.get("model.tokenizer.type")
+    named = kind if library == "huggingface" else given.get("model.tokenizer.model")
+    is_gpt2 = library == "megatron" and kind == "GPT2BPETokenizer"
+    values |= {} if is_gpt2 else {"tokenizer_type": library or "none", "tokenizer_model": named}
+    if values.get("num_moe_experts"):
+        values.setdefault("moe_router_topk", 2)
+    return values | {name: True for name, on in told.items() if on}
 
 
 def owns(data: Mapping[str, Any]) -> bool:
@@ -130,18 +204,31 @@ def _nemo_numerics(given: ConfigReader) -> dict[str, Any]:
 
 
 def _nemo_optimizer(given: ConfigReader) -> dict[str, Any]:
-    """Apex's distributed Adam overlaps gradients unless told not to, and parameters only if told to."""
+    """How states are sharded and gradients reduced (NeMo 2.4, ``megatron_gpt_model.py``, ``megatron_base_model.py``).
+
+    Apex's distributed Adam overlaps gradients unless told not to, Megatron-Core's only if told to; with neither, NeMo
+    overlaps them where no pipeline, split sequences or fused accumulation stand in the way. Parameters only overlap if
+    told to.
+    """
     name = str(given.get("model.optim.name", "fused_adam"))
     if name not in OPTIMIZERS:
         raise UserError(f"{given.source}: model.optim.name = {name}: allowed: {', '.join(OPTIMIZERS)}")
     overlaps, gathers = given.get("model.optim.overlap_grad_sync"), given.get("model.optim.overlap_param_sync")
-    low = str(given.get("model.optim.grad_sync_dtype", given.get("model.grad_allreduce_dtype"))) in ("bf16", "bfloat16")
+    low = str(given.get("model.optim.grad_sync_dtype")) in ("bf16", "bfloat16")
     sharded = name in SHARDED
+    if name == "mcore_distributed_optim":
+        overlaps = bool(overlaps)
+    elif not sharded:
+        stands = [given.get(f"model.{key}") for key in ("sequence_parallel", "gradient_accumulation_fusion")]
+        piped = (given.get("model.pipeline_model_parallel_size") or 1) > 1
+        whole = given.get("model.megatron_amp_O2") and given.get("model.async_grad_allreduce", True)
+        overlaps = bool(whole) and not piped and not any(stands)
     return {
         "optimizer": "sgd" if name == "sgd" else "adam",
         "use_distributed_optimizer": sharded,
-        "overlap_grad_reduce": sharded and overlaps is not False,
+        "overlap_grad_reduce": overlaps is not False,
         "overlap_param_gather": sharded and bool(gathers),
+        "ddp_bucket_size": given.get("model.optim.ddp_bucket_size"),
         "grad_reduce_in_bf16": low,
     }
 
@@ -162,6 +249,53 @@ def _nemo_adapters(given: ConfigReader) -> dict[str, Any]:
     return {"lora_rank": rank, "lora_targets": tuple(targets)}
 
 
+NEMO_WORDS = WordTable(
+    tuple(f"model.{name}" for name in MEGATRON_WORDS.idle),
+    {f"model.{name}": what for name, what in MEGATRON_WORDS.deciding.items()},
+) | WordTable(
+    idle=(
+        # of the run
+        "name", "run.*", "defaults", "restore_from*", "exp_manager.*", "hydra.*", "s3_checkpointing.*", "trainer.*",
+        "inference.*", "cluster_type",
+        # of the data and the optimizer's numbers
+        "model.data.*", "model.tokenizer.*", "model.optim.lr", "model.optim.betas", "model.optim.eps",
+        "model.optim.weight_decay", "model.optim.sched.*", "model.optim.contiguous*", "model.optim.capturable",
+        "model.answer_only_loss", "model.prompt_format", "model.target", "model.precision", "model.name",
+        # of the model, and what a shipped one has anyhow
+        "model.restore_from*", "model.resume_from*", "model.save_xser", "model.load_xser", "model.do_layer_norm*",
+        "model.pre_process", "model.post_process", "model.headscale", "model.transformer_block_type",
+        "model.transformer_engine", "model.normalize_attention_scores", "model.attention_type", "model.mcore_*",
+        "model.use_scaled_init_method", "model.scale_positional_embedding", "model.activation", "model.bias",
+        "model.share_embeddings*", "model.hysteresis", "model.native_amp*", "model.apex_*", "model.drop_layers",
+        "model.gradient_as_bucket_view", "model.sync_batch_comm", "model.grad_div_ar_fusion", "model.reduce_amax",
+        "model.grad_allreduce_chunk_size_mb", "model.get_attention_mask_from_fusion", "model.nsys_profile.*",
+        "model.gc_interval", "model.rotary_percentage", "model.ffn_dropout", "model.reset_lr*", "model.peft.*",
+        "model.enable_megatron_timers", "model.megatron_timer_kwargs.*", "model.dist_ckpt*", "model.fsdp_sharded*",
+        "model.validation_param_sync_overlap", "model.use_emha", "model.seq_len_interpolation_factor",
+        "model.memory_profile.*", "model.tp_only_amax_red", "model.activations_checkpoint_layers_per_pipeline",
+        "model.merge_*", "model.expert_tensor_parallel_size", "model.moe_pad_expert_input_to_capacity",
+        "model.fp8_e4m3", "model.fp8_hybrid", "model.layernorm_zero_centered_gamma", "model.cpu_offloading_num_layers",
+        "model.cpu_offloading_activations", "model.cpu_offloading_weights",
+    ),
+    deciding={
+        "model.optim.overlap_param_gather_with_optimizer_step": "gathers overlap with the update: step time",
+        "model.optim.align_param_gather": "stages gather parameters together: step time",
+        "model.optim.dtype": "the dtype of the optimizer's states: memory",
+        "model.optim.store_params*": "how the optimizer keeps 32-bit parameters: memory",
+        "model.ub_tp_comm_overlap_cfg*": "how tensor parallelism overlaps: time",
+        "model.fp8_params": "weights in 8 bits: memory",
+        "model.cpu_offloading": "activations leave the device: memory and time",
+        "model.fsdp_sharding_strategy": "how FSDP shards: memory and communication",
+        "model.fsdp_grad_reduce_dtype": "the dtype in which FSDP reduces gradients: communication",
+        "model.num_micro_batches_with*": "how many microbatches recompute: time and memory",
+        "model.optim.nccl_ub": "registered buffers of collectives: time and memory",
+        "model.sharp": "reductions inside of switches: communication",
+        **{f"model.{name}": "a kernel that is not fused: time and memory of what lies between" for name in FUSED},
+        "trainer.overlap_ddp": "when gradients are reduced: overlap",
+    },
+)  # fmt: skip
+"""Words of a model are Megatron-LM's arguments, and sorted as they are."""
+
 READER = Reader(
     name="nemo-1",
     description="NeMo 1: the YAML of its Megatron models, and commands with Hydra's overrides",
@@ -169,69 +303,5 @@ READER = Reader(
     starts=_starts,
     owns=owns,
     spawns=True,
-    words=WordTable(
-        idle=(
-            "name",
-            "run.*",
-            "restore_from_path",
-            "exp_manager.*",
-            "trainer.*",
-            "model.data.*",
-            "model.tokenizer.*",
-            "model.optim.lr",
-            "model.optim.betas",
-            "model.optim.weight_decay",
-            "model.optim.sched.*",
-            "hydra.*",
-            "model.optim.contiguous*",
-            "model.restore_from_path",
-            "model.init_method_std",
-            "model.normalization",
-            "model.layernorm_*",
-            "model.make_vocab*",
-            "model.position_embedding_type",
-            "model.rotary_*",
-            "model.seed",
-            "model.max_position_embeddings",
-            "model.mcore_gpt",
-            "model.activation",
-            "model.bias",
-            "model.*_dropout",
-            "model.kv_channels",
-            "model.apply_query_key_layer_scaling",
-            "model.nsys_profile.*",
-            "model.resume_from*",
-            "model.save_xser",
-            "model.load_xser",
-            "model.answer_only_loss",
-            "model.peft.*",
-            "model.pre_process",
-            "model.post_process",
-            "model.share_embeddings*",
-            "model.hysteresis",
-            "model.rampup_batch_size",
-            "model.gradient_as_bucket_view",
-            "model.persist_layer_norm",
-            "model.native_amp*",
-            "model.init_method*",
-            "model.sync_batch_comm",
-            "model.use_flash_attention",
-            "model.do_layer_norm*",
-            "model.openai_gelu",
-            "model.transformer_block_type",
-            "model.headscale",
-            "model.onnx_safe",
-            "model.transformer_engine",
-            "model.fp8_*",
-            "model.reduce_amax",
-            "model.num_micro_batches_with*",
-            "model.activations_checkpoint_*",
-        ),
-        deciding={
-            "model.cpu_offloading": "activations leave the device: memory and time",
-            "model.optim.bucket_cap_mb": "buckets of gradients: overlap and memory",
-            "model.ub_tp_comm_overlap_cfg*": "how tensor parallelism overlaps: time",
-            "model.fp8_params": "weights in 8 bits: memory",
-        },
-    ),
+    words=NEMO_WORDS,
 )

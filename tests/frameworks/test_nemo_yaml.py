@@ -3,8 +3,10 @@
 import pytest
 import yaml
 
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
+from simpar.frameworks.nemo_yaml import NEMO_WORDS
 
 CONFIG = {
     "trainer": {"devices": 8, "num_nodes": 4, "precision": "bf16"},
@@ -44,6 +46,12 @@ def test_a_config() -> None:
     ("model", "expected"),
     [
         ({"optim": {"name": "fused_adam"}}, {"zero": 0, "overlap_grad_reduce": False}),
+        ({"optim": {"name": "fused_adam"}, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
+          "virtual_pipeline_model_parallel_size": None}, {"zero": 0, "overlap_grad_reduce": True}),
+        ({"optim": {"name": "mcore_distributed_optim"}}, {"zero": 1, "overlap_grad_reduce": False}),
+        ({"optim": {"name": "distributed_fused_adam", "bucket_cap_mb": 125}}, {"bucket_bytes": "131072000 B"}),
+        ({"activations_checkpoint_num_layers": 0, "activations_checkpoint_method": "block",
+          "activations_checkpoint_granularity": None}, {"recompute": "none"}),
         ({"optim": {"name": "distributed_fused_adam", "grad_sync_dtype": "bf16"}}, {"grad_dtype": "bf16"}),
         ({"optim": {"name": "distributed_fused_adam", "overlap_param_sync": True}}, {"overlap_param_gather": True}),
         ({"fp8": True, "fp8_hybrid": True}, {"precision": "fp8"}),
@@ -57,14 +65,57 @@ def test_a_config() -> None:
 def test_words_of_its_own(model: dict[str, object], expected: dict[str, object]) -> None:
     """What NeMo 1 calls differently from Megatron-LM."""
     values = imported(changed(**model)).plan.flat_values()
-    assert {key: values[key] for key in expected} == expected
+    assert {key: values.get(key) for key in expected} == expected
 
 
-def test_what_is_open_is_assumed() -> None:
-    """Without a word on half-precision parameters, both are simulated."""
+def test_parameters_in_half_precision_are_said() -> None:
+    """A config without the word keeps them in fp32; of a command, whose config is elsewhere, both are simulated."""
     model = {key: value for key, value in CONFIG["model"].items() if key != "megatron_amp_O2"}
-    (assumed,) = imported({**CONFIG, "model": model}).assumed
-    assert (assumed.key, assumed.value, assumed.others) == ("parameter_dtype", "bf16", ("fp32",))
+    assert imported({**CONFIG, "model": model}).plan.flat_values()["parameter_dtype"] == "fp32"
+    words = "model.tensor_model_parallel_size=2 model.num_layers=2 trainer.precision=bf16"
+    result = read(f"python megatron_gpt_pretraining.py {words}", "job.sh", "nemo-1")
+    assert [(each.key, each.value, each.others) for each in result.assumed] == [("parameter_dtype", "bf16", ("fp32",))]
+
+
+LLAMA = {
+    "activation": "fast-swiglu", "normalization": "rmsnorm", "bias": False, "position_embedding_type": "rope",
+    "share_embeddings_and_output_weights": False, "vocab_size": None,
+}  # fmt: skip
+
+
+def test_a_model_of_its_own_is_built_by_its_words() -> None:
+    """As many layers of Llama's kind as it says, with the vocabulary of the tokenizer, and Llama's by its tokenizer."""
+    huge = {
+        **LLAMA, "num_layers": 126, "hidden_size": 16384, "ffn_hidden_size": 53248, "num_attention_heads": 128,
+        "num_query_groups": 16, "virtual_pipeline_model_parallel_size": None, "make_vocab_size_divisible_by": 1,
+        "tokenizer": {"library": "huggingface", "type": "meta-llama/Meta-Llama-3.1-8B"},
+    }  # fmt: skip
+    graph = read_config(imported(changed(**huge)).config)
+    assert round(graph.num_parameters() / 1e9) == 410  # 405 with half the queries' groups
+    named = {"tokenizer": {"library": "huggingface", "type": "meta-llama/Meta-Llama-3.1-8B"}}
+    assert imported(changed(**LLAMA, **named)).plan.model == "llama-3.1-8b"
+    other = imported(changed(**LLAMA, tokenizer={"library": "sentencepiece", "model": "/data/t.model"}))
+    assert other.plan.model == "llama-3-8b"
+    biased = imported(changed(**LLAMA, qkv_bias=True, tokenizer={"library": "huggingface", "type": "Qwen/Qwen1.5-7B"}))
+    assert (biased.plan.model, biased.config) == (None, None)
+
+
+def test_attention_is_fused_by_transformer_engine() -> None:
+    """Or by flash attention; with neither, scores are kept."""
+    for words, kernel in (({}, "eager"), ({"transformer_engine": True}, None), ({"use_flash_attention": True}, None)):
+        assert imported(changed(**words)).plan.execution.attention_kernel == kernel
+
+
+def test_words_are_sorted_as_megatrons() -> None:
+    """Of the model by their plain name; kernels that are not fused decide, and a switch that is off ends its words."""
+    words = {
+        "bias_activation_fusion": False, "masked_softmax_fusion": True, "fp32_residual_connection": True,
+        "fsdp_sharding_strategy": "full", "cpu_offloading_num_layers": 3, "gc_interval": 100, "hidden_dropout": 0.1,
+    }  # fmt: skip
+    found = imported(changed(**words)).words
+    account = NEMO_WORDS.sort(found.used, found.unread)
+    assert set(account.deciding) == {"model.bias_activation_fusion", "model.fp32_residual_connection"}
+    assert account.unknown == ()
 
 
 @pytest.mark.parametrize(
