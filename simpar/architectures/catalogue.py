@@ -91,8 +91,9 @@ def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     whole = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
     plain = re.sub(r"^meta|(hf|base|instruct|chat|it|thinking|2507|v\d+|v01|bf16)+$", "", whole) or whole
-    names = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, whole)]
-    return names[0] if names else None
+    short = re.sub(r"^nvidia|\d+ba\d+b$|base\d+k$", "", plain)  # NVIDIA-Nemotron-3-Nano-30B-A3B, Nemotron-H-8B-Base-8K
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in reversed(catalogue())}
+    return known.get(plain) or known.get(whole) or known.get(short)
 
 
 def load_shipped(name: str) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
-from simpar.frameworks.match import layers_in
-from simpar.frameworks.megatron_arguments import Arguments
-from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.match import find_released, layers_in
+from simpar.frameworks.megatron_arguments import SIZES, Arguments
+from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Assumed, WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -57,10 +57,15 @@ PERFORMANCE_CALLS = ("_perf_precision", "get_precision_config")
 PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
 """Classes of Bridge and NeMo 2 that the functions of :data:`PRECISIONS` create, whose fields can be set."""
 MORE = {
-    "model.seq_length": "--seq-length",
+    "model.seq_length": "--seq-length", "model.window_size": "--window-size",
+    "model.make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
+    **{f"model.{name}": f"--{name.replace('_', '-')}" for name in (
+        "hybrid_layer_pattern", "hybrid_override_pattern", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups",
+        "mamba_num_heads", "moe_latent_size",
+    )},
     "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-}
+}  # fmt: skip
 """Fields that correspond to arguments as well, but that exports do not write."""
 SPLITS = {
     f"model.account_for_{end}_in_pipeline_split": f"--account-for-{end}-in-pipeline-split"
@@ -71,6 +76,19 @@ DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "f
 SEQ_LENS = {"llama3": 8192, "nemotron": 8192}
 SEQ_LEN = 4096
 """Sequences of Bridge's pre-training recipes, by family, and of all others."""
+_HYBRIDS = {
+    "--normalization": ["RMSNorm"], "--disable-bias-linear": [], "--untie-embeddings-and-output-weights": [],
+    "--spec": ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"],
+}  # fmt: skip
+PROVIDERS: dict[str, dict[str, list[str]]] = {
+    "GPTModelProvider": {}, "HybridModelProvider": _HYBRIDS, "MambaModelProvider": _HYBRIDS,
+}  # fmt: skip
+"""Classes of models that are built of their fields, and their defaults that are not Megatron-LM's
+(``megatron/bridge/models/hybrid/hybrid_provider.py``); of others, fields are in files that are not read."""
+OTHER = r"(?i)wan(model|2)|flux|diffusion|dit(model|llama)"
+"""Names of models that are no language models."""
+ENDS = (FIRST, LAST, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+SEEN = "model.vision_model"
 STACK = "nemo"
 """What recipes run on: Megatron-Core as NeMo's containers have it."""
 OFFLOADED = "optimizer_offload_fraction"
@@ -107,13 +125,24 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
         )
     given = ConfigReader(fields, path)
     values = dict(_flags(given, config))
-    sources = [*_of_model(config.fields.get("model")), *_of_recipe(config.called)]
-    model = next(filter(None, map(find_model, sources)), None)
+    made = config.fields.get("model")
+    sources = [*_of_model(made), *_of_recipe(config.called)]
+    hub = next((each for each in sources if "/" in each), "")
+    model = next(filter(None, map(find_model, sources)), None) or (find_released(hub, path) if hub else None)
     if model:
         values.setdefault("--num-layers", [str(layers_in(model))])
+    else:
+        values = _of_provider(values, made, hub, path)
     names = {flag: field for field, flag in _plain().items()}
-    arguments = Arguments(values, path, tuple(recipes.notes), names, untold)
+    notes = (*recipes.notes, *_unsure(given))
+    arguments = Arguments(values, path, notes, names, untold)
     imported = plan_of(arguments, model)
+    classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
+    said = hub or next(classes, "")
+    if said and not model and not imported.config and not imported.plan.model:
+        note = f"The model is {said}, which is not shipped, nor in the hub's cache: give --model when the plan is used."
+        told = tuple(note if each == imported.asks.get("model") else each for each in imported.notes)
+        imported = replace(imported, asks={"model": note}, notes=told)
     adapters, assumed = adapters_of(config, named, path)
     ranks = re.search(r"_(\d+)gpu", named)
     replica = int(imported.plan.mesh.sizes.replica_ranks)
@@ -124,8 +153,39 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
         seq_len = next((size for family, size in SEQ_LENS.items() if named.startswith(family)), SEQ_LEN)
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
         assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
-    words = imported.words + given.words()
+    seen = {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
+    words = imported.words + given.words() + ReadWords(unread=seen)
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _of_provider(values: dict[str, list[str]], made: Any, hub: str, path: str) -> dict[str, list[str]]:
+    """The arguments of a model without a name, with what its class says; without sizes if they are not all of it.
+
+    Raises UserError for a class whose model is not one of text.
+    """
+    name = made.name if isinstance(made, ConfigCall) else ""
+    if any(re.search(OTHER, each) for each in (name, hub)):
+        raise UserError(
+            f"{path}: model = {hub or name}: a diffusion model: not modelled; allowed: language models of text"
+        )
+    if hub and "--num-layers" not in values and (flag := next((each for each in ENDS if each in values), None)):
+        raise UserError(
+            f"{path}: {flag} needs the layers of {hub}, which is not shipped, nor in the hub's cache; allowed: its "
+            "config in the cache (HF_HOME), or a recipe of a model that simpar list models has"
+        )
+    if name in PROVIDERS and not hub:
+        return PROVIDERS[name] | values
+    return {flag: value for flag, value in values.items() if flag not in SIZES or flag == "--num-layers"}
+
+
+def _unsure(given: ConfigReader) -> Iterator[str]:
+    """Notes on switches whose value only running would tell."""
+    for flag, wanted in SWITCHES.items():
+        for field in wanted if flag != "--te-rng-tracker" else ():  # which changes nothing by itself
+            if isinstance(value := given.values_.get(field), Unresolved | ConfigCall):
+                text = value.text if isinstance(value, Unresolved) else f"{value.called}()"
+                short = " ".join(text.split())[:40]
+                yield f"Line {value.line}: {field} = {short}: only running would tell; taken as off."
 
 
 def _allocator(config: ConfigCall) -> dict[str, Any]:
@@ -160,7 +220,7 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list) and _is_layout(value):
             value = "|".join("".join(LETTERS.get(str(part), "?") for part in stage) for stage in value)
         if value is not None and not (field.endswith("sharding_strategy") and not given.get("ddp.use_megatron_fsdp")):
-            yield flag, [str(each) for each in value] if isinstance(value, list) else [str(value)]
+            yield flag, [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
     for flag, wanted in SWITCHES.items():
         given.used |= set(wanted)
         if any(given.values_.get(field) == value for field, value in wanted.items()):
@@ -169,6 +229,13 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
     if modules:
         yield "--recompute-modules", [str(each) for each in modules]
     yield from ((flag, []) for field, flag in SPLITS.items() if given.get(field) is True)
+    given.used.add("model.activation_func")
+    function = given.values_.get("model.activation_func")
+    named = function.text if isinstance(function, Unresolved) else str(function)
+    if named.endswith("squared_relu"):
+        yield "--squared-relu", []
+    if given.get("model.gated_linear_unit"):
+        yield "--swiglu", []
     if given.get("optimizer.optimizer_cpu_offload") and f"optimizer.{OFFLOADED}" not in given:
         yield "--optimizer-offload-fraction", ["0"]  # the config's default, unlike the argument's
     if _is_sharded(config):
@@ -374,7 +441,9 @@ WORDS = WordTable(
         "model.attention_backend": "the kernel of attention: time and memory",
         "model.cuda_graph_impl": "graphs of parts that a plan does not name: time and memory",
         "model.moe_flex_dispatcher_backend": "kernels of the exchange of tokens: time",
-        "model.window_size": "attention in windows: time",
+        "model.window_*": "attention in windows: time",
+        SEEN: "an encoder of images beside the language model, and its tokens: time and memory",
+        "model.freeze_language_model": "layers that are not trained: time and memory",
     },
 )
 """Fields of recipes that no plan has, by what they change."""

@@ -2,8 +2,10 @@
 
 import pytest
 
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
+from simpar.frameworks.bridge_read import WORDS
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import Recipes
 
@@ -143,3 +145,61 @@ def deepseek_v3_pretrain_config():
 """
     plan = read(text, "recipe.py", "megatron-bridge").plan
     assert (len(plan.pipeline.layers), plan.pipeline.layers[-1], sum(plan.pipeline.layers)) == (pp * vpp, last, 62)
+
+
+HYBRID = """
+def config():
+    cfg = _pretrain_common()
+    cfg.train.micro_batch_size = 1
+    cfg.model = {model}
+    cfg.model.sequence_parallel = {parallel}
+    return cfg
+"""
+FIELDS = (
+    'hybrid_layer_pattern="M-*", num_layers=3, hidden_size=1024, num_attention_heads=16, num_query_groups=8, '
+    "ffn_hidden_size=3072, kv_channels=64, vocab_size=32000, activation_func=squared_relu, seq_length=4096"
+)
+HUB = 'AutoBridge.from_hf_pretrained("{}").to_megatron_provider()'
+
+
+def own(model, parallel="False", name="config"):
+    """What is read of a recipe with a model."""
+    return read(
+        HYBRID.format(model=model, parallel=parallel).replace("config", name, 1), "recipe.py", "megatron-bridge"
+    )
+
+
+def test_models_are_built_of_the_fields_of_known_classes():
+    """A hybrid by its pattern; the fields of another class are not all there is to it."""
+    found = own(f"HybridModelProvider({FIELDS})")
+    assert (found.config["model_type"], found.config["mlp_hidden_act"]) == ("nemotron_h", "relu2")
+    assert round(read_config(found.config).num_parameters() / 1e6, 1) == 83.4
+    found = own(f"OlMoEModelProvider({FIELDS})")
+    assert (found.plan.model, found.config) == (None, None)
+    assert "OlMoEModelProvider, which is not shipped" in found.asks["model"]
+    assert own(HUB.format("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")).plan.model == "nemotron-3-nano"
+    assert "Qwen/Qwen9-1T, which is not shipped" in own(HUB.format("Qwen/Qwen9-1T")).asks["model"]
+
+
+def test_models_of_images_and_videos_are_no_decoders():
+    """Diffusion is refused, an encoder of images decides."""
+    for model in (f"WanModelProvider({FIELDS})", HUB.format("black-forest-labs/FLUX.1-dev")):
+        with pytest.raises(UserError, match="a diffusion model: not modelled"):
+            own(model)
+    found = own(HUB.format("google/gemma-3-4b-it"), name="gemma3_vl_4b_sft_config")
+    assert found.plan.model == "gemma-3-4b"
+    assert "encoder of images" in WORDS.sort((), found.words.unread).deciding["model.vision_model"]
+
+
+def test_switches_that_only_running_would_tell_are_named():
+    """They are taken as off."""
+    found = own(HUB.format("Qwen/Qwen3-8B"), parallel="is_large()")
+    assert any("model.sequence_parallel = is_large(): only running would tell" in note for note in found.notes)
+
+
+def test_ends_of_a_pipeline_need_a_model():
+    """A model that is not known here has no number of layers to divide."""
+    text = HYBRID.format(model=HUB.format("Qwen/Qwen9-1T"), parallel="False")
+    text = text.replace("    return", "    cfg.model.num_layers_in_first_pipeline_stage = 3\n    return")
+    with pytest.raises(UserError, match="needs the layers of Qwen/Qwen9-1T"):
+        read(text, "recipe.py", "megatron-bridge")
