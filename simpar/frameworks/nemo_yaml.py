@@ -103,9 +103,9 @@ def read(text: str, name: str) -> Imported:
             assumed = (Assumed("parameter_dtype", "bf16", why, ("fp32",)),)
     plan = result.plan.with_values(**{key: value for key, value in changes.items() if value is not None})
     plan = plan.model_copy(update={"stack": "nemo"})
-    for switch, words in GATES.items():
+    for switch, gated in GATES.items():
         if not given.get(switch):  # what they say has no effect then
-            given.used |= {word for word in given.values_ if word.startswith(words)}
+            given.used |= {word for word in given.values_ if word.startswith(gated)}
     told = arguments.words()
     given.used |= {word for word in told.used if word in given.values_}
     plain = {word: word.removeprefix("model.") for word in given.values_}
