@@ -11,14 +11,20 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
 from simpar.units import format_count
 
-PATH = Path(__file__).with_name("catalogue.yaml")
+PATH, NAMES = (Path(__file__).with_name(name) for name in ("catalogue.yaml", "names.yaml"))
 WIDTHS = "hidden_size|n_embd|d_model"
 HEADS = "num_attention_heads|n_heads?|num_heads"
 """Field names of configs for the width of a model and for its number of attention heads."""
+_VARIANT = re.compile(
+    r"(hf|base|instruct|chat|it|pt|sft|dpo|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
+    r"|int[48]|bf16|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
+)
+"""What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""
 _FAMILY, _MODELS = "  - source:", "\n    models:\n"
 """How the text of a family, and that of its models, begins. Only the families asked for are parsed, because the whole
 file takes a tenth of a second."""
 _MODEL = re.compile(r"^(?=      [^\s#])", re.MULTILINE)
+_NAME = re.compile(r"^      ([^\s#:]+):", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
@@ -49,6 +55,12 @@ def _some_configs(wanted: Callable[[str, str], bool]) -> Iterator[tuple[str, dic
         own = "".join(each for each in _MODEL.split(models) if wanted(shared, each))
         if own:
             yield from _configs(f"{shared}{_MODELS}{own}").items()
+
+
+@cache
+def list_shipped() -> tuple[str, ...]:
+    """Names of the shipped models, which are read without their configs."""
+    return tuple(name for text in _families() for name in _NAME.findall(text.partition(_MODELS)[2]))
 
 
 def find_shipped(name: str) -> dict[str, Any] | None:
@@ -89,11 +101,37 @@ def is_file(name: str) -> bool:
 
 def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
-    whole = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
-    plain = re.sub(r"^meta|(hf|base|instruct|chat|it|thinking|2507|v\d+|v01|bf16)+$", "", whole) or whole
-    short = re.sub(r"^nvidia|\d+ba\d+b$|base\d+k$", "", plain)  # NVIDIA-Nemotron-3-Nano-30B-A3B, Nemotron-H-8B-Base-8K
-    known = {re.sub(r"[^a-z0-9]", "", name): name for name in reversed(catalogue())}
-    return known.get(plain) or known.get(whole) or known.get(short)
+    whole = _plain(text.rpartition("/")[2].lower().replace("config", ""))
+    shipped = {_plain(name): name for name in reversed(list_shipped())}
+    for asked in (whole, *_shorter(whole.removeprefix("meta"))):
+        if asked in shipped:
+            return shipped[asked]
+        if (other := next((name for name, said in _names().items() if asked in said), None)) is not None:
+            return other
+    return None
+
+
+def _shorter(name: str) -> Iterator[str]:
+    """A name, and what is left of it without words at its end that say nothing of sizes, the longest first."""
+    left = [name]
+    while left:
+        name = max(left, key=len)
+        left.remove(name)
+        if name:
+            yield name
+        left += [name[:cut] for cut in range(1, len(name)) if _VARIANT.fullmatch(name, cut)]
+
+
+@cache
+def _names() -> dict[str, list[str]]:
+    """What people call models besides, by the model."""
+    names: dict[str, list[str]] = files.load(NAMES).data
+    return names
+
+
+def _plain(name: str) -> str:
+    """The letters and digits of a name."""
+    return re.sub(r"[^a-z0-9]", "", name)
 
 
 def load_shipped(name: str) -> dict[str, Any]:
@@ -114,12 +152,18 @@ def load_model(name: str) -> ModelGraph:
 
 
 def list_models() -> dict[str, str]:
-    """The models that are shipped: name, and number of parameters with the source of the config.
+    """The models that are shipped: name, and parameters (and those that a token meets), family, source of the sizes.
 
-    >>> list_models()["gpt2"].split(";")[0]
-    '124 M parameters'
+    >>> models = list_models()
+    >>> models["gpt2"], models["mixtral-8x7b"].split(";")[0]
+    ('124 M parameters; gpt2; Radford et al. 2019, openai-community/gpt2*', '46.7 B parameters, 12.9 B active')
     """
     return {
-        name: f"{format_count(load_model(name).num_parameters())} parameters; {config['source']}"
+        name: f"{_count(read(config, name))}; {config['model_type']}; {config['source']}"
         for name, config in catalogue().items()
     }
+
+
+def _count(graph: ModelGraph) -> str:
+    active = f", {format_count(graph.num_active_parameters())} active" if graph.is_mixture else ""
+    return f"{format_count(graph.num_parameters())} parameters{active}"

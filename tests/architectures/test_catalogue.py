@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from simpar.architectures.catalogue import catalogue, load_model
+from simpar import files
+from simpar.architectures.catalogue import NAMES, catalogue, find_model, list_shipped, load_model
 from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
@@ -30,12 +33,34 @@ PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors
     "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344, "nemotron-3-nano": 31_577_940_288,
     "nemotron-nano-2-9b": 8_888_227_328, "nemotron-3-super": 120_668_707_840,
 }  # fmt: skip
+HUB = {  # ids on the Hugging Face hub, and parameters of their checkpoints
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384, "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384, "HuggingFaceTB/SmolLM3-3B-Base": 3_075_098_624,
+    "Qwen/Qwen2-7B-Instruct": 7_615_616_512, "Qwen/Qwen1.5-7B-Chat": 7_721_324_544, "Qwen/QwQ-32B": 32_763_876_352,
+    "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096, "google/gemma-2b-it": 2_506_172_416,
+    "google/gemma-7b": 8_537_680_896, "google/gemma-2-9b-it": 9_241_705_984, "microsoft/phi-2": 2_779_683_840,
+    "microsoft/phi-4": 14_659_507_200, "microsoft/Phi-4-mini-instruct": 3_836_021_760,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552, "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552, "mistralai/Mistral-Nemo-Instruct-2407": 12_247_782_400,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200, "codellama/CodeLlama-7b-hf": 6_738_546_688,
+    "lmsys/vicuna-7b-v1.5": 6_738_415_616, "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": 8_030_261_248, "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
+    "01-ai/Yi-34B": 34_388_917_248, "internlm/internlm2-7b": 7_737_708_544, "bigscience/bloom-7b1": 7_069_016_064,
+    "bigcode/starcoder2-7b": 7_173_923_840, "bigcode/starcoder": 15_517_456_384,
+    "EleutherAI/gpt-j-6b": 6_050_882_784, "EleutherAI/gpt-neo-2.7B": 2_651_307_520,
+    "EleutherAI/pythia-70m": 70_426_624, "facebook/opt-125m": 125_239_296, "google-t5/t5-small": 60_506_624,
+    "google/flan-t5-xl": 2_849_757_184, "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
+    "stabilityai/stablelm-2-1_6b": 1_644_515_328, "ibm-granite/granite-4.0-h-small": 32_207_337_984,
+    "allenai/OLMo-2-1124-7B-Instruct": 7_298_617_344, "THUDM/glm-4-9b-chat-hf": 9_399_951_360,
+}  # fmt: skip
 MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
     "qwen3-235b-a22b": (235, 22), "deepseek-moe-16b": (16.4, 2.8), "deepseek-v2": (236, 21), "deepseek-v3": (671, 37),
     "olmoe-1b-7b": (6.9, 1.3), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17), "dbrx": (132, 36),
     "phi-3.5-moe": (41.9, 6.6), "qwen2-57b-a14b": (57, 14), "grok-1": (314, 86), "glm-4.5": (355, 32),
     "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6), "nemotron-3-nano": (31.6, 3.6),
+    "minimax-m2": (230, 10), "ernie-4.5-21b-a3b": (21.8, 3), "hunyuan-a13b": (80, 13), "moonlight-16b-a3b": (16, 3),
+    "qwen3-coder-480b-a35b": (480, 35),
     "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55), "qwen3-next-80b-a3b": (80, 3.9),
     "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
     "minimax-text-01": (456, 45.9), "glm-5": (744, 40), "glm-4.7-flash": (30, 3.6), "deepseek-v3.2": (671, 37),
@@ -46,6 +71,29 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
 def test_parameters_are_exact(name: str) -> None:
     """The graph has as many parameters as the released checkpoint, to the last one."""
     assert load_model(name).num_parameters() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(HUB))
+def test_ids_of_the_hub_are_models_of_their_size(name: str) -> None:
+    """Tuned, quantised and dated versions have the sizes of what they were made of."""
+    assert load_model(name).num_parameters() == HUB[name]
+
+
+def test_names_that_people_say_are_each_of_one_model() -> None:
+    """Every other name belongs to a shipped model, and to one only, and none is shipped by itself."""
+    names = files.load(NAMES).data
+    said = [each for every in names.values() for each in every]
+    assert list_shipped() == tuple(catalogue())
+    assert set(names) <= set(catalogue())
+    assert len(said) == len(set(said))
+    assert not {re.sub(r"[^a-z0-9]", "", name) for name in catalogue()} & set(said)
+
+
+def test_endings_are_not_read_into_sizes() -> None:
+    """4b-it is no 4 bit, and a name that nothing is left of is none."""
+    assert find_model("google/gemma-3-4b-it") == "gemma-3-4b"
+    assert find_model("org/instruct") is None
+    assert find_model("Qwen/Qwen7B") is None
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
