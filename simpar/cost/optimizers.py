@@ -28,12 +28,16 @@ DECOMPOSITION_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Matrix:
-    """``count`` equal matrices of ``rows`` x ``columns`` (ints or arrays); those of experts are held by fewer ranks."""
+    """``count`` equal matrices of ``rows`` x ``columns`` (ints or arrays); those of experts are held by fewer ranks.
+
+    ``ranks`` work on each of them together.
+    """
 
     rows: Numbers
     columns: Numbers
     count: Numbers = 1
     expert: bool = False
+    ranks: int = 1
 
 
 def moment_bytes(numerics: DecidedNumerics, *, other: bool = False) -> float:
@@ -102,6 +106,63 @@ def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
     return [Matrix(rows, columns, count, expert) for (rows, columns, expert), count in counts.items()]
 
 
+def lay_out_matrices(blocks: Iterable[Block], local: Dims, whole: Dims, layout: str | None) -> list[Matrix]:
+    """The matrices that a rank works on, from its dims and those before tensor parallelism divided them.
+
+    Each shard counts as a matrix ("blockwise", None); or every tensor-parallel rank works on whole matrices
+    ("duplicated"), on its part of each with the others ("distributed"), or on its share of whole ones ("layer_sharded")
+    [NVIDIA Megatron-LM, core/optimizer/muon.py and layer_sharded_muon.py].
+    """
+    if layout in (None, "blockwise"):
+        return inner_matrices(blocks, local)
+    result = []
+    blocks = list(blocks)
+    for ranks, each in _by_ranks(blocks, local, whole):
+        if ranks == 1 or layout == "duplicated":
+            result.append(each)
+        elif layout == "distributed":
+            result.append(replace(each, ranks=ranks))
+        else:
+            result.append(replace(each, count=each.count / ranks))
+    return result
+
+
+def _by_ranks(blocks: Sequence[Block], local: Dims, whole: Dims) -> Iterable[tuple[int, Matrix]]:
+    """(Ranks that hold a part of it, whole matrix) of every weight that a matrix optimizer updates."""
+    for block in blocks:
+        own, full = block.view(local), block.view(whole)
+        for op in block.operators:
+            for weight in (weight for weight in op.weights if _is_inner(op, weight)):
+                for part, each in zip(_matrices_of(op, weight, own), _matrices_of(op, weight, full), strict=True):
+                    ranks = each.rows * each.columns / (part.rows * part.columns)
+                    yield round(float(ranks)), replace(each, rows=float(each.rows), columns=float(each.columns))
+
+
+def matrix_exchange(
+    blocks: Iterable[Block], local: Dims, whole: Dims, layout: str | None, numerics: DecidedNumerics
+) -> tuple[str, dict[bool, tuple[float, float]]]:
+    """(Collective, (bytes, calls) outside experts and of experts) by which ranks come to the matrices that they update.
+
+    Bytes are those of whole tensors in fp32, in one step.
+    """
+    rule = OPTIMIZERS[numerics.optimizer].by_matrix
+    if rule is None or layout in (None, "blockwise"):
+        return "", {}
+    op = {"duplicated": "all_gather", "distributed": "all_reduce", "layer_sharded": "all_to_all"}[str(layout)]
+    sums: dict[bool, tuple[float, float]] = {}
+    for ranks, each in _by_ranks(list(blocks), local, whole):
+        if ranks == 1:
+            continue
+        values = each.rows * each.columns
+        if layout == "distributed":
+            values = rule.summed_values(each.rows, each.columns) if rule.summed_values else 0.0
+        elif layout == "layer_sharded":
+            values /= ranks  # what a rank sends of it
+        size, calls = sums.get(each.expert, (0.0, 0.0))
+        sums[each.expert] = (size + values * each.count * _WIDE, calls + each.count)
+    return op, sums
+
+
 def optimizer_time_s(num_parameters: Numbers, numerics: DecidedNumerics, kernels: KernelModel, stack: Stack) -> Numbers:
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
@@ -167,7 +228,9 @@ def share_products_s(whole_s: Numbers, dearest_s: Numbers, ranks: Numbers) -> Nu
 def _work_time_s(matrix: Matrix, by_matrix: ByMatrix, kernels: KernelModel) -> float:
     """Seconds that one optimizer step takes for one matrix."""
     total = 0.0
-    for work in by_matrix.work(float(matrix.rows), float(matrix.columns)):
+    shape = (float(matrix.rows), float(matrix.columns))
+    shared = by_matrix.shared_work if matrix.ranks > 1 else None
+    for work in shared(*shape, matrix.ranks) if shared else by_matrix.work(*shape):
         known = work.precision in ("fp32", *kernels.device.peak_flop_per_s)
         model = replace(kernels, precision=work.precision if known else kernels.precision)
         spent = sum(float(model.gemm_time_s(*shape, batch=work.pieces)) for shape in work.products)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_args
 
 from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_layer, of_modules, policy_of_every
 from simpar.errors import UserError
@@ -18,6 +18,7 @@ from simpar.frameworks.megatron_model import find_models, sizes_asked
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
+from simpar.plan.choices.execution import MatrixLayout
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Balance
 from simpar.units import DTYPE_BYTES
@@ -323,7 +324,13 @@ def _numerics(given: Arguments) -> dict[str, Any]:
     names = {**OPTIMIZERS, "sgd": "sgd" if still else "sgd_momentum"}
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
-    return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
+    chosen = {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
+    layout = given.text("--muon-tp-mode")
+    if names[optimizer] != "muon" or layout is None:
+        return chosen
+    if layout not in get_args(MatrixLayout):
+        raise UserError(f"{given.source}: --muon-tp-mode = {layout}: allowed: {', '.join(get_args(MatrixLayout))}")
+    return {**chosen, "matrix_layout": layout}
 
 
 def _moments(given: Arguments) -> dict[str, Any]:

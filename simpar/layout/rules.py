@@ -373,6 +373,26 @@ def _whole_matrices(layout: Layout, _: Workload) -> Refusals:
     )
 
 
+def _matrix_layout(layout: Layout, _: Workload) -> Refusals:
+    """Layouts of matrices that tensor parallelism divides, for optimizers that work on whole ones."""
+    rule = OPTIMIZERS[layout.optimizer].by_matrix
+    what = f"plan.matrix_layout = {layout.matrix_layout}"
+    yield (
+        layout.matrix_layout is not None and rule is None,
+        lambda: f"{what}: plan.optimizer = {layout.optimizer} works value by value; allowed: none",
+    )
+    yield (
+        layout.matrix_layout == "distributed" and rule is not None and rule.shared_work is None,
+        lambda: (
+            f"{what}: one rank works on a matrix of {layout.optimizer}; allowed: blockwise, duplicated, layer_sharded"
+        ),
+    )
+    yield (
+        layout.matrix_layout not in (None, "blockwise") and (layout.kind == "fsdp" or layout.host_share > 0),
+        lambda: f"{what}: not with FSDP or optimizers on the host; allowed: blockwise",
+    )
+
+
 def _update(layout: Layout, target: Workload) -> Refusals:
     """An update beside the backward needs gradients that are whole then, on a rank that has their states."""
     if not layout.update_in_backward:
@@ -405,6 +425,7 @@ RULES: Mapping[str, Rule] = {
     "offload": offload_refusals,
     "early": _early,
     "optimizer": _whole_matrices,
+    "matrices": _matrix_layout,
     "update": _update,
 }
 """By name, in the order in which they are tried."""

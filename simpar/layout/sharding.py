@@ -23,7 +23,16 @@ from simpar.units import Numbers
 
 VOCAB_MULTIPLE = 128
 
-__all__ = ["SHARDED_DIMS", "VOCAB_MULTIPLE", "RankDims", "context_dims", "dims_of", "is_rows", "rank_dims"]
+__all__ = [
+    "SHARDED_DIMS",
+    "VOCAB_MULTIPLE",
+    "RankDims",
+    "before_tensor_parallelism",
+    "context_dims",
+    "dims_of",
+    "is_rows",
+    "rank_dims",
+]
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,12 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     share = max_rank_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
     rows = np.minimum(sequence["seq"] * etp, tensor["seq"])  # whole where they are on every tensor-parallel rank
     return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
+
+
+def before_tensor_parallelism(graph: ModelGraph, local: Dims) -> Dims:
+    """The dims of a rank as if tensor parallelism had divided nothing; experts stay the rank's own."""
+    divided = (*SHARDED_DIMS, "expert_ffn")
+    return {name: graph.dims[name] if name.rpartition(".")[2] in divided else size for name, size in local.items()}
 
 
 def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.int64]) -> Numbers:

@@ -372,6 +372,7 @@ class RankClassBuilder:
                 use = embedding_sum(elements, self.builders[0].sync)
                 sums = (TemplateNode(PIPELINE, "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
             held, matrices = builder.parameters_of_rank(stage), builder.matrices(stage)
+            sums = (*sums, *builder.matrix_moves(stage))
             nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
             self._known[key] = Template(nodes, len(nodes) - 1)
         tail: Template = self._known[key]

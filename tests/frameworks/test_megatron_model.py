@@ -118,6 +118,9 @@ def test_older_names_are_read():
     found = imported("--optimizer dist_muon")
     assert found.plan.optimizer == "muon"
     assert any("read as muon" in note for note in found.notes)
+    assert imported("--optimizer muon --muon-tp-mode duplicated").plan.matrix_layout == "duplicated"
+    with pytest.raises(UserError, match="--muon-tp-mode = all: allowed: blockwise, duplicated, distributed, layer_sh"):
+        imported("--optimizer muon --muon-tp-mode all")
     assert any("in fp32, its default" in note for note in found.notes)
 
 

@@ -44,6 +44,7 @@ supports heads whose keys are wider than their values in backward, too.
 """
 KERNEL_OF_FAMILY = {"unfused": "eager", "flash": "flash3"}
 """Families of kernels that tables of measured runs name, as the kernels that they stand for."""
+MatrixLayout = Literal["blockwise", "duplicated", "distributed", "layer_sharded"]
 Dispatcher = Literal["all_gather", "all_to_all", "deepep", "hybridep"]
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 """Multiprocessors of an exchange: Buffer.num_sms of DeepEP, moe_hybridep_num_sms of Megatron-Core."""
@@ -79,7 +80,10 @@ class Execution(Section):
     ``update_in_backward`` updates each block as soon as its gradients are there, and keeps those of no other [LOMO, Lv
     et al. 2023, arXiv 2306.09782; torchtune's optimizer_in_bwd]: with one microbatch, and without clipping.
     ``fused_permutation`` sorts routed tokens in one kernel each way, instead of by Python, piece by piece, between
-    kernels that each sort a part [Megatron Core, moe_permute_fusion].
+    kernels that each sort a part [Megatron Core, moe_permute_fusion]. ``matrix_layout`` is how optimizers of whole
+    matrices work on those that tensor parallelism divides: each shard as a matrix of its own ("blockwise"), whole ones
+    on every rank ("duplicated"), all ranks on each ("distributed"), or every rank on its share ("layer_sharded")
+    [Megatron Core, muon_tp_mode].
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -92,6 +96,7 @@ class Execution(Section):
     optimizer_kernels: UpdateKernels | None = None
     update_in_backward: bool | None = None
     fused_permutation: bool | None = None
+    matrix_layout: MatrixLayout | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -142,6 +147,7 @@ class DecidedExecution:
     optimizer_kernels: UpdateKernels | None = None
     update_in_backward: bool | None = None
     fused_permutation: bool | None = None
+    matrix_layout: MatrixLayout | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -284,4 +290,5 @@ CHOICES = in_section(
     ),
     Choice("update_in_backward", in_stack=_with_update_in_backward),
     Choice("fused_permutation", in_stack=_with_fused_permutation),
+    Choice("matrix_layout"),
 )

@@ -37,10 +37,14 @@ class ByMatrix:
     """The work of an optimizer on whole matrices r x c inside layers; it leaves other parameters to AdamW.
 
     ``work(r, c)`` is that of one step; ``fp32_values(r, c)`` is the number of values kept beside the moments.
+    ``shared_work(r, c, n)`` is that of each of n ranks that hold a matrix in parts and work on it together, and
+    ``summed_values(r, c)`` is the number of values that they sum in a step; None where an optimizer cannot.
     """
 
     work: Callable[[float, float], Sequence[MatrixWork]]
     fp32_values: Callable[[Numbers, Numbers], Numbers] | None = None
+    shared_work: Callable[[float, float, int], Sequence[MatrixWork]] | None = None
+    summed_values: Callable[[float, float], float] | None = None
 
 
 @dataclass(frozen=True)

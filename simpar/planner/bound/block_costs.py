@@ -15,8 +15,9 @@ import numpy as np
 
 from simpar.architectures.graph import Block, evaluate
 from simpar.architectures.recompute import OPTIMAL, SIMPLE, modes
-from simpar.cost.optimizers import inner_matrices, matrices_time_s
+from simpar.cost.optimizers import lay_out_matrices, matrices_time_s
 from simpar.cost.power import dynamic_power_share, streaming_operators
+from simpar.layout.sharding import before_tensor_parallelism
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.keys import KEY_AXES, KeyBatch, Keys
 from simpar.planner.bound.passes import PassTimes
@@ -146,8 +147,9 @@ class BlockCosts(Keys):
             for at, key in enumerate(first.tolist() if OPTIMIZERS[name].by_matrix else ()):
                 view = self.view(key)
                 chosen = replace(view.job.layout, optimizer=name)
+                whole = before_tensor_parallelism(view.job.graph, view.tensor)
                 for kind, expert in product(range(len(self.kinds)), (0, 1)):
-                    matrices = inner_matrices([self.kinds[kind].block], view.tensor)
+                    matrices = lay_out_matrices([self.kinds[kind].block], view.tensor, whole, chosen.matrix_layout)
                     mine = [matrix for matrix in matrices if matrix.expert == bool(expert)]
                     table[at, kind, expert] = matrices_time_s(mine, chosen, view.job.kernels)
             result[name] = table[which]

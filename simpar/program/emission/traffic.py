@@ -117,8 +117,9 @@ def block_groups(view: RankView) -> list[GroupKind]:
     """
     mesh, heads = view.job.layout.mesh, int(view.job.layout.ulysses_ranks)
     sums, kinds = ("all_gather", "reduce_scatter", "all_reduce"), list[GroupKind]()
+    swaps = ("all_to_all",) if view.job.layout.matrix_layout == "layer_sharded" else ()
     if mesh.tp > 1:
-        kinds.append(GroupKind(TENSOR, mesh.groups("tp"), sums))
+        kinds.append(GroupKind(TENSOR, mesh.groups("tp"), (*sums, *swaps)))
     if mesh.cp > 1 and heads > 1:
         kinds.append(GroupKind(HEADS, mesh.groups("cp").reshape(-1, heads), ("all_to_all",)))
     if mesh.cp > heads:
@@ -131,7 +132,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
         exchanges = ("all_gather", "reduce_scatter") if gathers else (view.exchange_op,)
         kinds.append(GroupKind(RANKS, mesh.groups("ep"), exchanges))
     if view.job.graph.is_mixture and mesh.expert_tensor_parallel > 1:
-        kinds.append(GroupKind(SLICES, mesh.groups("etp"), sums))
+        kinds.append(GroupKind(SLICES, mesh.groups("etp"), (*sums, *swaps)))
     return kinds
 
 

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from simpar.architectures import recompute
-from simpar.architectures.graph import Block, evaluate, is_row_parallel
+from simpar.architectures.graph import Block, Dims, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
-from simpar.cost.optimizers import Matrix, inner_matrices
+from simpar.cost.optimizers import Matrix, lay_out_matrices, matrix_exchange
+from simpar.layout.sharding import before_tensor_parallelism
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock
-from simpar.program.blocks.phases import CollectiveUse, Phase
+from simpar.program.blocks.experts import SLICES
+from simpar.program.blocks.phases import COMPUTE, TENSOR, CollectiveUse, Phase
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import Priced, Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
@@ -30,7 +32,7 @@ from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import BlockBytes, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merge_phases, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
-from simpar.program.structure.templates import Template, backward_template, forward_template
+from simpar.program.structure.templates import GATHER, Template, TemplateNode, backward_template, forward_template
 from simpar.units import Ints, to_ns
 
 if TYPE_CHECKING:
@@ -427,7 +429,26 @@ class StageBuilder(ActionBuilder):
         """The matrices of all blocks of the rank, if the plan has a matrix optimizer."""
         if not OPTIMIZERS[self.job.layout.optimizer].by_matrix:
             return ()
-        return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
+        return tuple(lay_out_matrices(*self._divided(pipeline_rank)))
+
+    def matrix_moves(self, pipeline_rank: int) -> tuple[TemplateNode, ...]:
+        """How tensor-parallel ranks come to the matrices that they update, one call for each that the rank owns."""
+        op, moved = matrix_exchange(*self._divided(pipeline_rank), self.job.layout)
+        nodes: list[TemplateNode] = []
+        for each in self.sync.replicas:
+            size, calls = moved.get(each.kind == EXPERTS, (0.0, 0.0))
+            if calls:
+                count = max(1, round(calls / each.shards))
+                group = SLICES if each.kind == EXPERTS else TENSOR
+                use = CollectiveUse(group, op, size / each.shards / count, count)
+                node = TemplateNode("tp", f"{op} matrices", (COMPUTE, GATHER), collective=use)
+                nodes += [node] * (2 if op == "all_to_all" else 1)  # momentum there, updates back
+        return tuple(nodes)
+
+    def _divided(self, pipeline_rank: int) -> tuple[list[Block], Dims, Dims, str | None]:
+        """Blocks of a pipeline rank, its dims, those before tensor parallelism, and how it works on matrices."""
+        blocks, local = [piece.block for piece in self.held(pipeline_rank)], self.view.tensor
+        return blocks, local, before_tensor_parallelism(self.job.graph, local), self.job.layout.matrix_layout
 
     @property
     def table_elements(self) -> float:
