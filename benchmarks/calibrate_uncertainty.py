@@ -24,14 +24,15 @@ from typing import Any
 
 import numpy as np
 from calibrate_uncertainty_rows import Run, errors_under, kept_runs
+from fit_devices import clock_before_runs
 from numpy.typing import NDArray
-from pooled import Pool
+from pooled import FEW_RUNS, ORDINARY_STACKS, Fitted, Pool, highest, told_by
 from scipy.optimize import minimize
 from scipy.special import ndtr
 from tables import ROOT
 
 from simpar.files import write_atomic
-from simpar.learning.parameters import tuning_of
+from simpar.learning.parameters import CLOCKS, Name, tuning_of
 from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import SOME_RUNS, MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
@@ -86,30 +87,52 @@ class Fold:
     evidence: tuple[Evidence, ...]
 
 
-def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
+def folds(runs: Sequence[Run]) -> Iterator[Fold]:
     """Every source left out in turn, every family, and every population; spreads are those under all fitted runs.
 
-    The two populations are vendors' tuned runs and runs as most people do them: each predicts the other.
+    The two populations are vendors' tuned runs and runs as most people do them: each predicts the other. As in the
+    fits that ship, ordinary runs tell of their own stacks, all else being as it is.
 
     Refits are linearised, the runs left out are predicted with what they find: where a host is slower than its device
     or not, lines do not hold.
     """
-    spreads = pool.fit(fitted).spreads
+    fitted, tuned = (
+        np.array(flags) for flags in zip(*((run.fitted, run.population == "tuned") for run in runs), strict=True)
+    )
+    every, theirs = Pool(runs), Pool(runs, ORDINARY_STACKS)
+    spreads = every.fit(fitted).spreads
     left_out: list[tuple[str, Bools]] = []
-    tunings: list[list[ParameterOverrides]] = [[] for _ in pool.runs]
+    tunings: list[list[ParameterOverrides]] = [[] for _ in runs]
     for kind in KINDS:
-        names = np.array([str(getattr(run, kind)) for run in pool.runs])
+        names = np.array([str(getattr(run, kind)) for run in runs])
         for name in sorted(set(names)):
             left_out.append((f"{kind} {name}", names == name))
+            pool = every if tuned[names == name].any() else theirs
             found = pool.fit(fitted & (names != name), spreads)
-            tuning = tuning_of(dict(zip(pool.names, found.values.tolist(), strict=True)))
+            tuning = tuning_of(left_out_values(pool, names != name, found))
             for at in np.flatnonzero(names == name):
                 tunings[at].append(tuning)
-    by_kind = dict(zip(KINDS, errors_under(pool.runs, tunings).T, strict=True))
+    by_kind = dict(zip(KINDS, errors_under(runs, tunings).T, strict=True))
     for name, mine in left_out:
-        kept = [run for run, use in zip(pool.runs, fitted & ~mine, strict=True) if use]
+        kept = [run for run, use in zip(runs, fitted & ~mine, strict=True) if use]
         errors = by_kind[name.partition(" ")[0]]
         yield Fold(name, np.flatnonzero(mine), errors[mine], evidence_of(kept))
+
+
+def left_out_values(pool: Pool, used: Bools, found: Fitted) -> dict[Name, float]:
+    """What a fit to some of the runs finds of what the others tell; all else is as profiles have it.
+
+    A device of few runs (fit_devices.py) of which none is left has the clock of its power.
+    """
+    left, others = (
+        [run for run, use in zip(pool.runs, used, strict=True) if bool(use) is keep] for keep in (True, False)
+    )
+    moved = told_by(others)
+    values = {name: value for name, value in zip(pool.names, found.values.tolist(), strict=True) if name in moved}
+    shown = {name for run in left for name in run.slopes}
+    gone = {name for run in others for name in run.slopes if name[1] in FEW_RUNS} - shown
+    clocks = {name: clock_before_runs(name[1]) for name in gone if name[2] == CLOCKS[0]}
+    return {name: min(value, highest(name)) for name, value in (values | clocks).items()}
 
 
 def evidence_of(runs: Sequence[Run]) -> tuple[Evidence, ...]:
@@ -378,7 +401,7 @@ def fitted_coverage(runs: Sequence[Run], table: ErrorTable) -> Iterator[tuple[st
 
 def folds_of(moved: Sequence[Run]) -> Iterator[Fold]:
     """Every source of some runs left out in turn, then every family, of the parameters that are fitted."""
-    return folds(Pool(moved), np.array([run.fitted for run in moved]))
+    return folds(moved)
 
 
 def kept_folds(moved: Sequence[Run], kept: Path | None) -> list[Fold]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,22 @@ from calibrate_uncertainty_rows import errors_under, kept_runs
 from clocks import write_general_clock
 from intervals import NINE_IN_TEN, write_intervals
 from numpy.typing import NDArray
-from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
+from pooled import (
+    BY_KIND,
+    OF_EAGER,
+    Fitted,
+    Pool,
+    architecture,
+    effects_of,
+    highest,
+    kind_of,
+    like_measured,
+    shared_effect,
+)
 from tables import ROOT
 
 from simpar import files
-from simpar.learning.parameters import CLOCKS, Name, bounds_of, parameter, tuning_of
+from simpar.learning.parameters import CLOCKS, Name, parameter, tuning_of
 from simpar.units import NS, US
 
 Floats = NDArray[np.float64]
@@ -36,8 +47,8 @@ TIMES = (
     "host_time_per_unit_s", "host_time_per_array_s",
 )  # fmt: skip
 SPREADS = ROOT / "simpar" / "learning" / "spreads.json"
-UNSEEN = {"torchtune": "eager", "llama3": "fsdp"}
-"""Stacks that nothing is fitted to, and what kind their kernels are of: eager or compiled PyTorch."""
+UNSEEN = ("torchtune", "llama3")
+"""Stacks that nothing is fitted to."""
 STEPS = (1.0, 0.5, 0.25)
 """How much of the way to the most probable values is gone, until the runs are met better."""
 ROUNDS = 3
@@ -58,7 +69,8 @@ def main() -> None:
     runs = [run for run in runs if arguments.population in (None, run.population)]
     only = tuple(filter(None, arguments.only.split(",")))
     pool = Pool(runs, only)
-    pool = pool.at(pool.values, predicted_errors(pool, pool.values))
+    values = pool.consistent()
+    pool = pool.at(values, predicted_errors(pool, values))
     used = np.ones(len(runs), dtype=bool)
     print("as the profiles are:", in_sum(pool))
     for _ in range(arguments.rounds):
@@ -71,6 +83,8 @@ def main() -> None:
     if arguments.write and only:
         write(pool, only)
         write_sure(pool, found, only)
+        effects = dict(zip(pool.effects, found.effects.tolist(), strict=True))
+        write_unseen(effects, [stack for stack in UNSEEN if stack in only])
     elif arguments.write:
         write(pool)
         write_alike(pool, found)
@@ -99,11 +113,6 @@ def predicted_errors(pool: Pool, values: Floats) -> Floats:
     result = pool.errors.copy()
     result[reached] = errors_under(runs, [[tuning]] * len(runs))[:, 0]
     return result
-
-
-def highest(name: Name) -> float:
-    """The highest value of a clock, but that of a profile with the shares of a board with less power; else none."""
-    return bounds_of(name).high if name[2] in CLOCKS[:1] else float("inf")
 
 
 def at_an_end(name: Name, value: float) -> bool:
@@ -166,10 +175,7 @@ def write(pool: Pool, only: Sequence[str] = ()) -> None:
 def write_alike(pool: Pool, found: Fitted) -> None:
     """What no run tells: clocks of devices by power and architecture (at most 1), and costs of stacks by their kind."""
     known = dict(zip(pool.effects, found.effects.tolist(), strict=True))
-    for stack, kind in UNSEEN.items():
-        values = {key: float(np.exp(known[f"{key} like {kind}"])) for key in BY_KIND}
-        note = f"no number is fitted to runs of its own; launch costs are those of all stacks like {kind}"
-        update_profile(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
+    write_unseen(known, UNSEEN)
     for device in files.bundled("devices"):
         parts = list(effects_of(("device", device, CLOCKS[1])))
         if ("device", device, CLOCKS[0]) in pool.names or f"{CLOCKS[0]} of {architecture(device)}" not in known:
@@ -182,6 +188,17 @@ def write_alike(pool: Pool, found: Fitted) -> None:
             note = f"that of {alike[0]} by the clocks that both have in long products (AMD, max-achievable FLOPs)"
             values = alike[1]
         update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
+
+
+def write_unseen(known: Mapping[str, float], stacks: Sequence[str]) -> None:
+    """Stacks without runs of their own are as all of their kind, in what those have a general effect of."""
+    for stack in stacks:
+        effects = {key: shared_effect(key, stack) for key in (*BY_KIND, *OF_EAGER)}
+        values = {
+            key: float(np.exp(known[name])) for key, name in effects.items() if " like " in name and name in known
+        }
+        note = f"no number is fitted to runs of its own; launch costs are those of all stacks like {kind_of(stack)}"
+        update_profile(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
 
 
 def write_spreads(found: Fitted) -> None:

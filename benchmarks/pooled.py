@@ -21,7 +21,7 @@ from calibrate_uncertainty_rows import Run
 from numpy.typing import NDArray
 
 from simpar.hardware.device import load_device
-from simpar.learning.parameters import ATTENTION, CLOCKS, Name
+from simpar.learning.parameters import ATTENTION, CLOCKS, Name, bounds_of
 from simpar.stacks.stack import load_stack
 from simpar.units import MS, NS, TERA, US
 
@@ -33,6 +33,7 @@ USUAL_RUNS = 40
 """Runs of one source that count as so many in a fit, whatever there are."""
 NOISE, FAR = 0.06, 0.12  # spread of a run in a fit, and from where on a run counts less
 PASSES, MOST = 12, 0.5  # of the robust fit, and how far an effect moves in one
+SOURCE = 0.1  # what runs of one source share beyond their stack, of stacks that share a number: as of a clock
 FREEDOM = 4.0  # of that distribution
 EACH = 1.0  # how many departures a spread counts for that was expected before any
 ROUNDS = 30  # of estimates of spreads
@@ -93,10 +94,17 @@ SET = ("architecture", "sustained_clock_fp8", "sustained_clock_fp4")
 devices of few runs would outvote."""
 BY_KIND = ("launch.kernel_overhead", "launch.step_overhead_s")
 """What stacks like Megatron, stacks like FSDP and those of a compiler have a general effect of their own of."""
+OF_EAGER = ("launch.kernel_overhead", "launch.host_time_per_kernel_s")
+"""What eager stacks have in common without departures: the same kernels of the same models, launched by the same
+PyTorch, whatever shards their parameters (whose hooks have times of their own)."""
 COMPILED = ("maxtext", "paxml")
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
 EAGER = ("huggingface", "deepspeed", "torchtune")
 """Stacks whose copies and casts are listed kernel by kernel, for nothing of a layer is fused."""
+TORCH = ("internevo",)
+"""Stacks with shards like Megatron's whose layers are PyTorch's modules, as those of FSDP are."""
+ORDINARY_STACKS = ("huggingface", "deepspeed", "internevo", "paxml")
+"""Stacks that runs as most people do them tell of."""
 FEW_RUNS = ("v100-sxm2-32gb", "v100-sxm3-32gb", "mi250x", "tpu-v5e", "tpu-v6e")
 """Devices whose clock fit_devices.py fits: a few runs, mostly of one source."""
 POWER = 0.5  # W a TFLOP/s of 16 bits, of which the general clock is
@@ -139,7 +147,15 @@ def kind_of(stack: str) -> str:
     """Whose kernels those of a stack are like."""
     if stack in EAGER:
         return "eager"
+    if stack in TORCH:
+        return "fsdp"
     return "xla" if stack in COMPILED else load_stack(stack).data_parallel
+
+
+def shared_effect(key: str, stack: str) -> str:
+    """The general effect that a parameter of a stack has in common with others."""
+    by_kind = key in BY_KIND or (key in OF_EAGER and stack in EAGER)
+    return f"{key} like {kind_of(stack)}" if by_kind else key
 
 
 def effects_of(name: Name) -> Iterator[tuple[str, str, float]]:
@@ -156,10 +172,14 @@ def effects_of(name: Name) -> Iterator[tuple[str, str, float]]:
         yield "architecture", f"sustained_clock of {architecture(part)}", 1.0
         yield "sustained_clock power", "sustained_clock power", float(np.log(power_of(part) / POWER))
         return
-    shared = f"{key} like {kind_of(part)}" if key in BY_KIND else key
-    yield key, shared if key != ATTENTION else ".".join(name), 1.0
-    if key in EXPECTED:
+    yield key, shared_effect(key, part) if key != ATTENTION else ".".join(name), 1.0
+    if key in EXPECTED and not (key in OF_EAGER and part in EAGER):
         yield key, f"{key} of {part}", 1.0
+
+
+def highest(name: Name) -> float:
+    """The highest value of a clock, but that of a profile with the shares of a board with less power; else none."""
+    return bounds_of(name).high if name[2] in CLOCKS[:1] else float("inf")
 
 
 def tails(departures: Floats) -> Floats:
@@ -168,14 +188,24 @@ def tails(departures: Floats) -> Floats:
 
 
 def told_by(runs: Sequence[Run]) -> dict[Name, float]:
-    """How well runs tell each parameter alone: one over the variance of its logarithm."""
+    """How well runs tell each parameter alone: one over the variance of its logarithm.
+
+    Of runs that are fitted to, and what they may tell.
+    """
     found: dict[Name, float] = defaultdict(float)
     for run in runs:
         for name, (value, slope) in run.slopes.items():
-            if name[1] in FEW_RUNS:
-                continue
-            found[name] += (value * slope / NOISE) ** 2
+            if run.fitted and tells(run, name):
+                found[name] += (value * slope / NOISE) ** 2
     return found
+
+
+def tells(run: Run, name: Name) -> bool:
+    """Whether a run may tell a parameter: ordinary ones tell of their own stacks alone.
+
+    Clocks and vendors' stacks are for tuned runs to tell, whose code wastes the least.
+    """
+    return name[1] not in FEW_RUNS and (run.population == "tuned" or name[1] in ORDINARY_STACKS)
 
 
 class Pool:
@@ -193,13 +223,10 @@ class Pool:
         self.values = np.zeros(len(self.names))
         for at, run in enumerate(runs):
             for name, (value, slope) in run.slopes.items():
-                if name in place:
+                if name in place and tells(run, name):
                     self.slopes[at, place[name]], self.values[place[name]] = slope, value
         self.held = np.array([bool(only) and name[1] not in only for name in self.names])
         self.slopes[:, self.held] = 0.0
-        if not only:  # what vendors' runs tell is theirs to tell: ordinary runs tell of their own stacks and devices
-            ordinary = np.array([run.population == "ordinary" for run in runs])
-            self.slopes[np.ix_(ordinary, self.slopes[~ordinary].any(axis=0))] = 0.0
         self.adds = np.array([name[2].endswith(("_s", "_us")) for name in self.names])
         self.errors = np.array([run.error for run in runs], dtype=np.float64)
         counts = Counter(run.source for run in runs)
@@ -213,6 +240,17 @@ class Pool:
             for _, effect, factor in found:
                 self.sums[row, column[effect]] = factor
         self.departs = np.array([self._departs(effect) for effect in self.effects])
+        self.offsets = self._offsets()
+
+    def _offsets(self) -> Floats:
+        """By how much the departure of every source of eager runs moves the logarithms of their predictions."""
+        sources = sorted({run.source for run in self.runs if run.traits.stack in EAGER})
+        result = np.zeros((len(self.runs), len(sources)))
+        for at, run in enumerate(self.runs):
+            if run.source in sources:
+                value, slope = run.slopes.get(("stack", run.traits.stack, OF_EAGER[0]), (0.0, 0.0))
+                result[at, sources.index(run.source)] = value * slope
+        return result
 
     def _departs(self, effect: str) -> bool:
         """Whether an effect is a departure of one device or stack: a general one is named by its key, or its kind."""
@@ -244,20 +282,27 @@ class Pool:
         """Gauss-Newton from some effects: the most probable ones, their covariance, and how many numbers runs tell."""
         mean = self.prior[0]
         usual = spread
+        offsets, size = self.offsets[used], len(effects)
+        shared = np.zeros(offsets.shape[1])
         for _ in range(PASSES):
             spread = np.where(self.departs, usual / np.sqrt(tails((effects - mean) / usual)), usual)
             values = np.exp(self.sums @ effects)
-            left = self.errors[used] - self.moved(values)[used]
+            left = self.errors[used] - self.moved(values)[used] - offsets @ shared
             weight = self.weight[used] / (1.0 + (left / FAR) ** 2) / NOISE**2
             table = self._gains(values)[used] @ self.sums
-            told = (table * weight[:, None]).T @ table
+            both = np.hstack([table, offsets]) * weight[:, None]
+            told = both.T @ np.hstack([table, offsets])
             kept = self.sums[self.held] / HELD  # parameters that stay tell of what others are like
-            normal = told + np.diag(1.0 / spread**2) + kept.T @ kept
             off = (np.log(self.values[self.held]) - self.sums[self.held] @ effects) / HELD
-            pull = (table * weight[:, None]).T @ left + (mean - effects) / spread**2 + kept.T @ off
-            effects = effects + np.clip(np.linalg.solve(normal, pull), -MOST, MOST)
+            normal = told + np.diag(np.concatenate([1.0 / spread**2, np.full(len(shared), SOURCE**-2.0)]))
+            normal[:size, :size] += kept.T @ kept
+            pull = both.T @ left
+            pull[:size] += (mean - effects) / spread**2 + kept.T @ off
+            pull[size:] -= shared / SOURCE**2
+            moves = np.clip(np.linalg.solve(normal, pull), -MOST, MOST)
+            effects, shared = effects + moves[:size], shared + moves[size:]
         sure = np.linalg.inv(normal)
-        return effects, sure, float(np.trace(sure @ told))
+        return effects, sure[:size, :size], float(np.trace((sure @ told)[:size, :size]))
 
     def _spreads(self, effects: Floats, sure: Floats, spread: Floats) -> Floats:
         found = spread.copy()
@@ -299,6 +344,10 @@ class Pool:
         exact = np.vstack([self.sums * STIFF, np.diag(1 / spread)])
         target = np.concatenate([np.log(self.values) * STIFF, mean / spread])
         return np.asarray(np.linalg.lstsq(exact, target, rcond=None)[0])
+
+    def consistent(self) -> Floats:
+        """The values next to those of the profiles that effects can add up to: what stacks share is one number."""
+        return np.where(self.held, self.values, np.exp(self.sums @ self._close(*self.prior)))
 
     def _prior_with(self, spreads: Mapping[str, float]) -> tuple[Floats, Floats]:
         """(Mean, spread) of every effect, departures as they were found to spread."""
