@@ -1,5 +1,6 @@
 """nanotron's YAML back to a plan."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from simpar.frameworks.match import is_telling, model_note, models_with
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.words import ReadWords, WordTable
 from simpar.plan.plan import Plan
 from simpar.precisions import LONG_NAMES
 
@@ -22,6 +24,23 @@ SIZES = {
 }  # fmt: skip
 MODEL = "model.model_config."
 MIXTURE = f"{MODEL}moe_config."
+HF = {
+    "hidden_size": "hidden_size", "intermediate_size": "intermediate_size", "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads",
+    "tie_word_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+"""Fields that configs of the hub have, too."""
+KIND = re.compile(r"is_(\w+)_config")
+"""The field by which nanotron tells its models apart (``src/nanotron/config/models_config.py``)."""
+USUAL_EXPERTS = {"moe_config.moe_intermediate_size": 1408, "moe_config.top_k": 2}
+SHARED_EXPERT = 5632
+"""Defaults of its ``MoEConfig``."""
+RECOMPUTED = "parallelism.tp_recompute_allgather"
+ORDINARY: dict[str, tuple[Any, ...]] = {
+    RECOMPUTED: (True,), f"{MODEL}_attn_implementation": ("flash_attention_2",),
+    f"{MIXTURE}token_dispatcher_type": ("alltoall",),
+}  # fmt: skip
+"""Values of words that say what the stack does anyhow."""
 EXPERTS = ("moe_config.num_local_experts", "num_local_experts", "moe_num_experts", "num_experts")
 """Other names of the number of experts (``examples/moe``; configs converted from the hub)."""
 ASYNC = "tp_linear_async_communication"
@@ -39,6 +58,31 @@ def read(text: str, name: str) -> Imported:
     seq_len, steps = (given.whole("tokens.sequence_length"), given.whole("tokens.batch_accumulation_per_replica") or 1)
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
+    sizes, told = _sizes(given)
+    models = models_with(sizes)
+    values |= {"model": models[0] if models else None}
+    plan = plan_said(values)
+    config = None if models else _config(given, values["tp"])
+    note = "" if config else model_note(models, sizes)
+    built = f"No shipped model has these sizes; it is built from the config (model_type {config['model_type']})." if (
+        config) else ""  # fmt: skip
+    notes = (*filter(None, (note, built, _serial(given, plan))), *given.misspelt())
+    sizes = sizes if is_telling(sizes) else told
+    return Imported(plan, _words(given), notes, sizes=sizes, asks={"model": note}, config=config)
+
+
+def _words(given: ConfigReader) -> ReadWords:
+    """The words of a config; of some, one value is what the stack does, and others decide."""
+    for key, usual in ORDINARY.items():
+        if given.values_.get(key) in usual:
+            given.used.add(key)
+    told = given.words()
+    kept = {RECOMPUTED: "not done"} if given.values_.get(RECOMPUTED) is False else {}
+    return ReadWords(told.used, {**told.unread, **kept})
+
+
+def _sizes(given: ConfigReader) -> tuple[dict[str, int], dict[str, int]]:
+    """The sizes of the model, with what follows from them, and those that are said. Raises UserError."""
     result = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
     if result["num_experts"] is None:
         result["num_experts"] = next(filter(None, (given.whole(MODEL + key) for key in EXPERTS)), None)
@@ -47,18 +91,63 @@ def read(text: str, name: str) -> Imported:
         elif result["num_experts"] is not None and result["expert_ffn"] is None:
             result["expert_ffn"], result["ffn"] = result["ffn"], None  # every layer has experts of that size
         elif any(key.startswith(MIXTURE) and given.values_[key] is not None for key in given):
-            raise UserError(f"{name}: {MIXTURE}num_experts is missing: {MIXTURE[:-1]} says a mixture")
+            raise UserError(f"{given.source}: {MIXTURE}num_experts is missing: {MIXTURE[:-1]} says a mixture")
+    elif result["expert_ffn"] is None:
+        result["expert_ffn"] = USUAL_EXPERTS["moe_config.moe_intermediate_size"]
     told = {ours: size for ours, size in result.items() if size is not None}
     sizes = dict(told)
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
     if "num_experts" not in sizes:
         sizes |= {"num_experts": 0, "expert_ffn": 0}
-    models = models_with(sizes)
-    values |= {"model": models[0] if models else None}
-    plan = plan_said(values)
-    note = model_note(models, sizes)
-    notes = (*filter(None, (note, _serial(given, plan))), *given.misspelt())
-    return Imported(plan, given.words(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note})
+    return sizes, told
+
+
+def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
+    """The config of a model that is not shipped; None if its fields do not say all of it. Raises UserError."""
+    kinds = [match[1] for key in given if (match := KIND.fullmatch(key.removeprefix(MODEL))) and given.get(key)]
+    kind = next(iter(kinds), "llama")
+    if kind == "mamba":
+        raise UserError(f"{given.source}: {MODEL}is_mamba_config: Mamba-1 is not modelled; allowed: llama, qwen2")
+    result = {theirs: given.get(MODEL + ours) for ours, theirs in HF.items()}
+    words = given.whole(f"{MODEL}vocab_size")
+    if kind not in ("llama", "qwen2", "llamoe") or None in (words, *(result[key] for key in list(HF)[:4])):
+        return None
+    multiple = (given.whole("model.make_vocab_size_divisible_by") or 1) * tp
+    result |= {
+        "vocab_size": -(-words // multiple) * multiple,
+        "tie_word_embeddings": bool(result["tie_word_embeddings"]),
+    }
+    result["num_key_value_heads"] = result["num_key_value_heads"] or result["num_attention_heads"]
+    window = given.whole(f"{MODEL}sliding_window_size")
+    biased = bool(given.get(f"{MODEL}attention_bias"))
+    windows = {"sliding_window": window, "use_sliding_window": True} if window else {}
+    sizes, _ = _sizes(given)
+    if sizes["num_experts"]:
+        return _mixture(given, {**result, **windows}, sizes, biased=biased)
+    if window:
+        return {**result, **windows, "model_type": "qwen2" if biased else "mistral"}
+    if kind == "qwen2" and biased:
+        return {**result, "model_type": "qwen2"}
+    return {**result, "model_type": "llama", "attention_bias": biased}
+
+
+def _mixture(
+    given: ConfigReader, result: dict[str, Any], sizes: Mapping[str, int], *, biased: bool
+) -> dict[str, Any] | None:
+    """The config of a mixture: Mixtral's layers, or Qwen's beside a shared expert."""
+    chosen = next(filter(None, (given.whole(MODEL + key) for key in ("moe_config.top_k", "num_experts_per_tok"))), 2)
+    experts, width = sizes["num_experts"], sizes["expert_ffn"]
+    if given.get(f"{MIXTURE}layers", [-1]) != [-1] or given.get(f"{MODEL}moe_glu") is False:
+        return None
+    if not given.get(f"{MIXTURE}enable_shared_expert"):
+        given.get(f"{MIXTURE}shared_expert_intermediate_size")
+        if biased:
+            return None
+        return {**result, "model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen,
+                "intermediate_size": width}  # fmt: skip
+    shared = given.whole(f"{MIXTURE}shared_expert_intermediate_size") or SHARED_EXPERT
+    return {**result, "model_type": "qwen2_moe", "num_experts": experts, "num_experts_per_tok": chosen,
+            "moe_intermediate_size": width, "shared_expert_intermediate_size": shared, "qkv_bias": biased}  # fmt: skip
 
 
 def _layout(given: ConfigReader) -> dict[str, Any]:
@@ -116,6 +205,36 @@ def _starts(words: Sequence[str]) -> bool:
     return any("run_train" in word for word in words) and value_of(words, CONFIG_FILE) is not None
 
 
+WORDS = WordTable(
+    idle=(
+        "checkpoints*", "data_stages*", "data.*", "general.*", "logging.*", "metrics_logging*", "tokenizer.*",
+        "lighteval*", "s3_upload*", "profiler*", "doremi.*", "model.init_method.*", "optimizer.clip_grad",
+        "optimizer.learning_rate_scheduler.*", "optimizer.weight_decay*", "optimizer.optimizer_factory.adam_*",
+        "tokens.train_steps", "tokens.val_check_interval", "tokens.limit_*", "optimizer.optimizer_factory.torch_adam*",
+        "optimizer.adam_*", "optimizer.torch_adam*",
+        *(f"{MODEL}{name}" for name in (
+            "*_token_id", "hidden_act", "initializer_range", "is_*_config", "max_position_embeddings", "pretraining_tp",
+            "rms_norm_eps", "rope_*", "use_cache", "z_loss_*", "no_rope_layer", "interleaved_rotary", "_use_qkv_packed",
+            "log_attn_probs",
+            "moe_config.router_aux_loss_coef", "moe_config.router_z_loss*", "_fused_*", "mup*", "attention_bias",
+            "moe_config.shared_expert_intermediate_size", "moe_loss_weight", "moe_z_loss_weight",
+        )),
+    ),
+    deciding={
+        f"{MODEL}_use_doc_masking": "tokens see their own document alone: attention's time",
+        f"{MODEL}flex_attention_mask": "which keys are seen: attention's time",
+        f"{MODEL}sliding_window_size": "attention in windows: time",
+        f"{MODEL}moe_config.token_dispatcher_type": "how tokens are exchanged: time",
+        f"{MODEL}moe_config.use_torch_permute": "kernels that sort tokens: time",
+        f"{MODEL}moe_capacity_factor": "how many tokens an expert takes: time and memory",
+        f"{MODEL}ring_attn_heads_k_stride": "how context-parallel ranks exchange keys: time",
+        RECOMPUTED: "inputs that were gathered are kept for the backward: memory and time",
+        f"{MODEL}_attn_implementation": "which kernel runs attention: time and memory",
+        "parallelism.moe_layer_recompute": "mixtures are recomputed: time and memory",
+    },
+)  # fmt: skip
+"""Fields of nanotron's configs that no plan has (``src/nanotron/config``)."""
+
 READER = Reader(
     name="nanotron",
     description="nanotron: the YAML of run_train.py",
@@ -123,5 +242,6 @@ READER = Reader(
     starts=_starts,
     config=lambda words: value_of(words, CONFIG_FILE),
     owns=lambda data: isinstance(data.get("parallelism"), Mapping),
+    words=WORDS,
     written_as="nanotron",
 )

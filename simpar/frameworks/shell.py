@@ -31,7 +31,7 @@ from simpar.frameworks.shell_calls import (
     without_env,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
-from simpar.frameworks.shell_output import output_of, parser, printed
+from simpar.frameworks.shell_output import output_of, printed, tree_of
 from simpar.frameworks.shell_words import (
     UNKNOWN,
     Variables,
@@ -105,7 +105,7 @@ class Script:
     def run(self, text: str) -> None:
         """Read a text, keeping what was read before. Raises UserError if it is not a shell script."""
         text = re.sub(r"\\[ \t]*\s*\Z", "\n", text)  # a line that goes on behind the end of the file
-        root = parser().parse(text.encode()).root_node
+        root = tree_of(text)
         if root.has_error:
             wrong = next(descendants(root, lambda node: node.is_error or node.is_missing), root)
             raise UserError(f"{self.source}:{wrong.start_point.row + 1}: not shell text")

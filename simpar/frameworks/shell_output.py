@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 100_000
 Output = Callable[[list[str], str], str | None]
+PLACEHOLDER = re.compile(r"(?<=[=\s])(<[A-Za-z][^<>\n()|;&'\"$]*>)(?=[\s;)]|\Z)")
+"""What a public script leaves to its reader, such as <path to data>."""
 _SETS = {"[:space:]": " \t\n", "\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 
@@ -26,6 +28,13 @@ def parser() -> Parser:
     from tree_sitter_bash import language
 
     return Parser(Language(language()))
+
+
+def tree_of(text: str) -> Node:
+    """The tree of a shell text; where it is none for its placeholders (<your path>), these are words."""
+    root = parser().parse(text.encode()).root_node
+    filled = PLACEHOLDER.sub(r"'\1'", text) if root.has_error else text
+    return root if filled == text else parser().parse(filled.encode()).root_node
 
 
 def output_of(text: str, variables: Variables, folder: str) -> str | None:
@@ -100,8 +109,11 @@ class _Working:
         if any(map(UNKNOWN.search, words)):
             return None
         given = self._here(node, given)
-        if name == "cd" and len(words) == 1:
-            self.folder = os.path.join(self.folder, words[0])
+        if name == "cd":
+            folders = [word for word in words if word not in ("--", "-P", "-L")]
+            if len(folders) != 1 or folders[0].startswith("-"):
+                return None
+            self.folder = os.path.join(self.folder, folders[0])
             return ""
         if name == "pwd":
             return os.path.abspath(self.folder) + "\n"

@@ -171,3 +171,22 @@ def test_words_that_are_only_shown_are_no_launch():
     start = "torchrun x.py --micro-batch-size 1 --tensor-model-parallel-size 2"
     assert read(f"CMD='{start}'\necho \"$CMD --x\"\n$CMD", "a.sh", "megatron").plan.mesh.tp == 2
     assert read(f"echo {start}", "a.sh", "megatron").plan.mesh.tp == 2
+
+
+def test_placeholders_are_words():
+    """What a public script leaves to its reader is no fault of its syntax; other faults are."""
+    text = 'export DATA=<path to the data>\npython train.py --data "${DATA}" --micro-batch-size 4\n'
+    script = Script(text, "train.sh")
+    assert script.commands[-1] == ["python", "train.py", "--data", "<path to the data>", "--micro-batch-size", "4"]
+    with pytest.raises(UserError, match="not shell text"):
+        Script("X=<path to data>\nif then fi\n", "train.sh")
+
+
+@pytest.mark.parametrize(
+    "change", ['cd -- "$(dirname "$0")" >/dev/null 2>&1 ; pwd -P', 'cd -P "$(dirname -- "$0")" &> /dev/null && pwd']
+)
+def test_where_a_script_lies(change, tmp_path):
+    """With the options of cd and pwd that people copy."""
+    path = tmp_path / "train.sh"
+    path.write_text(f"HERE=$({change})\npython train.py $HERE/config.yaml\n")
+    assert Script(path.read_text(), str(path)).commands[-1][-1] == f"{tmp_path}/config.yaml"

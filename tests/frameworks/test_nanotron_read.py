@@ -1,0 +1,68 @@
+"""nanotron's configs: the models that they state, and their words."""
+
+import pytest
+import yaml
+
+from simpar.architectures.hf_config import read as read_config
+from simpar.errors import UserError
+from simpar.frameworks import read
+from simpar.frameworks.architecture import architecture
+from simpar.frameworks.nanotron_read import WORDS
+
+SIZES = {
+    "is_qwen2_config": True, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 1000,
+}  # fmt: skip
+ATTENTION = 4 * 256 * 256
+TABLES = 2 * 1000 * 256
+
+
+def imported(model, **parallelism):
+    """What is read of a config with other fields of its model."""
+    config = {
+        "parallelism": {"dp": 2, "pp": 1, "tp": 1, **parallelism}, "model": {"model_config": {**SIZES, **model}},
+        "tokens": {"sequence_length": 64, "micro_batch_size": 1},
+    }  # fmt: skip
+    return read(yaml.safe_dump(config), "config.yaml", "nanotron")
+
+
+@pytest.mark.parametrize(
+    ("model", "products"),
+    [
+        ({}, 3 * 256 * 768),
+        ({"is_qwen2_config": False, "is_llama_config": True}, 3 * 256 * 768),
+        ({"attention_bias": True}, 3 * 256 * 768),
+        ({"moe_config": {"num_experts": 8, "top_k": 1, "moe_intermediate_size": 512}}, 8 * 3 * 256 * 512 + 8 * 256),
+        ({"moe_config": {"num_experts": 8}}, 8 * 3 * 256 * 1408 + 8 * 256),  # as wide as its default
+        ({"moe_config": {"num_experts": 8, "enable_shared_expert": True}}, 8 * 3 * 256 * 1408 + 3 * 256 * 5632),
+        ({"moe_num_experts": 4, "num_experts_per_tok": 1}, 4 * 3 * 256 * 768 + 4 * 256),
+    ],
+)
+def test_a_model_is_built_of_its_fields(model, products):
+    """As many parameters as its products have, but for norms, biases and a gate."""
+    found = imported(model)
+    assert found.plan.model is None
+    count = read_config(found.config).num_parameters()
+    assert count == pytest.approx(TABLES + 12 * (ATTENTION + products), rel=0.002)
+    assert "built from the config" in found.notes[0]
+
+
+def test_windows_and_other_models():
+    """Windows are those of all layers; Mamba is refused, and fields that are not all there is leave the model open."""
+    assert architecture(read_config(imported({"sliding_window_size": 20}).config)).windows == (20,) * 12
+    with pytest.raises(UserError, match="Mamba-1 is not modelled"):
+        imported({"is_qwen2_config": False, "is_mamba_config": True})
+    for other in ({"is_qwen2_config": False, "is_starcoder2_config": True}, {"moe_num_experts": 4, "moe_glu": False}):
+        found = imported(other)
+        assert (found.config, "give --model" in found.asks["model"]) == (None, True)
+
+
+def test_words_are_sorted():
+    """What the stack does anyhow is used, other values decide."""
+    plain = {"_attn_implementation": "flash_attention_2", "rope_theta": 1e4, "z_loss_enabled": False}
+    found = imported(plain, tp_recompute_allgather=True).words
+    account = WORDS.sort(found.used, found.unread)
+    assert (account.deciding, account.unknown) == ({}, ())
+    found = imported({"_attn_implementation": "sdpa", "_use_doc_masking": True}, tp_recompute_allgather=False).words
+    names = {name.rpartition(".")[2] for name in WORDS.sort(found.used, found.unread).deciding}
+    assert names == {"_attn_implementation", "_use_doc_masking", "tp_recompute_allgather"}
