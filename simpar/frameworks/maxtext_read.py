@@ -38,6 +38,23 @@ AXES = ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "tensor_t
         "pipeline", "sequence", "autoregressive", "diloco")  # fmt: skip
 POLICIES = {theirs: ours for ours, theirs in REMAT.items()} | {"minimal_flash": MINIMAL, "none": "none"}
 """Policies by name; ``minimal_flash`` keeps the products as minimal does."""
+OTHER_POLICIES = {
+    **dict.fromkeys(("minimal_with_context", "minimal_offloaded"), "minimal"),
+    **dict.fromkeys(("custom", "save_dot_except_mlp", "save_dot_except_mlpwi", "save_dot_with_context_except_mlp",
+                     "save_qkv_proj", "qkv_proj_offloaded", "save_out_proj"), "full"),
+}  # fmt: skip
+"""Policies that no plan has, by the one that is nearest."""
+KEPT = (
+    "decoder_layer_input", "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo",
+    "query_proj", "key_proj", "value_proj", "kv_proj", "qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj", "mla_q",
+    "mla_kv", "attention_out", "engram", "indexer_cutoff_threshold",
+)  # fmt: skip
+"""Tensors that policy custom keeps, moves to the host, or recomputes (configs/base.yml)."""
+USUAL_SIZES = {
+    "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
+    "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000,
+}  # fmt: skip
+"""Of the model of configs/base.yml: Llama's layers."""
 ATTENTION = {"dot_product": "eager", "cudnn_flash_te": "cudnn", "cudnn_flash_jax": "cudnn", "flash": None,
              "autoselected": None}  # fmt: skip
 """Kernels of attention; the flash ones are the stack's."""
@@ -73,7 +90,7 @@ def read(text: str, name: str) -> Imported:
     seq_len = given.whole("max_target_length") or SEQ_LEN
     mixed = choice(given, "dtype", DTYPES, "bf16")
     low = choice(given, "quantization", QUANTIZED)
-    model, told, note = _model(given)
+    model, told, config, note = _model(given)
     host = "cpu" if given.get("optimizer_memory_host_offload") else None
     values: dict[str, Any] = {
         "stack": "maxtext",
@@ -107,8 +124,9 @@ def read(text: str, name: str) -> Imported:
         repeats = given.whole("num_pipeline_repeats", -1) or -1
         values |= {"vpp": repeats} if repeats > 1 else {}
     notes = tuple(filter(None, (note, *given.misspelt())))
-    words = given.words()
-    return Imported(plan_said(values), words, notes, local, sizes=told, asks={"model": note})
+    given.used |= {key for key, value in given.values_.items() if key.startswith(("ici_", "dcn_")) and value in (1, -1)}
+    asks = {"model": "" if config else note}
+    return Imported(plan_said(values), given.words(), notes, local, sizes=told, asks=asks, config=config)
 
 
 def owns(data: Mapping[str, Any]) -> bool:
@@ -131,11 +149,20 @@ def _product(sizes: Mapping[str, int], far: Mapping[str, int], *axes: str) -> in
     return result
 
 
-def _policy(given: ConfigReader) -> str | None:
-    word = str(given.get("remat_policy", "full"))
-    if word not in POLICIES:
-        raise UserError(f"{given.source}: remat_policy = {word}: allowed: {', '.join(POLICIES)}")
-    return POLICIES[word]
+def _policy(given: ConfigReader) -> str:
+    """What is recomputed; policies that keep other products are read as the nearest, and their name decides."""
+    word = str(given.values_.get("remat_policy", "full"))
+    if word in POLICIES:
+        given.get("remat_policy")
+        given.used |= {key for key in KEPT if key in given}
+        return POLICIES[word]
+    if word not in OTHER_POLICIES:
+        raise UserError(f"{given.source}: remat_policy = {word}: allowed: {', '.join((*POLICIES, *OTHER_POLICIES))}")
+    kept = {key for key in KEPT if given.values_.get(key, "remat") != "remat"} - {"decoder_layer_input"}
+    if word == "custom" and not kept and given.values_.get("decoder_layer_input", "device") == "device":
+        given.used |= {"remat_policy", *KEPT}
+    given.used |= {key for key in KEPT if word != "custom" or given.values_.get(key) == "remat"}
+    return POLICIES[OTHER_POLICIES[word]]
 
 
 def _capacity(given: ConfigReader) -> float | None:
@@ -143,16 +170,33 @@ def _capacity(given: ConfigReader) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def _model(given: ConfigReader) -> tuple[str | None, dict[str, int], str]:
-    """The shipped model of a name, or of sizes; the sizes, and a note where it is not shipped."""
+def _model(given: ConfigReader) -> tuple[str | None, dict[str, int], dict[str, Any] | None, str]:
+    """The shipped model of a name or of sizes, the sizes, the config of one that is not shipped, and a note."""
     named = str(given.get("model_name", "default"))
     ours = next((ours for ours, theirs in MODELS.items() if theirs == named), None)
     read_sizes = {own: given.whole(key) for key, own in SIZES.items()}
     told = {own: size for own, size in read_sizes.items() if size is not None}
     if named != "default":
-        return ours, {}, "" if ours else f"The model {named} is not shipped: give --model."
+        return ours, {}, None, "" if ours else f"The model {named} is not shipped: give --model."
     models = models_with(told) if is_telling(told) else []
-    return (models[0] if models else None), told, model_note(models, told)
+    config = None if models else _config(given)
+    if config:
+        return None, {}, config, "The model is built of the config's sizes, and those of base.yml (Llama's layers)."
+    return (models[0] if models else None), told, None, model_note(models, told)
+
+
+def _config(given: ConfigReader) -> dict[str, Any] | None:
+    """The config of a decoder of Llama's layers; None for other layers."""
+    experts = given.whole("num_experts") or 1
+    if given.get("decoder_block", "llama2") != "llama2" or experts > 1 or "normalization_layer" in given:
+        return None
+    size = {key: given.whole(key) or usual for key, usual in USUAL_SIZES.items()}
+    return {
+        "model_type": "llama", "hidden_size": size["base_emb_dim"], "intermediate_size": size["base_mlp_dim"],
+        "num_attention_heads": size["base_num_query_heads"], "num_key_value_heads": size["base_num_kv_heads"],
+        "num_hidden_layers": size["base_num_decoder_layers"], "head_dim": size["head_dim"],
+        "vocab_size": size["vocab_size"], "tie_word_embeddings": bool(given.get("logits_via_embedding")),
+    }  # fmt: skip
 
 
 def _is_train(word: str) -> bool:
@@ -223,8 +267,9 @@ READER = Reader(
             "add_bos",
             "add_eos",
             "save_config_to_gcs",
-            "ici_*",
-            "dcn_*",
+            "skip_jax_distributed_system",
+            "abort_on_*",
+            "remat_policy_for_vit",
             "z_loss*",
             "gradient_clipping*",
             "model_call_mode",
@@ -250,6 +295,12 @@ READER = Reader(
             "scan_pipeline*",
         ),
         deciding={
+            "ici_*": "an axis of the mesh: memory and communication",
+            "dcn_*": "an axis of the mesh: memory and communication",
+            "remat_policy": "which products are kept, on the device or the host: memory and time",
+            **dict.fromkeys(KEPT, "a tensor that is kept, on the device or the host: memory and time"),
+            "use_tokamax*": "kernels of attention and experts: time",
+            "w[io]_tile_*": "tiles of experts' products: time",
             "scan_layers": "whether layers are compiled as a loop: memory and compile time",
             "shard_optimizer_over_data": "states sharded over replicas: memory",
             "use_iota_embed": "how embeddings are looked up: time",

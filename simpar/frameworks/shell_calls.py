@@ -8,6 +8,8 @@ from pathlib import PurePath
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 JOBS = ("sbatch", "salloc", "qsub", "bsub")
+XPK = ("xpk", "xpk.py")
+"""Submits a workload to TPUs: ``xpk workload create --command "..."`` (github.com/AI-Hypercomputer/xpk)."""
 WRAPPERS = (
     *JOBS, "srun", "mpirun", "mpiexec", "exec", "nohup", "time", "timeout", "numactl", "taskset", "stdbuf", "nice",
     "singularity", "apptainer", "docker", "podman", "enroot", "sudo", "command",
@@ -113,16 +115,21 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         before = [each for each in words[:at] if each not in PLAIN]
         if name in SHELLS:
             return _of_shell(words, at, before)
-        if name in JOBS and (wrapped := _wrapped(words)) is not None:
+        flag = "--wrap" if name in JOBS else "--command" if name in XPK and "workload" in words else ""
+        if flag and (wrapped := _wrapped(words, flag)) is not None:
             return Call(wrapped[0], "", [], wrapped[1], is_text=True)
         if at == 0 and name in WRAPPERS:
             continue
         is_path = at > 0 or "/" in word or is_script_name(word)
         if is_path and not word.startswith("-") and is_script(word):
             return Call(before, word, list(words[at + 1 :]))
-        if at == 0 or _PROGRAM.fullmatch(name):
+        if (at == 0 and name not in XPK) or (_PROGRAM.fullmatch(name) and not set(XPK) & set(map(_name, words))):
             return None
     return None
+
+
+def _name(word: str) -> str:
+    return PurePath(word).name
 
 
 def _of_shell(words: Sequence[str], at: int, before: list[str]) -> Call | None:
@@ -137,11 +144,11 @@ def _of_shell(words: Sequence[str], at: int, before: list[str]) -> Call | None:
     return Call(before, rest[0], rest[1:]) if rest and rest[0] != "-" else None
 
 
-def _wrapped(words: Sequence[str]) -> tuple[list[str], str] | None:
-    """A command without its ``--wrap``, and the text of that."""
+def _wrapped(words: Sequence[str], asked: str) -> tuple[list[str], str] | None:
+    """A command without the flag that is a text for a shell, and that text."""
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        if flag == "--wrap" and (equals or at + 1 < len(words)):
+        if flag == asked and (equals or at + 1 < len(words)):
             text, after = (value, at + 1) if equals else (words[at + 1], at + 2)
             return [*words[:at], *words[after:]], text
     return None

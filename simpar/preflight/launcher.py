@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import PurePath
 
 from simpar.frameworks import READERS, load_reader, slurm
@@ -42,6 +43,7 @@ RANKS: Flags = {
     "srun": ("--ntasks", "-n", "--gpus", "-G"),
     "sbatch": ("--ntasks", "-n", "--gpus", "-G"),
     "setup_experiment.py": ("--num_gpus", "-ng"),
+    "xpk": (),
 }
 """Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
@@ -53,7 +55,7 @@ ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
-ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch", "automodel": "torchrun"}
+ALIASES = {"xpk.py": "xpk", "mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch", "automodel": "torchrun"}
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
 NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")
@@ -160,6 +162,8 @@ def _sizes(
         nodes, per_node = (of_included, devices) if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None else (
             nodes, per_node
         )  # fmt: skip
+    if (slices := next((words for launcher, words in told if launcher == "xpk"), None)) is not None:
+        ranks = ranks or _chips(slices)
     torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
     if torchrun is not None:
         own = value_of(torchrun, PER_NODE["torchrun"])
@@ -179,6 +183,20 @@ def _sizes(
     if nodes is None and ranks is None and _starts_alone(told, target, per_node) and not _any(environment, OF_NODES):
         nodes = 1
     return nodes, per_node, ranks
+
+
+def _chips(words: Sequence[str]) -> int | None:
+    """The TPU chips that xpk asks for: ``--device-type=v6e-256`` or ``tpu7x-4x4x4``, of every slice.
+
+    Names of v4 and v5p count cores, two of a chip (docs of Cloud TPU, accelerator types).
+    """
+    named = value_of(words, ("--device-type", "--tpu-type", "--device_type", "--tpu_type")) or ""
+    slices = value_of(words, ("--num-slices", "--num_slices")) or "1"
+    match = re.fullmatch(r"([\w]+)-(\d+(?:x\d+){0,2})", named)
+    if match is None or not slices.isdigit():
+        return None
+    chips = prod(map(int, match[2].split("x")))
+    return chips * int(slices) // (2 if match[1] in ("v4", "v5p") and "x" not in match[2] else 1)
 
 
 def _is_untold(told: Sequence[tuple[str, list[str]]]) -> bool:
@@ -250,9 +268,9 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     for word in words:
         name = PurePath(word).name
         launcher = MODULES.get(word) or ALIASES.get(name, name)
-        if launcher in (*NODES, *PER_NODE):
+        if launcher in (*NODES, *PER_NODE, *RANKS):
             result.append((launcher, []))
-        elif word.endswith(".py"):
+        elif word.endswith(".py") and launcher not in RANKS:
             break
         elif result:
             result[-1][1].extend(slurm.plain_flags([word]))

@@ -3,8 +3,11 @@
 import pytest
 
 from simpar.architectures.catalogue import load_model
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import export, read
+from simpar.frameworks.maxtext_read import READER
+from simpar.preflight.given import given_words
 
 from .conftest import TRAINING, checked
 
@@ -54,8 +57,8 @@ def test_a_model_of_ones_own() -> None:
 
 
 def test_what_no_plan_has_is_refused() -> None:
-    """A policy that keeps parts on the host, and a part of a sequence."""
-    for words, message in (("remat_policy=minimal_offloaded", "remat_policy = minimal_offloaded: allowed"),
+    """An unknown policy, and a part of a sequence."""
+    for words, message in (("remat_policy=most", "remat_policy = most: allowed"),
                            ("per_device_batch_size=0.3", "per_device_batch_size = 0.3: allowed")):  # fmt: skip
         with pytest.raises(UserError) as error:
             imported(words)
@@ -69,3 +72,42 @@ def test_what_is_written_is_read_back() -> None:
     result = read(text, "maxtext.yml", "maxtext")
     assert (result.plan.dp, result.plan.zero, result.plan.recompute, result.plan.model) == (8, 3, "full", plan.model)
     assert result.global_batch(8) == TRAINING.global_batch
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute", "deciding"),
+    [
+        ("remat_policy=custom decoder_layer_input=device context=remat", "full", set()),
+        ("remat_policy=custom context=device mlpwo=remat", "full", {"remat_policy", "context"}),
+        ("remat_policy=full context=device", "full", set()),
+        ("remat_policy=minimal_offloaded", "modules:core_attn+layernorm", {"remat_policy"}),
+        ("ici_fsdp_parallelism=-1 ici_context_autoregressive_parallelism=1", "full", set()),
+        ("ici_context_autoregressive_parallelism=2", "full", {"ici_context_autoregressive_parallelism"}),
+    ],
+)
+def test_what_a_policy_keeps_decides(words: str, recompute: str, deciding: set[str]) -> None:
+    """Unless it is what the policy says anyhow; an axis that no plan has decides, too."""
+    found = imported(words)
+    account = READER.words.sort(found.words.used, found.words.unread)
+    assert (found.plan.recompute, set(account.deciding), account.unknown) == (recompute, deciding, ())
+
+
+def test_the_model_of_the_base_config() -> None:
+    """Llama's layers of its sizes, with those that the command gives."""
+    text = RUN.replace("model_name=llama3.1-8b", "base_num_decoder_layers=8 vocab_size=1000")
+    layer = 4 * 2048 * 2048 + 3 * 2048 * 7168
+    found = read(text, "job.sh", "maxtext")
+    assert read_config(found.config).num_parameters() == pytest.approx(8 * layer + 2 * 1000 * 2048, rel=1e-3)
+    assert read(f"{text} decoder_block=gemma", "job.sh", "maxtext").config is None
+
+
+def test_a_workload_of_xpk() -> None:
+    """The command inside, on the chips that it asks for."""
+    for kind, chips in (("v6e-256", 512), ("v5p-256", 256), ("tpu7x-4x4x4", 128)):
+        text = f"xpk workload create --device-type={kind} --num-slices=2 --command='export A=1 && {RUN}'"
+        given = given_words([text])
+        assert (given.found.plan.model, given.launch.target, given.launch.world_size) == (
+            "llama-3.1-8b",
+            "maxtext",
+            chips,
+        )
