@@ -68,6 +68,7 @@ READERS = {
     "megatron-deepspeed": "megatron_kin:MEGATRON_DEEPSPEED",
     "mindspeed": "megatron_kin:MINDSPEED",
     "pai-megatron-patch": "megatron_kin:PAI",
+    "gpt-neox": "neox_read:READER",
     "nemo-1": "nemo_yaml:READER",
     "automodel": "automodel_read:READER",
     "torchtune": "torchtune_read:READER",
