@@ -33,7 +33,8 @@ from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 OPEN = (
     "framework", "match", "nearest", "overrides", "reader", "recipes", "shell", "shell_calls", "shell_words",
-    "slurm", "source", "subject", "target", "words",
+    "slurm", "source", "subject", "target", "unread",
+    "words",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

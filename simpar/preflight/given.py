@@ -18,11 +18,14 @@ from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
+from simpar.frameworks.unread import unread_config, unread_text
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.patch import PATCHERS, Edit
 
+ENVIRONMENTS = re.compile(r"\b(activate|conda\.sh|modules?\.sh|set_env\.sh|\.bashrc|profile)\b")
+"""Files that only set up what programs run in."""
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
 STDIN = "standard input"
@@ -128,17 +131,19 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
         of_file = target or _target_of(text, source, suffix)
         return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
     launch = launch_of(before + text, source)
+    if launch.unread and target is None:
+        raise _refusal(source, f"a launch of {launch.unread}, which is not read")
     chosen = target or launch.target
     if chosen is None:
-        missing = next((note for note in launch.notes if NO_FILE in note), None)
-        raise UserError(
-            missing
-            or f"{source}: no launch of a framework that is known here; allowed: a command of one of "
-            f"{', '.join(READERS)}, or --from and one of them"
-        )
+        missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
+        raise UserError(missing[0]) if missing else _refusal(source, "no launch of a framework that is known here")
     if launch.config is None:
         return _config(text, source, chosen, "shell", launch, before)
     return _of_command(text, source, chosen, launch, before)
+
+
+def _refusal(source: str, what: str) -> UserError:
+    return UserError(f"{source}: {what}; allowed: those of {', '.join(READERS)}, or --from and one of them")
 
 
 def _config(
@@ -185,10 +190,14 @@ def _dotted(launch: LaunchCommand) -> dict[str, str]:
 
 def _target_of(text: str, source: str, suffix: str) -> str:
     """The framework whose config a file is, by its content. Raises UserError."""
+    if suffix in (".py", ".toml") and (unread := unread_text(text)):
+        raise _refusal(source, f"a file of {unread}, which is not read")
     if suffix == ".py":
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":
         return "torchtitan-0.2"
+    if "!include" in text and "trainer:" in text:
+        raise _refusal(source, "a config of Levanter, which is not read")
     data: Any = files.read_yaml(text, source) if suffix != ".json" else _json(text, source)
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys & {"mesh", "plan", "candidates"}:
@@ -197,10 +206,12 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             "what check asks for with --fits-with 0.5"
         )
     if isinstance(data, Mapping):
+        if unread := unread_config(data):
+            raise _refusal(source, f"a config of {unread}, which is not read")
         owner = next((name for name in READERS if load_reader(name).owns(data)), None)
         if owner is not None:
             return owner
-    raise UserError(f"{source}: no config that is known here; allowed: --from and one of {', '.join(READERS)}")
+    raise _refusal(source, "no config that is known here")
 
 
 def _json(text: str, source: str) -> Any:

@@ -14,6 +14,7 @@ from simpar.frameworks import READERS, load_reader, slurm
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords
 
 Flags = dict[str, tuple[str, ...]]
@@ -89,7 +90,8 @@ class LaunchCommand:
 
     ``target`` is None if no framework is recognised; numbers are None if they are not given. ``environment`` are the
     variables of the command, ``words`` its words. ``config_text`` is the text of the config file if that was found.
-    ``is_single`` is a command that nothing starts more than once, as far as the text says.
+    ``is_single`` is a command that nothing starts more than once, as far as the text says. ``unread`` is the front end
+    that it starts if that is known and not read.
     """
 
     target: str | None
@@ -102,6 +104,7 @@ class LaunchCommand:
     config_text: str | None = None
     notes: tuple[str, ...] = ()
     is_single: bool = False
+    unread: str | None = None
 
     @property
     def world_size(self) -> int | None:
@@ -117,6 +120,8 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
     for words, given in zip(script.commands, script.environments, strict=True):
+        if unread := unread_command(words):
+            return LaunchCommand(None, words=tuple(words), notes=tuple(script.notes), unread=unread)
         before = [f"{name}={given[name]}" for name in NAMING if given.get(name)]
         if (told_target := _started([*before, *words] if _wrapper(words) else words)) is not None:
             trains = load_reader(told_target[0]).trains(words)

@@ -1,0 +1,86 @@
+"""Front ends that are known by name and not read: they are refused, and never taken for another that looks alike."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+
+def _no_config(_: Mapping[str, Any]) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A front end by its name: the words of its commands, the keys of its configs and what its other files say.
+
+    ``words`` is a pattern of one word of a command, ``text`` one of a Python file or a TOML; "" for none.
+    """
+
+    name: str
+    words: str = ""
+    config: Callable[[Mapping[str, Any]], bool] = field(default=_no_config)
+    text: str = ""
+
+
+def _in(section: str, *keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a section has one of the keys."""
+    return lambda data: isinstance(part := data.get(section), Mapping) and bool(set(keys) & set(map(str, part)))
+
+
+def _all(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda data: set(keys) <= set(map(str, data))
+
+
+def _imports(names: str) -> str:
+    """The pattern of an import of one of the packages."""
+    return rf"^\s*(from|import) ({names})\b"
+
+
+UNREAD = (
+    Unread("ColossalAI", r"colossalai|.*[Cc]olossal[-\w]*/.*\.py", text=_imports("colossalai")),
+    Unread("LLM Foundry", r"composer|llmfoundry.*", _all("train_loader", "device_train_microbatch_size")),
+    Unread("OLMo", text=_imports("olmo"), config=_in("model", "mlp_ratio", "mlp_hidden_size", "block_type")),
+    Unread("OLMo-core", text=_imports("olmo_core")),
+    Unread("Levanter", r"(.*/)?levanter(\.main\..*|/.*\.py)|.*/train_lm\.py", text=_imports("levanter"),
+           config=_in("trainer", "num_train_steps", "tracker", "per_device_parallelism", "model_axis_size", "mp")),
+    Unread("KempnerForge", r".*kempnerforge.*",
+           text=_imports("kempnerforge") + r"|\[distributed\][^\[]*\bdp_(shard|replicate)\b"),
+    Unread("Neuron's NxD Training", config=_all("distributed_strategy", "model")),
+    Unread("SageMaker HyperPod", config=lambda data: (_in("run", "model_type")(data) and "trainer" in data) or (
+        _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
+    Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
+    Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
+    Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py"),
+    Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),
+    Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),
+    Unread("Lingua", r"apps\.\w+\.train", _in("distributed", "fsdp_type")),
+    Unread("EasyLM", r"EasyLM\..*"),
+    Unread("PaddleNLP", r"paddle\.distributed\.launch|.*paddlenlp.*"),
+    Unread("fairseq2", r"fairseq2"),
+    Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
+)  # fmt: skip
+"""In the order in which they are asked, before the readers."""
+
+
+def unread_command(words: Sequence[str]) -> str | None:
+    """The front end that a command starts and that is not read; None if none is known."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words) - 1)
+    started = [word for word in words[: script + 1] if not word.startswith("-")]
+    for each in UNREAD:
+        if each.words and any(
+            re.fullmatch(each.words, name) for word in started for name in (word, PurePath(word).name)
+        ):
+            return each.name
+    return None
+
+
+def unread_config(data: Mapping[str, Any]) -> str | None:
+    """The front end whose config a mapping is and that is not read; None if none is known."""
+    return next((each.name for each in UNREAD if each.config(data)), None)
+
+
+def unread_text(text: str) -> str | None:
+    """The front end whose file in Python or TOML this is and that is not read; None if none is known."""
+    return next((each.name for each in UNREAD if each.text and re.search(each.text, text, re.MULTILINE)), None)
