@@ -38,6 +38,12 @@ from simpar.validation.table import suspect
 Floats = NDArray[np.float64]
 TABLES = ("measured_runs_dev.csv", "measured_ordinary_dev.csv")
 ALIKE = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # one board with less memory
+UNSEEN = (
+    "t4", "mi455x", "vr200", "gaudi-2", "gaudi-3", "ascend-910b", "ascend-910c", "tpu-v7x",
+)  # fmt: skip
+"""Devices of which no kernel and no run is known, nor of their kin: their data sheets alone."""
+KIN = {"l4": "l40s", "rtx-6000-ada": "l40s", "gb10": "rtx-pro-6000", "mi350x": "mi355x"}
+"""Boards with the shares of peak of another one, at whose power those were timed, or whose runs tell its clock."""
 TRITON_ONLY = ("mi250x", "mi300x", "mi355x")
 """Boards on which PyTorch's scaled dot product is a Triton kernel, AOTriton, which nobody timed here; those like them
 have theirs."""
@@ -65,6 +71,29 @@ def clock_before_runs(device: str) -> float:
     if re.match(UNTHROTTLED, device):
         return min(1.0, usual * unthrottled)
     return min(1.0, usual * (power_of(device) / POWER) ** exponent)
+
+
+def clock_of_kin(device: str, other: str, clock: float) -> float:
+    """A clock of a board like another one, by their powers: at most what that one's is a share of."""
+    _, exponent, _ = general_clock()
+    return min(1.0, clock * (power_of(device) / power_of(other)) ** exponent)
+
+
+def write_unseen() -> None:
+    """Clocks of devices without runs into their profiles, with intervals of what other devices differ by."""
+    spread = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
+    width, (_, exponent, _) = float(np.exp(NINE_IN_TEN * spread)), general_clock()
+    for device in (*UNSEEN, *KIN):
+        values, note = {CLOCKS[0]: clock_before_runs(device)}, "by its power alone; no run stands behind it"
+        if other := KIN.get(device):
+            known = load_device(other).kernels
+            clocks = {name: known.get(name, 1.0) for name in CLOCKS if name in known or name == CLOCKS[0]}
+            values = {name: clock_of_kin(device, other, clock) for name, clock in clocks.items()}
+            note = f"that of {other}, of whose products it is a share, by their powers (W a TFLOP/s to {exponent:g})"
+        update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
+        top = bounds_of(("device", device, CLOCKS[0])).high
+        ends = {f"kernels.{name}": (clock / width, min(clock * width, top)) for name, clock in values.items()}
+        write_intervals("devices", {device: ends})
 
 
 def measured_runs() -> list[Measured]:
@@ -150,6 +179,8 @@ def main() -> None:
         values, ends = triton_shares(device)
         update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values)
         write_intervals("devices", {device: ends})
+    if arguments.write:
+        write_unseen()
     runs = measured_runs()
     for device in FEW_RUNS:
         mine = [run for run in runs if run.device == device]

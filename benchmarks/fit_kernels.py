@@ -25,7 +25,7 @@ from intervals import NINE_IN_TEN, deviations, write_intervals
 from normalise.operations import normalised_kernel
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from slower_units import BACKWARD_OF_FORWARD, SLOWER_UNITS, with_half_rate, with_slower_units
+from slower_units import BACKWARD_OF_FORWARD, HALF, SLOWER_UNITS, with_half_rate, with_slower_units
 from tables import DATA
 
 from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
@@ -81,7 +81,8 @@ BY_LENGTH = ("l40s", "rtx-pro-6000")
 SIBLINGS = {  # devices without measurements: same architecture, so the same shares of their own peaks
     "a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb-500w": "h100-sxm-80gb", "h100-pcie": "h100-sxm-80gb",
     "b200-sxm-limited": "b200-sxm", "gb200": "b200-sxm", "b300-sxm": "b200-sxm", "gb300": "b200-sxm",
-    "h200-sxm": "h100-sxm-80gb", "l4": "l40s",
+    "h200-sxm": "h100-sxm-80gb", "h100-nvl-94gb": "h100-sxm-80gb", "l4": "l40s", "rtx-6000-ada": "l40s",
+    "a40": "l40s", "a10": "l40s", "rtx-a6000": "l40s", "gb10": "rtx-pro-6000",
 }  # fmt: skip
 
 
@@ -294,7 +295,7 @@ def main() -> None:
             write(name, fitted[sibling], f"kernels derived from {sibling}: same architecture, same shares of peak")
         for name, (sibling, slower) in SLOWER_UNITS.items():
             if sibling in fitted:
-                derive = with_half_rate if sibling == "l40s" else with_slower_units
+                derive = with_half_rate if slower == HALF else with_slower_units
                 note = f"kernels derived from {sibling}: same multiprocessors, matrix units {slower:g} times slower"
                 write(name, derive(fitted[sibling], slower), note)
         named = {

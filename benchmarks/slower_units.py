@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+HALF = 2.0
 SLOWER_UNITS = {  # (board with the same multiprocessors, its matrix units' rate over this one's, clock for clock)
     "h20-sxm": ("h100-sxm-80gb", 4.0),  # 1,024 FLOP a clock and multiprocessor in 16 bits, of 4,096
-    "rtx-4090": ("l40s", 2.0), "rtx-3090": ("l40s", 2.0), "a10g": ("l40s", 2.0),  # 512 of 1,024, summed in fp32
+    # 512 of 1,024, summed in fp32
+    "rtx-4090": ("l40s", HALF), "rtx-4080": ("l40s", HALF), "rtx-3090": ("l40s", HALF), "rtx-3080": ("l40s", HALF),
+    "rtx-3060": ("l40s", HALF), "a10g": ("l40s", HALF), "l20": ("l40s", HALF), "rtx-5090": ("rtx-pro-6000", HALF),
 }  # fmt: skip
 HALF_RATE_PRODUCTS = 0.955
 """Share of peak of cuBLAS's long 16-bit products where units run at half rate: 113.7 to 114.7 of L20's 119.5 TFLOP/s

@@ -19,6 +19,7 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     ("a100", "roce", "a100-roce-1600"),
     ("a100", "", "dgx-a100-80gb"),
     ("h100 pcie", "", "h100-pcie-8"),
+    ("h100 nvl", "", "h100-nvl-8"),
     ("h100 96gb", "", "grand-teton-h100"),
     ("h100", "efa", "aws-p5"),
     ("h100", "roce", "h100-roce-400"),
@@ -42,21 +43,33 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     ("tpu v5e", "", "tpu-v5e-pod"),
     ("tpu v5p", "", "tpu-v5p-pod"),
     ("tpu v6e", "", "tpu-v6e-pod"),
-    ("trainium2", "", "trn2"),
-    ("trn2", "", "trn2"),
+    *((word, "", "tpu-v7x-pod") for word in ("tpu v7x", "tpu7x", "ironwood")),
+    *((word, "", f"trn{word[-1]}") for word in ("trainium1", "trn1", "trainium2", "trn2", "trainium3", "trn3")),
+    *((f"gaudi {number}", "", f"gaudi-{number}-8") for number in "23"),
+    *((f"gaudi{number}", "", f"gaudi-{number}-8") for number in "23"),
+    *((word, "", "ascend-910b-8") for word in ("910b", "910b2")),
+    ("910c", "", "cloudmatrix384"),
+    ("vr200", "", "vr200-nvl144"),
+    ("mi350x", "", "mi350x-8"),
+    ("mi455x", "", "helios-mi455x"),
+    ("gb10", "", "dgx-spark"),
+    *((word, "", f"{word}-8") for word in ("a40", "l20")),
+    ("t4", "", "t4-4"),
+    ("a10", "", "a10-4"),
+    ("rtx a6000", "", "rtx-a6000-8"),
+    ("rtx 6000 ada", "", "rtx-6000-ada-8"),
     ("l40s", "", "l40s-8"),
     ("l4", "", "l4-8"),
     ("a10g", "", "a10g-8"),
     ("rtx pro 6000", "", "rtx-pro-6000-8"),
-    ("rtx 3090", "", "rtx-3090-8"),
-    ("rtx 4090", "", "rtx-4090-8"),
+    *((f"rtx {number}", "", f"rtx-{number}-8") for number in ("3060", "3080", "3090", "4080", "4090", "5090")),
 )
 _OTHER_MEMORY = 0.1
 """Share by which printed gigabytes may differ from a device's memory: 80 GB may mean 80e9 bytes or 80 GiB."""
 _OTHER_WORDS = frozenset([
     "nvidia", "amd", "google", "geforce", "instinct", "tesla", "cloud", "gpu", "tensor", "core", "sxm", "sxm2", "sxm3",
     "sxm4", "sxm5", "pcie", "oam", "hgx", "dgx", "nvl72", "hbm2", "hbm2e", "hbm3", "hbm3e",
-    "one", "gcd", "die", "server", "edition", "blackwell",
+    "one", "gcd", "die", "server", "edition", "blackwell", "generation", "ascend", "intel", "huawei", "aws", "spark",
 ])  # fmt: skip
 """Words beside the name of a device that do not choose another profile."""
 _NETWORKS = frozenset([

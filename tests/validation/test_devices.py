@@ -19,6 +19,9 @@ from simpar.validation.devices import hardware_of
         ("AMD Instinct MI300X", "", "mi300x-8"), ("Google TPU v5p", "ICI", "tpu-v5p-pod"),
         ("V100 (DGX-2)", "", "dgx-2-v100"), ("V100 SXM2 16GB", "", "dgx-v100-16gb"),
         ("MI250X (one GCD, 64 GB)", "", "mi250x-8"), ("GeForce RTX 4090", "", "rtx-4090-8"),
+        ("Intel Gaudi 3", "RoCE", "gaudi-3-8"), ("Ascend 910B", "", "ascend-910b-8"), ("Tesla T4", "", "t4-4"),
+        ("NVIDIA RTX 6000 Ada Generation", "", "rtx-6000-ada-8"), ("RTX A6000 48 GB", "", "rtx-a6000-8"),
+        ("H100 NVL", "", "h100-nvl-8"), ("Google TPU v7x", "ICI", "tpu-v7x-pod"), ("Trainium3", "", "trn3"),
     ],
 )  # fmt: skip
 def test_usual_names_are_shipped_profiles(device: str, network: str, profile: str) -> None:
@@ -31,9 +34,9 @@ def test_usual_names_are_shipped_profiles(device: str, network: str, profile: st
 @pytest.mark.parametrize(
     ("device", "network", "reason"),
     [
-        ("", "", "gpu_type not published"), ("Gaudi 3", "", "no profile for gaudi 3; name one in the column hardware"),
+        ("", "", "gpu_type not published"), ("Gaudi 1", "", "no profile for gaudi 1; name one in the column hardware"),
         ("MI250X 128GB", "", "no profile for mi250x 128gb: that of mi250x-8 has 69 GB"),
-        ("H100 power-limited", "", "no profile for h100 power-limited"), ("trn1", "", "no profile for trn1"),
+        ("H100 power-limited", "", "no profile for h100 power-limited"), ("trn9", "", "no profile for trn9"),
     ],
 )  # fmt: skip
 def test_other_words_are_reasons(device: str, network: str, reason: str) -> None:

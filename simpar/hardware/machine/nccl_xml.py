@@ -24,11 +24,14 @@ DEVICES = {
     "10de:20b0": "a100-sxm-40gb", "10de:20b2": "a100-sxm-80gb", "10de:20f3": "a100-sxm-80gb",
     "10de:20b5": "a100-pcie-80gb", "10de:2204": "rtx-3090", "10de:2237": "a10g",
     "10de:2330": "h100-sxm-80gb", "10de:2324": "h100-sxm-80gb", "10de:2331": "h100-pcie", "10de:2335": "h200-sxm",
-    "10de:2329": "h20-sxm", "10de:2684": "rtx-4090", "10de:26b9": "l40s", "10de:27b8": "l4",
+    "10de:2321": "h100-nvl-94gb", "10de:2329": "h20-sxm", "10de:1eb8": "t4", "10de:2235": "a40", "10de:2236": "a10",
+    "10de:2230": "rtx-a6000", "10de:2206": "rtx-3080", "10de:2503": "rtx-3060", "10de:2504": "rtx-3060",
+    "10de:2684": "rtx-4090", "10de:2704": "rtx-4080", "10de:26b1": "rtx-6000-ada", "10de:26b9": "l40s",
+    "10de:26ba": "l20", "10de:27b8": "l4", "10de:2b85": "rtx-5090", "10de:2e12": "gb10",
     "10de:2901": "b200-sxm", "10de:2941": "gb200", "10de:3182": "b300-sxm", "10de:31c2": "gb300", "10de:31c3": "gb300",
     "10de:2bb5": "rtx-pro-6000", "10de:2bb1": "rtx-pro-6000",
     "1002:7408": "mi250x", "1002:740c": "mi250x", "1002:74a1": "mi300x", "1002:74b5": "mi300x",
-    "1002:74a5": "mi325x", "1002:74b9": "mi325x", "1002:75a3": "mi355x",
+    "1002:74a5": "mi325x", "1002:74b9": "mi325x", "1002:75a0": "mi350x", "1002:75a3": "mi355x",
 }  # fmt: skip
 """Shipped devices by PCI vendor and device (pci-ids.ucw.cz). An A800 (20f3) and an H800 (2324) are an A100 and an H100
 with fewer NVLinks; ids of virtual functions stand beside AMD's physical ones."""

@@ -128,7 +128,10 @@ def _devices(readings: Sequence[Reading]) -> tuple[str, ...]:
 
 
 def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence[Reading]) -> str:
-    """The shipped profile with one of these devices, as many, linked alike. Raises UserError for none or several."""
+    """The shipped profile with one of these devices, as many, linked alike; of several, the one that all are like.
+
+    Raises UserError for none, and for several that have nothing in common.
+    """
     if not devices:
         raise UserError(f"the files do not say which GPU it is: name a shipped profile to start from with --{LIKE}")
     profiles = {
@@ -144,8 +147,8 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
         and (wanted["kind"] is None or (profile.scale_out and profile.scale_out.kind == wanted["kind"].value))
         and not any(each.links and profile.scale_up.kind == "pcie" for each in readings)
     }
-    if len(alike) == 1:
-        return next(iter(alike))
+    if base := next((name for name in alike if all(name in _lineage(other) for other in alike)), None):
+        return base
     said = [
         f"{name} ({profile.devices_per_node} x {profile.device}, "
         f"{f'{profile.scale_out.nics_per_node} x {profile.scale_out.kind}' if profile.scale_out else 'no network'})"
@@ -156,6 +159,14 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
         f"{what} like it ({' or '.join(devices)}): name one to start from with --{LIKE}"
         + (f": {', '.join(said)}" if said else "")
     )
+
+
+def _lineage(name: str) -> list[str]:
+    """A shipped cluster profile, the one that it is like, the one that this is like, and so on."""
+    result = [name]
+    while (base := files.load(files.bundled("clusters")[result[-1]]).data.get(LIKE)) is not None:
+        result.append(str(base))
+    return result
 
 
 def _scale_up(links: Links, device: str, facts: dict[str, Fact], unread: list[str]) -> None:

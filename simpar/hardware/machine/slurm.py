@@ -123,7 +123,7 @@ def devices_called(name: str) -> tuple[str, ...]:
     devices = {device: device.split("-") for device in bundled("devices")}
     called = {device: own[: 2 if own[0] in MAKES else 1] for device, own in devices.items()}
     alike = [device for device, own in called.items() if {*own} <= {*words}]
-    told = [word for word in words if re.fullmatch(r"\d+gb|sxm|pcie", word)]
+    told = [word for word in words if re.fullmatch(r"\d+gb|sxm|pcie|nvl", word)]
     exact = [device for device in alike if all(_agrees(word, devices[device]) for word in told)]
     return tuple(exact or alike)
 
@@ -131,7 +131,7 @@ def devices_called(name: str) -> tuple[str, ...]:
 def _agrees(word: str, own: Sequence[str]) -> bool:
     """Whether a memory size or form factor in a name agrees with a device; one without such a word always agrees."""
     said = [each for each in own if each.endswith("gb")] if word.endswith("gb") else [
-        re.sub(r"\d+$", "", each) for each in own if each.startswith(("sxm", "pcie"))
+        re.sub(r"\d+$", "", each) for each in own if each.startswith(("sxm", "pcie", "nvl"))
     ]  # fmt: skip
     return not said or word in said
 

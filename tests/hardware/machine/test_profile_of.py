@@ -23,7 +23,7 @@ def write(tmp_path):
 
 
 def test_four_files_make_one_profile(write, tmp_path, capsys):
-    """As a user does it: the profile is like the only shipped one with that device, and has these figures."""
+    """As a user does it: the profile is like the shipped one that others with that device are like; these figures."""
     names = [
         write("topo.txt", matrix()), write("nccl.xml", topology()), write("topology.conf", TREE),
         write("nodes.txt", "".join(node(f"n{i}") for i in range(1, 5)) + node("old", "gpu:a100:4", partitions="b")),
@@ -55,6 +55,12 @@ def test_what_the_files_know_wins_over_what_it_is_like(write, tmp_path):
     assert "fitted to its nvswitch" in said
 
 
+def test_of_several_profiles_the_one_that_all_are_like_is_taken(write, tmp_path):
+    """H100s of clouds and reference designs are variants of one board."""
+    found = import_profile([write("x.xml", topology(device="0x2330"))], "x", folder=tmp_path)
+    assert found.data["like"] == "hgx-h100"
+
+
 def test_a_mesh_of_rccl_is_one(write, tmp_path):
     """Case of MI300X: the shipped profile with that device, a mesh, all seven links of every device."""
     found = import_profile([write("x.xml", rccl())], "x", folder=tmp_path)
@@ -75,7 +81,7 @@ def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
     ("files", "like", "words"),
     [
         ({"t.txt": matrix()}, None, "do not say which GPU it is: name a shipped profile"),
-        ({"x.xml": topology(device="0x2330")}, None, "several shipped profiles are like it.*dgx-h100 "),
+        ({"x.xml": topology(device="0x20b0")}, None, "several shipped profiles are like it.*dgx-a100-40gb "),
         ({"x.xml": topology(device="0x2331", gpus=5)}, None, "no shipped profile is like it"),
         ({"n.txt": node("n1", "gpu:a100:8")}, "dgx-h100", "its device is h100-sxm-80gb, the files have a100"),
         ({"n.txt": node("n1", "gpu:a100:8"), "x.xml": topology()}, None, "the files name different ones"),
