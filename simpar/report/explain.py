@@ -79,6 +79,8 @@ def _binds(result: Result) -> Iterator[str]:
     worst = [f"{words} {format_seconds(value)} ({value / step:.1%})" for value, words in losses if value >= 0.01 * step]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield from _waiting_sentences(result)
+    if result.why.emulated:
+        yield result.why.emulated
     if load := result.why.expert_load:
         yield (
             f"the fullest of {load.ranks} expert ranks has {load.fullest:.2f} times the mean load"

@@ -265,8 +265,9 @@ class Why(Strict):
 
     ``trials`` are neighbouring layouts, best first, if they were simulated (:mod:`simpar.neighbours`). ``waiting``
     lists the ranks that the critical rank waits for, longest first, and sums to that part of the step. ``slow_ranks``
-    has the step without slow ranks; ``expert_load`` says how unevenly tokens spread over expert ranks. ``certainty``
-    says how sure the figures are (None in older files); in the JSON it is a key of the result itself.
+    has the step without slow ranks; ``expert_load`` says how unevenly tokens spread over expert ranks; ``emulated``
+    that devices have no units for the precision. ``certainty`` says how sure the figures are (None in older files); in
+    the JSON it is a key of the result itself.
     """
 
     binds: tuple[str, ...] = ()
@@ -276,4 +277,5 @@ class Why(Strict):
     waiting: tuple[Waited, ...] = ()
     slow_ranks: SlowRanks | None = None
     expert_load: ExpertLoad | None = None
+    emulated: str | None = None
     certainty: Certainty | None = None

@@ -83,6 +83,7 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
             waiting=_waiting(context, accounts, critical),
             slow_ranks=_slow_ranks(context, step_s),
             expert_load=_expert_load(context),
+            emulated=emulated_precision(context.job, context.cluster),
             certainty=certainty_of(context.job, context.cluster, held, step_s),
         ),
         communication=_communication(context, accounts, critical, breakdown),
@@ -195,6 +196,20 @@ def _peak_flop_per_s(job: TrainingJob, cluster: Cluster) -> float:
     """Peak FLOP/s of all devices together."""
     peaks = [job.on(index).kernels.peak(job.layout.precision) for index in range(len(cluster.devices))]
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
+
+
+def emulated_precision(job: TrainingJob, cluster: Cluster) -> str | None:
+    """In words, that devices have no matrix units for the precision, and which other one of 16 bits they have."""
+    precision = job.layout.precision
+    for device in cluster.devices:
+        rates = device.peak_flop_per_s
+        own, other = rates.get(precision, 0.0), {"bf16": "fp16", "fp16": "bf16"}.get(precision)
+        if other and 0 < own <= rates.get("fp32", 0.0) < rates.get(other, 0.0):
+            return (
+                f"{device.name} has no {precision} units: products run at the fp32 rate, {own / TERA:.4g} TFLOP/s, and "
+                f"at up to {rates[other] / TERA:.4g} with --precision {other}"
+            )
+    return None
 
 
 def _slow_ranks(context: SummaryInputs, step_s: float) -> SlowRanks | None:

@@ -1,8 +1,11 @@
 """Limiting factors: the critical path and the sentences made of numbers."""
 
+import re
+
 import numpy as np
 import pytest
 
+import simpar
 from simpar.program.ir.program import Timing
 from simpar.report.attribution import binding_predecessors
 from simpar.report.explain import add_explanation, critical_path, critical_path_s, find_fullest_stage
@@ -81,3 +84,20 @@ def test_no_loss_is_said(result):
     parts = TimeBreakdown(compute=result.step_time_s)
     whole = add_explanation(Result(**{**result.__dict__, "time_breakdown_s": parts}))
     assert "nothing else" in whole.why.binds[0]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "precision", "words"),
+    [
+        ("dgx-v100", "bf16", "v100-sxm2-32gb has no bf16 units: products run at the fp32 rate, 15.7 TFLOP/s, .* 125 "),
+        ("t4-4", "bf16", "t4 has no bf16 units.*with --precision fp16"),
+        ("dgx-v100", "fp16", None), ("dgx-v100", "fp32", None), ("dgx-h100", "bf16", None),
+    ],
+)  # fmt: skip
+def test_a_precision_without_units_is_said(hardware, precision, words):
+    """bf16 before Ampere: an answer that took the fp32 rate in silence would be eight times too slow."""
+    plan = simpar.Plan(precision=precision)
+    said = " ".join(
+        simpar.simulate("gpt2", simpar.Cluster(hardware), plan, {"seq_len": 128, "global_batch": 8}).why.binds
+    )
+    assert re.search(words, said) if words else "units" not in said
