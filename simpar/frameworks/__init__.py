@@ -63,6 +63,7 @@ READERS = {
     "megatron-bridge": "bridge_read:READER",
     "nemo-run": "bridge_read:NEMO_READER",
     "nanotron": "nanotron_read:READER",
+    "verl": "verl_read:READER",
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",
     "primus": "primus_read:READER",

@@ -56,9 +56,12 @@ def read(text: str, name: str) -> Imported:
     return of_arguments(read_arguments(text, name))
 
 
-def of_arguments(given: Arguments) -> Imported:
-    """The plan of arguments, with what Megatron-LM does where nothing is said. Raises UserError."""
-    result = plan_of(given)
+def of_arguments(given: Arguments, model: str | None = None) -> Imported:
+    """The plan of arguments, with what Megatron-LM does where nothing is said.
+
+    ``model`` is a shipped model that is given by name. Raises UserError.
+    """
+    result = plan_of(given, model)
     mesh = result.plan.mesh
     if not given.has("--cross-entropy-loss-fusion"):
         result = replace(result, plan=result.plan.with_values(fused_kernels=UNFUSED_LOSS))

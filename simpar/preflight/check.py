@@ -236,7 +236,7 @@ def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple
     for value in assumed.others:
         training, stack = problem.training, problem.stack
         try:
-            changed = state_choices(plan, assumed.together.get(value, {}))
+            changed = plan.with_values(**assumed.together.get(value, {}))
             if assumed.key in Training.model_fields:
                 training = training.model_copy(update={assumed.key: value})
             elif assumed.key == "stack":

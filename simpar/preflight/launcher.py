@@ -59,6 +59,12 @@ MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "tor
 ALIASES = {"xpk.py": "xpk", "mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch", "automodel": "torchrun"}
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
+OF_RAY = {
+    "nodes": ("trainer.nnodes", "cluster.num_nodes", "--actor-num-nodes", "--actor_num_nodes"),
+    "each": ("trainer.n_gpus_per_node", "cluster.gpus_per_node", "--actor-num-gpus-per-node",
+             "--actor_num_gpus_per_node"),
+}  # fmt: skip
+"""Options of trainers that Ray starts on their own nodes: verl, NeMo-RL, slime, OpenRLHF."""
 NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")
 """Variables in which such a script takes what it trains; readers see them before the words of the command."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -133,6 +139,9 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     told += [("sbatch", words) for words in script.directives]
     notes = list(script.notes)
     nodes, per_node, ranks = _sizes(told, environment, target, notes)
+    of_ray = {key: slurm.count_of(value_of(started, names)) for key, names in OF_RAY.items()}
+    if any(of_ray.values()):
+        nodes, per_node, ranks = of_ray["nodes"], of_ray["each"], None
     if wrapper := _wrapper(started):
         nodes, per_node = nodes or 1, per_node or OF_ONE_NODE[wrapper]
     if per_node is not None and ranks is None and _is_untold(told):

@@ -23,6 +23,7 @@ SLOW = (
     "bridge-deepseek-v3-32-nodes",
     "nemo-llama3-70b",
     "megatron-deepseek-v3-recipe",
+    "verl-qwen2.5-7b-megatron",
 )
 """Many microbatches in a pipeline."""
 TARGETS = {
@@ -33,6 +34,7 @@ TARGETS = {
     "nanotron": ("nanotron", "config.yaml"), "accelerate": ("accelerate", "fsdp.yaml"),
     "deepspeed": ("deepspeed", "ds_config.json"), "primus": ("primus", "experiment.yaml"),
     "megatron-swift": ("megatron-swift", "train.sh"), "swift": ("swift", "train.sh"),
+    "verl": ("verl", "train.sh"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -115,6 +117,15 @@ def swift(facts, program="megatron"):
     return " ".join([*(f"{name}={value}" for name, value in before.items()), program, "sft", *told])
 
 
+def verl(facts):
+    """Options in Hydra; long sections are told by their first letters."""
+    sections = {"A": "actor_rollout_ref.actor", "M": "actor_rollout_ref.model", "R": "actor_rollout_ref.rollout"}
+    named = {f"{sections.get(start, start)}.{rest}": value for (start, _, rest), value in
+             ((key.partition("."), value) for key, value in facts.items() if "." in key)}  # fmt: skip
+    flags = [f"--{key}={value}" for key, value in facts.items() if "." not in key]
+    return " ".join(["python3 -m verl.trainer.main_ppo", *flags, *(f"{key}={value}" for key, value in named.items())])
+
+
 def primus(facts):
     """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
     overrides = {key: value for key, value in facts.items() if key != "model"}
@@ -125,7 +136,7 @@ def primus(facts):
 WRITERS = {
     **dict.fromkeys(("megatron-deepspeed", "mindspeed", "pai-megatron-patch"), shell), "megatron-swift": swift,
     "swift": lambda facts: swift(facts, "swift"),
-    "primus": primus,
+    "primus": primus, "verl": verl,
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),
@@ -181,7 +192,7 @@ def state_bytes(known, plan, cluster):
         kept, sharded = 4, 4
     elif plan.stack == "deepspeed" and zero > 1:
         kept, sharded = 2, 14
-    elif plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface"):
+    elif plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface", "verl"):
         kept, sharded = 8, 8
     else:
         kept, sharded = 2 + (2 if plan.numerics.grad_dtype == "bf16" else 4), 12
