@@ -18,7 +18,7 @@ from simpar.errors import UserError
 TUNED = "tuned"
 """Key of the fact that a graph is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
-STORED_BYTES = {"bf16": None, "fp8": 1.0, "nf4": NF4_BYTES}
+STORED_BYTES = {"bf16": None, "fp32": 4.0, "fp8": 1.0, "nf4": NF4_BYTES}
 """Bytes per element of a frozen matrix by its dtype; None: those of the compute dtype."""
 PARTS: dict[str, tuple[str, int]] = {
     "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
@@ -51,8 +51,9 @@ def add_adapters(
         blocks = {name: _adapted(block, rank, targets, stored) for name, block in blocks.items()}
     blocks |= {block.name: block for block in still.values()}
     layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
-    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head)
-    embedding = replace(_frozen(graph.embedding), has_no_backward=True)
+    outer = stored if frozen_dtype == "fp32" else None  # fewer bits are those of layers
+    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head, outer)
+    embedding = replace(_frozen(graph.embedding, outer), has_no_backward=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
 
@@ -76,7 +77,8 @@ def _frozen_operator(op: Operator, stored: float | None) -> Operator:
 
 
 def _frozen_weight(weight: Weight, stored: float | None) -> Weight:
-    return replace(weight, trainable=False, stored_bytes=stored if _is_matrix(weight) else None)
+    holds = _is_matrix(weight) or stored == STORED_BYTES["fp32"]
+    return replace(weight, trainable=False, stored_bytes=stored if holds else None)
 
 
 def _adapted(block: Block, rank: int, targets: tuple[str, ...], stored: float | None) -> Block:

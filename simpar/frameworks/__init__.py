@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -153,6 +154,11 @@ def load_reader(name: str) -> Reader:
     module, attribute = READERS[files.choose(name, READERS, "framework")].split(":")
     result: Reader = getattr(import_module(f"{__name__}.{module}"), attribute)
     return result
+
+
+def owner_of(data: Mapping[str, Any]) -> str | None:
+    """The reader whose config a mapping is; None if it is none's."""
+    return next((name for name in READERS if load_reader(name).owns(data)), None)
 
 
 def targets_of(stack: str) -> list[str]:

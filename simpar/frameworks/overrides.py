@@ -11,6 +11,7 @@ from simpar.frameworks.shell import Script
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
+_CONFIG = ("--config", "--config_file", "--config-file")
 _UNKNOWN = re.compile(r"\$[{(]|\$\w")
 
 
@@ -42,6 +43,17 @@ def flagged(words: Sequence[str]) -> dict[str, Any]:
             after = words[at + 1] if at + 1 < len(words) else "true"
             result[flag.removeprefix("--")] = _value(value if equals else "true" if after.startswith("--") else after)
     return result
+
+
+def files_of_script(words: Sequence[str]) -> tuple[str, ...]:
+    """The configs that a command gives to its script, as a loose word or by ``--config``."""
+    at = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+    result = []
+    for before, word in zip(words[at:], words[at + 1 :], strict=False):
+        name, equals, value = word.partition("=")
+        file = value if equals and name in _CONFIG else word if before in _CONFIG or not before.startswith("-") else ""
+        result += [file] if is_config(file) else []
+    return tuple(result)
 
 
 def _value(text: str) -> Any:

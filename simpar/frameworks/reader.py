@@ -24,7 +24,8 @@ class Reader:
     the export target whose options have the same names, for proposals; "" if there is none. ``has_dotted_flags``:
     options of sections are flags of its commands, too. ``trains`` tells whether a command of it trains: if another one
     of the text does, that is read. ``spawns``: one ``python`` trains on all devices of a node, as it starts their
-    processes or is the only one.
+    processes or is the only one. ``takes_files``: a command may be known only by the file of arguments that it gives to
+    its script.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Reader:
     has_dotted_flags: bool = True
     trains: Callable[[Sequence[str]], bool] = field(default=lambda _: True)
     spawns: bool = False
+    takes_files: bool = False
 
 
 def value_of(words: Sequence[str], names: Sequence[str]) -> str | None:

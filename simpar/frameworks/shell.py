@@ -22,13 +22,13 @@ from simpar.frameworks.shell_built_in import BUILT_IN
 from simpar.frameworks.shell_calls import (
     JOBS,
     KNOWN,
-    PLAIN,
     SHELLS,
     Call,
     begins_as_script,
     call_of,
     is_script_name,
     without_env,
+    without_submitter,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
 from simpar.frameworks.shell_output import output_of, printed, tree_of
@@ -224,8 +224,8 @@ class Script:
         outside |= {name: known.get(name) for name in own if name not in outside}
         known |= {name: [value] for name, value in own.items()}
         self.exported |= {*names, *own}
-        while words[:1] and words[0] in PLAIN:
-            words = words[1:]
+        words, submitter = without_submitter(words)
+        self.notes += [f"{submitter} starts what stands after --: its own options are not read."] if submitter else []
         call = call_of(words, self.is_script)
         if call is None or not self._child(call):
             self.commands.append([*self.before, *words])

@@ -19,6 +19,19 @@ PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job")
 """Suffixes of scripts."""
+STARTERS = (
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "srun",
+    "mpirun",
+    "llamafactory-cli",
+    "trl",
+    "axolotl",
+    "tune",
+    "swift",
+)
+"""Programs that start training."""
 OTHERS = (".py", ".json", ".yaml", ".yml", ".toml", ".sif")
 """Suffixes of files that are no scripts of a shell."""
 _PROGRAM = re.compile(r"(python[\d.]*|torchrun|deepspeed|accelerate|.*\.py)")
@@ -94,7 +107,20 @@ def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
         words = rest[len(given) :]
     if words and PurePath(words[0]).name in ("srun", *JOBS):
         own |= _exported(words)
+    while words[:1] and words[0] in PLAIN:
+        words = words[1:]
     return words, own
+
+
+def without_submitter(words: list[str]) -> tuple[list[str], str]:
+    """What stands after the ``--`` of a program that submits a command, and that program; "" if there is none."""
+    at = words.index("--") if "--" in words else 0
+    program = next((word for word in words[:at] if word.endswith(".py")), None)
+    if not at or (program is None and PurePath(words[0]).name in (*WRAPPERS, *STARTERS)):
+        return words, ""
+    name = PurePath(words[at + 1]).name if at + 1 < len(words) else ""
+    is_start = name in STARTERS or re.fullmatch(r"python[\d.]*", name) is not None
+    return (words[at + 1 :], PurePath(program or words[0]).name) if is_start else (words, "")
 
 
 def _exported(words: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.shell import Script
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command
-from simpar.frameworks.trainer_read import Habits, plan_of
+from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_readers import flat_options
 from simpar.frameworks.trainer_words import PREFERENCE, VISION, WORDS
 from simpar.frameworks.words import WordTable
@@ -48,7 +48,7 @@ SWIFT = Habits(
     recompute=True,
     states="low",
     attention="sdpa",
-    targets=Tuning().lora_targets,
+    adapters=Adapters(targets=Tuning().lora_targets),
     micro_batch=1,
     presets={f"zero{stage}": _preset(stage) for stage in range(4)}
     | {f"zero{stage}_offload": _preset(stage, away=True) for stage in (2, 3)},

@@ -16,6 +16,7 @@ from simpar.frameworks.words import OFF, ReadWords, plain
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
 """Programs that start a training script themselves; their first word says what they do."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
+NAMED = "a value that the text says: put variables before the script (NAME=VALUE ./train.sh) and its arguments after it"
 CONFIGS = (".yaml", ".yml", ".json")
 _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<"}
 
@@ -136,6 +137,7 @@ class TrainerArguments(ConfigReader):
         super().__init__(values, source)
         self.written = written or {}
         self.supposed: set[str] = set()
+        self.left = set[str]()
 
     def one(self, *keys: str) -> Any:
         """The first value that is given under one of these names; None if there is none. Raises UserError."""
@@ -143,7 +145,7 @@ class TrainerArguments(ConfigReader):
         for key in keys:
             value = self.get(key)
             if isinstance(value, str) and UNKNOWN.search(value):
-                raise self.refused(key, "a value that the text says")
+                raise self.refused(key, NAMED)
             result = value if result is None else result
         return result
 
@@ -174,7 +176,7 @@ class TrainerArguments(ConfigReader):
 
     def leave(self, *keys: str) -> None:
         """Take names as not read: a table of words says what they could change."""
-        self.used.difference_update(keys)
+        self.left.update(keys)
 
     def refused(self, key: str, allowed: str) -> UserError:
         """The error for a value that is not allowed."""
@@ -182,6 +184,7 @@ class TrainerArguments(ConfigReader):
 
     def words(self) -> ReadWords:
         """The words that were asked for, and the others with their values, as the text spells them."""
+        self.used.difference_update(self.left)
         read, spelt = super().words(), self.written
         return ReadWords(
             tuple(spelt.get(key, key) for key in read.used if key not in self.supposed),

@@ -1,5 +1,6 @@
 """Launches of trainers on Hugging Face's back to a plan: their arguments, whatever names these have."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,17 @@ MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_pa
 MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
 LENGTH = ("packing_length", "max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len",
           "block_size", "max_seq_len", "seq_length", "seq_len", "max_source_length")  # fmt: skip
-RANK = ("lora_r", "lora_rank", "r", "lora_dim")
-TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear")
+RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
+TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
+           "lora_modules", "trainable")  # fmt: skip
+DTYPE = ("dtype", "torch_dtype", "model_dtype")
+ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft", "enable_lora", "train_lora")
+"""Switches of adapters, by the names that scripts give them."""
+IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
+           "use_bnb_4bit")  # fmt: skip
+IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
+BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit")
+"""Bits of frozen weights."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
 DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()} | {"half": "fp16", "float": "fp32"}
 OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
@@ -46,6 +56,10 @@ FLASH_SWITCHES = (
     "use_flash_attention",
     "use_flash_attn_2",
 )
+PLUGINS = {"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}
+"""Plugins of Axolotl whose options say all that they change."""
+BLOCKS = 64
+"""Pieces of a loss whose logits are never stored (cut cross entropy)."""
 QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in Tuning().lora_targets},
@@ -61,6 +75,9 @@ PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     "o": ("o_proj",),
 }
 """Targets of adapters by the names that families give their projections."""
+MLP = ("gate_proj", "up_proj", "down_proj")
+HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.")
+"""Where models keep the layers of their decoder."""
 ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
 USUAL_TARGETS = ("q_proj", "v_proj")
 """What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
@@ -69,12 +86,27 @@ LEFT_OPEN = (2, 4)
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Adapters where a trainer is not told more: their rank and targets, and the weights beside them.
+
+    These have ``bits``, and are loaded in the dtype ``frozen``: "fp32", or "low" for that of the products, whose
+    ``precision`` is the trainer's if it is None.
+    """
+
+    rank: int = 8
+    targets: tuple[str, ...] = USUAL_TARGETS
+    bits: int | None = None
+    frozen: str = "low"
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
 class Habits:
     """What a trainer does where its arguments say nothing.
 
     ``states`` is the dtype of the parameters that the optimizer updates: "fp32", "low" for that of the products, or ""
-    if the script decides it. ``attention`` is "" if the script decides. ``rank`` is that of adapters. ``presets`` are
-    DeepSpeed configs that the trainer has by name.
+    if the script decides it. ``attention`` is "" if the script decides. ``presets`` are DeepSpeed configs that the
+    trainer has by name.
     """
 
     name: str
@@ -83,8 +115,7 @@ class Habits:
     length: int | None = None
     states: str = ""
     attention: str = ""
-    rank: int = 8
-    targets: tuple[str, ...] = USUAL_TARGETS
+    adapters: Adapters = Adapters()
     told: Mapping[str, str] = field(default_factory=dict)
     micro_batch: int = 8  # transformers, training_args.py
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -95,7 +126,8 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     model, named = _model(given)
     micro = given.number(*MICRO_BATCH) or habits.micro_batch
     accumulation = given.number("gradient_accumulation_steps") or 1
-    precision = _precision(given, habits)
+    adapters = _adapters(given, habits, model)
+    precision = _precision(given, habits, adapts="lora_rank" in adapters)
     sharding = sharding_of(given, command, Filled(micro, accumulation, precision, model), habits.presets)
     precision = sharding.values.get("precision", precision)
     values = {
@@ -107,16 +139,19 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         "recompute": "full" if _recomputes(given, habits) else "none",
         **_optimizer(given),
         **_kernels(given, model),
-        **_adapters(given, habits, model),
+        **adapters,
     }
-    length = given.number(*LENGTH) or habits.length
-    batch = given.number("batch_size") if given.one("gradient_accumulation_steps") is None else None  # of all ranks
-    shape = {"seq_len": length, "global_batch": batch if given.number(*MICRO_BATCH) else None}
+    shape = {"seq_len": _length(given) or habits.length, "global_batch": _whole_batch(given)}
     values |= {"training": {key: size for key, size in shape.items() if size} or None}
     values |= {key: value for key, value in sharding.values.items() if value is not None}
     if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
         values["recompute"] = "full"
     values |= _states(given, habits, values, sharding)
+    if values["precision"] != "fp32":
+        given.on("tf32")  # of products in fp32
+    narrows = sharding.is_deepspeed or sharding.shards_parameters  # and gathers in the precision of products
+    if values.get("frozen_dtype") == "fp32" and (narrows or values["precision"] == "fp32"):
+        values["frozen_dtype"] = "bf16"
     if _is_alone(command, values):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
@@ -142,15 +177,31 @@ def _model(given: TrainerArguments) -> tuple[str | None, str]:
     return find_released(named, given.source), named
 
 
+def _length(given: TrainerArguments) -> int | None:
+    """The longest sequence; for a prompt and an answer that are cut one by one, both (qlora.py)."""
+    parts = [given.number(key) for key in ("source_max_len", "target_max_len")]
+    return given.number(*LENGTH) or sum(part or 0 for part in parts) or None
+
+
+def _whole_batch(given: TrainerArguments) -> int | None:
+    """The sequences of a step of all ranks, which scripts and LLaMA-Factory 1 accumulate what is left of."""
+    if given.one("gradient_accumulation_steps") is not None or not given.number(*MICRO_BATCH):
+        return None
+    return given.number("batch_size", "global_batch_size")
+
+
 def _no_model(named: str) -> str:
     if not named:
         return "The arguments name no model: give --model."
     return f"{named} is no shipped model, no local folder and not in the hub's local cache: give --model."
 
 
-def _precision(given: TrainerArguments, habits: Habits) -> str:
+HALVES = (("bf16", "pure_bf16", "bfloat16"), ("fp16", "float16"))
+
+
+def _precision(given: TrainerArguments, habits: Habits, *, adapts: bool) -> str:
     """The precision of products: mixed, or that of the parameters where all is low."""
-    bf16, fp16 = given.on("bf16", "pure_bf16", "bfloat16"), given.on("fp16", "float16")
+    bf16, fp16 = (given.on(*names) for names in HALVES)
     mixed = given.one("mixed_precision")
     if mixed in ("bf16", "fp16"):
         return str(mixed)
@@ -159,11 +210,20 @@ def _precision(given: TrainerArguments, habits: Habits) -> str:
         bf16 = True
     if bf16 or fp16:
         return "bf16" if bf16 else "fp16"
-    if dtype in ("bf16", "fp16") and bf16 is None and fp16 is None:
+    untold = bf16 is None and fp16 is None
+    if untold and dtype in ("bf16", "fp16"):
         return dtype
-    if given.on("load_in_4bit", "load_in_8bit") and bf16 is None and fp16 is None:
+    if untold and given.on(*IN_FOUR, *IN_EIGHT):
         return "bf16"  # what 4 bits are widened to
+    if untold and adapts and habits.adapters.precision:
+        return habits.adapters.precision
     return "fp32" if bf16 is False else habits.precision
+
+
+def _says_precision(given: TrainerArguments) -> bool:
+    """Whether the arguments say a precision, or a dtype of weights."""
+    names = (*HALVES[0], *HALVES[1], "mixed_precision", *DTYPE, *IN_FOUR, *IN_EIGHT)
+    return any(given.values_.get(name) is not None for name in names)
 
 
 def _recomputes(given: TrainerArguments, habits: Habits) -> bool:
@@ -202,6 +262,11 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["attention_kernel"] = "eager"
     elif given.on("sdp_attention"):
         result["attention_kernel"] = "sdpa"
+    plugins = {word.rpartition(".")[2] for word in words_of(given.one("plugins") or [])}
+    if plugins - PLUGINS:
+        given.leave("plugins")
+    if "CutCrossEntropyPlugin" in plugins and given.on("cut_cross_entropy") is not False:
+        result["loss_chunks"] = BLOCKS
     if given.on("torch_compile"):
         result["fused_kernels"] = "compiled"
     elif given.on("use_liger_kernel", "enable_liger_kernel", "use_liger"):
@@ -246,43 +311,62 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     """What is trained: adapters, the last layers, or all parameters."""
     kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
     rank, chosen = given.number(*RANK), given.one(*TARGETS)
-    four, eight = given.on("load_in_4bit", "use_4bit", "qlora"), given.on("load_in_8bit")
-    bits = given.one("quantization_bit", "bits")
-    four, eight = four or bits == 4 or kind == "qlora", eight or bits == 8
-    if eight:
-        given.leave("load_in_8bit", "quantization_bit", "bits")
+    bits = given.number(*BITS) or habits.adapters.bits
+    four, eight = given.on(*IN_FOUR) or bits == 4 or kind == "qlora", given.on(*IN_EIGHT) or bits == 8
+    if eight or bits not in (None, 4, 16, 32):
+        given.leave(*IN_EIGHT, *BITS)
     if kind == "freeze":
         return _last_layers(given, model)
     whole = given.on("full_finetune", "full_finetuning")
-    uses = given.on("use_peft", "use_lora", "lora_enable", "lora")
-    adapts = _first(
-        uses, kind not in ("full", "none", "") or (not kind and rank is not None and not whole and uses is None)
-    )
+    if whole:
+        return {}
+    uses = given.on(*ADAPTS)
+    adapts = _first(uses, kind not in ("full", "none", "") or (not kind and rank is not None and uses is None))
     if kind == "full" or (not adapts and not (four or eight)):
         return {}
     if kind not in ("lora", "qlora", "full", "none", ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
     return {
-        "lora_rank": rank or habits.rank,
+        "lora_rank": rank or habits.adapters.rank,
         "lora_targets": _targets(given, chosen, habits),
-        "frozen_dtype": "nf4" if four else "bf16",
+        "frozen_dtype": "nf4" if four else "fp32" if _keeps_fp32(given, habits) else "bf16",
     }
+
+
+def _keeps_fp32(given: TrainerArguments, habits: Habits) -> bool:
+    """Whether frozen weights are loaded in fp32."""
+    told = given.one(*DTYPE)
+    return habits.adapters.frozen == "fp32" if told in (None, "") else _loaded(given) == "fp32"
 
 
 def _targets(given: TrainerArguments, chosen: Any, habits: Habits) -> tuple[str, ...]:
     """Projections with adapters, in a layer's order; the embedding and the head are left to the table of words."""
     if chosen in (None, False):
-        return habits.targets
+        return habits.adapters.targets
     names = [word.rpartition(".")[2].lower() for word in words_of(chosen)]
     if any(name in ALL_LINEAR for name in names):
         return Tuning().lora_targets
-    own = {target for name in names for target in PROJECTIONS.get(name, ())}
+    own = {target for name in names for target in PROJECTIONS.get(name, ())} or _matched(chosen)
     if not own:
         key = next(key for key in TARGETS if given.get(key) is not None)
         raise given.refused(key, f"{', '.join(Tuning().lora_targets)}, or all-linear")
-    if any(name not in PROJECTIONS for name in names):
+    if any(name not in PROJECTIONS for name in names) and not _matched(chosen):
         given.leave(*TARGETS)
     return tuple(target for target in Tuning().lora_targets if target in own)
+
+
+def _matched(chosen: Any) -> set[str]:
+    """The projections of a decoder's layer whose whole names a pattern matches, as PEFT asks."""
+    if not isinstance(chosen, str):
+        return set()
+    try:
+        pattern = re.compile(chosen)
+    except re.error:
+        return set()
+    return {
+        name for name in Tuning().lora_targets for home in HOMES
+        if pattern.fullmatch(f"{home}layers.0.{'mlp' if name in MLP else 'self_attn'}.{name}")
+    }  # fmt: skip
 
 
 def _last_layers(given: TrainerArguments, model: str | None) -> dict[str, Any]:
@@ -320,7 +404,7 @@ def _loads_low(given: TrainerArguments) -> bool:
 
 def _loaded(given: TrainerArguments) -> str | None:
     """The dtype in which weights are loaded; None if the arguments say none that is known."""
-    return DTYPES.get(str(given.one("dtype", "torch_dtype", "model_dtype")).removeprefix("torch.").lower())
+    return DTYPES.get(str(given.one(*DTYPE)).removeprefix("torch.").lower())
 
 
 def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool:
@@ -357,7 +441,13 @@ def _assumed(
         yield Assumed(
             "attention_kernel", "sdpa", "what transformers takes unless the script asks otherwise", ("eager",)
         )
-    is_open = not habits.states and not _loads_low(given) and not values.get("lora_rank")
+    adapts = bool(values.get("lora_rank"))
+    if not habits.states and values["precision"] == "fp32" and not _says_precision(given):
+        why = "no bf16, fp16 or dtype is asked for: fp32 unless the script sets it"
+        yield Assumed("precision", "fp32", why, ("bf16",))
+    if adapts and not habits.states:
+        yield from _assumed_adapters(given, values, sharding)
+    is_open = not habits.states and not _loads_low(given) and not adapts
     if (
         is_open
         and values["precision"] in ("bf16", "fp16")
@@ -369,3 +459,16 @@ def _assumed(
     for key, why in habits.told.items():
         if key == "recompute" and given.on(*CHECKPOINTING) is None:
             yield Assumed(key, values["recompute"], why, ("none" if values["recompute"] == "full" else "full",))
+
+
+def _assumed_adapters(given: TrainerArguments, values: Mapping[str, Any], sharding: Sharding) -> Iterator[Assumed]:
+    """What a script's own defaults may say of its adapters."""
+    if given.number(*RANK) is None:
+        yield Assumed("lora_rank", values["lora_rank"], "the script's own; PEFT's is 8", (16, 64))
+    if given.one(*TARGETS) in (None, False):
+        yield Assumed("lora_targets", values["lora_targets"], "the script's own; PEFT's of most families",
+                      (Tuning().lora_targets,))  # fmt: skip
+    is_low = values["precision"] in ("bf16", "fp16") and values["frozen_dtype"] == "bf16"
+    if is_low and given.one(*DTYPE) is None and not (sharding.is_deepspeed or sharding.shards_parameters):
+        why = "the script says in which dtype weights are loaded; transformers 5 takes the checkpoint's, earlier fp32"
+        yield Assumed("frozen_dtype", "bf16", why, ("fp32",))

@@ -1,5 +1,6 @@
 """Readers of Hugging Face's Trainer and of what is built on it: TRL, LLaMA-Factory, Axolotl, Unsloth's scripts."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -11,7 +12,7 @@ from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
-from simpar.frameworks.trainer_read import Habits, plan_of
+from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.plan.choices.tuning import Tuning
 
@@ -30,25 +31,45 @@ KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deeps
 TRL_STAGES = ("sft",)
 FACTORY_STAGES = ("sft", "pt", "None")
 
+EVERY = Tuning().lora_targets
 TRANSFORMERS = Habits("transformers")
 SFT = Habits(
     "trl",
     told={"recompute": "SFTConfig checkpoints unless told not to; TRL before 0.20 did not"},
     precision="bf16",
     recompute=True,
-    rank=16,
+    adapters=Adapters(16),
 )
 """A script with TRL's SFTConfig: bf16 and checkpointing unless told otherwise (``trainer/base_config.py``)."""
-TRL = replace(SFT, length=1024, states="fp32", attention="sdpa", told={})
+TRL = replace(SFT, length=1024, states="fp32", attention="sdpa", adapters=Adapters(16, frozen="fp32"), told={})
 """``trl sft``: lengths of 1,024 (``sft_config.py``), weights in fp32 (``model_config.py``)."""
+QLORA = Habits("transformers", recompute=True, length=1280, states="fp32", attention="sdpa",
+               adapters=Adapters(64, EVERY, bits=4, frozen="fp32"))  # fmt: skip
+"""``qlora.py`` of artidoro/qlora: adapters of all projections beside 4 bits, 1,024 + 256 tokens."""
+SCRIPTS = {"qlora.py": QLORA}
+"""Scripts of the Trainer whose own defaults are known, by name."""
+NOT_MODELLED = ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "cpo", "simpo", "gkd", "reward", "rm", "prm")
+"""Words of the name of a script that trains on something else than the next token."""
 LLAMA_FACTORY = Habits(
-    "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa", targets=Tuning().lora_targets
-)
-"""Checkpoints, adapts all projections, and widens what is trained (``hparams``, ``model/adapter.py``)."""
+    "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
+    adapters=Adapters(targets=EVERY, precision="bf16"),
+)  # fmt: skip
+"""Checkpoints, adapts all projections, and widens what is trained (``hparams``, ``model/adapter.py``); products beside
+adapters are in the dtype of the checkpoint (``model/patcher.py``)."""
+FACTORY_1 = {
+    "model": "model", "peft_config.name": "finetuning_type", "peft_config.r": "lora_rank",
+    "peft_config.target_modules": "lora_target", "peft_config.freeze_trainable_layers": "freeze_trainable_layers",
+    "peft_config.modules_to_save": "modules_to_save", "peft_config.use_dora": "use_dora",
+    "quant_config.quantization_bit": "quantization_bit", "dist_config.config_file": "deepspeed",
+    "dist_config.name": "fsdp",
+    "enable_activation_checkpointing": "gradient_checkpointing",
+}  # fmt: skip
+"""Options of LLaMA-Factory 1 (``v1/config``) by their earlier names."""
+USUAL_1 = {"finetuning_type": "full", "bf16": True, "micro_batch_size": 1}
 AXOLOTL = Habits("axolotl", length=512, states="low", attention="sdpa")
 """Weights are loaded in the precision (``loaders/model.py``)."""
-UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, states="low", attention="flash2", rank=16,
-                 targets=Tuning().lora_targets)  # fmt: skip
+UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, states="low", attention="flash2",
+                 adapters=Adapters(16, EVERY))  # fmt: skip
 """``unsloth-cli.py``: adapters of all projections, checkpointing to the host."""
 
 
@@ -61,32 +82,60 @@ def flat_options(data: Mapping[str, Any]) -> dict[str, Any]:
 def _reading(
     habits: Habits,
     is_own: Callable[[TrainerCommand], bool],
+    owns: Callable[[Mapping[str, Any]], bool],
     check: Callable[[TrainerArguments, TrainerCommand | None], None],
 ) -> Callable[[str, str], Imported]:
     """A reader's ``read``: of a file, or of the first command in a text that is its own."""
 
     def read(text: str, name: str) -> Imported:
         if name.endswith(CONFIGS):
-            given = TrainerArguments(flat_options(mapping(text, name)), name)
+            given = _arguments(flat_options(mapping(text, name)), name)
             check(given, None)
             return plan_of(given, _habits_of(given, habits))
-        command = next((each for each in commands_of(text, name) if is_own(each)), None)
+        commands = commands_of(text, name)
+        command = next((each for each in commands if is_own(each)), None) or next(
+            (each for each in commands if any(owns(load_beside(file, name)) for file in each.configs)), None
+        )
         if command is None:
             raise UserError(f"{name}: no command of {habits.name}, such as one with --per_device_train_batch_size 4")
         values: dict[str, Any] = {}
         for config in command.configs:
             values |= flat_options(load_beside(config, name))
-        given = TrainerArguments({**values, **command.flags}, name, command.written)
+        given = _arguments({**values, **command.flags}, name, command.written)
         check(given, command)
-        result = plan_of(given, _habits_of(given, habits), command)
+        result = plan_of(given, _habits_of(given, habits, command.script), command)
         return replace(result, written_as="") if values and result.written_as is None else result
 
     return read
 
 
-def _habits_of(given: TrainerArguments, habits: Habits) -> Habits:
-    """A script of the Trainer with arguments of TRL's SFTConfig has its habits."""
+def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> TrainerArguments:
+    """The arguments by the names that are asked for."""
+    if not any(key in values for key in ("model_class", "dist_config.name", "peft_config.name", "quant_config.name")):
+        return TrainerArguments(values, source, written)
+    named = {FACTORY_1.get(key, key): value for key, value in values.items()}
+    if named.get("fsdp") == "fsdp2":
+        named["fsdp"] = "full_shard auto_wrap"
+    else:
+        named["dist_config.name"] = named.pop("fsdp", None)
+    spelt = {ours: theirs for theirs, ours in FACTORY_1.items() if theirs in values}
+    result = TrainerArguments(named, source, {**spelt, **(written or {})})
+    result.suppose(**USUAL_1)
+    return result
+
+
+def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Habits:
+    """A script of the Trainer with arguments of TRL's SFTConfig has its habits, and some have their own."""
+    if habits is TRANSFORMERS and (own := SCRIPTS.get(PurePath(script).name)) is not None:
+        return own
     return SFT if habits is TRANSFORMERS and any(key in given for key in OF_SFT) else habits
+
+
+def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> None:
+    """Refuse scripts that train on preferences or rewards, by their names."""
+    script = PurePath(command.script).name if command is not None else ""
+    if set(re.split(r"[^a-z]+", script.lower())) & set(NOT_MODELLED):
+        raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
 
 
 def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:
@@ -97,6 +146,7 @@ def _check_trl(given: TrainerArguments, command: TrainerCommand | None) -> None:
     stage = _stage(command)
     if stage and stage not in TRL_STAGES:
         raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; preferences and rewards are not modelled")
+    _check_script(given, command)
 
 
 def _stage(command: TrainerCommand | None) -> str:
@@ -116,7 +166,7 @@ def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
 
 def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
     if given.one("r", "lora_r") is None:
-        given.suppose(r=UNSLOTH.rank)
+        given.suppose(r=UNSLOTH.adapters.rank)
 
 
 def _is_trl(command: TrainerCommand) -> bool:
@@ -147,9 +197,8 @@ def _is_trainers(command: TrainerCommand) -> bool:
     flags = set(command.flags)
     if "swift" in command.script or "megatron" in command.script.lower():
         return False
-    return any(key in flags for key in TELLING) or (
-        any(key in flags for key in NAMES) and any(key in flags for key in BESIDE)
-    )
+    is_known = PurePath(command.script).name in SCRIPTS or any(key in flags for key in BESIDE)
+    return any(key in flags for key in TELLING) or (any(key in flags for key in NAMES) and is_known)
 
 
 def _starts(is_own: Callable[[TrainerCommand], bool]) -> Callable[[Sequence[str]], bool]:
@@ -187,7 +236,8 @@ def _reader(
     return Reader(
         name=habits.name,
         description=description,
-        read=_reading(habits, is_own, check),
+        read=_reading(habits, is_own, owns, check),
+        takes_files=True,
         starts=_starts(is_own),
         config=_config,
         owns=owns,
@@ -198,7 +248,11 @@ def _reader(
 
 
 TRANSFORMERS_READER = _reader(
-    TRANSFORMERS, "Hugging Face's Trainer: arguments of a script, as words, YAML or JSON", _is_trainers, _owns(*TELLING)
+    TRANSFORMERS,
+    "Hugging Face's Trainer: arguments of a script, as words, YAML or JSON",
+    _is_trainers,
+    _owns(*TELLING),
+    _check_script,
 )
 TRL_READER = _reader(TRL, "TRL: trl sft and its YAML", _is_trl, _owns(*OF_SFT, names=NAMES), _check_trl)
 LLAMA_FACTORY_READER = _reader(

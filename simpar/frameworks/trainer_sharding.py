@@ -59,6 +59,7 @@ def sharding_of(
 ) -> Sharding:
     """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
     launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
+    filled = replace(filled, precision=launched.values.get("precision", filled.precision))
     named = given.one("deepspeed", "deepspeed_config")
     if isinstance(named, str) and named in presets:
         own = _of_deepspeed(presets[named], named, filled)
@@ -97,6 +98,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     if str(given.get("mixed_precision", "no")) == "no":
         values.pop("precision")  # the arguments say it
     named = given.get(CONFIG_FILE)
+    filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
         inner = _of_deepspeed(load_beside(str(named), source), str(named), filled)
         values, more = {**values, **inner.values}, inner.words

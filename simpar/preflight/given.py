@@ -11,7 +11,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import READERS, load_reader, read, slurm
+from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.overrides import flagged
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
@@ -208,8 +208,7 @@ def _target_of(text: str, source: str, suffix: str) -> str:
     if isinstance(data, Mapping):
         if unread := unread_config(data):
             raise _refusal(source, f"a config of {unread}, which is not read")
-        owner = next((name for name in READERS if load_reader(name).owns(data)), None)
-        if owner is not None:
+        if (owner := owner_of(data)) is not None:
             return owner
     raise _refusal(source, "no config that is known here")
 

@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from math import prod
 from pathlib import PurePath
 
-from simpar.frameworks import READERS, load_reader, slurm
+from simpar.frameworks import READERS, load_reader, owner_of, slurm
+from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_words import UNKNOWN
@@ -71,6 +72,8 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 """Variables that list the devices of a node that a job may use."""
 OF_NODE = ("NPROC_PER_NODE", "NGPU", "PET_NPROC_PER_NODE")
 """Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan; torchrun itself)."""
+GENERAL = ("transformers", "accelerate", "deepspeed")
+"""Readers of commands that may start a front end, which only the file of its arguments tells."""
 OF_ONE = ("megatron-swift", "swift")
 """Readers of front ends that start one process where no variable asks for more."""
 OF_NODES = ("NNODES", "PET_NNODES")
@@ -129,7 +132,10 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         if unread := unread_command(words):
             return LaunchCommand(None, words=tuple(words), notes=tuple(script.notes), unread=unread)
         before = [f"{name}={given[name]}" for name in NAMING if given.get(name)]
-        if (told_target := _started([*before, *words] if _wrapper(words) else words)) is not None:
+        told_target = _started([*before, *words] if _wrapper(words) else words)
+        if told_target is None or told_target[0] in GENERAL:
+            told_target = _named(words, script) or told_target
+        if told_target is not None:
             trains = load_reader(told_target[0]).trains(words)
             if trains or target is None:
                 (target, config), started, environment = told_target, words, given
@@ -245,6 +251,16 @@ def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
         reader = load_reader(name)
         if reader.starts(words):
             return name, reader.config(words)
+    return None
+
+
+def _named(words: Sequence[str], script: Script) -> tuple[str, str | None] | None:
+    """The reader of the file of arguments that a command gives to its script; None if that is none's, or not here."""
+    for file in files_of_script(words):
+        text = None if UNKNOWN.search(file) else script.text_of_file(file)
+        owner = None if text is None else owner_of(mapping(text[1], text[0]))
+        if owner is not None and load_reader(owner).takes_files:
+            return owner, load_reader(owner).config(words)
     return None
 
 

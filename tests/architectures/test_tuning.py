@@ -112,6 +112,14 @@ def test_pipelines_and_shards_of_frozen_models_run():
     assert step(tp=4, lora_rank=16).step_time_s > 0
 
 
+def test_frozen_weights_may_be_kept_in_32_bits():
+    """As a script loads them that says no dtype: 4 bytes of every parameter, the table and the head among them."""
+    count = simpar.Model("llama-3-8b").num_parameters()
+    wide, low = (step(lora_rank=16, frozen_dtype=dtype) for dtype in ("fp32", "bf16"))
+    assert wide.memory.stages[0].parameters_bytes == pytest.approx(4 * count, rel=0.02)
+    assert wide.step_time_s > low.step_time_s
+
+
 def test_qlora_of_65b_parameters_fits_in_48_gb():
     """QLoRA, arXiv 2305.14314: 65B parameters on one 48 GB device, more than 780 GB with 16 bits."""
     profile = load_cluster("l40s-8").profile.model_copy(update={"devices_per_node": 1})

@@ -81,8 +81,14 @@ def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path):
         ("--lora_r 64", 64, 2, "bf16"),
         ("--use_peft False --lora_r 16", None, 7, "bf16"),
         ("--use_lora True --lora_target_modules=q_proj,k_proj", 8, 2, "bf16"),
+        ("--q_lora True --use_lora True", 8, 2, "nf4"),
+        ("--use_qlora --lora_rank 4 --trainable q_proj,v_proj,o_proj", 4, 3, "nf4"),
+        ("--use_peft_lora True --lora_r 4 --use_4bit_quantization True", 4, 2, "nf4"),
+        ("--use_peft_lora True --lora_r 4 --use_4bit_quantization False --bits 4", 4, 2, "nf4"),
+        ("--bf16 --use_lora --torch_dtype float32", 8, 2, "fp32"),
+        (r"--lora_r 8 --lora_target_modules 'model.layers.[\d]+.(mlp|self_attn).(up|down|q|k|v|o)_proj'", 8, 6, "bf16"),
     ],
-)
+)  # fmt: skip
 def test_adapters_are_never_read_as_full_training(flags, rank, targets, dtype):
     """Rank, targets and bits of the frozen weights."""
     values = plan(f"{TRAIN} {flags}")
@@ -91,16 +97,98 @@ def test_adapters_are_never_read_as_full_training(flags, rank, targets, dtype):
     assert rank is None or len(values["lora_targets"]) == targets
 
 
+def test_a_script_of_4_bits_has_its_own_habits():
+    """Arguments of qlora.py are adapters beside 4 bits even if they say none of it; --full_finetune trains all."""
+    command = "python qlora.py --model_name_or_path huggyllama/llama-7b"
+    found = read(command, "the command", "transformers")
+    values = found.plan.flat_values()
+    assert (values["lora_rank"], len(values["lora_targets"]), values["frozen_dtype"]) == (64, 7, "nf4")
+    assert found.plan.training == {"seq_len": 1280}
+    assert read(f"{command} --source_max_len 16 --target_max_len 512", "-", "transformers").plan.training == {
+        "seq_len": 528
+    }
+    assert plan(f"{command} --full_finetune").get("lora_rank") is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "keys"),
+    [
+        ("--model_max_length 8 --group_texts", "transformers", {"precision", "attention_kernel"}),
+        ("--lora_r 8 --packing --bf16", "transformers",
+         {"attention_kernel", "lora_targets", "frozen_dtype", "recompute"}),
+        ("--use_lora --torch_dtype auto --bf16", "transformers", {"attention_kernel", "lora_targets", "lora_rank"}),
+        ("--use_lora --bf16 --fsdp full_shard", "transformers", {"attention_kernel", "lora_targets", "lora_rank"}),
+        ("--lora_rank 8 --finetuning_type lora --stage sft --neat_packing", "llama-factory", set()),
+    ],
+)  # fmt: skip
+def test_what_a_script_decides_itself_is_assumed(flags, target, keys):
+    """Precision, bits of frozen weights, rank and targets, where no argument says them; habits of a tool are facts."""
+    found = read(f"{TRAIN} {flags}", "the command", target)
+    assert {each.key for each in found.assumed} == keys
+    assert all(each.others for each in found.assumed)
+
+
+def test_adapters_of_llama_factory_are_in_the_dtype_of_the_checkpoint():
+    """Without bf16 or fp16, adapters are beside 16 bits; full training is in fp32. `trl sft` loads fp32."""
+    command = "llamafactory-cli train --model_name_or_path Qwen/Qwen3-8B --stage sft"
+    assert plan(command, "llama-factory")["precision"] == "bf16"
+    assert plan(f"{command} --finetuning_type full", "llama-factory")["precision"] == "fp32"
+    trl = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x --use_peft"
+    assert plan(trl, "trl")["frozen_dtype"] == "fp32"
+    assert plan(f"{trl} --dtype bfloat16", "trl")["frozen_dtype"] == "bf16"
+
+
+def test_accelerates_precision_fills_in_a_deepspeed_config(tmp_path):
+    """The launcher's precision is the script's, also where the config says "auto"."""
+    (tmp_path / "z3.json").write_text(json.dumps(AUTO))
+    command = (
+        f"accelerate launch --mixed_precision bf16 --num_processes 4 --use_deepspeed --deepspeed_config_file z3.json "
+        f"{TRAIN.removeprefix('python ')}"
+    )
+    values = plan(command, "transformers", str(tmp_path / "train.sh"))
+    assert (values["precision"], values["zero"], values["dp"]) == ("bf16", 3, 4)
+
+
+FACTORY_1 = {
+    "model": "Qwen/Qwen3-4B", "model_class": "llm", "cutoff_len": 1024, "micro_batch_size": 2, "global_batch_size": 32,
+    "dist_config": {"name": "fsdp2", "dcp_path": None},
+    "peft_config": {"name": "lora", "r": 16, "target_modules": "all"}, "quant_config": {"quantization_bit": 4},
+}  # fmt: skip
+
+
+def test_configs_of_llama_factory_1_are_read():
+    """Sections for adapters, bits and sharding; without adapters everything is trained."""
+    found = read(json.dumps(FACTORY_1), "v1.yaml", "llama-factory")
+    values = found.plan.flat_values()
+    assert (values["lora_rank"], values["frozen_dtype"], values["zero"], values["precision"]) == (16, "nf4", 3, "bf16")
+    assert found.plan.training == {"seq_len": 1024, "global_batch": 32}
+    assert {"peft_config.r", "quant_config.quantization_bit"} <= set(found.words.used)
+    whole = {key: value for key, value in FACTORY_1.items() if key not in ("peft_config", "quant_config")}
+    assert read(json.dumps(whole), "v1.yaml", "llama-factory").plan.flat_values().get("lora_rank") is None
+
+
+def test_plugins_of_axolotl_are_read_by_their_options():
+    """The loss in pieces; a plugin whose effect is not known decides."""
+    config = {"base_model": "Qwen/Qwen3-8B", "sequence_len": 512, "micro_batch_size": 1, "plugins": [
+        "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}  # fmt: skip
+    found = read(json.dumps(config), "a.yaml", "axolotl")
+    assert found.plan.flat_values()["loss_chunks"] == 64
+    assert "plugins" in found.words.used
+    config["plugins"].append("axolotl.integrations.diffusion.DiffusionPlugin")
+    assert "plugins" in read(json.dumps(config), "a.yaml", "axolotl").words.unread
+
+
 def test_words_of_other_sizes_are_left_to_the_table():
     """Optimizers, bits and kernels that are not modelled decide; idle words do not."""
     found = read(
-        f"{TRAIN} --optim ademamix --use_lora --load_in_8bit --attn_implementation flex_attention --lr 1",
+        f"{TRAIN} --optim ademamix --use_lora --load_in_8bit --attn_implementation flex_attention --lr 1 "
+        "--tf32 True --model_revision main --fp16 False --bf16 False",
         "-",
         "transformers",
     )
     account = load_reader("transformers").words.sort(found.words.used, found.words.unread)
-    assert set(account.deciding) == {"--optim", "--load_in_8bit", "--attn_implementation"}
-    assert account.idle == ("--lr",)
+    assert set(account.deciding) == {"--optim", "--load_in_8bit", "--attn_implementation", "--tf32"}
+    assert account.idle == ("--lr", "--model_revision")
     assert not account.unknown
 
 
@@ -149,6 +237,8 @@ def test_other_stages_are_refused_by_name():
     """Preferences and rewards run other passes than the next token's loss."""
     with pytest.raises(UserError, match="trl dpo: allowed: trl sft"):
         read("trl dpo --model_name_or_path x", "the command", "trl")
+    with pytest.raises(UserError, match=r"run_dpo\.py: preferences and rewards are not modelled"):
+        read(TRAIN.replace("train.py", "scripts/run_dpo.py"), "the command", "transformers")
     with pytest.raises(UserError, match="stage = 'dpo'"):
         read("model_name_or_path: x\nstage: dpo\ncutoff_len: 8\n", "lf.yaml", "llama-factory")
 

@@ -1,5 +1,7 @@
 """What a launch command starts: nodes, ranks of each, and the variables of the command."""
 
+from pathlib import Path
+
 import pytest
 
 from simpar.preflight.launcher import launch_of
@@ -63,3 +65,26 @@ def test_what_is_taken_for_granted_is_noted(text: str, note: str, is_single: boo
 def test_a_line_may_go_on_behind_the_end() -> None:
     """A backslash ends the file."""
     assert launch_of(f"torchrun --nnodes 2 {TRAIN} \\\n  --bf16 \\\n", "job.sh").nodes == 2
+
+
+def test_a_file_of_arguments_tells_whose_a_script_is(tmp_path: Path) -> None:
+    """`accelerate launch train.py recipe.yaml` is what the YAML is of; so is `--config recipe.yaml`."""
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\nfinetuning_type: full\ncutoff_len: 8\n")
+    (tmp_path / "ds.json").write_text("{}")
+    job = tmp_path / "job.sh"
+    start = "accelerate launch --config_file a.yaml --num_processes 4 src/train.py"
+    for words in ("recipe.yaml", "--config recipe.yaml", "--config=recipe.yaml", "--deepspeed ds.json recipe.yaml"):
+        job.write_text(f"{start} {words}")
+        found = launch_of(job.read_text(), str(job))
+        assert (found.target, found.ranks) == ("llama-factory", 4)
+    job.write_text(f"{start} --deepspeed ds.json")
+    assert launch_of(job.read_text(), str(job)).target == "accelerate"
+
+
+@pytest.mark.parametrize("submit", ["python mason.py --gpus 8 --", "sky launch -y --", "uv run --with x --"])
+def test_what_a_program_submits_is_what_counts(submit: str) -> None:
+    """The command after --, with its own launcher; the program's options are named as not read."""
+    found = launch_of(f"{submit} torchrun --nproc-per-node 4 {TRAIN}", "job.sh")
+    assert (found.target, found.per_node, found.words[0]) == ("megatron", 4, "torchrun")
+    assert "starts what stands after --" in " ".join(found.notes)
+    assert launch_of(f"srun -N 2 -- torchrun --nproc-per-node 4 {TRAIN}", "job.sh").nodes == 2

@@ -17,13 +17,13 @@ class Tuning(Section):
 
     Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
     ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, fp8 in the 8 bits that products
-    of that precision read.
+    of that precision read, fp32 in 32 bits that are narrowed before every product; bf16 is that of the products.
     """
 
     lora_rank: Count | None = None
     lora_targets: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     frozen_layers: int = Field(0, ge=0, strict=True)
-    frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
+    frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
 
     @property
     def is_used(self) -> bool:
@@ -38,7 +38,7 @@ class DecidedTuning:
     lora_rank: int | None = None
     lora_targets: tuple[Projection, ...] = Tuning().lora_targets
     frozen_layers: int = 0
-    frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
+    frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
 
 
 CHOICES = in_section(
