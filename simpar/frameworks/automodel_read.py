@@ -1,5 +1,6 @@
 """NeMo Automodel back to a plan: the YAML of a recipe, and commands that start one."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePath
@@ -54,6 +55,7 @@ def read(text: str, name: str) -> Imported:
     if not owns(data):
         raise UserError(f"{name}: no recipe of NeMo Automodel: it has a section step_scheduler beside model")
     given = reader_of(data, name)
+    _refuse_other_recipes(given)
     sizes = {axis: _size(given, f"{axis}_size") or 1 for axis in ("tp", "cp", "pp", "ep")}
     replicate, dp = _size(given, "dp_replicate_size") or 1, _size(given, "dp_size")
     target = given.get("distributed._target_")
@@ -95,10 +97,35 @@ def read(text: str, name: str) -> Imported:
     ask = "" if model else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
     balance: Balance = "forced" if given.get("model.backend.fake_balanced_gate") else "loss"
     notes = tuple(filter(None, (ask, *given.misspelt())))
+    if "VLM" not in str(given.values_.get("recipe")) and "ImageTextToText" not in str(given.get("model._target_")):
+        given.used.add("recipe")
+    else:
+        given.used.discard("recipe")
     return Imported(plan_said(values), given.words(), notes, asks={"model": ask}, expert_balance=balance,
                     assumed=tuple(assumed))  # fmt: skip
 
 
+def _refuse_other_recipes(given: ConfigReader) -> None:
+    """Raise UserError for a recipe that trains no decoder alone (``nemo_automodel/recipes``)."""
+    recipe, target = (str(given.get(key) or "") for key in ("recipe", "model._target_"))
+    for pattern, what in OTHER_RECIPES.items():
+        if match := re.search(pattern, f"{recipe} {target}"):
+            key = "recipe" if match[0] in recipe else "model._target_"
+            allowed = "recipes of next-token prediction and of VLM"
+            raise UserError(f"{given.source}: {key} = {recipe or target}: {what}: not modelled; allowed: {allowed}")
+    if "diffusers" in str(given.get("model.pretrained_model_name_or_path")).lower() or any(
+        key.startswith(("flow_matching.", "model.pipeline_spec.")) for key in given
+    ):
+        raise UserError(f"{given.source}: model: a diffusion model: not modelled; allowed: language models of text")
+
+
+OTHER_RECIPES = {
+    "Diffusion": "diffusion", "BiEncoder|CrossEncoder|Embedding": "retrieval",
+    "SequenceClassification": "a classifier", "RecipeForMultimodal": "a model of images and text",
+    "Train(Eagle|DFlash|DSpark|Domino|JetSpec|Vispec)": "a draft model beside a frozen one",
+    "KnowledgeDistillation": "distillation from a teacher",
+}  # fmt: skip
+"""Recipes by a part of their names."""
 RECOMPUTED = {True: "full", False: "none", "full": "full", "selective": "selective", "true": "full", "false": "none"}
 
 
@@ -152,20 +179,24 @@ def _automodel_adapters(given: ConfigReader) -> dict[str, Any]:
         return {}
     if given.get("peft.use_dora"):
         raise UserError(f"{given.source}: peft.use_dora = true: allowed: false (LoRA)")
-    wanted = given.get("peft.target_modules") or []
-    patterns = (
-        ["*"]
-        if given.get("peft.match_all_linear")
-        else [str(each) for each in ([wanted] if isinstance(wanted, str) else wanted)]
-    )
-    targets = [name for name in get_args(Projection) if any(_matches(name, pattern) for pattern in patterns)]
+    wanted, spared = (_listed(given, f"peft.{key}_modules") for key in ("target", "exclude"))
+    # all but those that are spared, or ``*_proj``, where no targets are said (``_peft/module_matcher.py``)
+    patterns = ["*"] if given.get("peft.match_all_linear") or spared else wanted or ["*_proj"]
+    targets = [
+        name for name in get_args(Projection)
+        if any(_matches(name, each) for each in patterns) and not any(_matches(name, each) for each in spared)
+    ]  # fmt: skip
     if not targets:
-        raise UserError(
-            f"{given.source}: peft.target_modules = {wanted}: allowed: patterns of {', '.join(get_args(Projection))}"
-        )
+        said, known = given.get("peft.target_modules"), ", ".join(get_args(Projection))
+        raise UserError(f"{given.source}: peft.target_modules = {said}: allowed: patterns of {known}")
     low = any(given.get(f"quantization.load_in_{bits}") for bits in ("4bit",))
     rank = given.whole("peft.dim") or ADAPTER_DIM
     return {"lora_rank": rank, "lora_targets": tuple(targets), "frozen_dtype": "nf4" if low else None}
+
+
+def _listed(given: ConfigReader, key: str) -> list[str]:
+    value = given.get(key) or []
+    return [str(each) for each in ([value] if isinstance(value, str) else value)]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -232,7 +263,6 @@ READER = Reader(
     spawns=True,
     words=WordTable(
         idle=(
-            "recipe",
             "seed",
             "step_scheduler.*",
             "dist_env.*",
@@ -242,7 +272,15 @@ READER = Reader(
             "dataloader.*",
             "validation_dataset.*",
             "validation_dataloader.*",
-            "optimizer.*",
+            "optimizer._target_",
+            "optimizer.lr",
+            "optimizer.betas",
+            "optimizer.eps",
+            "optimizer.weight_decay",
+            "optimizer.adam_w_mode",
+            "optimizer.bias_correction",
+            "optimizer.momentum",
+            "processor.*",
             "lr_scheduler.*",
             "wandb.*",
             "ci.*",
@@ -275,6 +313,18 @@ READER = Reader(
             "autopipeline.*",
         ),
         deciding={
+            **dict.fromkeys(
+                (
+                    "optimizer.foreach",
+                    "optimizer.fused",
+                    "optimizer.capturable",
+                    "optimizer.store_param_remainders",
+                    "optimizer.quantize",
+                    "optimizer.offload_gradients",
+                ),
+                "how the update runs and what it keeps: time and memory",
+            ),
+            "recipe": "an encoder of images beside the language model, and its tokens: time and memory",
             "model.use_liger_kernel": "fused operators: time and memory",
             "loss_fn.fp32_upcast": "the dtype of logits: memory",
             "model.backend.linear": "kernels of products: time",

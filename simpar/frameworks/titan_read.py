@@ -90,6 +90,8 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     for key, value in changes.items():
         config.put(key, value)
     spec = config.fields.pop("model_spec", config.fields.pop("model", None))
+    if "flux" in (PurePath(path).parent.name, isinstance(spec, ConfigCall) and spec.fields.get("name")):
+        raise UserError(f"{path}: {name_of_recipe}: a diffusion model: not modelled; allowed: language models of text")
     policy = config.fields.pop("activation_checkpoint", None)
     converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
     given = ConfigReader(dict(config.flat()), path)
@@ -141,8 +143,13 @@ def _precision(given: ConfigReader, converters: list[str]) -> str:
 
 def _model(spec: Any, path: str, recipe: str) -> str | None:
     """The shipped model of a flavor; its folder is given by the call, the file's location or the recipe's name."""
-    if not isinstance(spec, ConfigCall) or "model" in spec.fields:
+    if not isinstance(spec, ConfigCall):
         return None
+    if "model" in spec.fields:  # what the registry of a checkout returns: one of its own configs, by its flavor
+        made, flavor = spec.fields["model"], spec.fields.get("flavor")
+        is_own = isinstance(made, ConfigCall) and "_configs[" not in made.called
+        family = str(spec.fields.get("name"))
+        return None if is_own else _families().get(family, {}).get(str(flavor))
     flavor = spec.fields.get("flavor", spec.args[0] if spec.args else None)
     near = (spec.called.partition(".")[0], PurePath(path).parent.name)
     named = sorted((family for family in _families() if recipe.startswith(family)), key=len)
@@ -155,6 +162,8 @@ def _families() -> dict[str, dict[str, str]]:
 
 
 def _said(spec: Any) -> str:
+    if isinstance(spec, ConfigCall) and "model" in spec.fields and "flavor" in spec.fields:
+        return f"{spec.fields.get('name')} {spec.fields['flavor']}"
     if isinstance(spec, ConfigCall) and "model" not in spec.fields:
         return f"{spec.called.rpartition('.')[0]} {spec.args[0] if spec.args else ''}".strip()
     return spec.text if isinstance(spec, Unresolved) else "of its own"
@@ -359,7 +368,9 @@ WORDS = WordTable(
         "dataloader.*",
         "compile.components",
         "compile.enable",
-        "loss.*",
+        "loss.loss_fn*",
+        "loss.global_vocab_size",
+        "validator.*",
         "dump_folder",
         "config_file",
         "module",

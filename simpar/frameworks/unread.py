@@ -52,6 +52,7 @@ UNREAD = (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
+    Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
     Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py"),
     Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),
     Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),

@@ -5,6 +5,7 @@ import yaml
 
 from simpar.errors import UserError
 from simpar.frameworks import read
+from simpar.frameworks.automodel_read import READER
 
 RECIPE = {
     "step_scheduler": {"global_batch_size": 256, "local_batch_size": 4},
@@ -46,6 +47,8 @@ def test_managers_of_earlier_releases() -> None:
         ({"match_all_linear": True, "dim": 16}, 7),
         ({"target_modules": "*_proj", "dim": 16}, 7),
         ({"target_modules": ["*q_proj", "*.v_proj"], "dim": 16}, 2),
+        ({"target_modules": [], "dim": 16}, 7),
+        ({"exclude_modules": ["*.o_proj", "*vision_tower*"], "dim": 16}, 6),
     ],
 )
 def test_adapters(peft: dict[str, object], targets: int) -> None:
@@ -81,3 +84,29 @@ def test_a_command(tmp_path) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(RECIPE))
     text = "automodel --nproc-per-node=8 r.yaml --step_scheduler.global_batch_size 64"
     assert read(text, str(tmp_path / "job.sh"), "automodel").plan.training["global_batch"] == 64
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"recipe": "KnowledgeDistillationRecipeForNextTokenPrediction"}, "distillation from a teacher"),
+        ({"recipe": "TrainBiEncoderRecipe"}, "retrieval"),
+        ({"recipe": "TrainEagle3Recipe"}, "a draft model"),
+        ({"model": {"_target_": "nemo_automodel.NeMoAutoDiffusionPipeline.from_pretrained"}}, "diffusion"),
+        ({"flow_matching": {"adapter_type": "simple"}}, "a diffusion model"),
+    ],
+)
+def test_other_recipes_are_refused_by_name(other: dict[str, object], what: str) -> None:
+    """They train something else than a decoder's next token."""
+    with pytest.raises(UserError, match=f"{what}.*not modelled"):
+        imported(**other)
+
+
+def test_words_that_decide() -> None:
+    """An encoder of images, and what an optimizer does besides its numbers."""
+    optimizer = {"_target_": "torch.optim.Adam", "lr": 1e-4, "betas": [0.9, 0.95], "foreach": False, "capturable": True}
+    words = imported(recipe="FinetuneRecipeForVLM", optimizer=optimizer).words
+    account = READER.words.sort(words.used, words.unread)
+    assert (set(account.deciding), account.unknown) == ({"recipe", "optimizer.capturable"}, ())
+    words = imported(recipe="TrainFinetuneRecipeForNextTokenPrediction").words
+    assert READER.words.sort(words.used, words.unread).deciding == {}

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shlex
 import tomllib
 
 import pytest
@@ -13,6 +14,7 @@ from simpar.frameworks.titan import FLAVORS, modules
 from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
+from simpar.preflight.given import given_words
 
 from .conftest import PLANS, TRAINING, checked, comes_back, exported
 
@@ -326,3 +328,59 @@ def test_how_keys_travel_comes_back():
         assert comes_back("torchtitan-0.2", plan, "torchtitan.toml")
     with pytest.raises(UserError, match="context_parallel_rotate_method = round: allowed: allgather, alltoall"):
         read(text.replace('"alltoall"', '"round"'), "job.toml", "torchtitan-0.2")
+
+
+INIT = """
+def model_registry(flavor, attn_backend="flex", converters=None):
+    config = qwen3_configs[flavor](attn_backend=attn_backend)
+    if converters is not None:
+        for c in converters:
+            config = c.build().convert(config)
+    return ModelSpec(name="qwen3", flavor=flavor, model=config)
+"""
+CHECKOUT = """
+from . import model_registry
+def qwen3_8b():
+    model_spec = model_registry("8B")
+    return Trainer.Config(
+        model_spec=model_spec, activation_checkpoint=FullAC.Config(),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096, steps=10),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+    )
+def qwen3_debugmodel():
+    return qwen3_8b()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("MODULE=qwen3 CONFIG=qwen3_8b ./run_train.sh", {"tp": 2, "micro_batch": 2}),
+        ("NGPU=4 MODULE=qwen3 CONFIG=qwen3_8b ./run_train.sh --parallelism.tensor_parallel_degree 4", {"tp": 4}),
+        ("torchrun --nproc_per_node=8 -m torchtitan.train --module qwen3 --config qwen3_8b", {"tp": 2}),
+    ],
+)
+def test_a_launch_finds_its_recipe_in_a_checkout(command, expected, tmp_path, monkeypatch):
+    """By module and config, whose registry says the model by its flavor."""
+    folder = tmp_path / "torchtitan" / "models" / "qwen3"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(INIT)
+    (folder / "config_registry.py").write_text(CHECKOUT)
+    monkeypatch.chdir(tmp_path)
+    given = given_words(shlex.split(command))
+    plan = given.found.plan
+    assert (given.launch.target, plan.model, plan.training) == ("torchtitan", "qwen3-8b", {"seq_len": 4096})
+    assert {key: getattr(plan, key) for key in expected} == expected
+    assert (given.launch.nodes, given.launch.per_node) == (1 if "run_train" in command else given.launch.nodes,
+                                                           4 if "NGPU" in command else 8)  # fmt: skip
+    with pytest.raises(UserError, match="did you mean 'qwen3_8b'"):
+        given_words(["MODULE=qwen3", "CONFIG=qwen3_9b", "./run_train.sh"])
+
+
+def test_a_diffusion_model_is_refused(tmp_path):
+    """Flux is a module as others are."""
+    (tmp_path / "flux").mkdir()
+    path = tmp_path / "flux" / "config_registry.py"
+    path.write_text(CHECKOUT.replace("from . import model_registry", ""))
+    with pytest.raises(UserError, match="a diffusion model: not modelled"):
+        read(path.read_text(), f"{path}:qwen3_8b", "torchtitan")
