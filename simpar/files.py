@@ -473,21 +473,27 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
     if text not in files and Path(text).is_file():
         return Path(text)
-    return files[choose(aliases(kind).get(_plain_name(text), text), files, what)]
+    return files[choose(aliases(kind).get(plain_name(text), text), files, what)]
 
 
 @cache
 def aliases(kind: str) -> dict[str, str]:
     """The shipped file that each other name of a kind means, by its letters and digits."""
+    data = load(path).data if (path := aliases_file(kind)) else {}
+    table = {meant: [*names, meant] for meant, names in data.get(kind, {}).items()}
+    for part in data.get("parts", {}).get(kind, ()):
+        table.setdefault(part["of"], []).extend(part["names"])
+    return {plain_name(name): meant for meant, names in table.items() for name in names}
+
+
+def aliases_file(kind: str) -> Path | None:
+    """The file of other names beside the shipped files of a kind; None where they have none."""
     shipped = bundled(kind)
     path = next(iter(shipped.values())).parent.parent / "aliases.yaml" if shipped else None
-    if path is None or not path.is_file():
-        return {}
-    table = load(path).data.get(kind, {})
-    return {_plain_name(name): meant for meant, names in table.items() for name in (*names, meant)}
+    return path if path is not None and path.is_file() else None
 
 
-def _plain_name(text: str) -> str:
-    """A name's letters and digits, without a maker's name and ``8x`` before it."""
+def plain_name(text: str) -> str:
+    """A name's letters and digits, without a maker's name and a count such as ``8x`` before it."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    return re.sub(r"^(8x)?(nvidia|amd|google|aws|azure)?(instinct|tesla)?", "", plain)
+    return re.sub(r"^(\d+x(?=[a-z]|\d{4}))?(nvidia|amd|google|aws|azure|oci|intel|huawei)?(instinct|tesla)?", "", plain)

@@ -40,11 +40,13 @@ def show(
     from simpar.hardware.shown import annotate_profile
     from simpar.profiles import load_profile
 
-    load_cluster(profile)  # reports errors in it
+    shown = load_cluster(profile).profile  # reports errors in it
     document, path = load_profile(profile, "clusters", "hardware")
     if device:
         document = _device(document, str(path))
     if not json_out(document.data, json_):
+        if not device and shown.name != document.data.get("name"):
+            sys.stdout.write(f"# {profile} is {shown.name}, below: the whole node\n")
         sys.stdout.write(annotate_profile(document, "devices" if device else "clusters"))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
+from simpar.hardware.instances import instance_named
 from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.part import part_of_node
 from simpar.hardware.price import set_price
@@ -22,14 +23,17 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
 
     Without ``nodes`` it has one node, or those of a mixed profile (one with groups of nodes). ``devices`` is the number
     of devices in all, equally many of every node: fewer than a node has are a part of one. Files that a profile file
-    names are relative to it.
+    names are relative to it. A name may mean a part of a node (:mod:`simpar.hardware.instances`).
 
     >>> cluster = load_cluster("dgx-h100", nodes=2)
     >>> cluster.world_size, cluster.device.name
     (16, 'h100-sxm-80gb')
     >>> load_cluster("dgx-h100", devices=4)
     <Cluster 1 x 4 of dgx-h100: 4 h100-sxm-80gb>
+    >>> load_cluster("g5.xlarge")
+    <Cluster 1 x 1 of a10g-8: 1 a10g>
     """
+    said, instance = profile, instance_named(profile) if isinstance(profile, str) else None
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
@@ -39,6 +43,15 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
         elif isinstance(profile.device, str):
             document.check_name(("device",), lambda name: files.find(name, "devices", "device"))
+    if instance is not None:
+        whole = profile.devices_per_node
+        if instance.devices > whole and (nodes, devices) != (None, None):
+            raise UserError(
+                f"hardware {said}: a node has {whole} devices; allowed beside nodes or devices: 1 to {whole}"
+            )
+        if instance.devices > whole:
+            devices = instance.devices
+        profile = instance.of(profile)
     if devices is not None:
         return _of_devices(profile, nodes, devices)
     return make_cluster(profile, 1 if nodes is None else nodes)

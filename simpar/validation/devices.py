@@ -6,6 +6,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device
+from simpar.hardware.instances import instance_named
 from simpar.hardware.profile import ClusterProfile
 from simpar.profiles import load_profile
 from simpar.units import GB
@@ -83,7 +84,8 @@ _NETWORKS = frozenset([
 @lru_cache(maxsize=64)
 def load_named_profile(name: str) -> ClusterProfile:
     """A cluster profile by name or file, read once. Raises UserError."""
-    return files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
+    profile, instance = files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0]), instance_named(name)
+    return profile if instance is None else instance.of(profile)
 
 
 @lru_cache(maxsize=64)

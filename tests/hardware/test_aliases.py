@@ -3,7 +3,10 @@
 import pytest
 
 from simpar import files
+from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.instances import instance_named
+from simpar.validation.devices import load_named_profile
 
 
 @pytest.mark.parametrize(
@@ -19,9 +22,57 @@ def test_names_that_people_say(said: str, name: str) -> None:
     assert load_cluster(said).profile.name == name
 
 
+@pytest.mark.parametrize(
+    ("said", "devices", "name", "gigabits_per_s"),
+    [
+        ("g5.xlarge", 1, "1 of a10g-8", 10), ("g5.12xlarge", 4, "4 of a10g-8", 40), ("g5.48xlarge", 8, "a10g-8", 100),
+        ("Standard_NC96ads_A100_v4", 4, "4 of a100-pcie-8", 80), ("a3-highgpu-2g", 2, "2 of gcp-a3-high", 50),
+        ("4xH100", 4, "4 of dgx-h100", 1600), ("8x H100", 8, "dgx-h100", 3200), ("16xH100", 16, "dgx-h100", 3200),
+        ("2x4090", 2, "2 of rtx-4090-8", 100), ("p5en.48xlarge", 8, "aws-p5en", 3200),
+        ("p6-b300.48xlarge", 8, "aws-p6-b300", 6400), ("BM.GPU.B200.8", 8, "b200-roce-400", 3200),
+        ("ND GB200 v6", 4, "gb200-nvl72", 1600), ("Gaudi 3", 8, "gaudi-3-8", 4800), ("DGX Spark", 1, "dgx-spark", 200),
+    ],
+)  # fmt: skip
+def test_instances_have_their_devices_and_their_network(
+    said: str, devices: int, name: str, gigabits_per_s: float
+) -> None:
+    """Devices in all, and the bandwidth of a node's network as the cloud states it."""
+    cluster = load_cluster(said)
+    out = cluster.profile.scale_out
+    assert (cluster.world_size, cluster.profile.name) == (devices, name)
+    assert out.nics_per_node * out.nic_bandwidth == pytest.approx(gigabits_per_s * 1e9 / 8)
+
+
+def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
+    """Nodes of four, not of eight; a file whose name begins with a count is a file."""
+    assert load_cluster("g5.12xlarge", nodes=3).world_size == 12
+    assert load_cluster("g5.12xlarge", devices=8).nodes == 2
+    assert load_cluster("8xH100", nodes=2).world_size == 16
+    assert instance_named("4xh100.yaml") is None
+    assert load_named_profile("g5.xlarge").devices_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "nodes", "message"),
+    [
+        ("16xH100", 2, "hardware 16xH100: a node has 8 devices; allowed beside nodes or devices: 1 to 8"),
+        ("0xH100", None, "hardware 0xH100: 0 devices; allowed: 1 or more"),
+        ("13xH100", None, "devices = 13: allowed on 2 nodes of 8 of dgx-h100: multiples of 2"),
+        ("4xH1000", None, "4xH1000"),
+    ],
+)  # fmt: skip
+def test_counts_that_no_node_has_are_one_line(said: str, nodes: int | None, message: str) -> None:
+    """Not another number of devices in silence."""
+    with pytest.raises(UserError, match=message):
+        load_cluster(said, nodes)
+
+
 def test_every_alias_is_one_shipped_profile() -> None:
-    """None names what is not there, and none is written twice."""
-    table = files.load(next(iter(files.bundled("clusters").values())).parent.parent / "aliases.yaml").data["clusters"]
-    names = [name for listed in table.values() for name in listed]
-    assert set(table) <= set(files.bundled("clusters"))
+    """None names what is not there, and none is written twice; a part has fewer devices than its node."""
+    data = files.load(files.aliases_file("clusters")).data
+    table, parts = data["clusters"], data["parts"]["clusters"]
+    names = [name for listed in (*table.values(), *(part["names"] for part in parts)) for name in listed]
+    assert {*table, *(part["of"] for part in parts)} <= set(files.bundled("clusters"))
     assert len(names) == len(set(names))
+    assert all(name == files.plain_name(name) for name in names)
+    assert all(part["devices"] < load_named_profile(part["of"]).devices_per_node for part in parts)
