@@ -65,6 +65,8 @@ READERS = {
     "nemo-run": "bridge_read:NEMO_READER",
     "nanotron": "nanotron_read:READER",
     "verl": "verl_read:READER",
+    "slime": "slime_read:READER",
+    "openrlhf": "openrlhf_read:READER",
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",
     "primus": "primus_read:READER",

@@ -9,6 +9,7 @@ from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
+from simpar.frameworks.shell_words import UNKNOWN
 
 RATIOS = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model")
 """Arguments of hybrids that do not say which layer is which."""
@@ -49,7 +50,7 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
     else:
         if sizes["expert_ffn"] is None:
             sizes["expert_ffn"] = sizes["ffn"]
-        if given.text("--moe-layer-freq") in (None, "1"):
+        if dense_layers(" ".join(given.values.get("--moe-layer-freq", ["1"])), sizes["layers"] or 0) == 0:
             sizes["ffn"] = None  # no layer is dense
     return {name: size for name, size in sizes.items() if size is not None}
 
@@ -220,6 +221,8 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
     width = sizes.get("expert_ffn") or dense["intermediate_size"]
     experts, chosen = sizes["num_experts"], given.number("--moe-router-topk") or 2
     shared = given.number("--moe-shared-expert-intermediate-size") or 0
+    if given.has("--moe-layer-freq") and UNKNOWN.search("".join(given.values["--moe-layer-freq"])):
+        return None
     layers = dense_layers(given.text("--moe-layer-freq"), sizes["layers"])
     if layers is None or (shared and shared % width):
         return None

@@ -145,10 +145,10 @@ def of_megatron(given: Options, sections: Iterable[str], usual: Mapping[str, Any
     own = {field: key for field, (key, _) in fields.items()}
     names = {flag: own[field] for flag, field in arguments.names.items() if field in own}
     result = of_arguments(with_layers(replace(arguments, names=names), model), model)
-    return replace(result, words=_of_names(result.words, names.values()))
+    return replace(result, words=of_names(result.words, names.values()))
 
 
-def _of_names(words: ReadWords, names: Iterable[str]) -> ReadWords:
+def of_names(words: ReadWords, names: Iterable[str]) -> ReadWords:
     """The words of a text without those that a framework adds."""
     own = set(names)
     return ReadWords(

@@ -31,6 +31,7 @@ from simpar.frameworks.shell_calls import (
     without_submitter,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
+from simpar.frameworks.shell_loops import run_counted
 from simpar.frameworks.shell_output import output_of, printed, tree_of
 from simpar.frameworks.shell_words import (
     UNKNOWN,
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 30
 MAX_STEPS = 100_000
-MAX_CALLS = 10
-"""Scripts that start or source one another."""
+MAX_CALLS = 10  # scripts that start or source one another
 NO_FILE = "no such file here"
 """What a note says of a script that is not found."""
 OPTION = re.compile(r"--[a-zA-Z][\w-]*")
@@ -109,7 +109,7 @@ class Script:
         if root.has_error:
             wrong = next(descendants(root, lambda node: node.is_error or node.is_missing), root)
             raise UserError(f"{self.source}:{wrong.start_point.row + 1}: not shell text")
-        self._statement(root)
+        self.read_statement(root)
 
     def find(self, name: str) -> str | None:
         """The path of a file that the script names: from where it is, is started, or lies; None if there is none."""
@@ -124,7 +124,7 @@ class Script:
         path = self.find(name)
         return None if path is None else (path, files.read_text(path))
 
-    def _statement(self, node: Node) -> bool | None:
+    def read_statement(self, node: Node) -> bool | None:
         """Read a statement; returns whether it succeeds, None if only running would tell."""
         self.steps += 1
         if self.steps > MAX_STEPS or self.depth > MAX_DEPTH:
@@ -143,7 +143,7 @@ class Script:
     def _all(self, nodes: Sequence[Node]) -> bool | None:
         done: bool | None = True
         for node in nodes:
-            done = self._statement(node)
+            done = self.read_statement(node)
         return done
 
     def _variable_assignment(self, node: Node) -> bool:
@@ -179,7 +179,7 @@ class Script:
             name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
             hidden = self.variables.get(text_of(name)) if name is not None else None
             if child.type == "variable_assignment":
-                self._statement(child)
+                self.read_statement(child)
             if is_own and name is not None and name.type == "variable_name":
                 self.outside[-1].setdefault(text_of(name), hidden)
             if name is not None and (node.children[0].type == "export" or text_of(node.named_children[0]) == "-x"):
@@ -335,7 +335,7 @@ class Script:
         self._all(given)
         self.variables.bind(words)
         try:
-            return self._statement(body)
+            return self.read_statement(body)
         finally:
             self.variables.restore(self.outside.pop())
             self.variables.unbind()
@@ -362,7 +362,7 @@ class Script:
             return True
         text = None if here is None else self.variables.here_text(here)
         if text is None or (words and (words[0] in BUILT_IN or words[0] in self.functions)):
-            return self._statement(body) if body is not None else None
+            return self.read_statement(body) if body is not None else None
         names = [os.path.basename(word) for word in words]
         if names[:1] == ["cat"] and (node.parent is None or node.parent.type != "pipeline"):
             return True  # it only prints
@@ -372,7 +372,7 @@ class Script:
             self.variables |= {name: [value] for name, value in own.items()}
             if self._child(Call(before, "", [], text, is_text=True)):
                 return None
-        done = self._statement(body) if body is not None else None
+        done = self.read_statement(body) if body is not None else None
         self._launched([word for line in text.splitlines() for word in line.replace("\\", " ").split()])
         return done
 
@@ -395,15 +395,15 @@ class Script:
     def _list(self, node: Node) -> bool | None:
         left, right = node.named_children[0], node.named_children[-1]
         operator = next((child.type for child in node.children if child.type in ("&&", "||")), ";")
-        done = self._statement(left)
+        done = self.read_statement(left)
         if done is (operator == "||"):
             return done
         if done is None and operator == "||":
             return None  # the alternative after a failure
-        return self._statement(right)
+        return self.read_statement(right)
 
     def _negated_command(self, node: Node) -> bool | None:
-        done = self._statement(node.named_children[0])
+        done = self.read_statement(node.named_children[0])
         return None if done is None else not done
 
     def _if_statement(self, node: Node) -> bool | None:
@@ -419,17 +419,17 @@ class Script:
                 (body if has_begun else condition).append(child)
         decided = self._all(condition)
         if decided is None:
-            return self._undecided(node, " ".join(text_of(part) for part in condition))
+            return self.leave_undecided(node, " ".join(text_of(part) for part in condition))
         if decided:
             return self._all(body)
         for clause in further:
             if clause.type == "else_clause":
-                return self._statement(clause)
+                return self.read_statement(clause)
             then = next(i for i, child in enumerate(clause.children) if child.type == "then")
             asked = [child for child in clause.children[:then] if child.is_named]
             decided = self._all(asked)
             if decided is None:
-                return self._undecided(node, " ".join(text_of(part) for part in asked))
+                return self.leave_undecided(node, " ".join(text_of(part) for part in asked))
             if decided:
                 return self._all([child for child in clause.children[then:] if child.is_named])
         return True
@@ -438,7 +438,7 @@ class Script:
         value = node.child_by_field_name("value")
         word = None if value is None else value_in_test(value, self.variables)
         if word is None:
-            return self._undecided(node, f"case {'' if value is None else text_of(value)}")
+            return self.leave_undecided(node, f"case {'' if value is None else text_of(value)}")
         for item in node.named_children:
             patterns = item.children_by_field_name("value") if item.type == "case_item" else []
             if any(fnmatchcase(word, text_of(pattern).strip("\"'")) for pattern in patterns):
@@ -455,17 +455,17 @@ class Script:
             words = self.variables.get("@", [])
         for word in words:
             self._set(text_of(name), [word])
-            self._statement(body)
+            self.read_statement(body)
         return True
 
     def _loop(self, node: Node) -> bool | None:
         """A loop whose condition fails at once is empty; of others it is not known when they end."""
         condition = node.child_by_field_name("condition")
-        if node.type == "while_statement" and condition is not None and self._statement(condition) is False:
+        if condition is not None and self.read_statement(condition) is False:
             return True
-        return self._undecided(node, text_of(node).splitlines()[0])
+        return self.leave_undecided(node, text_of(node).splitlines()[0])
 
-    def _undecided(self, node: Node, condition: str) -> bool | None:
+    def leave_undecided(self, node: Node, condition: str) -> bool | None:
         """Variables that branches set become unknown; arguments that they add are listed."""
         assigned = list(descendants(node, lambda child: child.type == "variable_assignment"))
         for each in assigned:
@@ -495,6 +495,6 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "redirected_statement": Script._redirected_statement, "list": Script._list,
     "negated_command": Script._negated_command, "if_statement": Script._if_statement,
     "case_statement": Script._case_statement, "for_statement": Script._for_statement,
-    "while_statement": Script._loop, "c_style_for_statement": Script._loop, "test_command": Script._test_command,
+    "while_statement": Script._loop, "c_style_for_statement": run_counted, "test_command": Script._test_command,
     "compound_statement": Script._compound_statement,
 }  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from simpar.frameworks.shell_output import printed
 from simpar.frameworks.shell_words import UNKNOWN
 
 if TYPE_CHECKING:
@@ -77,7 +78,17 @@ def _read(script: Script, words: list[str], text: str | None) -> bool | None:
     return not whole  # the text ends before the delimiter
 
 
+def _printf(script: Script, words: list[str], _: str | None) -> bool | None:
+    """``printf -v NAME FORMAT VALUES`` sets a variable."""
+    if words[:1] != ["-v"] or len(words) < 3:
+        return None
+    text = None if any(map(UNKNOWN.search, words[2:])) else printed(["printf", *words[2:]])
+    script.variables[words[1]] = [f"${{{words[1]}}}" if text is None else text]
+    return text is not None
+
+
 BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
     "set": _set, "shift": _shift, "let": _let, "read": _read, "cd": _cd, "unset": _unset,
+    "printf": _printf,
 }  # fmt: skip
 """Built-ins that set variables or the folder; they take their words and their input."""

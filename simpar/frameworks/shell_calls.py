@@ -1,9 +1,10 @@
 """Which script, or which text, a command hands to a shell, and the scripts of frameworks that are known by name."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
@@ -107,6 +108,8 @@ def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
         words = rest[len(given) :]
     if words and PurePath(words[0]).name in ("srun", *JOBS):
         own |= _exported(words)
+    if words and PurePath(words[0]).name == "ray":
+        own |= _of_ray_job(words)
     while words[:1] and words[0] in PLAIN:
         words = words[1:]
     return words, own
@@ -121,6 +124,19 @@ def without_submitter(words: list[str]) -> tuple[list[str], str]:
     name = PurePath(words[at + 1]).name if at + 1 < len(words) else ""
     is_start = name in STARTERS or re.fullmatch(r"python[\d.]*", name) is not None
     return (words[at + 1 :], PurePath(program or words[0]).name) if is_start else (words, "")
+
+
+def _of_ray_job(words: Sequence[str]) -> dict[str, str]:
+    """Variables of ``ray job submit --runtime-env-json='{"env_vars": {"A": "1"}}'``."""
+    flag = "--runtime-env-json"
+    told = next(
+        (word.partition("=")[2] or after for word, after in pairwise([*words, ""]) if word.startswith(flag)), ""
+    )
+    try:
+        variables = json.loads(told).get("env_vars", {})
+    except (json.JSONDecodeError, AttributeError, RecursionError):
+        return {}
+    return {str(name): str(value) for name, value in variables.items()} if isinstance(variables, dict) else {}
 
 
 def _exported(words: Sequence[str]) -> dict[str, str]:

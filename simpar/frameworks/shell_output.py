@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from simpar.frameworks.shell_words import UNKNOWN, Variables
+from simpar.frameworks.shell_words import UNKNOWN, Variables, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -69,7 +69,7 @@ class _Working:
     """Works commands out; ``cd`` holds for those that follow."""
 
     def __init__(self, variables: Variables, folder: str) -> None:
-        self.variables, self.folder = variables, folder
+        self.variables, self.folder, self.separator = variables, folder, " "
 
     def output(self, node: Node, given: str) -> str | None:
         """What a statement prints, given the output of the one before it in a pipeline; None if it is not known."""
@@ -89,11 +89,19 @@ class _Working:
             body = node.child_by_field_name("body")
             is_read = any(child.type == "heredoc_redirect" for child in node.named_children)
             return None if body is None or is_read else self.output(body, self._here(node, given))
+        if kind == "variable_assignment" and text_of(node).startswith("IFS="):
+            self.separator = "".join(self.variables.words(node.named_children[-1]))[:1]
+            return ""
         return self._command(node, given) if kind == "command" else None
 
     def _joined(self, nodes: Sequence[Node], given: str) -> str | None:
         said = [self.output(node, given) for node in nodes if node.type != "comment"]
         return None if None in said else "".join(filter(None, said))
+
+    def _words(self, node: Node) -> list[str]:
+        """The words of a part of a command; elements of an array in quotes are joined by the separator."""
+        words, whole = self.variables.words(node), re.fullmatch(r'"\$\{(\w+)\[\*\]\}"', text_of(node))
+        return [self.separator.join(self.variables.get(whole[1], []))] if whole else words
 
     def _here(self, node: Node, given: str) -> str:
         for child in node.named_children:
@@ -105,7 +113,7 @@ class _Working:
         parts = [child for child in node.named_children if "redirect" not in child.type]
         if any(part.type == "variable_assignment" for part in parts):
             return None
-        name, *words = [word for part in parts for word in self.variables.words(part)] or [""]
+        name, *words = [word for part in parts for word in self._words(part)] or [""]
         if any(map(UNKNOWN.search, words)):
             return None
         given = self._here(node, given)

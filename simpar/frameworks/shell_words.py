@@ -229,7 +229,9 @@ class Variables(dict[str, list[str]]):
             return None
         start, text = parts["heredoc_start"], parts["heredoc_body"]
         is_literal = text_of(start)[:1] in "'\"\\"
-        return text_of(text) if is_literal else self.put_in(text_of(text)).replace("\\$", "$")
+        if is_literal:
+            return text_of(text)
+        return self.put_in(text_of(text).replace("\\\n", "")).replace("\\$", "$")
 
     def redirected(self, node: Node, words: Sequence[str]) -> tuple[str, bool]:
         """The file to which the output of a statement goes ("" for none), and whether it is added there."""

@@ -61,9 +61,9 @@ ALIASES = {"xpk.py": "xpk", "mpiexec": "mpirun", "horovodrun": "mpirun", "salloc
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
 OF_RAY = {
-    "nodes": ("trainer.nnodes", "cluster.num_nodes", "--actor-num-nodes", "--actor_num_nodes"),
+    "nodes": ("trainer.nnodes", "cluster.num_nodes", "--actor-num-nodes", "--actor_num_nodes", "--actor.num_nodes"),
     "each": ("trainer.n_gpus_per_node", "cluster.gpus_per_node", "--actor-num-gpus-per-node",
-             "--actor_num_gpus_per_node"),
+             "--actor_num_gpus_per_node", "--actor.num_gpus_per_node"),
 }  # fmt: skip
 """Options of trainers that Ray starts on their own nodes: verl, NeMo-RL, slime, OpenRLHF."""
 NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")

@@ -34,7 +34,7 @@ TARGETS = {
     "nanotron": ("nanotron", "config.yaml"), "accelerate": ("accelerate", "fsdp.yaml"),
     "deepspeed": ("deepspeed", "ds_config.json"), "primus": ("primus", "experiment.yaml"),
     "megatron-swift": ("megatron-swift", "train.sh"), "swift": ("swift", "train.sh"),
-    "verl": ("verl", "train.sh"),
+    **{name: (name, "train.sh") for name in ("verl", "slime", "openrlhf")},
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -126,6 +126,13 @@ def verl(facts):
     return " ".join(["python3 -m verl.trainer.main_ppo", *flags, *(f"{key}={value}" for key, value in named.items())])
 
 
+def started(command):
+    """A command with long options; true is a switch."""
+    return lambda facts: " ".join(
+        [command, *(f"--{name}" if value is True else f"--{name} {value}" for name, value in facts.items())]
+    )
+
+
 def primus(facts):
     """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
     overrides = {key: value for key, value in facts.items() if key != "model"}
@@ -136,7 +143,8 @@ def primus(facts):
 WRITERS = {
     **dict.fromkeys(("megatron-deepspeed", "mindspeed", "pai-megatron-patch"), shell), "megatron-swift": swift,
     "swift": lambda facts: swift(facts, "swift"),
-    "primus": primus, "verl": verl,
+    "primus": primus, "verl": verl, "slime": started("python3 train.py"),
+    "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),
