@@ -22,7 +22,7 @@ from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
 from simpar.settings import INSTEAD, PARTS, REMEDY, _has, check_key, parse_setting, require, with_value
-from simpar.tracing.code import is_code, require_consent
+from simpar.tracing.code import class_of, is_code, require_consent
 from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Scenario(Strict):
 
     description: str = ""
     model: str | dict[str, Any] = Field(
-        description="shipped name, config.json file, module:function of yours, or a config inline"
+        description="shipped name, config.json file, transformers:CLASS, module:function of yours, or a config inline"
     )
     cluster: ClusterChoice
     training: Training
@@ -137,12 +137,12 @@ class Scenario(Strict):
 
     def graph(self) -> ModelGraph:
         """The model as a graph of operators. Raises UserError."""
-        from simpar.architectures.hf_config import read as read_config
-        from simpar.tracing.load import load_model
+        from simpar.tracing.load import load_config, load_model
 
         if isinstance(self.model, str):
             return load_model(self.model, seq_len=self.training.seq_len)
-        return read_config(self.model, name=str(self.model.get("name", self.model.get("model_type", "inline"))))
+        name = str(self.model.get("name", self.model.get("model_type", "inline")))
+        return load_config(self.model, name, seq_len=self.training.seq_len)
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
@@ -221,7 +221,7 @@ def _check_model(name: str) -> None:
     """Raises UserError for a name that no model has; files and code are read where they are used."""
     from simpar.architectures import catalogue
 
-    if not catalogue.is_file(name) and not is_code(name):
+    if not catalogue.is_file(name) and not is_code(name) and not class_of(name)[1]:
         catalogue.load_shipped(name)
 
 

@@ -1,5 +1,6 @@
 """Models by name: Hugging Face style configs that travel with simpar, or a config.json of the user's."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
@@ -144,11 +145,28 @@ def load_shipped(name: str) -> dict[str, Any]:
 
 def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
+    return read(*find_config(name))
+
+
+def find_config(name: str) -> tuple[Any, str]:
+    """(Config, name) of a model of the catalogue, of a file or of the hub's local cache. Raises UserError."""
     if is_file(name) and (Path(name).exists() or find_model(name) is None):
-        return read(files.load(Path(name), finite=False).data, name)
+        path = name if Path(name).exists() else find_cached(name) or name
+        return files.load(Path(path), finite=False).data, name
     if find_shipped(name) is None:
         name = find_model(name) or name
-    return read(load_shipped(name), name)
+    return load_shipped(name), name
+
+
+def find_cached(name: str) -> str | None:
+    """The config of a model in the hub's cache (huggingface_hub, ``constants.py``); None if it is not there."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = Path(os.environ.get("HF_HOME") or home)
+    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    named = [folder / "snapshots" / main.read_text().strip() / "config.json"] if main.is_file() else []
+    configs = [*named, *sorted(folder.glob("snapshots/*/config.json"))]
+    return next((str(path) for path in configs if path.is_file()), None)
 
 
 def list_models() -> dict[str, str]:

@@ -17,20 +17,32 @@ WRAPPERS = ("text_config", "language_config", "llm_config")
 
 def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     """The graph of a config. Raises UserError naming file, field, value and rule."""
+    if why := reason_unread(config, name):
+        raise UserError(why)
+    config = _unwrapped(config)
+    family = DECLARED[str(config["model_type"])]
+    fields = Config(config, name)
+    graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
+    return replace(graph, details=details(fields, graph, family))
+
+
+def reason_unread(config: Mapping[str, Any], name: str) -> str:
+    """Why no declared family reads a config, as a refusal of one line; "" where one does. Raises UserError."""
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: a model config is a mapping with a model_type")
-    kind = str(config.get("model_type") or "")
-    family = DECLARED.get(kind)
+    kind = str(_unwrapped(config).get("model_type") or "")
+    if kind in UNMODELLED:
+        return f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled"
+    if kind not in DECLARED:
+        return f"{name}: model_type = {kind!r} is not known{suggest(kind, DECLARED) or allowed(DECLARED)}"
+    return ""
+
+
+def _unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config, or the part of it for text where that alone is read; its model_type is that of the whole."""
+    family = DECLARED.get(str(config.get("model_type") or ""))
     for wrapper in () if family and family.nested else WRAPPERS:
         inner = config.get(wrapper)
         if isinstance(inner, Mapping) and "hidden_size" not in config:
             config = {"model_type": config.get("model_type"), **inner}
-    kind = str(config.get("model_type") or "")
-    family = DECLARED.get(kind)
-    if kind in UNMODELLED:
-        raise UserError(f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled")
-    if family is None:
-        raise UserError(f"{name}: model_type = {kind!r} is not known{suggest(kind, DECLARED) or allowed(DECLARED)}")
-    fields = Config(config, name)
-    graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
-    return replace(graph, details=details(fields, graph, family))
+    return config

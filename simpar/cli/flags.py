@@ -29,12 +29,15 @@ class ScenarioFlag:
         return f"{word}_" if word in ("set", "json", "from") else word
 
 
+MODEL_CLASS = "model_class"
+"""What ``--model-class`` gives: no key of a scenario, but the end of its model's name."""
 JOB_FLAGS = (
     ScenarioFlag(
         "--model",
-        "Model: a shipped name, a config.json, or package.module:function of yours (which is executed)",
+        "Model: a shipped name, config.json, transformers:CLASS, or module:function of yours (which is executed)",
         "model",
     ),
+    ScenarioFlag("--model-class", "Class of transformers that reads the --model's config", MODEL_CLASS),
     ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file", "cluster.hardware"),
     ScenarioFlag("--nodes", "Number of nodes", "cluster.nodes", int),
     ScenarioFlag("--gpus", "Number of GPUs in all; fewer than a node has are a part of one", "cluster.devices", int),
@@ -137,7 +140,22 @@ def values_by_key(values: Mapping[str, Any], flags: tuple[ScenarioFlag, ...] = (
     """The keys of the scenario that were set by flags: those of a scenario, and ``flags``."""
     every = (*scenario_flags(), *flags)
     given = ((flag, values[flag.name]) for flag in every if values[flag.name] is not None)
-    return {flag.key: f"{value!r} {flag.unit}" if flag.unit else value for flag, value in given}
+    result = {flag.key: f"{value!r} {flag.unit}" if flag.unit else value for flag, value in given}
+    if class_name := result.pop(MODEL_CLASS, None):
+        result["model"] = _with_class(result.get("model"), class_name)
+    return result
+
+
+def _with_class(model: Any, class_name: str) -> str:
+    """The name of a model whose config a class reads. Raises UserError."""
+    from simpar.errors import UserError
+    from simpar.tracing.code import class_of
+
+    name = f"{model}:{class_name}"
+    if model is None or not class_of(name)[1]:
+        said = f"--model {model}" if model else "no --model"
+        raise UserError(f"--model-class {class_name}: with {said}; allowed: with a config.json or a folder of the hub")
+    return name
 
 
 _WAITING: dict[str, Callable[[], None]] = {}

@@ -1,11 +1,10 @@
 """Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from simpar.architectures.catalogue import find_model, load_model, with_sizes
+from simpar.architectures.catalogue import find_cached, find_model, load_model, with_sizes
 from simpar.architectures.graph import ModelGraph
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
@@ -105,15 +104,4 @@ def find_released(text: str, source: str = "") -> str | None:
         if (folder / "config.json").is_file():
             return str(folder / "config.json")
     known = find_model(text)
-    return known or _cached(text)
-
-
-def _cached(text: str) -> str | None:
-    """The config of a model in the hub's cache (huggingface_hub, ``constants.py``); None if it is not there."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    home = Path(os.environ.get("HF_HOME") or home)
-    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{text.replace('/', '--')}"
-    main = folder / "refs" / "main"
-    named = [folder / "snapshots" / main.read_text().strip() / "config.json"] if main.is_file() else []
-    configs = [*named, *sorted(folder.glob("snapshots/*/config.json"))]
-    return next((str(path) for path in configs if path.is_file()), None)
+    return known or find_cached(text)

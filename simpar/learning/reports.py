@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from simpar import files
-from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.learning.fit import Observed, Peak
 from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
-from simpar.tracing.load import load_model
+from simpar.tracing.load import load_config, load_model
 from simpar.validation.cells import Unmodelled
 from simpar.validation.profile_overrides import ProfileOverrides
 from simpar.validation.rows import Case
@@ -67,7 +66,7 @@ def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: ProfileOver
         raise Unmodelled(f"of another device ({machine}, not {cluster.device.name})")
     if isinstance(model, str) and is_code(model):
         raise Unmodelled(f"{model} is code of yours, which learning does not run")
-    graph = load_model(model) if isinstance(model, str) else read_config(model, name=str(model.get("name", "inline")))
+    graph = load_model(model) if isinstance(model, str) else load_config(model, str(model.get("name", "inline")))
     return Case(
         graph=graph,
         hardware=hardware,

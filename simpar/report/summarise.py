@@ -451,4 +451,5 @@ def _model_facts(job: TrainingJob) -> dict[str, Any]:
         "parameters": graph.num_parameters(),
         "layers": len(graph.layers),
         **{name: int(value) for name, value in graph.dims.items()},
+        **({"notes": list(graph.facts["notes"])} if "notes" in graph.facts else {}),
     }

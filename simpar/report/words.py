@@ -157,10 +157,10 @@ def interval_words(interval_s: Sequence[float]) -> str:
 
 
 def describe_certainty(result: Result) -> list[str]:
-    """The basis of the intervals, a sentence each: measured runs, traits that no run shows, the causes of misfits."""
-    known = result.certainty
+    """The basis of the figures, a sentence each: a traced model, measured runs, traits that no run shows, misfits."""
+    known, notes = result.certainty, result.setup.model.get("notes", [])
     if known is None:
-        return []
+        return [*notes]
     runs = f"{known.support} pairs of source and model family" if known.support != 1 else "one source and model family"
     shared = "in stack, device, kind of model, bits and lengths"
     first = (
@@ -171,7 +171,7 @@ def describe_certainty(result: Result) -> list[str]:
     if known.support:
         first += f"; {_population(known)}"
     own = f"{number_of(known.own_runs, 'layout')} like it taught its profiles"
-    return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
+    return [*notes, first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
 
 
 def _population(known: Certainty) -> str:

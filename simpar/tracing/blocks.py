@@ -14,6 +14,8 @@ from simpar.tracing.segments import DraftSegment
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MEMORY = "memory"
+ROLELESS = ("product", "mixing")
+"""How names of products without a role begin: those with a weight, and those of two activations."""
 _REGIONS = {"matmul": "tensor", "attention": "tensor", "embedding": "tensor", "loss": "tensor"}
 
 
@@ -121,7 +123,7 @@ class BlockReader:
             elif draft.kind == "matmul" and self.place == EMBEDDING:
                 wanted = "patch_embedding"
             elif draft.kind == "matmul":
-                wanted = "product"
+                wanted = ROLELESS[0]
             elif draft.kind == "norm" and self.place == HEAD:
                 wanted = "final_norm"
             elif draft.kind == "add" and any(p.kind == "embedding" for p in draft.pieces):
@@ -145,7 +147,7 @@ class BlockReader:
             saves = ()
         return Operator(
             name,
-            draft.kind,
+            "matmul" if draft.kind == "mixing" else draft.kind,
             rows,
             columns,
             region,

@@ -7,13 +7,27 @@ from typing import Any
 
 from simpar.errors import UserError
 
+LIBRARY = "transformers"
+"""The library whose classes are captured by name. It is installed and trusted: its code needs no consent."""
 ALLOWED = "allowed: module:function that returns a torch module, or (module, example inputs)"
 
 
 def is_code(model: str) -> bool:
-    """Whether a model's name is a Python function, ``module:function``."""
+    """Whether a model's name is a function of the user's, ``module:function``."""
     module, colon, function = model.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    return (
+        bool(colon)
+        and module != LIBRARY
+        and function.isidentifier()
+        and all(part.isidentifier() for part in module.split("."))
+    )
+
+
+def class_of(model: str) -> tuple[str, str]:
+    """(Where, class) of ``config.json:CLASS`` and ``transformers:CLASS``; the class is "" for all other names."""
+    where, _, name = model.rpartition(":")
+    is_place = where == LIBRARY or where.endswith((".json", ".yaml")) or "/" in where
+    return (where, name) if is_place and name.isidentifier() else (model, "")
 
 
 def call_user_function(name: str) -> Any:

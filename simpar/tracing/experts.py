@@ -13,8 +13,6 @@ from simpar.tracing import vocabulary as known
 from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divide_size
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
-GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
-"""Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS = frozenset(["sum", "index_add", "scatter_add"])
 PICKS = frozenset(["index", "index_select", "gather"])
 Pieces = Callable[[CallNode], tuple[DraftWeight, ...]]
@@ -45,7 +43,7 @@ def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
         for ref in node.refs:
             readers.setdefault(ref, []).append(node)
     for node in nodes.values():
-        if known.base(node.op) in GROUPED and node.name not in done:
+        if known.base(node.op) in known.GROUPED and node.name not in done:
             mixture = _mixture(nodes, readers, node)
             if mixture is not None:
                 done |= {mixture.up.name, mixture.down.name}
@@ -67,7 +65,7 @@ def _mixture(
     if known.base(picked.op) not in PICKS:
         return None
     source = _source(nodes, picked.refs[0])
-    down = _next(readers, up, lambda node: known.base(node.op) in GROUPED)
+    down = _next(readers, up, lambda node: known.base(node.op) in known.GROUPED)
     if down is None:
         return None
     size = prod(source.sizes)

@@ -1,30 +1,60 @@
 """From the blocks of a traced module to its ModelGraph."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
+from typing import Any
 
-from simpar.architectures.graph import ModelGraph
-from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
+from simpar.architectures.graph import ModelGraph, evaluate
+from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, ROLELESS, BlockReader, Sharing, Traced, as_block
+from simpar.tracing.capture import Capture, capture
+from simpar.tracing.code import LIBRARY, call_user_function
 from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
-from simpar.tracing.segments import DraftSegment
+from simpar.tracing.library import installed, make_module
+from simpar.tracing.reading import read_drafts
+from simpar.tracing.segments import DraftSegment, segments
+from simpar.units import number_of
 
 
 @lru_cache(maxsize=8)
-def trace_model(name: str, seq_len: int) -> ModelGraph:
+def trace_code(name: str, seq_len: int) -> ModelGraph:
     """The graph of the torch module that the user's ``module:function`` returns. Raises UserError."""
-    from simpar.tracing.capture import capture
-    from simpar.tracing.reading import read_drafts
-    from simpar.tracing.segments import segments
+    return _traced(name, seq_len, partial(call_user_function, name), "")
 
-    captured = capture(name, seq_len)
-    chain = segments(name, read_drafts(name, captured))
-    graph = _assembled(name, _read_all(name, chain))
+
+def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len: int, why: str) -> ModelGraph:
+    """The graph of the module that a library makes of a config (:mod:`simpar.tracing.library`). Raises UserError."""
+    return _traced(name, seq_len, partial(make_module, config, class_name, why), f" of {LIBRARY} {installed()[1]}")
+
+
+def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str) -> ModelGraph:
+    captured = capture(name, seq_len, make)
+    graph = _assembled(name, _read_all(name, segments(name, read_drafts(name, captured))))
     held = sum(prod(sizes) for sizes in captured.parameters.values())
     if graph.num_parameters() != held:
         raise RuntimeError(f"{name}: the graph has {graph.num_parameters()} of {held} parameters")
-    return graph
+    return replace(graph, facts={**graph.facts, "notes": tuple(_notes(graph, captured, origin))})
+
+
+def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
+    """What a reader of results must know of a traced model: where it is from, what got no role, what was not read."""
+    yield f"the model is traced from {captured.module}{origin}, not declared"
+    for name, block in graph.blocks.items():
+        if whole := [op for op in block.operators if op.kind == "matmul" and op.name.startswith(ROLELESS)]:
+            own = sum(evaluate(each.size, block.view(graph.dims)) for op in whole for each in op.weights)
+            share = own / max(block.parameters(graph.dims), 1)
+            yield (
+                f"{name}: {number_of(len(whole), 'product')} without a role ({share:.0%} of its parameters), "
+                "computed whole by every tensor-parallel rank"
+            )
+    if refusal := graph.facts.get("no_tensor_parallel"):
+        yield f"{refusal}: no tensor parallelism"
+    read = {ref for node in captured.nodes.values() for ref in node.refs}
+    if unread := sum(prod(sizes) for each, sizes in captured.parameters.items() if each not in read):
+        yield f"{unread:,} of its parameters are read by no operator"
+    if captured.masked:
+        yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
 
 
 def _read_all(name: str, chain: Sequence[DraftSegment]) -> list[Traced]:
@@ -104,7 +134,7 @@ def _assembled(name: str, traced: list[Traced]) -> ModelGraph:
     head = as_block("head", traced[-1], scopes.of(traced[-1], is_layer=False))
     own = {f"{scope}.{key}": size for scope, dims in scopes.own.items() for key, size in dims.items()}
     refusal = next((f"{layer.group or 'a block'}: {layer.refusal}" for layer in layers if layer.refusal), "")
-    facts = {"traced": name, "no_tensor_parallel": refusal}
+    facts = {"no_tensor_parallel": refusal}
     dims = {**scopes.dims, "vocab": vocab, **own}
     return ModelGraph(name, dims, blocks, tuple(chain), embedding, head, tied, {k: v for k, v in facts.items() if v})
 

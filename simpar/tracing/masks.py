@@ -12,7 +12,7 @@ HIDDEN_BELOW = -1e4
 
 @dataclass
 class Constants:
-    """Calls that depend on no input, evaluated on the CPU when asked for."""
+    """Calls that depend on no input but those whose values are ``known``, evaluated on the CPU when asked for."""
 
     calls: Sequence[Any]
     known: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Constants:
     def _mask(self, name: str, *, hides: bool) -> Mask | None:
         import torch
 
-        value = self._value(name)
+        value = self.value(name)
         if value is None or value.dim() < 2:
             return None
         rows = value.reshape(-1, *value.shape[-2:])[0]
@@ -54,7 +54,8 @@ class Constants:
         banded = causal & torch.ones_like(seen).triu(1 - window)
         return Mask(causal=True, window=window) if bool((seen == banded).all()) else None
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        """What a call makes, on the CPU; None where that is unknown."""
         if name not in self.known:
             try:
                 self.known[name] = self._run(name)
@@ -75,7 +76,7 @@ class Constants:
         import torch
 
         if isinstance(value, Ref):
-            result = self._value(value.name)
+            result = self.value(value.name)
             if result is None:
                 raise _Unknown
             return result

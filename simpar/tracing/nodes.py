@@ -1,13 +1,12 @@
-"""One call of an exported graph as plain data, with sizes as polynomials in batch and sequence. No torch here."""
+"""One call of a trace as plain data, with sizes as polynomials in batch and sequence. No torch here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 from simpar.architectures.graph import Size
-from simpar.errors import UserError
 
 CONSTANT, INDEX, WEIGHTS, DATA = "constant", "index", "weights", "data"
 
@@ -58,7 +57,7 @@ class CallNode:
     @property
     def refs(self) -> tuple[str, ...]:
         """Names of the calls that it reads, in order."""
-        return tuple(_refs(self.args))
+        return tuple(refs_of(self.args))
 
     @property
     def numel(self) -> Size:
@@ -71,12 +70,26 @@ class CallNode:
         return self.owners[-1][0] if self.owners else ""
 
 
-def _refs(value: Any) -> Iterator[str]:
+@dataclass(frozen=True)
+class TracedCall:
+    """One call of one trace: its ``args`` in the order of its schema, and as ``given`` to the function ``target``."""
+
+    name: str
+    op: str
+    args: tuple[Any, ...]
+    value: Any
+    owners: tuple[tuple[str, str], ...]
+    target: Any
+    given: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
+
+
+def refs_of(value: Any) -> Iterator[str]:
+    """Names of the calls among arguments, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _refs(item)
+            yield from refs_of(item)
 
 
 def times(*sizes: Size) -> Size:
@@ -104,9 +117,10 @@ def divide_size(size: Size, by: int) -> Size:
 
 
 def length(first: int, second: int, shapes: tuple[TraceShape, TraceShape]) -> Size:
-    """The polynomial of one dim that is ``first`` and ``second`` in two traces. Raises UserError where none fits.
+    """The polynomial of one dim that is ``first`` and ``second`` in two traces.
 
-    Tried in order: a constant c; c times batch, seq, batch seq, seq^2 or batch seq^2; a seq + b.
+    Tried in order: a constant c; c times batch, seq, batch seq, seq^2 or batch seq^2; a seq + b. Others follow the
+    sequence in steps, or are a share of it: they are taken at the first trace's length, for a batch of one or for all.
     """
     if first == second:
         return ((first, ()),)
@@ -119,10 +133,11 @@ def length(first: int, second: int, shapes: tuple[TraceShape, TraceShape]) -> Si
     rest = first - slope * one.seq
     if slope.denominator == 1 and rest.denominator == 1:
         return ((int(slope), ("seq",)), (int(rest), ()))
-    raise UserError(
-        f"a tensor has {first} rows for sequences of {one.seq} tokens and {second} for {two.seq}; "
-        "allowed: sizes that are polynomials of batch and sequence"
-    )
+    if first * two.seq == second * one.seq:  # a share of the sequence, such as one row for four tokens
+        return ((first, ()),)
+    if first % one.batch == 0 and second % two.batch == 0:
+        return ((first // one.batch, ("batch",)),)
+    return ((first, ()),)
 
 
 def _value(names: tuple[str, ...], shape: TraceShape) -> int:

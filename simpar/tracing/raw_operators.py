@@ -35,7 +35,7 @@ class Core:
 
 @dataclass(frozen=True)
 class OperatorDraft:
-    """One operator: a call, or several that run as one.
+    """One operator: a call, or several that run as one. A "mixing" is a product of two activations.
 
     ``rows`` is a polynomial in batch and seq. ``inputs`` and ``outputs`` are values (names of calls); ``saves`` are
     values kept for backward, or "stats", "mask", "lse". ``contraction`` is 0 for operators other than products;
@@ -58,7 +58,7 @@ class OperatorDraft:
     @property
     def is_heavy(self) -> bool:
         """Whether it is a product, core attention or a table lookup."""
-        return self.kind in ("matmul", "attention", "embedding")
+        return self.kind in ("matmul", "mixing", "attention", "embedding")
 
 
 def merge_drafts(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:

@@ -1,7 +1,7 @@
 """From calls to drafts: views vanish, pointwise neighbours become one pass, eager attention core attention."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -39,6 +39,7 @@ class _CallReader:
     member: dict[str, PointwiseGroup] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     eager: dict[str, tuple[str, Mask | None]] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Any:
@@ -76,8 +77,13 @@ class _CallReader:
         for mixture in mixtures(self.nodes):
             router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
             result |= {mixture.router.name: [router], mixture.end.name: rest}
-            self.taken |= {node.name for node in mixture.between}
+            self._take((node.name for node in mixture.between), mixture.end.name)
         return result
+
+    def _take(self, names: Iterable[str], end: str) -> None:
+        """Note calls for which one operator stands, whose last call is ``end``: who reads them reads its output."""
+        self.inside |= dict.fromkeys(names, end)
+        self.taken.update(self.inside)
 
     def _check(self, node: CallNode) -> None:
         """Refuse operators without a rule, and products that touch parameters alone."""
@@ -99,6 +105,8 @@ class _CallReader:
             return None
         if op in known.PRODUCTS:
             return self._product(node, op)
+        if op in known.GROUPED:
+            return self._mixing(node, op)
         if op == "embedding" or (op in ("index", "index_select", "gather") and self._pieces(node, (0,))):
             return self._embedding(node)
         if op in known.NORMS:
@@ -109,7 +117,7 @@ class _CallReader:
             return self._plain(node, "dropout", saves=("mask",)) if self._drops(node) else None
         if op in ("cat", "stack", "flip", "roll") and self._inside(node):
             return self._pointwise(node)
-        if op in known.COPIES:
+        if op in known.COPIES or self._sorts(node):
             return self._plain(node, "copy", pieces=self._pieces(node))
         if op in known.POINTWISE:
             return self._pointwise(node)
@@ -133,13 +141,13 @@ class _CallReader:
             if self._is_view(node) or (op in known.DROPOUTS and not self._drops(node)):
                 name = next(ref for ref in node.refs if self.nodes[ref].kind == node.kind)
             else:
-                return name
+                return self.inside.get(name, name)
 
     def _is_view(self, node: CallNode) -> bool:
         """Whether a call only views a tensor: a view, a constant slice, or a product with one number."""
         op = known.base(node.op)
         if op in known.VIEWS:
-            return True
+            return not self._sorts(node)
         data = [ref for ref in node.refs if self.nodes[ref].kind == node.kind]
         if node.kind != DATA or len(data) != 1:
             return False
@@ -148,6 +156,10 @@ class _CallReader:
             return all(other.kind == CONSTANT and prod(other.sizes) == 1 for other in others)
         picks = op in ("index", "index_select") and all(other.kind == CONSTANT for other in others)
         return picks and prod(node.sizes) < prod(self.nodes[data[0]].sizes)
+
+    def _sorts(self, node: CallNode) -> bool:
+        """Whether a call picks the values of a sort or of a choice of the largest."""
+        return node.op == "getitem" and known.base(self.nodes[node.refs[0]].op) in known.SORTS
 
     def _value(self, arg: Any) -> str:
         return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
@@ -232,10 +244,7 @@ class _CallReader:
         at = _WEIGHT_AT.get(op)
         weight = self.nodes[node.args[at].name] if at is not None and isinstance(node.args[at], Ref) else None
         if weight is None or weight.kind != WEIGHTS or (op == "matmul" and len(weight.sizes) != 2):
-            raise UserError(
-                f"model = {self.name}: {node.op} in {node.path or 'the model'}: a product of two activations that is "
-                f"no attention; allowed: {ALLOWED_OPS}"
-            )
+            return self._mixing(node, op)
         source = self._value(node.args[1 if op == "addmm" else 0])
         pieces = tuple(replace(each, kind="matrix") for each in self._pieces(node, (at or 0,)))
         others = tuple(i for i in range(len(node.args)) if i != at)
@@ -249,6 +258,23 @@ class _CallReader:
         return OperatorDraft(
             node.name, "matmul", rows, columns, (source,), (node.name,), node.owners, contraction, pieces, saves
         )
+
+    def _mixing(self, node: CallNode, op: str) -> OperatorDraft:
+        """A product of two activations (or of one with stacked parameters): as many FLOP and bytes as it has.
+
+        Columns and contraction are numbers: those of this trace where they grow with the sequence. Of the dims that do,
+        a contraction becomes the rows, as in the product's own weight gradient.
+        """
+        left, right = (self.nodes[each.name] for each in node.args[1 if op == "baddbmm" else 0 :][:2])
+        read: tuple[Size, ...] = left.shape or ()
+        rows, contraction = times(*(node.shape or ())[:-1]), left.sizes[-1]
+        if constant_value(read[-1]) is None and len(read) > 1:
+            rows, contraction = times(*read[:-2], read[-1]), node.sizes[-2]
+        sources = tuple(dict.fromkeys(self.value(each.name) for each in (left, right) if each.kind == DATA))
+        pieces = tuple(piece for each in (left, right) for piece in self._leaves(each.name))
+        return OperatorDraft(
+            node.name, "mixing", rows, node.sizes[-1], sources, (node.name,), node.owners, contraction, pieces, sources
+        )  # fmt: skip
 
     def _embedding(self, node: CallNode) -> OperatorDraft:
         table = self.nodes[node.args[0].name]
@@ -317,7 +343,7 @@ class _CallReader:
         if softmax:
             mask = next((self.nodes[name].mask for name in between if self.nodes[name].mask), None)
             self.eager[node.name] = (scores, mask)
-            self.taken.update(self._beside(scores, between, node.name))
+            self._take(self._beside(scores, between, node.name), node.name)
 
     def _beside(self, scores: str, between: list[str], end: str) -> set[str]:
         """The product of the scores, the calls to the values' product, and others on the scores (their maximum)."""

@@ -195,11 +195,14 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     prefix = "cross_" if crosses else ""
     wanted = _shares(paths, (query, key, value))
     for name, columns in wanted.items():
+        several, rest = divmod(products[name].columns, _value(columns, sizes))
+        if not rest and columns == query:  # a head's query beside its gate
+            columns = tuple((several * times, names) for times, names in columns)
         if _value(columns, sizes) != products[name].columns:
             roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
             continue
         roles.columns[name] = columns
-        kind = "qkv" if len(wanted) == 1 else "q" if query[0] in columns else "kv"
+        kind = "qkv" if len(wanted) == 1 else "q" if "heads" in columns[0][1] else "kv"
         roles.name(products[name], prefix + kind)
     if not wanted:
         roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
@@ -217,8 +220,13 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
 
 
 def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, *, prefix: str) -> None:
-    """Name the output projection after an attention, and the drafts between."""
+    """Name the output projection after an attention, and the drafts between, a gate among them."""
     between, product = _behind(roles, made, draft)
+    if product is None and (gate := _gate(roles, made, between[-1] if between else draft)) is not None:
+        path, gated = gate
+        _name_gate(roles, path, roles.columns[draft.name], draft.columns, prefix)
+        more, product = _behind(roles, made, gated)
+        between += [gated, *more]
     if product is None or product.contraction != draft.columns:
         roles.refusal = roles.refusal or "an attention without an output projection"
         return
@@ -227,6 +235,32 @@ def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, 
         roles.columns[each.name], roles.rows[each.name] = roles.columns[draft.name], draft.rows
     roles.contractions[product.name] = roles.columns[draft.name]
     roles.name(product, f"{prefix}o_proj")
+
+
+def _gate(
+    roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft
+) -> tuple[list[OperatorDraft], OperatorDraft] | None:
+    """Where the only reader of a draft multiplies it with an activated product: the path to that product, the reader.
+
+    Gated attention [Qiu et al. 2025, arXiv 2505.06708].
+    """
+    readers = _readers(roles, draft)
+    others = [value for value in readers[0].inputs if value not in draft.outputs] if len(readers) == 1 else []
+    if len(others) != 1 or not readers[0].kind.endswith("activation"):
+        return None
+    path = list(_path(others[0], made))
+    return (path, readers[0]) if path and path[-1].kind == "matmul" else None
+
+
+def _name_gate(roles: Roles, path: list[OperatorDraft], columns: Size, width: int, prefix: str) -> None:
+    """Name the product of an attention's gate, as wide as its output or one column a head, and the drafts behind it."""
+    product = path[-1]
+    sizes = {width: columns, roles.dims["heads"]: term("heads")}
+    if product.name not in roles.columns and product.columns in sizes:
+        for each in path:
+            roles.columns[each.name] = sizes[product.columns]
+            roles.inner.add(each.name)
+        roles.name(product, f"{prefix}gate")
 
 
 def _kv_heads(core: Core, products: list[OperatorDraft]) -> int:

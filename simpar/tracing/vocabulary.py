@@ -13,7 +13,7 @@ VIEWS = _words(
     _assert_tensor_metadata sym_size view_as_complex view_as_real _conj resolve_conj resolve_neg lift_fresh
     repeat_interleave repeat broadcast_to float half bfloat16 empty_like zeros_like ones_like full_like
     new_zeros new_ones new_empty new_full numel dim size diagonal adjoint _reshape_alias unsafe_split
-    unsafe_chunk identity
+    unsafe_chunk identity topk sort
     """
 )
 """Views of the same elements, and casts and copies that compilers fold into their neighbours."""
@@ -26,7 +26,7 @@ POINTWISE = _words(
     log_softmax mean sum var std var_mean std_mean amax amin prod cumsum glu logsigmoid prelu threshold
     floor round remainder fmod atan2 bernoulli eq ne lt le gt ge logical_and logical_or logical_not
     bitwise_and bitwise_or bitwise_not __and__ __or__ nan_to_num rand_like randn_like logit expm1 softsign
-    linalg_vector_norm norm div_ complex polar real imag
+    linalg_vector_norm norm div_ complex polar real imag logsumexp log_sigmoid cumprod logcumsumexp heaviside
     """
 )
 """Elementwise passes over memory; neighbours in one module run as one pass."""
@@ -41,7 +41,13 @@ COPIES = _words(
 )
 """Elements read and written once."""
 
-PRODUCTS = frozenset(["linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "bmm", "baddbmm"])
+PRODUCTS = _words("linear addmm mm matmul conv1d conv2d conv3d bmm baddbmm linalg_solve_triangular")
+SORTS = frozenset(["topk", "sort"])
+"""Calls with several results that look at one tensor: each result that is read is a copy."""
+GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
+"""Grouped products of torch, and the one that transformers falls back on where torch has none."""
+SUMS_OF_PRODUCTS = frozenset(["einsum", "tensordot", "inner", "outer", "kron", "bilinear"])
+"""Operators that are recorded as the products that they are made of."""
 NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"])
 LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
 DROPOUTS = frozenset(["dropout", "feature_dropout", "alpha_dropout"])
@@ -52,7 +58,7 @@ NONLINEAR = _words(
     """
     pow rsqrt sqrt square exp log tanh sigmoid silu gelu relu relu6 leaky_relu elu celu selu softplus
     hardswish hardsigmoid hardtanh mish erf abs clamp clamp_min clamp_max softmax _softmax log_softmax glu
-    logsigmoid prelu threshold sin cos
+    logsigmoid log_sigmoid logsumexp prelu threshold sin cos
     """
 )
 
@@ -65,5 +71,5 @@ def base(op: str) -> str:
 def is_known(op: str) -> bool:
     """Whether an operator is in one of the lists."""
     name = base(op)
-    listed = (VIEWS, POINTWISE, COPIES, PRODUCTS, NORMS, LOSSES, DROPOUTS)
+    listed = (VIEWS, POINTWISE, COPIES, PRODUCTS, GROUPED, NORMS, LOSSES, DROPOUTS)
     return name in (ATTENTION, "embedding", "placeholder") or any(name in each for each in listed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def llama() -> Iterator[Any]:
     """The Capture of ``traced_models:llama`` at 32 tokens."""
     pytest.importorskip("torch")
     from simpar.tracing.capture import capture
+    from simpar.tracing.code import call_user_function
 
     sys.path.insert(0, FOLDER)
-    yield capture("traced_models:llama", 32)
+    yield capture("traced_models:llama", 32, partial(call_user_function, "traced_models:llama"))
     sys.path.remove(FOLDER)

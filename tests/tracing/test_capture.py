@@ -1,5 +1,6 @@
 """Calls of an exported module, with sizes that follow batch and sequence."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ pytest.importorskip("torch")
 
 from simpar.errors import UserError
 from simpar.tracing.capture import capture
+from simpar.tracing.code import call_user_function
 from simpar.tracing.nodes import DATA, INDEX, WEIGHTS
 
 
@@ -39,4 +41,4 @@ def test_what_is_no_module_is_refused(name, message, monkeypatch):
     """In one line that names the function."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(UserError, match=f"model = traced_models:{name}: {message}"):
-        capture(f"traced_models:{name}", 32)
+        capture(f"traced_models:{name}", 32, partial(call_user_function, f"traced_models:{name}"))

@@ -4,9 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.tracing.capture import TracedCall  # noqa: E402
 from simpar.tracing.masks import Constants  # noqa: E402
-from simpar.tracing.nodes import Mask, Ref  # noqa: E402
+from simpar.tracing.nodes import Mask, Ref, TracedCall  # noqa: E402
 
 
 def made(name, target, *given, **named):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from simpar.errors import UserError
 from simpar.tracing.nodes import CallNode, Ref, TraceShape, constant_value, divide_size, length, times
 from tests.tracing.drafts import call
 
@@ -41,10 +40,14 @@ def test_two_lengths_tell_the_polynomial(first, second, expected):
     assert length(first, second, SHAPES) == expected
 
 
-def test_what_is_no_polynomial_is_refused():
-    """Half the sequence and a bit."""
-    with pytest.raises(UserError, match="a tensor has 13 rows for sequences of 40 tokens and 9 for 24"):
-        length(13, 9, SHAPES)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [(10, 6, ((10, ()),)), (60, 24, ((10, ("batch",)),)), (13, 9, ((13, ()),)), (42, 12, ((7, ("batch",)),))],
+    ids=["a quarter", "a quarter for each of a batch", "steps", "steps for each of a batch"],
+)
+def test_what_is_no_polynomial_is_a_number(first, second, expected):
+    """That of the first trace's length."""
+    assert length(first, second, SHAPES) == expected
 
 
 def test_what_a_call_reads():

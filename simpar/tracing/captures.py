@@ -1,0 +1,81 @@
+"""Captured models of a library, kept on disk by content: a second command neither runs nor imports the library."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import simpar
+from simpar.architectures import graph as graphs
+from simpar.architectures.graph import ModelGraph
+from simpar.errors import UserError
+from simpar.files import write_atomic
+from simpar.tracing.library import installed, require_library
+
+FORMAT = 1
+"""Of the files of kept captures."""
+
+
+def captured_model(config: Mapping[str, Any], class_name: str, name: str, seq_len: int, why: str) -> ModelGraph:
+    """The graph of the installed library's module for a config, for sequences of ``seq_len`` tokens.
+
+    ``class_name`` chooses the class ("": the one for causal language models); ``why`` says why the module is asked for
+    and begins errors. Raises UserError without torch or the class, and where it cannot be captured.
+    """
+    require_library(why)
+    path = cache_folder() / f"{_digest(config, class_name, seq_len)}.json"
+    graph = _kept(path)
+    if graph is None:
+        from simpar.tracing.graph import trace_library  # late: it imports torch
+
+        graph = trace_library(config, class_name, name, seq_len, why)
+        _keep(path, graph)
+    return replace(graph, name=name)
+
+
+def cache_folder() -> Path:
+    """The user's folder of kept captures, ``$XDG_CACHE_HOME/simpar/captures``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simpar" / "captures"
+
+
+def _digest(config: Mapping[str, Any], class_name: str, seq_len: int) -> str:
+    """Everything on which a capture depends: the config, the library's versions and the code that captures."""
+    said = json.dumps(
+        [FORMAT, config, class_name, seq_len, *installed(), simpar.__version__], sort_keys=True, default=str
+    )
+    return hashlib.sha256(said.encode() + _code()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _code() -> bytes:
+    """The sources of this room and of graphs, so that a changed checkout keeps no stale captures."""
+    paths = [*sorted(Path(__file__).parent.glob("*.py")), Path(graphs.__file__)]
+    return b"".join(path.read_bytes() for path in paths if path.is_file())
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[ModelGraph]:
+    return TypeAdapter(ModelGraph)
+
+
+def _kept(path: Path) -> ModelGraph | None:
+    """The graph in a file; None where there is none, or where it was cut short."""
+    try:
+        return _adapter().validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _keep(path: Path, graph: ModelGraph) -> None:
+    """Write a graph. A home that cannot be written to keeps nothing: the next command captures again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, _adapter().dump_json(graph))
+    except (OSError, UserError):
+        return

@@ -1,0 +1,119 @@
+"""Models of the transformers library by their configs: its installed code runs, never code that comes with a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.files import suggest
+from simpar.tracing.code import LIBRARY
+
+INSTALL = "pip install 'simpar-planner[torch]' transformers"
+NOT_OF_THE_MODEL = ("auto_map", "quantization_config", "architectures", "transformers_version", "use_cache", "source")
+"""Fields that change no operator, or that would ask for code of others."""
+SOURCE_OF_CLASS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+)
+
+
+def installed() -> tuple[str, str]:
+    """Versions of torch and transformers, "" where one is not installed; neither is imported."""
+    return _version("torch"), _version(LIBRARY)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def require_library(why: str) -> None:
+    """Raise UserError, with ``why`` they are needed, unless torch and transformers are installed."""
+    missing = [name for name, own in zip(("torch", LIBRARY), installed(), strict=True) if not own]
+    if missing:
+        raise UserError(f"{why}; {' and '.join(missing)} would capture it: {INSTALL}")
+
+
+def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[Any, Any]:
+    """The library's module for a config, on torch's default device, and its example inputs (None: tokens alone).
+
+    ``class_name`` names its class; "" takes the one for causal language models, or that of the config's
+    ``architectures``. ``why`` is the beginning of what UserErrors say.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    kind = str(config.get("model_type") or "")
+    if class_name and not kind:
+        kind = _class(class_name, why).config_class.model_type
+    if kind not in transformers.CONFIG_MAPPING:
+        near = suggest(kind, transformers.CONFIG_MAPPING)
+        raise UserError(f"{why}{near}; transformers {transformers.__version__} has no class for it either: {UPGRADE}")
+    fields = {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
+    library_config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
+    module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
+    module.config.pad_token_id = None  # or some look for padding among the tokens, to warn of it
+    return module, _inputs(module)
+
+
+UPGRADE = "allowed: a newer transformers, or --model module:function of yours"
+
+
+def _class(name: str, why: str) -> Any:
+    """A class of the library that has a forward and a config."""
+    import transformers
+
+    result = getattr(transformers, name, None)
+    near = suggest(name, dir(transformers))
+    if not inspect.isclass(result) or getattr(result, "config_class", None) is None:
+        raise UserError(f"{why}; transformers {transformers.__version__} has no model class {name}{near}")
+    return result
+
+
+def _module(config: Any, class_name: str, architectures: tuple[str, ...], why: str) -> Any:
+    import transformers
+
+    if class_name:
+        kind = _class(class_name, why)
+        return kind(_config_for(kind, config))
+    text = config.get_text_config(decoder=True)
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if not config.is_encoder_decoder:
+        for each in (text, config):
+            if type(each) in causal:
+                return causal[type(each)](_config_for(causal[type(each)], each))
+    for name in architectures:
+        if hasattr(transformers, name):
+            return _class(name, why)(config)
+    for table in SOURCE_OF_CLASS:
+        if type(config) in (mapping := getattr(transformers, table)):
+            return mapping[type(config)](config)
+    raise UserError(
+        f"{why}; transformers has no language model for {type(config).__name__}; allowed: --model-class CLASS"
+    )
+
+
+def _config_for(kind: Any, config: Any) -> Any:
+    """The config, or the part of it for text where that is what a class takes."""
+    text = config.get_text_config(decoder=True)
+    return text if not isinstance(config, kind.config_class) and isinstance(text, kind.config_class) else config
+
+
+def _inputs(module: Any) -> dict[str, Any] | None:
+    """Tokens of both towers of an encoder and a decoder; None for a model that reads one sequence."""
+    import torch
+
+    taken = inspect.signature(module.forward).parameters
+    if not module.config.is_encoder_decoder or "decoder_input_ids" not in taken:
+        return None
+    return {name: torch.zeros(1, LENGTH, dtype=torch.int64) for name in ("input_ids", "decoder_input_ids")}
+
+
+LENGTH = 64
+"""Tokens of an example; captures give them the training's length."""

@@ -1,0 +1,194 @@
+"""One run of a module on the meta device, recorded: the ATen operators that it calls, and the modules around them.
+
+Nothing is allocated or computed. Modules run in inference mode, where torch hands over composite operators (linear,
+layer_norm, scaled_dot_product_attention) whole instead of their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simpar.errors import UserError
+from simpar.tracing import vocabulary as known
+from simpar.tracing.masks import Constants
+from simpar.tracing.nodes import Ref, TracedCall, refs_of
+
+PLACEHOLDER = "placeholder"
+A_TOKEN = 5
+"""The number of an ordinary token, which no tokenizer keeps for padding or for ends of sequences."""
+_READS_VALUE = ("_local_scalar_dense", "is_nonzero", "item", "equal", "allclose")
+
+
+@dataclass(frozen=True)
+class ModuleRun:
+    """The calls in order, and the names among them of parameters (each once) and of inputs."""
+
+    calls: list[TracedCall]
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+    @property
+    def ops(self) -> list[str]:
+        """Names of all operators; a slice of everything counts as a slice."""
+        return ["slice" if call.op == "alias" else call.op for call in self.calls]
+
+
+def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> ModuleRun:
+    """What the module calls for inputs, all of it on the meta device. Raises whatever the module raises."""
+    recorder = _Recorder()
+    parameters = [recorder.place(f"p_{path}", each) for path, each in module.named_parameters()]
+    for path, each in module.named_buffers():
+        recorder.place(f"b_{path}", each)
+    given = {f"in_{at}": each for at, each in enumerate([*positional, *named.values()])}
+    inputs = [recorder.place(name, each) for name, each in given.items()]
+    recorder.unknown.update(parameters, (name for name, each in given.items() if each.is_floating_point()))
+    recorder.tokens = {name: each for name, each in given.items() if not each.is_floating_point()}
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.device("meta"), torch.inference_mode(), eager, recorder.knowing_modules(module), recorder:
+        module(*positional, **named)
+    return ModuleRun(recorder.calls, tuple(parameters), tuple(inputs))
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Adds a call for each operator. Tensors are known by identity, so all are kept alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[TracedCall] = []
+        self.unknown: set[str] = set()
+        self.tokens: dict[str, Tensor] = {}
+        self._names: dict[int, str] = {}
+        self._alive: list[Tensor] = []
+        self._owners: list[tuple[str, str]] = []
+        self._whole: dict[int, Tensor] = {}
+        self._changes: dict[int, list[str]] = {}
+
+    def place(self, name: str, tensor: Tensor) -> str:
+        """Add a tensor that no call makes; its name."""
+        if id(tensor) not in self._names:
+            self._add(TracedCall(name, PLACEHOLDER, (), tensor, (), None), tensor)
+        return self._names[id(tensor)]
+
+    @contextmanager
+    def knowing_modules(self, module: Any) -> Iterator[None]:
+        """Note which modules of ``module`` are running, as (path, class)."""
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        paths = {id(each): path for path, each in module.named_modules()}
+
+        def enter(each: Any, _: Any) -> None:
+            outer = self._owners[-1][0] if self._owners else ""
+            self._owners.append((paths.get(id(each), outer), type(each).__name__))
+
+        def leave(*_: Any) -> None:
+            self._owners.pop()
+
+        handles = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator on the meta device and record it; a sum of products by its parts."""
+        kwargs = kwargs or {}
+        op = func._schema.name.split("::")[1]
+        given = tuple(self._argument(arg) for arg in args)
+        named = {key: self._argument(arg) for key, arg in kwargs.items()}
+        call = TracedCall(
+            f"{op}_{len(self.calls)}",
+            op,
+            _in_order(func, given, named),
+            None,
+            tuple(self._owners),
+            func,
+            (given, named),
+        )
+        if op in _READS_VALUE:
+            return self._value(call)
+        if op in known.SUMS_OF_PRODUCTS:
+            with self:
+                return func.decompose(*args, **kwargs)
+        result = _grouped(*args) if op in known.GROUPED else func(*args, **kwargs)
+        self._note(call, result)
+        if op.endswith("_") and not op.endswith("__") and args and isinstance(args[0], Tensor):
+            self._changed(args[0], call.name)
+        return result
+
+    def _value(self, call: TracedCall) -> Any:
+        """A number that Python asks for, where it depends on constants and on token numbers, all of them ``A_TOKEN``.
+
+        Raises UserError where it depends on parameters or on other inputs.
+        """
+        tokens = {name: torch.full(each.shape, A_TOKEN, device="cpu") for name, each in self.tokens.items()}
+        constants = Constants([*self.calls, call], tokens)
+        result = None if self.unknown.intersection(refs_of(call.args)) else constants.value(call.name)
+        if result is None:
+            raise UserError(f"{call.op} in {call.owners[-1][0] if call.owners else 'forward'} depends on data")
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Ref(self._up_to_date(value))
+        return [self._argument(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _note(self, call: TracedCall, result: Any) -> None:
+        """Add a call and, where it makes several tensors, one more for each of these."""
+        several = isinstance(result, list | tuple)
+        self._add(replace(call, value=result), None if several else result)
+        for at, each in enumerate(result if several else ()):
+            if isinstance(each, Tensor):
+                picked = (Ref(call.name), at)
+                name = f"{call.name}.{at}"
+                self._add(TracedCall(name, "getitem", picked, each, call.owners, _pick, (picked, {})), each)
+
+    def _add(self, call: TracedCall, result: Any) -> None:
+        self.calls.append(call)
+        if self.unknown.intersection(refs_of(call.args)):
+            self.unknown.add(call.name)
+        if isinstance(result, Tensor):
+            self._names[id(result)] = call.name
+            self._alive.append(result)
+            self._whole.setdefault(result.untyped_storage()._cdata, result)
+
+    def _changed(self, tensor: Tensor, name: str) -> None:
+        """A tensor changed in place: later readers of it, and of the tensor that it is a view of, read this call."""
+        self._names[id(tensor)] = name
+        whole = self._whole[tensor.untyped_storage()._cdata]
+        if whole.shape == tensor.shape:
+            self._names[id(whole)] = name
+        else:
+            self._changes.setdefault(id(whole), []).append(name)
+
+    def _up_to_date(self, tensor: Tensor) -> str:
+        """The name of a tensor; where views of it were changed in place, that of a copy with the changes."""
+        if id(tensor) not in self._names:
+            return self.place(f"c_{len(self.calls)}", tensor)
+        if changes := self._changes.pop(id(tensor), None):
+            name = f"{changes[-1]}.whole"
+            parts = (Ref(self._names[id(tensor)]), [Ref(each) for each in changes])
+            self._add(TracedCall(name, "copy", parts, tensor, tuple(self._owners), None), tensor)
+        return self._names[id(tensor)]
+
+
+def _grouped(rows: Tensor, matrices: Tensor, *_: Any) -> Tensor:
+    """The shape of a grouped product; torch's own takes one dtype only."""
+    return rows.new_empty(rows.shape[0], matrices.shape[-1])
+
+
+def _pick(values: Any, at: int) -> Any:
+    return values[at]
+
+
+def _in_order(target: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Arguments in the order of the schema, with its defaults for those not given."""
+    rest = target._schema.arguments[len(given) :]
+    return (*given, *(named.get(each.name, each.default_value) for each in rest))

@@ -1,0 +1,82 @@
+"""Captures on disk."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import simpar
+from simpar.errors import UserError
+from simpar.tracing import captures
+from simpar.tracing.captures import cache_folder, captured_model
+
+TINY = {
+    "model_type": "olmo", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+WHY = "own.json: model_type = 'own' is not known"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def files():
+    """Names in the folder of captures."""
+    return sorted(path.name for path in cache_folder().glob("*"))
+
+
+def test_a_second_capture_is_read(monkeypatch):
+    """Nothing is traced, and the graph is the same under the name that is asked for."""
+    first = captured_model(TINY, "", "own.json", 32, WHY)
+    assert len(files()) == 1
+    monkeypatch.setattr("simpar.tracing.graph.trace_library", lambda *_: pytest.fail("traced again"))
+    second = captured_model(TINY, "", "other.json", 32, WHY)
+    assert second.name == "other.json"
+    assert second.blocks == first.blocks
+    assert second.num_parameters() == first.num_parameters()
+    assert (dict(second.dims), second.layers, second.tied_embeddings) == (dict(first.dims), first.layers, False)
+
+
+def test_a_capture_depends_on_all_that_it_shows(monkeypatch):
+    """Another length, another class, other versions and another config are other captures; a torn file is none."""
+    keys = {captures._digest(TINY, "", 32), captures._digest(TINY, "", 64), captures._digest(TINY, "OlmoModel", 32)}
+    keys.add(captures._digest({**TINY, "hidden_size": 64}, "", 32))
+    monkeypatch.setattr(captures, "installed", lambda: ("0", "0"))
+    keys.add(captures._digest(TINY, "", 32))
+    assert len(keys) == 5
+    torn = cache_folder() / "torn.json"
+    torn.parent.mkdir(parents=True)
+    torn.write_text('{"name": "own", "dims"')
+    assert captures._kept(torn) is None
+
+
+@pytest.mark.slow
+def test_a_kept_capture_needs_no_torch(tmp_path):
+    """A second command answers without importing it."""
+    path = tmp_path / "own.json"
+    path.write_text('{"model_type": "openai-gpt", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}')
+    model = simpar.Model(path, seq_len=32)
+    assert model.num_parameters() > 0
+    assert model.facts["notes"][0].startswith("the model is traced from OpenAIGPTLMHeadModel of transformers ")
+    code = (
+        "import sys, simpar\n"
+        f"assert simpar.Model({str(path)!r}, seq_len=32).num_parameters() == {model.num_parameters()}\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ})
+
+
+@pytest.mark.slow
+def test_a_class_is_a_model(tmp_path):
+    """By name with the defaults of its config, or as the reader of a config."""
+    path = tmp_path / "own.json"
+    path.write_text('{"model_type": "olmo", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}')
+    assert simpar.Model(f"{path}:OlmoForCausalLM", seq_len=32).dims["hidden"] == 32
+    with pytest.raises(UserError, match=r"has no model class OlmoForNothing"):
+        simpar.Model("transformers:OlmoForNothing", seq_len=32)

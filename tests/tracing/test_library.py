@@ -1,0 +1,66 @@
+"""Modules of the transformers library by their configs."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.tracing import library
+from simpar.tracing.library import make_module, require_library
+
+WHY = "model = own.json: model_type = 'x' is not known"
+LLAMA = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+WRAPPED = {"model_type": "llava", "text_config": LLAMA, "vision_config": {"model_type": "clip_vision_model"}}
+
+
+@pytest.fixture
+def torch():
+    """Torch, where it and the library are installed."""
+    pytest.importorskip("transformers")
+    return pytest.importorskip("torch")
+
+
+def made(torch, config, class_name=""):
+    """The class and the inputs that a config gives."""
+    with torch.device("meta"):
+        module, inputs = make_module(config, class_name, WHY)
+    return type(module).__name__, inputs
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    """In one line that says how to install it; what is installed is not imported."""
+    monkeypatch.setattr(library, "installed", lambda: ("", "5.24.0"))
+    with pytest.raises(UserError, match=r"is not known; torch would capture it: pip install 'simpar-planner\[torch\]'"):
+        require_library(WHY)
+    monkeypatch.setattr(library, "installed", lambda: ("2.13", "5.24.0"))
+    require_library(WHY)
+
+
+@pytest.mark.slow
+def test_the_class_of_a_config(torch):
+    """The one for causal language models, of the text's part where there is one, or the one that is asked for."""
+    assert made(torch, LLAMA) == ("LlamaForCausalLM", None)
+    assert made(torch, {**LLAMA, "auto_map": {"AutoModelForCausalLM": "own--code.Model"}})[0] == "LlamaForCausalLM"
+    assert made(torch, WRAPPED)[0] == "LlamaForCausalLM"
+    assert made(torch, LLAMA, "LlamaForSequenceClassification")[0] == "LlamaForSequenceClassification"
+    name, inputs = made(torch, {"model_type": "t5", "num_layers": 1, "architectures": ["T5ForConditionalGeneration"]})
+    assert name == "T5ForConditionalGeneration"
+    assert sorted(inputs) == ["decoder_input_ids", "input_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "class_name", "message"),
+    [
+        ({"model_type": "lama"}, "", r"is not known; did you mean .*has no class for it either: allowed: a newer tra"),
+        (LLAMA, "LlamaForCausalLMs", r"has no model class LlamaForCausalLMs; did you mean 'LlamaForCausalLM'"),
+        ({"model_type": "clip_vision_model"}, "", r"no language model for CLIPVisionConfig; allowed: --model-class"),
+    ],
+    ids=["type", "class", "no language"],
+)
+def test_what_the_library_has_not_is_refused(torch, config, class_name, message):
+    """With why it was asked, in one line."""
+    with pytest.raises(UserError, match=message) as raised:
+        made(torch, config, class_name)
+    assert str(raised.value).startswith(WHY)

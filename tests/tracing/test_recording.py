@@ -1,0 +1,80 @@
+"""Operators of one run of a module on the meta device."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simpar.errors import UserError  # noqa: E402
+from simpar.tracing.nodes import Ref  # noqa: E402
+from simpar.tracing.recording import record  # noqa: E402
+
+
+class Module(torch.nn.Module):
+    """A module of 8 columns whose forward is a function of the module and its input."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+        self.other = torch.nn.Linear(8, 8)
+        self.other.weight = self.inner.weight
+        self.run = forward
+
+    def forward(self, x):
+        """What it was made with."""
+        return self.run(self, x)
+
+
+def recorded(forward):
+    """The recording of a module for rows float[4, 8]."""
+    with torch.device("meta"):
+        return record(Module(forward), (torch.zeros(4, 8),), {})
+
+
+def ops(recording):
+    """Names of its operators, without placeholders."""
+    return [call.op for call in recording.calls if call.op != "placeholder"]
+
+
+def test_composite_operators_are_whole():
+    """A linear layer and a norm are one call each, inside their modules; a shared parameter counts once."""
+    recording = recorded(lambda own, x: torch.nn.functional.layer_norm(own.other(own.inner(x)), (8,)))
+    assert ops(recording) == ["linear", "linear", "layer_norm"]
+    assert [call.owners[-1][0] for call in recording.calls[-3:]] == ["inner", "other", ""]
+    assert recording.parameters == ("p_inner.weight", "p_inner.bias", "p_other.bias")
+
+
+def test_sums_of_products_are_their_products():
+    """An einsum is recorded as the product that it stands for."""
+    assert "bmm" in ops(recorded(lambda own, x: torch.einsum("ij,kj->ik", x, own.inner.weight)))
+
+
+def test_grouped_products_have_any_dtype():
+    """On a device without values only their shape counts."""
+
+    def forward(own, x):
+        ends = torch.zeros(1, dtype=torch.int32)
+        return torch.nn.functional.grouped_mm(x, own.inner.weight[None], offs=ends)
+
+    assert recorded(forward).calls[-1].value.shape == (4, 8)
+
+
+def test_a_changed_view_changes_the_whole():
+    """A reader of the whole reads a copy with the change; one that nobody reads is not made."""
+
+    def forward(own, x):
+        whole = own.inner(x)
+        whole[:, :4].add_(1)
+        return whole.exp()
+
+    calls = {call.op: call for call in recorded(forward).calls}
+    assert calls["copy"].args == (Ref(calls["linear"].name), [Ref(calls["add_"].name)])
+    assert calls["exp"].args == (Ref(calls["copy"].name),)
+    assert "copy" not in ops(recorded(lambda own, x: own.inner(x)[:, :4].add_(1)))
+
+
+def test_numbers_that_python_asks_for():
+    """Those of constants are computed; those that depend on the input are refused."""
+    recording = recorded(lambda own, x: own.inner(x) if torch.arange(4).sum() == 6 else x)
+    assert ops(recording)[-1] == "linear"
+    with pytest.raises(UserError, match=r"depends on data"):
+        recorded(lambda own, x: own.inner(x) if x.sum() > 0 else x)
