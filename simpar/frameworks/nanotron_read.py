@@ -110,7 +110,7 @@ def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
         raise UserError(f"{given.source}: {MODEL}is_mamba_config: Mamba-1 is not modelled; allowed: llama, qwen2")
     result = {theirs: given.get(MODEL + ours) for ours, theirs in HF.items()}
     words = given.whole(f"{MODEL}vocab_size")
-    if kind not in ("llama", "qwen2", "llamoe") or None in (words, *(result[key] for key in list(HF)[:4])):
+    if words is None or kind not in ("llama", "qwen2", "llamoe") or None in (result[key] for key in list(HF)[:4]):
         return None
     multiple = (given.whole("model.make_vocab_size_divisible_by") or 1) * tp
     result |= {

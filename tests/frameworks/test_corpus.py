@@ -35,6 +35,8 @@ TARGETS = {
     "deepspeed": ("deepspeed", "ds_config.json"), "primus": ("primus", "experiment.yaml"),
     "megatron-swift": ("megatron-swift", "train.sh"), "swift": ("swift", "train.sh"),
     **{name: (name, "train.sh") for name in ("verl", "slime", "openrlhf")},
+    "nemo-1": ("nemo-1", "gpt.yaml"), "automodel": ("automodel", "recipe.yaml"), "maxtext": ("maxtext", "train.sh"),
+    "gpt-neox": ("gpt-neox", "20B.yml"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -82,10 +84,11 @@ def bridge(facts):
     lines = [
         "def pretrain_config():",
         "    cfg = _pretrain_common()",
-        f"    cfg.model = AutoBridge.from_hf_pretrained({facts['hub']!r}).to_megatron_provider(load_weights=False)",
-        *(f"    cfg.{key} = {value!r}" for key, value in facts.items() if key != "hub"),
+        f"    cfg.model = AutoBridge.from_hf_pretrained({facts['hub']!r}).to_megatron_provider(load_weights=False)"
+        if "hub" in facts else f"    cfg.model = {facts['provider']}()",
+        *(f"    cfg.{key} = {value!r}" for key, value in facts.items() if key not in ("hub", "provider")),
         "    return cfg",
-    ]
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -133,6 +136,12 @@ def started(command):
     )
 
 
+def maxtext(facts):
+    """A command with the base config."""
+    words = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in facts.items())
+    return " ".join(["python3 -m maxtext.trainers.pre_train.train configs/base.yml", *words])
+
+
 def primus(facts):
     """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
     overrides = {key: value for key, value in facts.items() if key != "model"}
@@ -145,6 +154,8 @@ WRITERS = {
     "swift": lambda facts: swift(facts, "swift"),
     "primus": primus, "verl": verl, "slime": started("python3 train.py"),
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
+    "maxtext": maxtext,
+    **dict.fromkeys(("nemo-1", "automodel", "gpt-neox"), lambda facts: json.dumps(nest_names(facts))),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),
@@ -246,11 +257,23 @@ def test_what_was_imported_can_be_simulated(name):
     assert least < tokens / result.step_time_s < most
 
 
+@pytest.mark.parametrize("name", [name for name, entry in CORPUS.items() if "counts" in entry])
+def test_what_was_read_is_the_model_of_the_file(name):
+    """Parameters, and devices where the file says them, from facts outside of simpar."""
+    known, found = CORPUS[name]["counts"], imported(CORPUS[name])
+    graph = load_model(found.plan.model) if found.plan.model else read_config(found.config)
+    digits = len(str(known["parameters"]).partition(".")[2])
+    assert round(graph.num_parameters() / 1e9, digits) == known["parameters"]
+    assert found.plan.world_size in (None, known.get("devices", found.plan.world_size))
+    assert "devices" not in known or found.plan.world_size == known["devices"]
+
+
 def test_every_file_is_simulated_or_says_why_not():
     """Those that name no model cannot be; of some only what is read is held."""
     assert sum("is" in entry for entry in CORPUS.values()) >= 18
+    assert sum("is" in entry or "counts" in entry for entry in CORPUS.values()) >= 35
     for entry in CORPUS.values():
-        assert sum(kind in entry for kind in ("is", "alone", "reads")) == 1
+        assert sum(kind in entry for kind in ("is", "alone", "reads", "counts")) == 1
         if "alone" in entry:
             assert imported(entry).plan.model is None
 
