@@ -36,7 +36,7 @@ from simpar.learning.parameters import CLOCKS, Name, tuning_of
 from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import SOME_RUNS, MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
-from simpar.uncertainty.support import Evidence, Traits, support_of
+from simpar.uncertainty.support import Evidence, Support, Traits, support_of
 from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, load_error_table
 from simpar.validation.predict import ParameterOverrides
 
@@ -73,6 +73,7 @@ REPORTED_GB = (
 Where a report is of communicators alone, the context is taken as predicted.
 """
 DOUBT = 0.01  # share of verdicts on memory that have another cause
+ROUNDING = 1e-12  # of shares of weights that are added up
 PENALTY = 1.0
 """Of the square of what a lack multiplies spreads by, as a logarithm: a lack that few runs show counts little."""
 
@@ -165,14 +166,13 @@ def errors_of(runs: Sequence[Run], folds: Sequence[Fold], conditions: Sequence[s
     """
     rows, lacked = [], []
     for number, fold in enumerate(fold for fold in folds if fold.name != "population tuned"):
-        known: dict[Traits, list[bool]] = {}
+        known: dict[Traits, Support] = {}
         for at, error in zip(fold.left_out.tolist(), fold.errors.tolist(), strict=True):
             traits = runs[at].traits
-            if traits not in known:
-                missing = lacks(support_of(traits, fold.evidence))
-                known[traits] = [missing[name] for name in conditions]
+            known[traits] = known.get(traits) or support_of(traits, fold.evidence)
+            missing = lacks(known[traits], runs[at].predicted_s)
             rows.append((error, at, number))
-            lacked.append(known[traits])
+            lacked.append([missing[name] for name in conditions])
     error, run, fold_of = (np.array(column) for column in zip(*rows, strict=True))
     source = np.array([runs[at].source for at in run])
     counts = Counter(source.tolist())
@@ -184,10 +184,10 @@ def errors_of(runs: Sequence[Run], folds: Sequence[Fold], conditions: Sequence[s
 
 
 def widths(errors: Errors) -> tuple[Floats, float, float]:
-    """Logarithms of spreads by what is lacking (the first for nothing), and the 5th and 95th percentile in spreads.
+    """Logarithms of spreads by what is lacking (the first for nothing), and the ends of intervals in spreads.
 
     The most likely ones for a Laplace distribution, whose tails are long; a lack is never narrower than its absence.
-    Percentiles are of errors in such spreads, sources of many runs counted as a few.
+    The interval is the shortest of errors in such spreads that holds nine in ten, sources of many runs counted as few.
     """
     table = np.column_stack([np.ones(len(errors.error)), errors.lacked])
     size = np.abs(errors.error)
@@ -201,7 +201,7 @@ def widths(errors: Errors) -> tuple[Floats, float, float]:
     bounds = [(-5.0, 1.0), *[(0.0, 2.0)] * (table.shape[1] - 1)]
     logs = minimize(loss, start, method="L-BFGS-B", bounds=bounds).x
     scaled = errors.error * np.exp(-table @ logs)
-    return logs, percentile(scaled, errors.weight, 0.05), percentile(scaled, errors.weight, 0.95)
+    return logs, *shortest(scaled, errors.weight, 0.9)
 
 
 def percentile(values: Floats, weight: Floats, share: float) -> float:
@@ -209,6 +209,16 @@ def percentile(values: Floats, weight: Floats, share: float) -> float:
     order = np.argsort(values)
     reached = np.cumsum(weight[order]) / weight.sum()
     return float(values[order][min(int(np.searchsorted(reached, share)), len(order) - 1)])
+
+
+def shortest(values: Floats, weight: Floats, share: float) -> tuple[float, float]:
+    """The ends of the shortest interval, between two of the values, in which a share of the weight lies."""
+    order = np.argsort(values)
+    ends, sums = values[order], np.concatenate([[0.0], np.cumsum(weight[order]) / weight.sum()])
+    last = np.searchsorted(sums[1:], sums[:-1] + share - ROUNDING)
+    first = np.flatnonzero(last < len(ends))
+    best = first[np.argmin(ends[last[first]] - ends[first])]
+    return float(ends[best]), float(ends[last[best]])
 
 
 def layout_share(runs: Sequence[Run], errors: Errors, spread: Floats) -> float:
@@ -391,7 +401,7 @@ def fitted_coverage(runs: Sequence[Run], table: ErrorTable) -> Iterator[tuple[st
     inside = defaultdict(list)
     for run in runs:
         if run.error is not None:
-            known = StepTimeError.of(support_of(run.traits, table.evidence), table.time)
+            known = StepTimeError.of(support_of(run.traits, table.evidence), table.time, run.predicted_s)
             for name in ("all", f"{run.traits.stack}, {run.traits.device}"):
                 inside[name].append(known.low <= run.error <= known.high)
     for name, one in inside.items():

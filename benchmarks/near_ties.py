@@ -76,11 +76,9 @@ def pairs_of(runs: Sequence[Run]) -> Iterator[Pair]:
 def _spreads(moved: Sequence[Run], fold: Fold) -> list[float]:
     """By how much layouts differ, of every run that is left out, by what evidence is left."""
     errors = load_error_table().time
-    found = {
-        moved[at].traits: StepTimeError.of(support_of(moved[at].traits, fold.evidence), errors).layout
-        for at in fold.left_out
-    }
-    return [found[moved[at].traits] for at in fold.left_out]
+    runs = [moved[at] for at in fold.left_out]
+    known = {traits: support_of(traits, fold.evidence) for traits in {run.traits for run in runs}}
+    return [StepTimeError.of(known[run.traits], errors, run.predicted_s).layout for run in runs]
 
 
 def groups_of(pairs: Sequence[Pair], by: str, starts: Sequence[float]) -> list[tuple[float, int, float, float]]:

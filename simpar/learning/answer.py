@@ -106,8 +106,9 @@ class Answer:
             cluster = cluster_of(run.case)
             known = runs_on(change_stack(run.case.stack, {}), cluster.profile.name)
             traits = _traits(run)
-            before.append(step_time_error(traits, known).half_width)
-            after.append(step_time_error(traits, self.own_runs(run.case.stack, run.case.hardware)).half_width)
+            own = self.own_runs(run.case.stack, run.case.hardware)
+            before.append(step_time_error(traits, run.time_s, known).half_width)
+            after.append(step_time_error(traits, run.time_s, own).half_width)
         return {name: round(100 * float(np.median(each)), 1) for name, each in (("before", before), ("after", after))}
 
     def own_runs(self, stack: str, hardware: str, cluster: str = "") -> tuple[OwnRuns, ...]:

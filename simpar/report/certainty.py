@@ -61,10 +61,10 @@ def layouts_measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
     return [one for one in stack.measured if one.cluster == cluster]
 
 
-def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
+def step_time_error(traits: Traits, step_time_s: float, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
     """The error distribution of a step, from published runs and from those its profiles were learnt from."""
     table = load_error_table()
-    known = StepTimeError.of(support_of(traits, table.evidence), table.time)
+    known = StepTimeError.of(support_of(traits, table.evidence), table.time, step_time_s)
     return after(known, match_runs(traits, own_runs), table.learned)
 
 
@@ -75,7 +75,7 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
     """
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
-    errors = [step_time_error(traits, own_runs) for traits in everything]
+    errors = [step_time_error(traits, step_time_s, own_runs) for traits in everything]
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
     shown = [*load_error_table().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)

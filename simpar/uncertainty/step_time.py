@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 
 from simpar.uncertainty.support import ASPECTS, ENOUGH_SOURCES, FEW_RUNS, Support
 from simpar.uncertainty.table import TimeErrors
 
 THRESHOLDS = (1, 2, ENOUGH_SOURCES)
 """Numbers of pairs of source and family; errors are larger below each of them."""
+SHORT_STEP_S = 1.0
+"""Seconds below which a step is short: what a host does once, small kernels and waits decide, which differ the most."""
 CONDITIONS = ("mixture", "spread", "long", "bits8", "bits4")
 """Traits that make errors larger by themselves."""
 
 
-def lacks(support: Support) -> dict[str, bool]:
-    """Whether each condition that makes a prediction less sure holds, by the names of ``TimeErrors.lacking``."""
+def lacks(support: Support, step_time_s: float = inf) -> dict[str, bool]:
+    """Whether each condition that makes a prediction less sure holds, by the names of ``TimeErrors.lacking``.
+
+    ``step_time_s`` is the predicted step.
+    """
     traits = support.traits
     result = {f"{aspect}<{least}": support.shared[aspect] < least for aspect in ASPECTS for least in THRESHOLDS}
     result["runs"] = support.runs < FEW_RUNS
     conditions = (traits.mixture, traits.spread, traits.long, traits.bits == 8, traits.bits == 4)
-    return result | dict(zip(CONDITIONS, conditions, strict=True))
+    return result | dict(zip(CONDITIONS, conditions, strict=True)) | {"short": step_time_s < SHORT_STEP_S}
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,9 @@ class StepTimeError:
     high: float
 
     @staticmethod
-    def of(support: Support, errors: TimeErrors) -> StepTimeError:
-        """The error of a prediction with some support."""
-        missing = lacks(support)
+    def of(support: Support, errors: TimeErrors, step_time_s: float = inf) -> StepTimeError:
+        """The error of a predicted step with some support."""
+        missing = lacks(support, step_time_s)
         spread = errors.base * exp(sum(value for name, value in errors.lacking.items() if missing[name]))
         spread = max(spread, errors.seen.get(support.traits.stack, {}).get(support.traits.device, 0.0))
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)

@@ -17,10 +17,10 @@ class TimeErrors(Strict):
     """Errors of step times of runs outside every fit.
 
     The spread of log(measured / predicted) is ``base`` with full support; missing support multiplies it by exp of the
-    sum of ``lacking``, whose keys are aspects and numbers of pairs. ``low`` and ``high`` are the 5th and 95th
-    percentile of errors in units of the spread; ``layout`` is the part of a spread by which layouts of one model on one
-    cluster differ, and the rest is common to them. A spread is never below that of the fitted runs themselves, which is
-    ``seen`` by stack and device where there are many.
+    sum of ``lacking``, whose keys are aspects and numbers of pairs. ``low`` and ``high`` are the ends of the shortest
+    interval of nine in ten errors, in units of the spread; ``layout`` is the part of a spread by which layouts of one
+    model on one cluster differ, and the rest is common to them. A spread is never below that of the fitted runs
+    themselves, which is ``seen`` by stack and device where there are many.
     """
 
     base: float = Field(gt=0)

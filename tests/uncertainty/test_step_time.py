@@ -30,6 +30,14 @@ def test_no_spread_is_below_that_of_its_own_runs() -> None:
     assert error(mixture, {"megatron": {"h100-sxm-80gb": 0.05}}).spread == pytest.approx(0.04 * exp(0.7))
 
 
+def test_steps_below_a_second_spread_more() -> None:
+    """By the factor of the table, as a lack of runs does; a step of which no time is given is not short."""
+    errors = TimeErrors(base=0.04, lacking={"short": 0.7}, low=-1.5, high=3.0, layout=0.5)
+    support = support_of(KNOWN, EVIDENCE)
+    short, long, unknown = (StepTimeError.of(support, errors, *step).spread for step in ((0.999,), (1.0,), ()))
+    assert (short, long, unknown) == (pytest.approx(0.04 * exp(0.7)), 0.04, 0.04)
+
+
 def test_the_shipped_table_says_what_spreads_most() -> None:
     """Each spread seen is wider than the base, which needs none; code and a grid of one source spread most."""
     time = load_error_table().time

@@ -69,4 +69,4 @@ def test_every_lack_of_the_table_is_one_that_predictions_have() -> None:
     """The table multiplies by nothing that predictions do not say."""
     known = lacks(support_of(Traits("a", "x"), []))
     assert set(load_error_table().time.lacking) <= set(known)
-    assert len(known) == len(ASPECTS) * len(THRESHOLDS) + 6
+    assert len(known) == len(ASPECTS) * len(THRESHOLDS) + 7
