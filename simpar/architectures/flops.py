@@ -22,7 +22,8 @@ def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, 
 
     Towers with a fixed length keep it.
     """
-    return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, "load": 1, **graph.dims}
+    lengths = dict.fromkeys(("seq", "context", "memory", "text.seq"), seq_len)
+    return {"batch": batch, **lengths, "load": 1, **graph.dims}
 
 
 def _operators(
@@ -71,8 +72,12 @@ def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = 
     Windows, and numbers of chosen keys, bound s. "causal" halves masked attention only: towers that see all of their
     input count in full. An indexer adds 2 s per feature of its heads.
     """
+    return _attention_flop(graph, seq_len, _layers(graph), convention)
+
+
+def _attention_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...], convention: str) -> float:
     total = 0.0
-    for op, dims in _operators(graph, seq_len, _layers(graph)):
+    for op, dims in _operators(graph, seq_len, blocks):
         if op.kind == "indexer":
             keys = dims["context"] if convention == "full" else dims["context"] / 2
             total += 2.0 * dims["index_heads"] * dims["index_dim"] * keys * (_count(op.rows, dims) / seq_len)
@@ -105,9 +110,8 @@ def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: st
     above = tuple(block for block in (*_layers(graph), graph.head) if not block.has_no_backward)
     trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
     attention = attention_flop_per_token(graph, seq_len, convention)
-    share = sum(not block.has_no_backward for block in _layers(graph)) / len(graph.layers)
-    backward = _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained)
-    return matmuls + backward + attention * (1.0 + 2.0 * share)
+    attention += 2.0 * _attention_flop(graph, seq_len, above, convention)
+    return matmuls + _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained) + attention
 
 
 def hardware_flop_per_token(graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full") -> float:

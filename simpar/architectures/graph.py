@@ -357,6 +357,17 @@ class ModelGraph:
         return self.head.operator("lm_head").weights[:1] if self.tied_embeddings else ()
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed of the model because its config does not say it, in words."""
+        return tuple(self.facts.get("assumed", ()))
+
+    @property
+    def said(self) -> str:
+        """One line about what is assumed, and fields of the config that are not understood; empty without either."""
+        assumed = [f"Assumed of the model: {each}." for each in self.assumed]
+        return " ".join(filter(None, [*assumed, self.details.said]))
+
+    @property
     def scopes(self) -> tuple[Mapping[str, int], ...]:
         """The dims of every tower: those of the model's own blocks first."""
         return tuple({block.scope: block.view(self.dims) for block in self._in_order}.values())

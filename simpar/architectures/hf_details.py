@@ -4,7 +4,7 @@ Defaults are those of the configuration classes of transformers; where a class h
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details, Dropout, Gating, Positions, Rope, Scales
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.vision_reading import SILENT_WRAPPER
 from simpar.errors import UserError
 
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function", "activation")
@@ -21,20 +22,28 @@ SILENT = {
     "name", "_name_or_path", "pretraining_tp", "tokenizer_class", "id2label", "label2id", "is_encoder_decoder",
     "max_position_embeddings", "n_ctx", "output_hidden_states", "output_attentions", "return_dict", "problem_type",
     "task_specific_params", "chunk_size_feed_forward", "is_decoder", "add_cross_attention", "n_positions",
-    "gradient_checkpointing", "attn_implementation", "use_return_dict", "bos_token_id", "eos_token_id", "pad_token_id",
+    "gradient_checkpointing", "attn_implementation", "use_return_dict",
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "cache_implementation", "output_router_logits", "classifier_dropout", "init_device", "max_window_layers",
-    "original_max_position_embeddings", "vision_config",
+    "original_max_position_embeddings",
     "qk_head_dim", "max_seq_len", "embedding_fraction", "norm_type",
     "num_logits_to_keep", "use_mamba_kernels", "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank",
     "time_step_min", "time_step_max", "time_step_floor", "moe_norm_min",
-    "eod_token_id", "sep_token_id", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
 }  # fmt: skip
 """Fields that do not affect what a model computes in training, beside those that a reader asks for."""
+TOKEN_NUMBERS = ("_token_id", "_token_index")
+"""Ends of the names of fields with the number of a special token."""
 
 
 def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
-    """The details of a config from which its family's reader made ``graph``. Raises UserError."""
+    """The details of a config from which its family's reader made ``graph``. Raises UserError.
+
+    Those of a model with towers are its language model's.
+    """
+    if family.nested:
+        own = graph.details
+        return replace(own, unread=(*own.unread, *_unread(config, SILENT_WRAPPER)))
     usual = family.details or Details("silu" if _is_gated(graph) else "gelu")
     positions = _positions(config, usual.positions, graph.dims["head_dim"])
     activation = next((text for name in ACTIVATION_FIELDS if (text := config.text(name))), usual.activation)
@@ -54,7 +63,12 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
         gating=_gating(config, usual.gating),
         least_step=config.number("time_step_min", default=usual.least_step) if usual.least_step else 0.0,
     )
-    return replace(own, unread=config.unread(SILENT), unbuilt=graph.details.unbuilt)
+    return replace(own, unread=_unread(config), unbuilt=graph.details.unbuilt)
+
+
+def _unread(config: Config, silent: Collection[str] = ()) -> tuple[str, ...]:
+    """Fields that were not asked for, without numbers of tokens and others that do not matter."""
+    return tuple(name for name in config.unread({*SILENT, *silent}) if not name.endswith(TOKEN_NUMBERS))
 
 
 def _attention(config: Config) -> Config:

@@ -1,10 +1,10 @@
-"""Models of two towers: an encoder with a decoder that attends to it, a vision encoder before a language model.
+"""Models of two towers: an encoder with a decoder that attends to it.
 
-The second tower's blocks have a scope: their sizes stand in the model's dims as "decoder.seq" or "vision.hidden".
-Blocks form one chain, which a pipeline can cut anywhere; an encoder's output travels past every decoder layer.
+A decoder of another length has a scope: its sizes stand in the model's dims as "decoder.seq". Blocks form one chain,
+which a pipeline can cut anywhere; an encoder's output travels past every decoder layer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
@@ -21,22 +21,10 @@ from simpar.architectures.transformer import (
     mlp,
     norm,
 )
-from simpar.errors import UserError
 
 MEMORY: Size = term("batch", "memory")
 KEYS_VALUES: Size = term("kv_heads", "head_dim", times=2)
 RELATIVE_BUCKETS = 32
-
-
-@dataclass(frozen=True)
-class Vision:
-    """A vision tower: ``images`` per sequence, of ``patches`` patches each with ``patch_elements`` numbers."""
-
-    shape: Shape
-    style: Style
-    patches: int
-    patch_elements: int
-    images: int = 1
 
 
 def encoder_decoder(
@@ -119,60 +107,3 @@ def _cross_attention(source: str, style: Style) -> list[Operator]:
     )
     out = project("cross_o_proj", "cross_attention", QUERY, HIDDEN, bias=style.output_bias)
     return [query, replace(pairs, rows=MEMORY, saves=()), core, out]
-
-
-def before_language_model(name: str, vision: Vision, language: ModelGraph) -> ModelGraph:
-    """A LLaVA-like model: patches through the vision tower, a two-layer projector, then a language model.
-
-    Visual tokens replace text tokens, so the language model's sequences keep the training's length [Liu et al. 2023,
-    arXiv 2304.08485]. Raises UserError for a language model with tied embeddings, whose table would be in the middle of
-    the pipeline.
-    """
-    if language.tied_embeddings:
-        raise UserError(f"{name}: tied embeddings behind a vision tower are not modelled; allowed: untied")
-    tower = vision.shape
-    own = {
-        "hidden": tower.hidden, "heads": tower.heads, "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
-        "ffn": tower.ffn, "positions": vision.patches, "seq": vision.images * vision.patches,
-        "context": vision.patches, "patch": vision.patch_elements,
-    }  # fmt: skip
-    dims = {
-        **language.dims, "visual": vision.images * vision.patches, "visual_hidden": tower.hidden,
-        "connector.ffn": language.dims["hidden"], **{f"vision.{key}": size for key, size in own.items()},
-    }  # fmt: skip
-    both_ways = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
-    blocks = {
-        "vision_layer": replace(layer("vision_layer", both_ways, LayerVariant(), dropout=False), scope="vision"),
-        "connector": Block("connector", _connector(language.embedding.operators), "connector"),
-        **language.blocks,
-    }
-    return ModelGraph(
-        name=name,
-        dims=dims,
-        blocks=blocks,
-        layers=(*("vision_layer",) * tower.layers, "connector", *language.layers),
-        embedding=Block("patches", _patches(), "vision"),
-        head=language.head,
-        tied_embeddings=False,
-    )
-
-
-def _patches() -> tuple[Operator, ...]:
-    """Every patch is projected (a convolution with stride) and gets its position."""
-    patch = term("patch")
-    positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
-    place = replace(add("position_embedding", "patch_embedding"), weights=(positions,))
-    embed = project("patch_embedding", INPUT, patch, HIDDEN, bias=True)
-    return (replace(embed, saves=()), place)
-
-
-def _connector(tokens: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Projector from vision to language features, and the language model's own tokens beside it."""
-    visual, source, inner = term("batch", "visual"), term("visual_hidden"), term("ffn")
-    up = project("project_up", INPUT, source, inner, bias=True)
-    act = Operator(
-        "project_activation", "activation", visual, inner, "tensor", inputs=("project_up",), saves=("project_up",)
-    )
-    down = project("project_down", "project_activation", inner, HIDDEN, bias=True)
-    joined = add("join", tokens[-1].name, "project_down")
-    return (replace(up, rows=visual), act, replace(down, rows=visual), *tokens, joined)

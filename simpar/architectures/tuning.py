@@ -36,10 +36,14 @@ def add_adapters(
 ) -> ModelGraph:
     """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
 
-    Raises UserError for towers, whose adapters are not modelled, and for more frozen layers than there are.
+    A vision tower is frozen with the layers up to its connector. Raises UserError for an encoder with a decoder, whose
+    adapters are not modelled, and for more frozen layers than there are.
     """
-    if any(block.scope or block.passes for block in graph.blocks.values()):
-        raise UserError(f"plan.tuning: {graph.name} has two towers; allowed: decoders")
+    masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
+    if any(mask.context != "context" for mask in masks):
+        raise UserError(
+            f"plan.tuning: {graph.name} is an encoder with a decoder; allowed: decoders, vision towers before one"
+        )
     if frozen_layers >= len(graph.layers):
         raise UserError(f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer")
     if rank is None and not frozen_layers:

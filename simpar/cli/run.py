@@ -133,8 +133,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
     ready = make_ready(request, values["nproc"], nodes.count, options, named_by=named_by)
     if ready.job.own_code:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
-    if (graph := ready.job.graph()) is not None and graph.details.unread:
-        sys.stderr.write(f"{graph.details.said}\n")
+    if (graph := ready.job.graph()) is not None and graph.said:
+        sys.stderr.write(f"{graph.said}\n")
     try:
         with _progress(steps) as advance:
             options = {"max_restarts": values["max_restarts"], "trace": values["trace"]}

@@ -302,7 +302,7 @@ def draft(
         reasons = "; ".join(map(str, lost))
         raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
     s = _without_lost_execution(s, lost)
-    unread = (model.details.said,) if model.details.unread else ()
+    unread = (model.said,) if model.said else ()
     notes = (*_stack_note(plan, result), *unread, *result.notes(s))
     return ExportDraft(result, s, whole, lost, notes)
 

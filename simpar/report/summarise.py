@@ -450,6 +450,7 @@ def _model_facts(job: TrainingJob) -> dict[str, Any]:
         "name": graph.name,
         "parameters": graph.num_parameters(),
         "layers": len(graph.layers),
+        **({"assumed": list(graph.assumed)} if graph.assumed else {}),
         **{name: int(value) for name, value in graph.dims.items()},
         **({"notes": list(graph.facts["notes"])} if "notes" in graph.facts else {}),
     }

@@ -30,6 +30,7 @@ MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 def print_report(result: Result, console: Console) -> None:
     """Print the whole report to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
+    print_lines(console, [f"assumed: {each}" for each in result.setup.model.get("assumed", ())])
     console.print()
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))

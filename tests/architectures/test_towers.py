@@ -8,19 +8,6 @@ import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import attention_flop_per_token, matmul_flop_per_token, model_flop_per_token
 from simpar.architectures.hf_config import read
-from simpar.errors import UserError
-
-VISION = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
-TEXT = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8,
-    "intermediate_size": 256, "num_hidden_layers": 4,
-}  # fmt: skip
-PATCHES = (336 // 14) ** 2
-
-
-def llava(**more):
-    """A small vision tower before a small Llama."""
-    return read({"model_type": "llava", "vision_config": VISION, "text_config": TEXT, **more}, "small-llava")
 
 
 @pytest.mark.parametrize(
@@ -30,17 +17,6 @@ def llava(**more):
 def test_encoder_decoders_have_the_published_number_of_parameters(name, parameters):
     """T5 and mT5 to the last parameter, the shared table counted once."""
     assert load_model(name).num_parameters() == parameters
-
-
-def test_a_vision_tower_counts_its_own_rows():
-    """A vision layer's FLOP grow with the images of a sequence, a text layer's do not."""
-    one, four = llava(), llava(images_per_sequence=4)
-    seq, h, f = 4096, VISION["hidden_size"], VISION["intermediate_size"]
-    matmuls = 3 * (4 * h * h + 2 * h * f) + 3 * 14 * 14 * h + h * 128 + 128 * 128
-    grown = matmul_flop_per_token(four, seq) - matmul_flop_per_token(one, seq)
-    assert grown * seq == pytest.approx(2 * matmuls * 3 * PATCHES)
-    seen = attention_flop_per_token(four, seq) - attention_flop_per_token(one, seq)
-    assert seen * seq == pytest.approx(3 * 4 * h * PATCHES * 3 * PATCHES)  # within an image only
 
 
 def test_cross_attention_reads_the_encoder():
@@ -67,10 +43,10 @@ def test_plain_models_count_as_before():
 def test_uniform_plans_run_on_two_towers():
     """A pipeline over both towers trains every token once, whatever the tensor parallelism."""
     cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16)
-    for graph in (llava(), load_model("t5-3b")):
-        results = [simpar.simulate(graph, cluster, simpar.Plan(tp=tp, pp=2, zero=1), training) for tp in (1, 2)]
-        assert results[0].speed.model_flops_per_step == results[1].speed.model_flops_per_step
-        assert results[1].memory.static_memory_bytes < results[0].memory.static_memory_bytes
+    graph = load_model("t5-3b")
+    results = [simpar.simulate(graph, cluster, simpar.Plan(tp=tp, pp=2, zero=1), training) for tp in (1, 2)]
+    assert results[0].speed.model_flops_per_step == results[1].speed.model_flops_per_step
+    assert results[1].memory.static_memory_bytes < results[0].memory.static_memory_bytes
 
 
 def test_boundaries_carry_the_encoders_output():
@@ -85,17 +61,3 @@ def test_boundaries_carry_the_encoders_output():
     dims = {**graph.dims, "batch": 2, "seq": 1024, "context": 1024, "memory": 1024}
     assert graph.blocks["encoder_layer"].output_elements(dims) == 2 * 1024 * 64
     assert graph.blocks["decoder_layer"].output_elements(dims) == 2 * (256 + 1024) * 64
-
-
-def test_tensor_parallelism_must_divide_every_tower():
-    """A vision tower of 4 heads refuses tp = 8 although the language model has 8."""
-    with pytest.raises(UserError, match="attention heads 4"):
-        simpar.simulate(
-            llava(), simpar.Cluster("dgx-h100"), simpar.Plan(tp=8), simpar.Training(seq_len=1024, global_batch=8)
-        )
-
-
-def test_tied_tables_behind_a_vision_tower_are_refused():
-    """The one thing that cannot be expressed says so."""
-    with pytest.raises(UserError, match="tied"):
-        llava(text_config={**TEXT, "tie_word_embeddings": True})

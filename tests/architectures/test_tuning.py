@@ -225,7 +225,7 @@ def test_optimizers_see_the_matrices_of_adapters():
 @pytest.mark.parametrize(
     ("model", "plan", "words"),
     [
-        ("t5-11b", {"lora_rank": 8}, "two towers"),
+        ("t5-11b", {"lora_rank": 8}, "an encoder with a decoder"),
         ("llama-3-8b", {"frozen_layers": 32}, "fewer"),
         ("llama-3-8b", {"lora_rank": 8, "zero": 3, "offload_parameters": "cpu"}, "offload_parameters"),
     ],

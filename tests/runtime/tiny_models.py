@@ -7,10 +7,13 @@ from simpar.architectures.families.family import TINY
 
 LLAMA = TINY
 SIMULATED = {
-    "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "llava", "phimoe", "llama4", "llama4_text",
+    "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "llama4_text",
+    *(name for name, family in DECLARED.items() if family.nested),
 }  # fmt: skip
 """Families that no run computes."""
-WITHOUT_CLASS = {"deepseek", "kimi_k2", "grok-1", "gemma3"}
+WITHOUT_CLASS = {
+    "deepseek", "kimi_k2", "grok-1", "gemma3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+}  # fmt: skip
 """Families of which transformers has no class, or one around that of another name."""
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7,

@@ -45,7 +45,13 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
 
 
 FAMILIES = (
-    ModelFamily("qwen2", llama_like(BIASED, windows=UNUSED_WINDOWS), Details(norm_eps=0.000001), tiny=TINY),
+    ModelFamily(
+        "qwen2",
+        llama_like(BIASED, windows=UNUSED_WINDOWS),
+        Details(norm_eps=0.000001),
+        tiny=TINY,
+        aliases=("qwen2_vl_text", "qwen2_5_vl_text"),
+    ),
     ModelFamily(
         "qwen2_moe",
         _read_sparse,

@@ -27,11 +27,13 @@ FAMILIES = (
         llama_like(NORMED, head_dim=128, windows=UNUSED_WINDOWS, biases=ATTENTION_BIAS),
         Details(norm_eps=0.000001),
         tiny={**TINY, "head_dim": 8},
+        aliases=("qwen3_vl_text",),
     ),
     ModelFamily(
         "qwen3_moe",
         _read_sparse,
         Details(norm_eps=0.000001, gating=Gating(normalised=False)),
         tiny={**TINY, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
+        aliases=("qwen3_vl_moe_text",),
     ),
 )

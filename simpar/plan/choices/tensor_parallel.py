@@ -80,8 +80,14 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
     )
     if refusal := target.graph.facts.get("no_tensor_parallel"):
         yield np.asarray(tp) > 1, lambda: f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1"
-    for dims in target.graph.scopes:
-        yield from _divided_dims(tp, dims, int(dims.get("seq", target.training.seq_len)), sequence_parallel)
+    graph, seq_len = target.graph, target.training.seq_len
+    visual = graph.dims.get("visual.seq", 0)
+    yield (
+        np.asarray(visual > seq_len),
+        lambda: f"seq_len = {seq_len}: {graph.name} has {visual} visual tokens a sequence; allowed: as many or more",
+    )
+    for dims in graph.scopes:
+        yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
 
 
 STATES = {

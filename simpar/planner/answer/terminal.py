@@ -36,6 +36,7 @@ TITLES = {BY_REGRET: "time"}
 def print_search(result: SearchResult, console: Console) -> None:
     """Print the whole answer to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
+    print_lines(console, [f"assumed: {each}" for each in result.details["model"].get("assumed", ())])
     console.print()
     _print_candidates(result, console)
     print_lines(console, ties(result))

@@ -219,6 +219,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     setup = result.setup
     model, cluster = setup.model, setup.cluster
     yield "model", f"{model.get('name')}, {format_count(float(model.get('parameters', 0)))} parameters"
+    for each in model.get("assumed", ()):
+        yield "assumed", each
     yield "cluster", f"{cluster.get('nodes')} x {cluster.get('hardware')}, {cluster.get('devices'):,} devices"
     yield "layout", layout(setup.plan)
     batch, length = setup.training.get("global_batch"), setup.training.get("seq_len")

@@ -1,0 +1,106 @@
+"""Qwen 2, 2.5 and 3 with vision: patches of two frames, 2 x 2 of which become a token, whatever an image's size.
+
+Qwen 2.5's tower has windows and gated MLPs [arXiv 2502.13923]; Qwen 3's adds features of three of its layers behind the
+first layers of the language model [arXiv 2511.21631].
+"""
+
+from dataclasses import replace
+
+from simpar.architectures.config import Config
+from simpar.architectures.families.family import TINY, ModelFamily
+from simpar.architectures.transformer import Style
+from simpar.architectures.vision import Step, Vision
+from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape, with_tower
+
+ROTARY = replace(VIT, rotary=True)
+GATED = Style(qkv_bias=True, output_bias=True, mlp_bias=True)
+
+
+def _tower_2(vision: Config, around: Config, hidden: int) -> Vision:
+    merge = vision.size("spatial_merge_size", default=2)
+    patches = patches_of(
+        vision, around, side=14, frames=vision.size("temporal_patch_size", default=2), merge=merge, bias=False
+    )
+    width = vision.size("embed_dim", default=1280)
+    vision.data.get("hidden_size")  # that of the language model
+    ffn = int(width * vision.number("mlp_ratio", default=4))
+    shape = vit_shape(vision, hidden=1280, layers=32, heads=16, ffn=ffn, width="embed_dim")
+    steps = merger(width * merge**2, hidden, norm=Step("norm", width))
+    return Vision(patches, shape, ROTARY, steps)
+
+
+def _tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
+    merge = vision.size("spatial_merge_size", default=2)
+    frames = vision.size("temporal_patch_size", default=2)
+    patches = patches_of(vision, around, side=14, frames=frames, merge=merge, bias=False)
+    shape = vit_shape(vision, hidden=3584, layers=32, heads=16, ffn=3420)
+    vision.data.get("out_hidden_size")
+    seen = (vision.size("window_size", default=112) // vision.size("patch_size", default=14)) ** 2
+    full = vision.data.get("fullatt_block_indexes") or (7, 15, 23, 31)
+    windows = tuple(None if at in full else seen for at in range(shape.layers))
+    steps = merger(shape.hidden * merge**2, hidden, norm=Step("norm", shape.hidden, norm="rms"))
+    return Vision(patches, shape, GATED, steps, windows)
+
+
+def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] = ()) -> Vision:
+    """Qwen 3's tower: positions are learned and rotary."""
+    merge = vision.size("spatial_merge_size", default=2)
+    patches = patches_of(
+        vision, around, frames=vision.size("temporal_patch_size", default=2), merge=merge,
+        positions=vision.size("num_position_embeddings", default=2304),
+    )  # fmt: skip
+    shape = vit_shape(vision, hidden=1152, layers=27, heads=16, ffn=4304)
+    vision.data.get("out_hidden_size")
+    width = shape.hidden * merge**2
+    steps = merger(width, hidden, norm=Step("norm", shape.hidden))
+    tapped = merger(width, hidden, norm=Step("norm", width))
+    return Vision(patches, shape, ROTARY, steps, taps=taps, tap_projector=tapped)
+
+
+def _tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
+    taps = vision.data.get("deepstack_visual_indexes")
+    return tower_3(vision, around, hidden, (8, 16, 24) if taps is None else tuple(taps))
+
+
+TINY_3 = {
+    "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 4, "num_position_embeddings": 16,
+    "out_hidden_size": 32,
+}  # fmt: skip
+STACKED = {**TINY_3, "deepstack_visual_indexes": [0, 1]}
+MIXED = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+FAMILIES = (
+    ModelFamily(
+        "qwen2_vl",
+        with_tower(_tower_2, "qwen2"),
+        weights=None,
+        tiny={"text_config": TINY, "vision_config": {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": 32}},
+        nested=True,
+    ),
+    ModelFamily(
+        "qwen2_5_vl",
+        with_tower(_tower_2_5, "qwen2"),
+        weights=None,
+        tiny={
+            "text_config": TINY,
+            "vision_config": {
+                "hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4, "out_hidden_size": 32,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        nested=True,
+    ),
+    ModelFamily(
+        "qwen3_vl",
+        with_tower(_tower_stacked, "qwen3"),
+        weights=None,
+        tiny={"text_config": {**TINY, "head_dim": 8}, "vision_config": STACKED},
+        nested=True,
+    ),
+    ModelFamily(
+        "qwen3_vl_moe",
+        with_tower(_tower_stacked, "qwen3_moe"),
+        weights=None,
+        tiny={"text_config": {**TINY, "head_dim": 8, **MIXED}, "vision_config": STACKED},
+        nested=True,
+    ),
+)  # fmt: skip
