@@ -47,7 +47,7 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProjectorStep:
     """A step of a projector: a "norm" over ``width`` features, a "linear" product into ``width``, or an "mlp".
 
     An MLP of the kinds "mlp" and "gated" has ``inner`` features between its products and an activation there.
@@ -72,13 +72,13 @@ class Vision:
     patches: Patches
     shape: Shape
     style: Style
-    projector: tuple[Step, ...]
+    projector: tuple[ProjectorStep, ...]
     windows: tuple[int | None, ...] = ()
     end_norm: str = ""
     pooled: bool = False
     layer_scale: bool = False
     taps: tuple[int, ...] = ()
-    tap_projector: tuple[Step, ...] = ()
+    tap_projector: tuple[ProjectorStep, ...] = ()
 
     @property
     def features(self) -> int:
@@ -175,7 +175,9 @@ def _join(vision: Vision) -> Iterator[Operator]:
     """The projector from vision to language features, whose visual tokens are copied between the text's tokens."""
     yield _features()
     if vision.end_norm:
-        yield _norm("vision_norm", "features", PATCHES, WIDTH, Step("norm", vision.shape.hidden, norm=vision.end_norm))
+        yield _norm(
+            "vision_norm", "features", PATCHES, WIDTH, ProjectorStep("norm", vision.shape.hidden, norm=vision.end_norm)
+        )
     last = "vision_norm" if vision.end_norm else "features"
     if vision.pooled:
         yield Operator("pool", "copy", VISUAL, WIDTH, "sequence", inputs=(last,))
@@ -185,7 +187,7 @@ def _join(vision: Vision) -> Iterator[Operator]:
     yield Operator("join", "copy", TOKENS, HIDDEN, "sequence", inputs=(steps[-1].name,))
 
 
-def _project(name: str, width: int, steps: tuple[Step, ...], source: str = "features") -> list[Operator]:
+def _project(name: str, width: int, steps: tuple[ProjectorStep, ...], source: str = "features") -> list[Operator]:
     """The operators of a projector that reads ``width`` features a visual token."""
     result: list[Operator] = []
     for at, step in enumerate(steps):
@@ -200,7 +202,7 @@ def _project(name: str, width: int, steps: tuple[Step, ...], source: str = "feat
     return result
 
 
-def _mlp(name: str, source: str, width: Size, step: Step) -> list[Operator]:
+def _mlp(name: str, source: str, width: Size, step: ProjectorStep) -> list[Operator]:
     gated = step.kind == "gated"
     up = _product(f"{name}_up", source, width, term("ffn", times=1 + gated), step.bias, "tensor")
     kind = "gated_activation" if gated else "activation"
@@ -209,7 +211,7 @@ def _mlp(name: str, source: str, width: Size, step: Step) -> list[Operator]:
     return [up, act, down]
 
 
-def _norm(name: str, source: str, rows: Size, columns: Size, step: Step) -> Operator:
+def _norm(name: str, source: str, rows: Size, columns: Size, step: ProjectorStep) -> Operator:
     """A norm whose weights repeat along the columns, if it is that of single patches."""
     weights = [Weight(f"{name}.weight", term(times=step.width), "vector")]
     weights += [Weight(f"{name}.bias", term(times=step.width), "vector")] * (step.norm == "layer")

@@ -12,7 +12,8 @@ SIMULATED = {
 }  # fmt: skip
 """Families that no run computes."""
 WITHOUT_CLASS = {
-    "deepseek", "kimi_k2", "grok-1", "gemma3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "deepseek", "kimi_k2", "grok-1", "glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text",
+    "qwen3_vl_text", "qwen3_vl_moe_text",
 }  # fmt: skip
 """Families of which transformers has no class, or one around that of another name."""
 YARN = {

@@ -5,15 +5,19 @@ Gemma 3 has normed heads instead of caps, and windows in five layers of six [arX
 without the norms behind attention and MLP [transformers, models/vaultgemma].
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 
 from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details, Positions, Rope, Scales
 from simpar.architectures.families.family import TINY, ModelFamily
+from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import ATTENTION_BIAS, Windows, alternate_windows, llama_like
 from simpar.architectures.transformer import Style
+from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision_reading import VIT, siglip, square
 from simpar.architectures.weights import LLAMA, POST_NORMS
 
 GELU = "gelu_pytorch_tanh"
@@ -37,6 +41,15 @@ def _read_3(config: Config, name: str) -> ModelGraph:
     sizes = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
     read = llama_like(Style(tied=True, norms=4, qk_norm="head"), head_dim=256, windows=_windows_3)
     return read(config.having(sizes, unless_given=True), name)
+
+
+def _tower_3(vision: Config, around: Config, hidden: int) -> Vision:
+    """SigLIP's tower; means over squares of patches, normed, through one product."""
+    side = square(vision, "image_size", default=224) // square(vision, "patch_size", default=16)
+    tokens = around.size("mm_tokens_per_image", default=256)
+    patches, shape = siglip(vision, around, merge=max(side // math.isqrt(tokens), 1))
+    steps = (ProjectorStep("norm", shape.hidden, norm="rms"), ProjectorStep("linear", hidden, bias=False))
+    return Vision(patches, shape, VIT, steps, end_norm="layer", pooled=True)
 
 
 FAMILIES = (
@@ -63,8 +76,24 @@ FAMILIES = (
         LOCAL,
         POST_NORMS,
         {**WIDE, "sliding_window": 8, "num_hidden_layers": 7},
-        aliases=("gemma3",),
         scaled_by_root=True,
+    ),
+    vision_family(
+        "gemma3",
+        _tower_3,
+        "gemma3_text",
+        tiny={
+            "text_config": {**WIDE, "sliding_window": 8, "num_hidden_layers": 7},
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "image_size": 64,
+                "vision_use_head": False,
+            },
+            "mm_tokens_per_image": 4,
+        },
     ),
     ModelFamily(
         "vaultgemma",

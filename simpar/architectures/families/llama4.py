@@ -1,13 +1,16 @@
-"""Llama 4: attention in chunks, every fourth layer without positions; experts in every ``interleave``-th layer."""
+"""Llama 4: attention in chunks, every fourth layer without positions; experts in every n-th layer; a vision tower."""
 
 from dataclasses import replace
 
 from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
+from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import experts_of, llama_shape, mark_unbuilt, style_of, with_experts
 from simpar.architectures.transformer import LayerVariant, build
+from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
 from simpar.architectures.weights import LLAMA, Packing
 
 BARE_NORM = "norms of queries and keys without weights"
@@ -31,6 +34,21 @@ def _read(config: Config, name: str) -> ModelGraph:
     return mark_unbuilt(graph, BARE_NORM) if config.flag("use_qk_norm", default=True) else graph
 
 
+def _tower(vision: Config, around: Config, hidden: int) -> Vision:
+    """A ViT with rotary positions; 2 x 2 patches side by side through an MLP and a product, without biases."""
+    side = square(vision, "image_size", default=448) // square(vision, "patch_size", default=14)
+    ratio = vision.number("pixel_shuffle_ratio", default=0.5)
+    patches = patches_of(
+        vision.having({"image_size": 448}, unless_given=True), around, fixed=True, side=14, bias=False,
+        merge=round(1 / ratio), positions=side * side + 1, classes=1, norm="layer",
+    )  # fmt: skip
+    shape = vit_shape(vision, hidden=768, layers=34, heads=16, ffn=5632)
+    inner, wide = vision.size("projector_input_dim", default=4096), vision.size("projector_output_dim", default=4096)
+    vision.data.get("vision_output_dim")  # that of the MLP
+    steps = (ProjectorStep("mlp", wide, inner=inner, bias=False), ProjectorStep("linear", hidden, bias=False))
+    return Vision(patches, shape, replace(VIT, rotary=True), steps, end_norm="layer")
+
+
 TEXT = ModelFamily(
     "llama4_text",
     _read,
@@ -52,4 +70,18 @@ TEXT = ModelFamily(
         "interleave_moe_layer_step": 2,
     },
 )  # fmt: skip
-FAMILIES = (TEXT, replace(TEXT, model_type="llama4", weights=None))
+FAMILIES = (
+    TEXT,
+    vision_family(
+        "llama4",
+        _tower,
+        "llama4_text",
+        tiny={
+            "text_config": TEXT.tiny,
+            "vision_config": {
+                "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "image_size": 56, "projector_input_dim": 24, "projector_output_dim": 24, "vision_output_dim": 24,
+            },
+        },
+    ),
+)  # fmt: skip

@@ -1,15 +1,23 @@
-"""LLaVA: CLIP's vision tower before a language model of any family [arXiv 2304.08485]."""
+"""LLaVA: a tower of CLIP, SigLIP or Pixtral before a language model of any family [arXiv 2304.08485; 2410.07073]."""
 
 from dataclasses import replace
 
 from simpar.architectures.config import Config
-from simpar.architectures.families.family import TINY, ModelFamily
-from simpar.architectures.vision import Step, Vision
-from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape, with_tower
+from simpar.architectures.families.family import TINY
+from simpar.architectures.families.vision_family import vision_family
+from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision_reading import GATED_RMS, VIT, patches_of, pixtral, siglip, square, vit_shape
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     """A ViT with CLIP's defaults; with InternViT's RMS norms and normed queries and keys if the config says so."""
+    bias = around.flag("multimodal_projector_bias", default=True)
+    steps = (ProjectorStep("mlp", hidden, inner=hidden, bias=bias),)
+    kind = vision.text("model_type")
+    if kind == "pixtral":
+        return Vision(*pixtral(vision, around), GATED_RMS, steps)
+    if kind.startswith("siglip"):
+        return Vision(*siglip(vision, around), VIT, steps, end_norm="layer")
     shape = vit_shape(vision, hidden=1024, layers=24, heads=16)
     side = square(vision, "image_size", default=336) // square(vision, "patch_size", default=14)
     patches = patches_of(
@@ -22,17 +30,14 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
         qkv_bias=vision.flag("qkv_bias", default=True),
         qk_norm="full" if vision.flag("qk_normalization", default=False) else "",
     )
-    bias = around.flag("multimodal_projector_bias", default=True)
-    steps = (Step("mlp", hidden, inner=hidden, bias=bias),)
     return Vision(patches, shape, style, steps, end_norm=style.norm)
 
 
 FAMILIES = (
-    ModelFamily(
+    vision_family(
         "llava",
-        with_tower(_tower, "llama"),
-        None,
-        weights=None,
+        _tower,
+        "llama",
         tiny={
             "vision_config": {
                 "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "image_size": 28,
@@ -41,6 +46,5 @@ FAMILIES = (
             },
             "text_config": TINY,
         },
-        nested=True,
     ),
 )  # fmt: skip

@@ -1,10 +1,29 @@
-"""Mistral and Ministral: Llama with a window in all layers, and Ministral 3 with queries scaled by their position."""
+"""Mistral and Ministral: Llama with a window in all layers, and Ministral 3 with queries scaled by their position.
+
+Mistral Small 3.1 and later have Pixtral's vision tower before one of these.
+"""
 
 from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
+from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import MLP_BIAS, USED_WINDOWS, Windows, llama_like, mark_unbuilt, windows_in
+from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision_reading import GATED_RMS, pixtral
+
+
+def _tower(vision: Config, around: Config, hidden: int) -> Vision:
+    """Pixtral's tower; a norm, a product that merges 2 x 2 patches into one as wide, and an MLP."""
+    merge = around.size("spatial_merge_size", default=2)
+    patches, shape = pixtral(vision, around, merge=merge)
+    bias = around.flag("multimodal_projector_bias", default=False)
+    steps = (
+        ProjectorStep("norm", shape.hidden, norm="rms"), ProjectorStep("linear", shape.hidden, bias=False),
+        ProjectorStep("mlp", hidden, inner=hidden, bias=bias),
+    )  # fmt: skip
+    return Vision(patches, shape, GATED_RMS, steps)
+
 
 YARN = {
     "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -47,6 +66,19 @@ FAMILIES = (
                 "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
                 "mscale_all_dim": 0.7, "rope_theta": 1_000_000.0, "llama_4_scaling_beta": 0.0,
             },
+        },
+    ),
+    vision_family(
+        "mistral3",
+        _tower,
+        "mistral",
+        tiny={
+            "text_config": TINY,
+            "vision_config": {
+                "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "head_dim": 8,
+            },
+            "tie_word_embeddings": False,
         },
     ),
 )  # fmt: skip

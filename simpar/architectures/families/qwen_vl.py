@@ -7,10 +7,11 @@ first layers of the language model [arXiv 2511.21631].
 from dataclasses import replace
 
 from simpar.architectures.config import Config
-from simpar.architectures.families.family import TINY, ModelFamily
+from simpar.architectures.families.family import TINY
+from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.transformer import Style
-from simpar.architectures.vision import Step, Vision
-from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape, with_tower
+from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape
 
 ROTARY = replace(VIT, rotary=True)
 GATED = Style(qkv_bias=True, output_bias=True, mlp_bias=True)
@@ -25,7 +26,7 @@ def _tower_2(vision: Config, around: Config, hidden: int) -> Vision:
     vision.data.get("hidden_size")  # that of the language model
     ffn = int(width * vision.number("mlp_ratio", default=4))
     shape = vit_shape(vision, hidden=1280, layers=32, heads=16, ffn=ffn, width="embed_dim")
-    steps = merger(width * merge**2, hidden, norm=Step("norm", width))
+    steps = merger(width * merge**2, hidden, norm=ProjectorStep("norm", width))
     return Vision(patches, shape, ROTARY, steps)
 
 
@@ -38,7 +39,7 @@ def _tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
     seen = (vision.size("window_size", default=112) // vision.size("patch_size", default=14)) ** 2
     full = vision.data.get("fullatt_block_indexes") or (7, 15, 23, 31)
     windows = tuple(None if at in full else seen for at in range(shape.layers))
-    steps = merger(shape.hidden * merge**2, hidden, norm=Step("norm", shape.hidden, norm="rms"))
+    steps = merger(shape.hidden * merge**2, hidden, norm=ProjectorStep("norm", shape.hidden, norm="rms"))
     return Vision(patches, shape, GATED, steps, windows)
 
 
@@ -52,8 +53,8 @@ def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] =
     shape = vit_shape(vision, hidden=1152, layers=27, heads=16, ffn=4304)
     vision.data.get("out_hidden_size")
     width = shape.hidden * merge**2
-    steps = merger(width, hidden, norm=Step("norm", shape.hidden))
-    tapped = merger(width, hidden, norm=Step("norm", width))
+    steps = merger(width, hidden, norm=ProjectorStep("norm", shape.hidden))
+    tapped = merger(width, hidden, norm=ProjectorStep("norm", width))
     return Vision(patches, shape, ROTARY, steps, taps=taps, tap_projector=tapped)
 
 
@@ -69,17 +70,16 @@ TINY_3 = {
 STACKED = {**TINY_3, "deepstack_visual_indexes": [0, 1]}
 MIXED = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
 FAMILIES = (
-    ModelFamily(
+    vision_family(
         "qwen2_vl",
-        with_tower(_tower_2, "qwen2"),
-        weights=None,
+        _tower_2,
+        "qwen2",
         tiny={"text_config": TINY, "vision_config": {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": 32}},
-        nested=True,
     ),
-    ModelFamily(
+    vision_family(
         "qwen2_5_vl",
-        with_tower(_tower_2_5, "qwen2"),
-        weights=None,
+        _tower_2_5,
+        "qwen2",
         tiny={
             "text_config": TINY,
             "vision_config": {
@@ -87,20 +87,17 @@ FAMILIES = (
                 "fullatt_block_indexes": [1],
             },
         },
-        nested=True,
     ),
-    ModelFamily(
+    vision_family(
         "qwen3_vl",
-        with_tower(_tower_stacked, "qwen3"),
-        weights=None,
+        _tower_stacked,
+        "qwen3",
         tiny={"text_config": {**TINY, "head_dim": 8}, "vision_config": STACKED},
-        nested=True,
     ),
-    ModelFamily(
+    vision_family(
         "qwen3_vl_moe",
-        with_tower(_tower_stacked, "qwen3_moe"),
-        weights=None,
+        _tower_stacked,
+        "qwen3_moe",
         tiny={"text_config": {**TINY, "head_dim": 8, **MIXED}, "vision_config": STACKED},
-        nested=True,
     ),
 )  # fmt: skip

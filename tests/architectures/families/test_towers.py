@@ -1,0 +1,75 @@
+"""Vision towers of every family: parameters as transformers counts them, and as they are published."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from simpar.architectures.catalogue import config_of, load_model
+from simpar.architectures.families import DECLARED
+from simpar.architectures.hf_config import read
+from tests.architectures.counted import counted_alike
+
+NESTED = sorted({family.model_type for family in DECLARED.values() if family.nested})
+PUBLISHED = {  # totals of the released checkpoints (safetensors indices on the Hugging Face hub)
+    "qwen2-vl-2b": 2_208_985_600, "qwen2-vl-7b": 8_291_375_616, "qwen2-vl-72b": 73_405_560_320,
+    "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344, "qwen3-vl-2b": 2_127_532_032, "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696, "qwen3-vl-30b-a3b": 31_070_754_032, "internvl3-8b": 7_944_373_760,
+    "mistral-small-3.1-24b": 24_011_361_280, "glm-4.5v": 107_710_933_120, "llava-1.5-7b": 7_063_427_072,
+}  # fmt: skip
+WITH_TOWERS = {  # text models that are shipped alone: config of the whole, total of its checkpoint
+    "gemma-3-4b": (
+        {
+            "model_type": "gemma3",
+            "vision_config": {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+                "image_size": 896, "patch_size": 14,
+            },
+        },
+        4_300_079_472,
+    ),
+    "llama-4-scout": (
+        {
+            "model_type": "llama4",
+            "vision_config": {
+                "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "num_attention_heads": 16,
+                "image_size": 336, "patch_size": 14, "projector_input_dim": 4096, "projector_output_dim": 4096,
+                "vision_output_dim": 4096,
+            },
+        },
+        108_641_793_536,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", NESTED)
+def test_parameters_are_those_of_transformers(kind: str) -> None:
+    """Tower, projector and language model to the parameter, with every feature that the tiny config has."""
+    counted_alike(kind, copy.deepcopy(dict(DECLARED[kind].tiny)), "AutoModelForImageTextToText")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    """As many as the released checkpoint has."""
+    assert load_model(name).num_parameters() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", WITH_TOWERS)
+def test_towers_of_shipped_text_models_have_the_published_parameters(name: str) -> None:
+    """The text model of the catalogue with the tower of its release."""
+    config, parameters = WITH_TOWERS[name]
+    assert read({**config, "text_config": config_of(name)}, name).num_parameters() == parameters
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3_vl", True), ("mistral3", True), ("gemma3", False)])
+def test_tables_are_tied_as_the_config_around_says(kind: str, tied: bool) -> None:
+    """A field beside the sections counts for more than that in the text's."""
+    tiny = DECLARED[kind].tiny
+    text = {**tiny["text_config"], "tie_word_embeddings": not tied}
+    assert (
+        read({**tiny, "model_type": kind, "text_config": text, "tie_word_embeddings": tied}, kind).tied_embeddings
+        is tied
+    )
