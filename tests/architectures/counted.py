@@ -19,6 +19,10 @@ def counted_alike(family: str, config: dict[str, Any], made_by: str = "AutoModel
     with torch.device("meta"):
         theirs = getattr(transformers, made_by).from_config(transformers.AutoConfig.for_model(family, **config))
     graph = read({"model_type": family, **config}, family)
-    biases = [each.numel() for name, each in theirs.named_buffers() if name.endswith("e_score_correction_bias")]
+    biases = [
+        each.numel()
+        for name, each in theirs.named_buffers()
+        if name.endswith(("e_score_correction_bias", "expert_bias"))
+    ]
     assert graph.num_parameters() == sum(each.numel() for each in theirs.parameters()) + sum(biases)
     return graph

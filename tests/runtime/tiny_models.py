@@ -7,7 +7,8 @@ from simpar.architectures.families.family import TINY
 
 LLAMA = TINY
 SIMULATED = {
-    "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "llama4_text", "gemma4_text",
+    "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "llama4_text", "gemma4_text", "lfm2",
+    "lfm2_moe",
     *(name for name, family in DECLARED.items() if family.nested),
 }  # fmt: skip
 """Families that no run computes."""

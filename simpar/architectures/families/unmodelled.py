@@ -5,7 +5,6 @@ UNMODELLED = {
     **dict.fromkeys(
         ("rwkv", "recurrent_gemma", "xlstm"), "recurrent layers",
     ),
-    **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions between layers of attention"),
     "zamba2": "layers that share the weights of others", "deepseek_v4": "compressed sparse attention",
 }  # fmt: skip
 """What such a model's layers are, by ``model_type``."""
