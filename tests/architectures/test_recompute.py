@@ -91,7 +91,7 @@ def test_modules_name_operators_that_exist() -> None:
     """Every module stands for operators of some layer of the catalogue's models."""
     known = {
         op.name
-        for name in ("deepseek-v3", "gpt-oss-20b", "llama-3-8b")
+        for name in ("deepseek-v3", "deepseek-v3.2", "gpt-oss-20b", "llama-3-8b")
         for block in load_model(name).blocks.values()
         for op in block.operators
     }
