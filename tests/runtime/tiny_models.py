@@ -8,13 +8,13 @@ from simpar.architectures.families.family import TINY
 LLAMA = TINY
 SIMULATED = {
     "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "llama4_text", "gemma4_text", "lfm2",
-    "lfm2_moe",
+    "lfm2_moe", "longcat_flash", "mimo_v2_flash", "mistral4",
     *(name for name, family in DECLARED.items() if family.nested),
 }  # fmt: skip
 """Families that no run computes."""
 WITHOUT_CLASS = {
     "deepseek", "kimi_k2", "grok-1", "glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text",
-    "qwen3_vl_text", "qwen3_vl_moe_text",
+    "qwen3_vl_text", "qwen3_vl_moe_text", "exaone4_5_text", "bailing_moe", "bailing_moe_v2",
 }  # fmt: skip
 """Families of which transformers has no class, or one around that of another name."""
 YARN = {

@@ -54,8 +54,10 @@ LITE = {**GLM_5, "q_lora_rank": 768, "first_k_dense_replace": 1}
 TINY_INDEXED = {**TINY_LATENT, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 8}
 
 
-def _read(config: Config, name: str, topk_method: str = "greedy", usual: Mapping[str, int] = NOTHING) -> ModelGraph:
-    """``usual`` are the fields of configs that leave them out."""
+def read_deepseek(
+    config: Config, name: str, topk_method: str = "greedy", usual: Mapping[str, int] = NOTHING
+) -> ModelGraph:
+    """The graph of a config with DeepSeek's fields, of which ``usual`` are those that it may leave out."""
     config = config.having(usual, unless_given=True)
     shape = llama_shape(config, ffn="moe_intermediate_size")
     router_bias = config.text("topk_method", topk_method) == "noaux_tc"
@@ -119,11 +121,13 @@ def _read_indexed(config: Config, name: str, usual: Mapping[str, int]) -> ModelG
 
 
 FAMILIES = (
-    ModelFamily("deepseek", _read, FIRST, tiny=TINY_FIRST),
-    ModelFamily("deepseek_v2", _read, V2, tiny={**TINY_LATENT, "head_dim": 4, "topk_method": "group_limited_greedy"}),
+    ModelFamily("deepseek", read_deepseek, FIRST, tiny=TINY_FIRST),
+    ModelFamily(
+        "deepseek_v2", read_deepseek, V2, tiny={**TINY_LATENT, "head_dim": 4, "topk_method": "group_limited_greedy"}
+    ),
     ModelFamily(
         "deepseek_v3",
-        partial(_read, topk_method="noaux_tc"),
+        partial(read_deepseek, topk_method="noaux_tc"),
         V3,
         LLAMA.changed(tensors=ROUTER_BIAS),
         TINY_LATENT,
@@ -139,7 +143,7 @@ FAMILIES = (
     ),
     ModelFamily(
         "glm4_moe_lite",
-        partial(_read, topk_method="noaux_tc", usual=LITE),
+        partial(read_deepseek, topk_method="noaux_tc", usual=LITE),
         replace(V3, norm_eps=0.00001, gating=replace(V3.gating, factor=1.8)),
         LLAMA.changed(tensors=ROUTER_BIAS),
         {**TINY_LATENT, "n_group": 1, "topk_group": 1},

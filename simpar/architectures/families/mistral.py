@@ -1,16 +1,22 @@
 """Mistral and Ministral: Llama with a window in all layers, and Ministral 3 with queries scaled by their position.
 
+Mistral 4 has latent attention and experts, as DeepSeek.
 Mistral Small 3.1 and later have Pixtral's vision tower before one of these.
 """
 
 from simpar.architectures.config import Config
-from simpar.architectures.details import Details, Positions, Rope
+from simpar.architectures.details import Details, Gating, Positions, Rope
+from simpar.architectures.families.deepseek import TINY_LATENT, read_deepseek
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import MLP_BIAS, USED_WINDOWS, Windows, llama_like, mark_unbuilt, windows_in
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import GATED_RMS, pixtral
+
+
+def _read_4(config: Config, name: str) -> ModelGraph:
+    return mark_unbuilt(read_deepseek(config, name, usual=USUAL_4), LONG_SCALE)
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
@@ -29,6 +35,11 @@ YARN = {
     "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 16384,
 }  # fmt: skip
+USUAL_4 = {
+    "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64, "v_head_dim": 128,
+    "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 4, "head_dim": 128,
+}  # fmt: skip
+"""Fields that a config of Mistral 4 may leave out."""
 LONG_SCALE = "queries scaled by their position"
 
 
@@ -67,6 +78,15 @@ FAMILIES = (
                 "mscale_all_dim": 0.7, "rope_theta": 1_000_000.0, "llama_4_scaling_beta": 0.0,
             },
         },
+    ),
+    ModelFamily(
+        "mistral4",
+        _read_4,
+        Details(
+            norm_eps=0.000001, positions=Positions(Rope(10_000.0, interleaved=True)), gating=Gating(normalised=True)
+        ),
+        None,
+        {**TINY_LATENT, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
     ),
     vision_family(
         "mistral3",

@@ -1,7 +1,7 @@
 """Qwen 2, 2.5 and 3 with vision: patches of two frames, 2 x 2 of which become a token, whatever an image's size.
 
 Qwen 2.5's tower has windows and gated MLPs [arXiv 2502.13923]; Qwen 3's adds features of three of its layers behind the
-first layers of the language model [arXiv 2511.21631].
+first layers of the language model [arXiv 2511.21631], Qwen 3.5's does not.
 """
 
 from dataclasses import replace
@@ -30,7 +30,8 @@ def _tower_2(vision: Config, around: Config, hidden: int) -> Vision:
     return Vision(patches, shape, ROTARY, steps)
 
 
-def _tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
+def tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
+    """Qwen 2.5's tower, with windows in most layers."""
     merge = vision.size("spatial_merge_size", default=2)
     frames = vision.size("temporal_patch_size", default=2)
     patches = patches_of(vision, around, side=14, frames=frames, merge=merge, bias=False)
@@ -69,6 +70,10 @@ TINY_3 = {
 }  # fmt: skip
 STACKED = {**TINY_3, "deepstack_visual_indexes": [0, 1]}
 MIXED = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+MIXERS = {
+    "num_hidden_layers": 4, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
 FAMILIES = (
     vision_family(
         "qwen2_vl",
@@ -78,7 +83,7 @@ FAMILIES = (
     ),
     vision_family(
         "qwen2_5_vl",
-        _tower_2_5,
+        tower_2_5,
         "qwen2",
         tiny={
             "text_config": TINY,
@@ -99,5 +104,17 @@ FAMILIES = (
         _tower_stacked,
         "qwen3_moe",
         tiny={"text_config": {**TINY, "head_dim": 8, **MIXED}, "vision_config": STACKED},
+    ),
+    vision_family(
+        "qwen3_5", tower_3, "qwen3_5_text", {"text_config": {**TINY, **MIXERS}, "vision_config": TINY_3}
+    ),
+    vision_family(
+        "qwen3_5_moe",
+        tower_3,
+        "qwen3_5_moe_text",
+        {
+            "text_config": {**TINY, **MIXERS, **MIXED, "shared_expert_intermediate_size": 24},
+            "vision_config": TINY_3,
+        },
     ),
 )  # fmt: skip

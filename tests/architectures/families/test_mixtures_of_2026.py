@@ -1,0 +1,90 @@
+"""Mixtures of 2025 and 2026: parameters as transformers counts them, and what sets their layers apart."""
+
+from __future__ import annotations
+
+import pytest
+
+import simpar
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.families import DECLARED
+from simpar.architectures.flops import attention_flop_per_token
+from simpar.architectures.hf_config import read
+from simpar.errors import UserError
+from tests.architectures.counted import counted_alike
+
+TRAINING = simpar.Training(seq_len=512, global_batch=16)
+
+
+def tiny(kind, **more):
+    """The tiny model of a family, changed."""
+    return read({**DECLARED[kind].tiny, "model_type": kind, **more}, kind)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("exaone_moe", {}), ("mistral4", {}), ("mimo_v2_flash", {}), ("longcat_flash", {"zero_expert_num": 0})],
+)
+def test_parameters_are_those_of_transformers(kind, changes):
+    """To the parameter; transformers also allocates weights for experts that do nothing, which none are here."""
+    made_by = "AutoModelForImageTextToText" if kind == "mistral4" else "AutoModelForCausalLM"
+    counted_alike(kind, {**DECLARED[kind].tiny, **changes}, made_by)
+
+
+def test_a_layer_of_longcat_has_two_attentions_and_one_mixture():
+    """Experts read what the first MLP reads, and join at the end; the router scores the zero experts as well."""
+    (block,) = tiny("longcat_flash").blocks.values()
+    assert sum(op.attention is not None for op in block.operators) == 2
+    assert [op.inputs[0] for op in block.operators if op.kind == "router"] == ["mlp_norm"]
+    assert block.operators[-1].inputs == ("second_mlp_residual", "combine")
+    made = [op.name for op in block.operators]
+    assert len(set(made)) == len(made)
+    assert all(name in made[:at] or name == "input" for at, op in enumerate(block.operators) for name in op.inputs)
+
+
+def test_choices_that_do_nothing_are_said():
+    """Of 3 choices among 8 experts and 4 that do nothing, 2 are experts."""
+    graph = tiny("longcat_flash")
+    assert graph.dims["topk"] == 2
+    assert graph.assumed == ("2 of 3 choices of a token are experts, the others pass it on (zero_expert_num = 4)",)
+    assert tiny("longcat_flash", zero_expert_num=0).assumed == ()
+
+
+def test_mimo_has_narrow_values_and_more_keys_in_windows():
+    """Scores cost as keys and values are wide; sinks are in layers with a window only."""
+    graph = tiny("mimo_v2_flash")
+    seq, heads, keys, values, window = 64, 4, 12, 8, 8
+    wide = 2 * heads * (keys + values) * seq
+    assert attention_flop_per_token(graph, seq) == wide + 2 * wide * window / seq
+    assert {name: graph.blocks[name].operator("attention").weights != () for name in graph.layers} == {
+        "layer": False, "layer_moe_window_8": True,
+    }  # fmt: skip
+
+
+def test_released_fields_of_mimo_say_the_same():
+    """Lists of 0 and 1 in the place of words."""
+    flags = {"layer_types": None, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1]}
+    assert tiny("mimo_v2_flash", **flags).layers == tiny("mimo_v2_flash").layers
+    with pytest.raises(UserError, match=r"layer_types = .*: allowed: one for each of 3 layers"):
+        tiny("mimo_v2_flash", layer_types=["full_attention"])
+
+
+def test_experts_of_exaone_start_behind_its_dense_layers():
+    """Where no list says it, behind the first one; a list must be as long as the model."""
+    assert [("moe" in name) for name in tiny("exaone_moe").layers] == [False, True, True, True]
+    with pytest.raises(UserError, match=r"mlp_layer_types = .*: allowed: one for each of 4 layers"):
+        tiny("exaone_moe", mlp_layer_types=["dense"])
+
+
+@pytest.mark.parametrize("kind", ["longcat_flash", "mimo_v2_flash", "bailing_moe_v2"])
+def test_mixtures_allow_the_usual_plans(kind):
+    """Expert, tensor and pipeline parallelism do the same work."""
+    plans = ({"ep": 4}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
+    results = [simpar.simulate(tiny(kind), "dgx-h100", plan, TRAINING) for plan in plans]
+    assert len({result.speed.model_flops_per_step for result in results}) == 1
+
+
+def test_ling_1t_chooses_experts_in_groups():
+    """Eight groups, of which a token chooses four."""
+    dims = load_model("ling-1t").dims
+    assert (dims["expert_groups"], dims["chosen_groups"], dims["topk"]) == (8, 4, 8)
