@@ -4,6 +4,7 @@ An export is predicted under its target's stack first; the nearest plan that the
 cannot express the plan itself.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,6 +141,19 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
         raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
     imported = read(read_text(split_name(str(file))[0]), str(file), framework)
     return imported if model is None else replace(imported, plan=imported.plan.model_copy(update={"model": model}))
+
+
+def save_imported(imported: Imported, path: str | Path) -> tuple[str, ...]:
+    """Write an imported plan, and beside it the config of a model that the file states in full; the paths written."""
+    output, plan = Path(path), imported.plan
+    written = [str(path)]
+    if plan.model is None and imported.config is not None:
+        model = output.with_suffix(".model.json")
+        write_atomic(model, json.dumps(imported.config, indent=2) + "\n")
+        plan = plan.model_copy(update={"model": model.name})
+        written.append(str(model))
+    plan.save(output)
+    return tuple(written)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,18 @@ def test_an_export_is_imported_again(tmp_path: Path) -> None:
         simpar.import_plan("trace.et", "chakra")
 
 
+def test_a_model_that_the_arguments_state_is_written_beside_the_plan(tmp_path: Path) -> None:
+    """As its config, by a name that is found beside the plan: the imported plan can be simulated."""
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 128 --swiglu"
+    (tmp_path / "train.sh").write_text(
+        f"torchrun pretrain_gpt.py {sizes} --position-embedding-type rope --normalization RMSNorm --micro-batch-size 1 "
+        "--global-batch-size 8 --bf16 --disable-bias-linear\n"
+    )
+    assert cli.run(["import", str(tmp_path / "train.sh"), "--from", "megatron", "-o", str(tmp_path / "p.json")]) == 0
+    assert (tmp_path / "p.model.json").is_file()
+    assert cli.run(["simulate", str(tmp_path / "p.json"), "--hardware", "dgx-h100"]) == 0
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """Nothing is written over one."""
     (tmp_path / "taken").write_text("")

@@ -23,17 +23,22 @@ def import_plan(
 ) -> None:
     """Read a plan from another framework's arguments or config.
 
-    Nothing in the file is executed.
+    Nothing in the file is executed. A model that the file states in full is written beside the plan, as its config.
     """
     from simpar import translate
 
     imported = translate.import_plan(file, source, model=model)
-    imported.plan.save(output)
-    report = {"plan": output, "ignored": list(imported.ignored), "notes": list(imported.notes)}
+    written = translate.save_imported(imported, output)
+    report = {
+        "plan": output,
+        "written": list(written),
+        "ignored": list(imported.ignored),
+        "notes": list(imported.notes),
+    }
     if json_out(report, json_):
         return
     out = console()
-    out.print(f"wrote {output}", soft_wrap=True)
+    out.print(f"wrote {' and '.join(written)}", soft_wrap=True)
     for note in imported.notes:
         out.print(f"note: {note}", soft_wrap=True, markup=False)
     if imported.ignored:

@@ -1,7 +1,10 @@
 """Configs in YAML with options of a command laid over them: ``key=value`` words, or ``--section.key value`` flags."""
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from simpar import files
@@ -12,6 +15,7 @@ from simpar.frameworks.shell import Script
 SUFFIXES = (".yaml", ".yml", ".json")
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
 _CONFIG = ("--config", "--config_file", "--config-file")
+_IN_PLACE: ContextVar[Mapping[str, str]] = ContextVar("in_place", default={})  # noqa: B039
 _UNKNOWN = re.compile(r"\$[{(]|\$\w")
 
 
@@ -66,7 +70,18 @@ def _value(text: str) -> Any:
 def load_beside(path: str, source: str) -> dict[str, Any]:
     """A config that a text names: where a command would find it, or beside the text. Raises UserError."""
     file = files.find_beside(path, source)
-    return mapping(files.read_text(file), str(file))
+    text = _IN_PLACE.get().get(os.path.realpath(file))
+    return mapping(files.read_text(file) if text is None else text, str(file))
+
+
+@contextmanager
+def in_place_of(path: str, text: str) -> Iterator[None]:
+    """A text in place of a config that another text names."""
+    token = _IN_PLACE.set({**_IN_PLACE.get(), os.path.realpath(path): text})
+    try:
+        yield
+    finally:
+        _IN_PLACE.reset(token)
 
 
 def mapping(text: str, source: str) -> dict[str, Any]:

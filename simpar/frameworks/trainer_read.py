@@ -165,7 +165,6 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         asks={"model": note} if note else {},
         assumed=assumed,
         stack_of_one="huggingface" if stack == "ddp" else "",
-        written_as="" if stack == "deepspeed" else None,
     )
 
 

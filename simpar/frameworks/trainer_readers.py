@@ -104,7 +104,7 @@ def _reading(
         given = _arguments({**values, **command.flags}, name, command.written)
         check(given, command)
         result = plan_of(given, _habits_of(given, habits, command.script), command)
-        return replace(result, written_as="") if values and result.written_as is None else result
+        return replace(result, written_as="") if len(command.configs) > 1 else result
 
     return read
 

@@ -76,10 +76,11 @@ def list_clusters() -> dict[str, str]:
     >>> list_clusters()["dgx-h100"]
     '8 x h100-sxm-80gb, nvswitch 450 GB/s, 8 x ib 50.0 GB/s'
     """
-    return {name: _fabric(load_cluster(name).profile) for name in files.bundled("clusters")}
+    return {name: fabric_words(load_cluster(name).profile) for name in files.bundled("clusters")}
 
 
-def _fabric(profile: ClusterProfile) -> str:
+def fabric_words(profile: ClusterProfile) -> str:
+    """The devices of a node and the rates of its links, in words."""
     inside, out = profile.scale_up, profile.scale_out
     device = profile.device if isinstance(profile.device, str) else profile.device.name
     words = f"{profile.devices_per_node} x {device}, {inside.kind} {format_rate(inside.bandwidth)}"

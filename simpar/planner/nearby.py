@@ -58,15 +58,18 @@ class Nearby:
     least_s: float | None
 
 
-def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
-    """Layouts near a plan, which is resolved and has its dp, on the problem's cluster.
+ALL = frozenset(AXIS_NAMES)
+
+
+def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL) -> Nearby:
+    """Layouts near a plan, which is resolved and has its dp, on the problem's cluster; only ``axes`` change.
 
     ``problem`` has the constraints on a plan; its base is the plan as it was asked for. Raises UserError.
     """
     framework = Framework(target, frozenset(AXIS_NAMES))
     base = without_axes(problem.base)
     asked = replace(problem, base=base, objective="time", framework=framework)
-    fixed = _sayable(asked, plan, _near(problem, plan))
+    fixed = _sayable(asked, plan, _near(problem, plan, axes))
     anything = replace(asked.constraints, fixed=fixed, portable=ANY)
     try:
         frontier, count = _frontier(replace(asked, constraints=anything), asked, plan)
@@ -179,9 +182,9 @@ def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
     return summarise(context, with_timeline=False)
 
 
-def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
-    """Values of every axis around those of a plan; axes without any keep the plan's."""
-    around = values_around(plan, problem.workload)
+def _near(problem: Problem, plan: Plan, axes: frozenset[str]) -> dict[str, list[Any]]:
+    """Values of the axes around those of a plan; others, and axes without any, keep the plan's."""
+    around = {name: values for name, values in values_around(plan, problem.workload).items() if name in axes}
     return {name: around.get(name, [value_of(plan, name)]) for name in AXIS_NAMES}
 
 

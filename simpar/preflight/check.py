@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from simpar import files, formats
@@ -10,12 +11,14 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.frameworks import load_reader
+from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
 from simpar.frameworks.words import Account, Assumed
-from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.instances import instance_named
 from simpar.hardware.price import set_price
+from simpar.inputs import as_model
 from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
@@ -30,6 +33,8 @@ from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
+OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
+"""Choices that the arguments of a trainer say whatever shards its states."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -223,16 +228,17 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     settled = result.plan
     reader = load_reader(given.text.target)
     target = given.text.written_as
-    near = nearby(problem, settled, target) if target else Nearby((), 0, None)
+    near = _nearby(problem, settled, target) if target else Nearby((), 0, None)
     words, idle = without_launchers(given.found.words)
     account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
-    supposed = tuple(Supposed(each, dict(_at_others(problem, plan, each))) for each in given.found.assumed)
+    supposed = tuple(Supposed(each, dict(_at_others(problem, model, plan, each))) for each in given.found.assumed)
     checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes), account, supposed)
     return replace(checked, neighbours=tuple(_better(given, problem, plan, near, settled)))
 
 
-def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
+def _at_others(problem: Problem, model: str | ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
     """The results at the other likely values of what is assumed, without those that are not allowed."""
+    graph = as_model(model, problem.training.seq_len)  # that of the problem has its adapters
     for value in assumed.others:
         training, stack = problem.training, problem.stack
         try:
@@ -244,7 +250,7 @@ def _at_others(problem: Problem, plan: Plan, assumed: Assumed) -> Iterator[tuple
                 changed = changed.model_copy(update={"stack": value})
             else:
                 changed = state_choices(changed, {assumed.key: value})
-            yield value, simulate(problem.graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
+            yield value, simulate(graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
         except UserError:
             continue
 
@@ -272,6 +278,25 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
 
     inputs = {"cluster": problem.cluster, "model": problem.graph}
     return add_operation(result, inputs, Operation(reliability=reliability) if reliability else None)
+
+
+def _nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
+    """Layouts near a plan that the options of a target say without changing the stack.
+
+    Where another one shards (DeepSpeed, or none), the options of a trainer say the batch and what is recomputed.
+    """
+    if plan.stack in load_target(target).stacks:
+        return nearby(problem, plan, target)
+    result = nearby(problem, plan, target, OF_ANY_STACK)
+    bucket = problem.base.data_parallel.bucket_bytes
+    if bucket is None:
+        return result
+    again = [
+        state_choices(chosen, {"bucket_bytes": bucket}) for chosen, _ in result.simulated
+    ]  # what another file says
+    simulated = [(chosen, simulate(problem.graph, problem.cluster, chosen, problem.training, stack=problem.stack,
+                                   with_timeline=False)) for chosen in again]  # fmt: skip
+    return replace(result, simulated=tuple(sorted(simulated, key=lambda one: one[1].step_time_s)))
 
 
 def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:
@@ -360,13 +385,20 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
     """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
     if facts.hardware is None:
         raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
-    one, launch = load_cluster(facts.hardware), given.launch
+    one, launch, instance = load_cluster(facts.hardware), given.launch, instance_named(facts.hardware)
     whole = one.world_size // one.nodes
+    if one.profile.name != facts.hardware and not Path(facts.hardware).suffix:
+        notes.append(f"{facts.hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
+    if instance is not None and launch.per_node and launch.per_node > whole:
+        ranks_told = f"{launch.per_node} ranks of a node"
+        raise _contradicted(given, f"--hardware {facts.hardware}", f"has {whole} devices in a node", ranks_told)
     ranks = launch.world_size or plan.world_size
     nodes = facts.nodes or launch.nodes
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
     each = None if each is not None and each > whole else each  # nodes of another size: as many devices
     asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
+    if instance is not None and (asked, ranks, nodes) == (None, None, None):
+        asked = one.world_size
     fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1
     if launch.is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
         asked = nodes = 1

@@ -32,6 +32,15 @@ SYNONYMS = {
 }
 """Flags with the same meaning: if one is set or removed, the others are removed."""
 
+ARGUMENTS = {
+    **dict.fromkeys(
+        [(target, "fsdp_config.activation_checkpointing") for target in ("transformers", "trl", "axolotl")],
+        "gradient_checkpointing",
+    ),
+    ("llama-factory", "fsdp_config.activation_checkpointing"): "disable_gradient_checkpointing",
+}
+"""Arguments of trainers with the meaning of an option of FSDP's section."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -72,7 +81,8 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
     Raises UserError for a plan that is not allowed.
     """
     options = [_options(given.written_as, problem, plan) for plan in (before, after)]
-    edits = list(_edits(given, *options))
+    is_own = before.stack in load_target(given.written_as).stacks
+    edits = list(_edits(given, *options, is_own=is_own))
     wanted, world_size = _meaning(after, problem), problem.cluster.world_size
     said = given.read(given.text).global_batch(world_size)
     batch = said and problem.training.global_batch  # if the text gives none, flags give it again
@@ -136,14 +146,14 @@ def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
     return text if given.syntax else None
 
 
-def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Edit]:
+def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any], *, is_own: bool = True) -> Iterator[Edit]:
     """The differences between the options of two plans."""
     for name in (*new, *(name for name in old if name not in new)):
         typed = f"--{name.removeprefix('--')}" if given.syntax == "shell" else name
         if name not in new:
-            yield Edit(typed, is_gone=True)
+            yield _as_argument(given, Edit(typed, is_gone=True), is_own=is_own)
         elif name not in old or old[name] != new[name]:
-            yield Edit(typed, _written(new[name], given.syntax))
+            yield _as_argument(given, Edit(typed, _written(new[name], given.syntax)), is_own=is_own)
 
 
 def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[str, Any]) -> Iterator[Edit]:
@@ -160,6 +170,17 @@ def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     settled = complete_plan(plan.model_copy(update={"stack": stack}), problem.workload)
     per_node = problem.cluster.profile.devices_per_node
     return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))
+
+
+def _as_argument(given: Text, edit: Edit, *, is_own: bool) -> Edit:
+    """An edit of FSDP's section as one of the argument with the same meaning, where the text has no such section."""
+    argument = ARGUMENTS.get((given.written_as, edit.name.removeprefix("--")))
+    if argument is None or (is_own and _is_named(given, edit)):
+        return edit
+    is_on = not edit.is_gone and str(edit.value).lower() != "false"
+    if argument.startswith("disable"):
+        is_on = not is_on
+    return Edit(f"--{argument}" if given.syntax == "shell" else argument, str(is_on).lower())
 
 
 def _written(value: Any, syntax: str | None) -> str | None:

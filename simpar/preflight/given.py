@@ -12,7 +12,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
-from simpar.frameworks.overrides import flagged
+from simpar.frameworks.overrides import files_of_script, flagged, in_place_of
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -137,6 +137,8 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
     if chosen is None:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
         raise UserError(missing[0]) if missing else _refusal(source, "no launch of a framework that is known here")
+    if launch.config is None and (file := _file_of_script(launch, source)) is not None:
+        return _with_file(text, source, chosen, file, launch, before)
     if launch.config is None:
         return _config(text, source, chosen, "shell", launch, before)
     return _of_command(text, source, chosen, launch, before)
@@ -153,6 +155,26 @@ def _config(
         return with_allocator(read(before + changed, source, target), launch.environment)
 
     return ParsedLaunch(again(text), Text(text, syntax, target, again), source, launch)
+
+
+def _file_of_script(launch: LaunchCommand, source: str) -> str | None:
+    """The only file of arguments that a command gives to its script, if that says what is trained."""
+    named = files_of_script(launch.words)
+    if len(named) != 1 or launch.target is None or not load_reader(launch.target).takes_files:
+        return None
+    path = files.look_beside(named[0], source)
+    return None if path is None else str(path)
+
+
+def _with_file(text: str, source: str, target: str, file: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
+    """The plan of a command and of the file of arguments that it names, in which edits are made."""
+
+    def again(changed: str) -> Imported:
+        with in_place_of(file, changed):
+            return with_allocator(read(before + text, source, target), launch.environment)
+
+    inner = files.read_text(file)
+    return ParsedLaunch(again(inner), Text(inner, SYNTAX[Path(file).suffix], target, again), file, launch)
 
 
 def _of_command(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:

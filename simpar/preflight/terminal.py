@@ -67,11 +67,15 @@ def _supposed(one: Supposed) -> str:
     """An assumption, and the step at the other likely values."""
     told = one.assumed
     others = [
-        f"{value}: {format_seconds(result.step_time_s)}, {format_bytes(result.memory.peak_reserved_bytes)}"
+        f"{_value(value)}: {format_seconds(result.step_time_s)}, {format_bytes(result.memory.peak_reserved_bytes)}"
         for value, result in one.others.items()
     ]
     with_others = f"; with {'; with '.join(others)}" if others else ""
-    return f"{told.key} = {told.value} ({told.why}){with_others}"
+    return f"{told.key} = {_value(told.value)} ({told.why}){with_others}"
+
+
+def _value(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _print_neighbours(checked: Checked, console: Console) -> None:
