@@ -10,6 +10,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import ReadWords
@@ -25,8 +26,6 @@ AXES = {
 }  # fmt: skip
 TELLING = (*AXES, "--micro-batch-size")
 """Flags by which a command of Megatron-LM is recognised: it has at least one."""
-PRINTING = ("echo", "printf")
-"""Commands that only print their words: they count if nothing is launched."""
 CORE_NAMES = {
     "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simpar.architectures.catalogue import config_of, load_model
+from simpar.architectures.graph import ModelGraph
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
@@ -98,6 +99,9 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     base = given.text("--rotary-base") if len(models) > 1 else None
     if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
         models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))
+    if len(models) > 1:
+        unlike = {name: _unlike(given, load_model(name)) for name in models}
+        models = [name for name in models if unlike[name] == min(unlike.values())]
     if not models or WINDOW not in given.values:
         return models
     asked = {name: windows_asked(given, sizes_of(load_model(name))["layers"]) for name in models}
@@ -105,6 +109,28 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     if same:
         given.used |= {WINDOW, SKIPPED}
     return same
+
+
+def _unlike(given: Arguments, graph: ModelGraph) -> int:
+    """In how many ways a model's layers are not those that arguments, and Megatron-LM's defaults, ask for."""
+    style, kind = architecture(graph), given.text("--position-embedding-type")
+    gated = given.has("--swiglu") or given.has("--gated-linear-unit") or given.has("--quick-geglu")
+    rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
+    rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
+    width = given.number("--ffn-hidden-size") or _usual_ffn(graph.dims["hidden"], gated=gated)
+    return (
+        (graph.details.positions.alibi != (kind == "alibi"))
+        + ((style.positions == "rope") != rotary)
+        + (style.gated != gated)
+        + ((style.norm == "rms") != rms)
+        + (style.tied != ("--untie-embeddings-and-output-weights" not in given.values))
+        + (not graph.is_mixture and graph.dims.get("ffn") != width)
+    )
+
+
+def _usual_ffn(hidden: int, *, gated: bool) -> int:
+    """Megatron-LM's own width of an MLP (``megatron/training/arguments.py``, validate_args)."""
+    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
 
 
 def _padded(given: Arguments, words: int) -> int:
@@ -138,8 +164,7 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
         return None
     hidden, heads = sizes["hidden"], sizes["heads"]
     gated = given.has("--swiglu") or given.has("--gated-linear-unit") or given.has("--quick-geglu")
-    # Megatron-LM's own width of an MLP (megatron/training/arguments.py, validate_args)
-    ffn = given.number("--ffn-hidden-size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+    ffn = given.number("--ffn-hidden-size") or _usual_ffn(hidden, gated=gated)
     result: dict[str, Any] = {
         "vocab_size": _padded(given, sizes["vocab"]),
         "hidden_size": hidden,
@@ -177,8 +202,10 @@ def _dense(given: Arguments, result: dict[str, Any], *, gated: bool) -> dict[str
         normed = given.has("--qk-layernorm")
         if rms or normed:
             names = {"attention_bias": biased or given.has("--add-qkv-bias")}
+            if not normed and not biased and given.has("--add-qkv-bias"):
+                return {**result, "model_type": "qwen2"}
             if not normed and not biased and WINDOW in given.values:
-                return {**result, "model_type": "qwen2" if given.has("--add-qkv-bias") else "mistral"}
+                return {**result, "model_type": "mistral"}
             return {**result, "model_type": "qwen3" if normed else "llama", **names, "mlp_bias": biased and not normed}
         return {**result, "model_type": "stablelm", "use_qkv_bias": biased, "partial_rotary_factor": 1.0}
     if given.has("--squared-relu"):

@@ -18,6 +18,8 @@ WRAPPERS = (
 """Commands that start another command."""
 PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
+PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
+"""Commands that only print their words, or a file's: what they name is not started."""
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job")
 """Suffixes of scripts."""
 STARTERS = (

@@ -10,12 +10,12 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.words import OFF, ReadWords, plain
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
 """Programs that start a training script themselves; their first word says what they do."""
-PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
 NAMED = "a value that the text says: put variables before the script (NAME=VALUE ./train.sh) and its arguments after it"
 CONFIGS = (".yaml", ".yml", ".json")
 _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<"}

@@ -14,6 +14,7 @@ from simpar.frameworks import READERS, load_reader, owner_of, slurm
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords
@@ -128,7 +129,8 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     script = Script(text, source)
     target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
-    for words, given in zip(script.commands, script.environments, strict=True):
+    pairs = zip(script.commands, script.environments, strict=True)
+    for words, given in sorted(pairs, key=lambda pair: _prints(pair[0])):  # what is printed is the last to ask
         if unread := unread_command(words):
             return LaunchCommand(None, words=tuple(words), notes=tuple(script.notes), unread=unread)
         before = [f"{name}={given[name]}" for name in NAMING if given.get(name)]
@@ -162,6 +164,10 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
         is_single,
     )  # fmt: skip
+
+
+def _prints(words: Sequence[str]) -> bool:
+    return bool(words) and PurePath(words[0]).name in PRINTING
 
 
 def _sizes(

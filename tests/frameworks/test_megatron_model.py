@@ -198,3 +198,18 @@ def test_uneven_ends_of_a_pipeline():
         imported(f"{words} {ends}")
     with pytest.raises(UserError, match="allowed: a multiple of 4"):
         imported(f"{words} --num-layers 16 {ends} {chunks}")
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("--num-layers 30 --hidden-size 4096 --position-embedding-type alibi --embed-layernorm", "bloom-7b1"),
+        ("--num-layers 24 --hidden-size 2048 --num-attention-heads 16", "gpt3-1.3b"),
+        ("--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --position-embedding-type alibi", "mpt-1b"),
+        ("--num-layers 32 --hidden-size 4096 --swiglu --normalization RMSNorm --ffn-hidden-size 11008", "llama-7b"),
+    ],
+)
+def test_of_models_of_equal_sizes_the_likest_is_taken(words, model):
+    """By positions, norms, gates and the width of an MLP that is not said."""
+    heads = "" if "attention-heads" in words else "--num-attention-heads 32"
+    assert imported(f"{words} {heads}").plan.model == model

@@ -96,8 +96,8 @@ def test_a_model_of_its_own_is_built_by_its_words() -> None:
     assert imported(changed(**LLAMA, **named)).plan.model == "llama-3.1-8b"
     other = imported(changed(**LLAMA, tokenizer={"library": "sentencepiece", "model": "/data/t.model"}))
     assert other.plan.model == "llama-3-8b"
-    biased = imported(changed(**LLAMA, qkv_bias=True, tokenizer={"library": "huggingface", "type": "Qwen/Qwen1.5-7B"}))
-    assert (biased.plan.model, biased.config) == (None, None)
+    biased = imported(changed(**LLAMA, qkv_bias=True, tokenizer={"library": "huggingface", "type": "Qwen/Qwen2.5-7B"}))
+    assert (biased.plan.model, biased.config["model_type"], biased.config["vocab_size"]) == (None, "qwen2", 152064)
 
 
 def test_attention_is_fused_by_transformer_engine() -> None:

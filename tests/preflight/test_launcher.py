@@ -7,6 +7,12 @@ import pytest
 from simpar.preflight.launcher import launch_of
 
 TRAIN = "train.py --tensor-model-parallel-size 1"
+PRINTED = f"""#SBATCH -N 4 --ntasks-per-node=1 --gres=gpu:8
+LAUNCHER="torchrun --nproc_per_node 8 --nnodes 4"
+CMD="{TRAIN}"
+echo $CMD
+srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
+"""
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,7 @@ TRAIN = "train.py --tensor-model-parallel-size 1"
         (f"srun -N 1 -n 1 hostname\nsrun -N 4 --ntasks-per-node 8 bash -c 'python {TRAIN}'", 4, 8, None),
         (f"sbatch -N 2 <<EOF\n#!/bin/bash\n#SBATCH --gpus-per-node=8\ntorchrun --nproc-per-node 8 {TRAIN}\nEOF",
          2, 8, None),
+        (PRINTED, 4, 8, None),
         (f"#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4\nsrun torchrun --nnodes 2 {TRAIN}", 2, 1, None),
     ],
 )  # fmt: skip
