@@ -6,6 +6,7 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from simpar import files
@@ -17,6 +18,7 @@ from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
@@ -154,7 +156,9 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
         assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
     seen = {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
-    words = imported.words + given.words() + ReadWords(unread=seen)
+    read_words = imported.words  # flags that stand for other fields have no word of their own
+    plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
+    words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
 
 
@@ -339,7 +343,7 @@ def _of_model(model: Any) -> Iterator[str]:
             yield from _of_model(each)
 
 
-WORDS = WordTable(
+_OWN = WordTable(
     idle=(
         "checkpoint.*",
         "validation.*",
@@ -446,7 +450,15 @@ WORDS = WordTable(
         "model.freeze_language_model": "layers that are not trained: time and memory",
     },
 )
-"""Fields of recipes that no plan has, by what they change."""
+_MEGATRON = MEGATRON_WORDS.under("model")
+WORDS = WordTable(
+    _MEGATRON.idle,
+    {
+        name: what for name, what in _MEGATRON.deciding.items()
+        if not any(own.startswith(name.rstrip("*")) or fnmatchcase(name, own) for own in _OWN.idle)
+    },
+) | _OWN  # fmt: skip
+"""Fields of recipes that no plan has, by what they change; those of a model are Megatron-LM's arguments, too."""
 
 
 READER = Reader(

@@ -42,6 +42,7 @@ OPTIMIZERS = {
 }  # fmt: skip
 FRACTION = "--optimizer-offload-fraction"
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+RECOMPUTED = "--recompute-num-layers"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Strategies of Megatron-FSDP; the first is the default (``core/distributed/distributed_data_parallel_config.py``)."""
@@ -75,6 +76,11 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
     """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
     refuse_other_models(given)
+    if given.values.get(RECOMPUTED) == ["0"]:  # of the first layers, none
+        whole = given.values.get("--recompute-method") == ["block"]
+        given.used |= {RECOMPUTED, *(["--recompute-granularity"] if whole else [])} & set(given.values)
+        dropped = {RECOMPUTED, *(["--recompute-granularity"] if whole else [])}
+        given = replace(given, values={flag: each for flag, each in given.values.items() if flag not in dropped})
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
@@ -219,6 +225,7 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
             raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: {', '.join(STRATEGIES)}")
         zero = STRATEGIES[strategy]
     if given.has("--use-torch-fsdp2"):
+        given.used |= {"--overlap-grad-reduce", "--overlap-param-gather", "--use-distributed-optimizer"}  # its own
         zero, kind = (2 if given.has("--torch-fsdp2-no-reshard-after-forward") else 3), "fsdp"
     bucket = given.number("--ddp-bucket-size")
     gathered = given.switch("--overlap-param-gather")
@@ -235,7 +242,7 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
 
 def _recompute(given: Arguments) -> dict[str, Any]:
     granularity, method = given.text("--recompute-granularity"), given.text("--recompute-method")
-    number = given.number("--recompute-num-layers") or 1
+    number = given.number(RECOMPUTED) or 1
     if given.has("--recompute-activations") or granularity == "selective":
         return {"recompute": _by_module(given)}
     if granularity in (None, "none"):
@@ -389,7 +396,7 @@ def _notes(given: Arguments) -> Iterator[str]:
         yield f"--optimizer {given.text('--optimizer')} is read as muon."
     if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
         yield f"--use-megatron-fsdp shards nothing without {STRATEGY}."
-    number = given.number("--recompute-num-layers") or 1
+    number = given.number(RECOMPUTED) or 1
     if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
     if given.values.get("--recompute-method") == ["block"] and given.values.get("--recompute-granularity") == ["full"]:

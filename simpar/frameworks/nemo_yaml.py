@@ -249,10 +249,7 @@ def _nemo_adapters(given: ConfigReader) -> dict[str, Any]:
     return {"lora_rank": rank, "lora_targets": tuple(targets)}
 
 
-NEMO_WORDS = WordTable(
-    tuple(f"model.{name}" for name in MEGATRON_WORDS.idle),
-    {f"model.{name}": what for name, what in MEGATRON_WORDS.deciding.items()},
-) | WordTable(
+NEMO_WORDS = MEGATRON_WORDS.under("model") | WordTable(
     idle=(
         # of the run
         "name", "run.*", "defaults", "restore_from*", "exp_manager.*", "hydra.*", "s3_checkpointing.*", "trainer.*",

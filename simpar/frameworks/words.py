@@ -29,6 +29,11 @@ class WordTable:
         """Both tables; the words of ``other`` win."""
         return WordTable((*self.idle, *other.idle), {**self.deciding, **other.deciding})
 
+    def under(self, section: str) -> "WordTable":
+        """The table of a config that has these words in a section."""
+        deciding = {f"{section}.{name}": what for name, what in self.deciding.items()}
+        return WordTable(tuple(f"{section}.{name}" for name in self.idle), deciding)
+
     def sort(self, used: Iterable[str], unread: Mapping[str, Any]) -> "Account":
         """The account of a text with words that were used, and others with their values."""
         idle, deciding, unknown = list[str](), dict[str, str](), list[str]()

@@ -114,6 +114,8 @@ def test_attention_kernels(words, kernel):
 def test_older_names_are_read():
     """Recomputation, virtual stages, and muon by its several names."""
     assert imported("--checkpoint-activations --checkpoint-num-layers 1").plan.recompute == "full"
+    none = "--recompute-granularity full --recompute-method block --recompute-num-layers 0 --num-layers 4"
+    assert imported(none).plan.recompute == "none"
     assert imported("--pipeline-model-parallel-size 4 --virtual-pipeline-model-parallel-size 2").plan.vpp == 2
     found = imported("--optimizer dist_muon")
     assert found.plan.optimizer == "muon"
