@@ -107,4 +107,6 @@ def list_unexpressed(cluster: Cluster) -> Iterator[str]:
         )
     out = profile.scale_out
     if out is not None and cluster.leaves_bind and cluster.world_size > profile.domain_size:
-        yield f"uplinks of leaves (oversubscription {out.oversubscription:g}, degraded links): no place in network.yml"
+        above = f", groups of {out.groups.nodes} nodes" if out.groups else ""
+        oversubscribed = f"oversubscription {out.oversubscription:g}{above}"
+        yield f"uplinks of leaves ({oversubscribed}, degraded links): no place in network.yml"

@@ -158,10 +158,11 @@ def make_mixed(
         if folder is not None and isinstance(named, str) and Path(named).suffix:
             named = str(folder / named)
         part = load_cluster(named, group.nodes * copies)
-        if part.is_mixed or part.profile.scale_up.kind == "torus" or part.profile.scale_out is None:
+        out = part.profile.scale_out
+        if part.is_mixed or part.profile.scale_up.kind == "torus" or out is None or out.groups or out.rail_only:
             raise UserError(
                 f"hardware {profile.name}: groups[{index}].hardware = {part.profile.name}: allowed: profiles of one "
-                "kind of nodes with a network between them, no torus"
+                "kind of nodes with a network between them, no torus, no groups of leaves, rails that are joined"
             )
         parts.append(part)
     return MixedCluster.of(profile.name, tuple(parts), profile.between)

@@ -14,6 +14,8 @@ from simpar.hardware.levels import Level
 from simpar.hardware.profile import ClusterProfile
 from simpar.units import Ints
 
+ABOVE = ("leaf_up", "leaf_down", "group_up", "group_down")
+"""Blocks of links above NICs."""
 OF_NODE = ("host_memory", "nvme_read", "nvme_write")
 """Blocks with one link per node."""
 
@@ -23,8 +25,9 @@ class Fabric:
     """Links of ``nodes`` nodes of a profile. Each has one direction; link ids are computed from ranks, block by block.
 
     Blocks in order: ``port_tx port_rx`` (scale-up port of every device), ``nic_tx nic_rx`` (rails of every node),
-    ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node),
-    ``switch_up switch_down`` (PCIe switch to host), ``nvme_read nvme_write`` (all drives of a node).
+    ``leaf_up leaf_down`` (leaf switches), ``group_up group_down`` (out of a group of leaves), ``pcie_tx pcie_rx``
+    (device to host), ``host_memory`` (a node), ``switch_up switch_down`` (PCIe switch to host), ``nvme_read
+    nvme_write`` (all drives of a node).
     ``scaling`` multiplies capacities by link name (degraded links).
     """
 
@@ -40,25 +43,37 @@ class Fabric:
     @property
     def levels(self) -> tuple[Level, ...]:
         """Levels of the network above NICs."""
-        return (Level("leaf_up", "leaf_down", self.pod_of, self.leaf_of),) if self.num_leaves else ()
+        out, result = self.profile.scale_out, []
+        if self.num_leaves:
+            result.append(Level("leaf_up", "leaf_down", self.pod_of, self.leaf_of))
+        if self.num_groups and out is not None and out.groups is not None:
+            joined = -(-self.nodes // out.groups.nodes) if out.groups.kind == "dragonfly" else 0
+            result.append(Level("group_up", "group_down", self.group_of, self.group_of, joined))
+        return tuple(result)
 
     @property
     def leaves_bind(self) -> bool:
-        """Whether an uplink can be the narrowest link of a route: only oversubscribed or degraded ones can.
+        """Whether an uplink can be the narrowest link of a route: only oversubscribed, degraded or detoured ones can.
 
         All others carry whatever the NICs below them send: their fair shares are never below those of the NICs, and it
         makes no difference which nodes share a leaf.
         """
         out = self.profile.scale_out
-        if not self.num_leaves or out is None:
+        if not (self.num_leaves or self.num_groups) or out is None:
             return False
-        return out.oversubscription > 1 or any(name.startswith("leaf") for name in self.scaling)
+        degraded = any(name.startswith(("leaf", "group")) for name in self.scaling)
+        groups = out.groups if self.num_groups else None
+        return (
+            degraded
+            or out.oversubscription > 1
+            or (groups is not None and (groups.oversubscription > 1 or groups.kind == "dragonfly"))
+        )
 
     def can_bind(self, links: Ints) -> NDArray[np.bool_]:
         """Which links can be the narrowest of a route."""
-        if self.leaves_bind or not self.num_leaves:
+        if self.leaves_bind or not (self.num_leaves or self.num_groups):
             return np.ones(len(links), dtype=bool)
-        leaves = [self.blocks.index(name) for name in ("leaf_up", "leaf_down")]
+        leaves = [self.blocks.index(name) for name in ABOVE]
         return ~np.isin(self.block_of(links), leaves)
 
     @cached_property
@@ -86,9 +101,12 @@ class Fabric:
 
     @property
     def hands_over(self) -> bool:
-        """Whether a device passes messages on to a neighbour on the receiver's rail (PXN, over NVLink or xGMI)."""
+        """Whether a device passes messages on to a neighbour on the receiver's rail.
+
+        Over NVLink or xGMI that is faster (PXN); where rails are not joined it is the only way.
+        """
         out = self.profile.scale_out
-        return out is not None and out.rails and self.profile.scale_up.kind in ("nvswitch", "mesh")
+        return out is not None and out.rails and (out.rail_only or self.profile.scale_up.kind in ("nvswitch", "mesh"))
 
     @property
     def num_leaves(self) -> int:
@@ -101,6 +119,14 @@ class Fabric:
         return -(-self.nodes // out.nodes_per_leaf) * (self.rails if out.rails else 1)
 
     @property
+    def num_groups(self) -> int:
+        """Links out of groups of leaves, each way: one per group and rail, or per group; 0 if no traffic leaves one."""
+        out = self.profile.scale_out
+        if out is None or out.groups is None or self.nodes <= out.groups.nodes:
+            return 0
+        return -(-self.nodes // out.groups.nodes) * (self.rails if out.rails else 1)
+
+    @property
     def _switches(self) -> int:
         """PCIe switches."""
         return self.world_size // self.profile.host.devices_per_switch
@@ -111,6 +137,7 @@ class Fabric:
             "port_tx": self.world_size, "port_rx": self.world_size,
             "nic_tx": self.nodes * self.rails, "nic_rx": self.nodes * self.rails,
             "leaf_up": self.num_leaves, "leaf_down": self.num_leaves,
+            "group_up": self.num_groups, "group_down": self.num_groups,
             "pcie_tx": self.world_size, "pcie_rx": self.world_size, "host_memory": self.nodes,
             "switch_up": self._switches, "switch_down": self._switches,
             "nvme_read": self.nodes, "nvme_write": self.nodes,
@@ -145,6 +172,7 @@ class Fabric:
             sizes.add(per_node // self.rails)
         if self.leaves_bind and out is not None and out.nodes_per_leaf:
             sizes.add(out.nodes_per_leaf * per_node)
+            sizes |= {out.groups.nodes * per_node} if out.groups else set()
         return tuple(sorted(sizes))
 
     @property
@@ -172,6 +200,10 @@ class Fabric:
         """Names of the blocks of links, in order, for use with ``link_of``."""
         return tuple(self._blocks)
 
+    def has_links(self, block: str) -> bool:
+        """Whether a block has any links: those above NICs have none where all nodes hang on one switch."""
+        return self._blocks[block][1] > 0
+
     def owner_of(self, links: Ints) -> Ints:
         """The lowest rank that every link belongs to."""
         block, owner = self.block_of(links), np.empty_like(links)
@@ -187,10 +219,12 @@ class Fabric:
             return index * per_node
         if block.startswith("switch"):
             return index * self.profile.host.devices_per_switch
-        if not block.startswith(("nic", "leaf")):
+        if block not in (*ABOVE, "nic_tx", "nic_rx"):
             return index
-        rails = 1 if block.startswith("leaf") and out is not None and not out.rails else self.rails
-        nodes = int((out and out.nodes_per_leaf) or self.nodes) if block.startswith("leaf") else 1
+        rails = 1 if block in ABOVE and out is not None and not out.rails else self.rails
+        nodes = int((out and out.nodes_per_leaf) or self.nodes) if block in ABOVE else 1
+        if block.startswith("group") and out is not None and out.groups is not None:
+            nodes = out.groups.nodes
         return index // rails * nodes * per_node + -(-(index % rails) * per_node // rails)
 
     def _block_capacity(self) -> dict[str, float]:
@@ -198,12 +232,14 @@ class Fabric:
         rail = out.nic_bandwidth * out.nics_per_node / self.rails if out else profile.scale_up.bandwidth
         nodes_per_leaf = (out.nodes_per_leaf or self.nodes) if out else 1
         rails_per_leaf = 1 if out and out.rails else self.rails
-        leaf = rail * nodes_per_leaf * rails_per_leaf / (out.oversubscription if out else 1.0)
+        uplinks = rail * rails_per_leaf / (out.oversubscription if out else 1.0)  # of a node's
+        leaf, groups = uplinks * nodes_per_leaf, out.groups if out else None
+        group = uplinks * groups.nodes / groups.oversubscription if groups else 1.0
         host = profile.host
         return {
             "port_tx": profile.scale_up.bandwidth, "port_rx": profile.scale_up.bandwidth, "nic_tx": rail,
-            "nic_rx": rail, "leaf_up": leaf, "leaf_down": leaf, "pcie_tx": host.pcie_bandwidth,
-            "pcie_rx": host.pcie_bandwidth, "host_memory": host.memory_bandwidth,
+            "nic_rx": rail, "leaf_up": leaf, "leaf_down": leaf, "group_up": group, "group_down": group,
+            "pcie_tx": host.pcie_bandwidth, "pcie_rx": host.pcie_bandwidth, "host_memory": host.memory_bandwidth,
             "switch_up": host.switch_bandwidth or host.pcie_bandwidth,
             "switch_down": host.switch_bandwidth or host.pcie_bandwidth,
             "nvme_read": host.nvme_bandwidth or 1.0,
@@ -260,6 +296,10 @@ class Fabric:
             return start + self.node_of(ranks) * self.rails + self.rail_of(ranks)
         if block.startswith("leaf"):
             return start + self.leaf_of(ranks)
+        if block.startswith("group"):
+            out, group = self.profile.scale_out, self.group_of(ranks)
+            by_rail = self.num_groups and out is not None and out.rails
+            return start + (group * self.rails + self.rail_of(ranks) if by_rail else group)
         if block.startswith("switch"):
             return start + ranks // self.profile.host.devices_per_switch
         return start + (self.node_of(ranks) if block in OF_NODE else ranks)
@@ -292,6 +332,19 @@ class Fabric:
         """Pod of every rank: nodes under one leaf (per rail) have the same number."""
         out = self.profile.scale_out
         return self.node_of(ranks) // int((out and out.nodes_per_leaf) or self.nodes)
+
+    def group_of(self, ranks: Ints) -> Ints:
+        """Group of leaves of every rank (0 where there are none)."""
+        out = self.profile.scale_out
+        return self.node_of(ranks) // int(out.groups.nodes if out is not None and out.groups else self.nodes)
+
+    def detours(self, links: Ints) -> NDArray[np.float64]:
+        """How often a byte between two places loads links of its route: more than once where it makes detours."""
+        result = np.ones(len(links))
+        for level in (level for level in self.levels if level.joined):
+            blocks = [self.blocks.index(name) for name in (level.up, level.down)]
+            result[np.isin(self.block_of(links), blocks)] = level.detour(1)
+        return result
 
     def leaf_up(self, ranks: Ints) -> Ints:
         """Uplink of a rank's leaf."""

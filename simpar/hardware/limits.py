@@ -25,6 +25,6 @@ def check_links(cluster: Cluster) -> None:
     if len(large):
         raise UserError(
             f"hardware {cluster.profile.name}: link {cluster.link_name(int(links[large[0]]))} of "
-            f"{format_rate(capacity[large[0]])} (nic_bandwidth of nics_per_node NICs of nodes_per_leaf nodes): "
-            f"allowed: up to {format_rate(MOST_LINK_BYTES_PER_S)}"
+            f"{format_rate(capacity[large[0]])} (nic_bandwidth of nics_per_node NICs of nodes_per_leaf or "
+            f"groups.nodes nodes): allowed: up to {format_rate(MOST_LINK_BYTES_PER_S)}"
         )

@@ -107,7 +107,8 @@ class MixedCluster(Cluster):
     @cached_property
     def _sizes(self) -> dict[str, list[int]]:
         """Links of every part, by block."""
-        sizes = {name: [part._blocks[name][1] for part in self.parts] for name in self.parts[0].blocks}
+        blocks = [name for name in self.parts[0].blocks if not name.startswith("group")]
+        sizes = {name: [part._blocks[name][1] for part in self.parts] for name in blocks}
         sizes |= {name: [max(size, 1) for size in sizes[name]] for name in LEAVES}
         return sizes | dict.fromkeys(TRUNKS, [1] * len(self.parts))
 
@@ -269,6 +270,8 @@ class MixedCluster(Cluster):
         part = self.parts[index]
         result = np.empty(part.num_links, dtype=np.int64)
         for block, (start, size) in part._blocks.items():
+            if not size:
+                continue
             result[start : start + size] = self._starts(block)[index] + np.arange(size)
         return result
 

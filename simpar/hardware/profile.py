@@ -33,12 +33,27 @@ class ScaleUp(Strict):
         return self
 
 
+class Groups(Strict):
+    """What joins leaves: groups of ``nodes`` nodes, whose leaves reach each other, and the links out of a group.
+
+    ``tree``: the spines of a group have uplinks to a core, of which ``oversubscription`` divides the bandwidth (a fat
+    tree of three levels). ``dragonfly``: as many links go straight to other groups, to each in equal shares; what two
+    groups exchange beyond theirs makes a detour over third ones, which takes a link of two groups.
+    """
+
+    nodes: Count
+    oversubscription: float = Field(1.0, ge=1, allow_inf_nan=False)
+    kind: Literal["tree", "dragonfly"] = "tree"
+
+
 class ScaleOut(Strict):
     """The network between nodes.
 
     ``nic_bandwidth`` is per NIC and direction. With ``rails`` the i-th NIC of every node hangs on the same leaf,
     one leaf per rail; else all NICs of ``nodes_per_leaf`` nodes share one. ``nodes_per_leaf`` left out means one
-    non-blocking switch. ``oversubscription`` divides a leaf's uplinks.
+    non-blocking switch. ``oversubscription`` divides a leaf's uplinks, which end in one core, or in the spines of
+    ``groups``. With ``rail_only`` nothing above the leaves joins rails: a message to another rail first moves to a
+    device on it over the scale-up fabric, whichever that is [Wang et al. 2023, arXiv 2307.12169].
     """
 
     kind: Literal["ib", "roce", "efa", "tcpxo", "ethernet"]
@@ -48,7 +63,19 @@ class ScaleOut(Strict):
     nodes_per_leaf: Count | None = None
     oversubscription: float = Field(1.0, ge=1, allow_inf_nan=False)
     rails: bool = True
+    rail_only: bool = False
+    groups: Groups | None = None
     sharp: bool = False
+
+    @model_validator(mode="after")
+    def _groups_of_leaves(self) -> Self:
+        if self.rail_only and not self.rails:
+            raise ValueError("rail_only = true: allowed: with rails = true")
+        if self.groups and (self.nodes_per_leaf is None or self.groups.nodes % self.nodes_per_leaf):
+            leaf = self.nodes_per_leaf
+            allowed = "with nodes_per_leaf" if leaf is None else f"multiples of {leaf}, the nodes of a leaf"
+            raise ValueError(f"groups.nodes = {self.groups.nodes}: allowed: {allowed}")
+        return self
 
 
 class NodePower(Strict):
@@ -162,6 +189,10 @@ class ClusterProfile(Strict):
                 f"host.devices_per_switch = {self.host.devices_per_switch}: allowed: divisors of "
                 f"{self.devices_per_node}"
             )
+        groups = self.scale_out.groups if self.scale_out else None
+        if groups and groups.nodes * self.devices_per_node % self.domain_size:
+            within = self.domain_size // self.devices_per_node
+            raise ValueError(f"scale_out.groups.nodes = {groups.nodes}: allowed: multiples of {within}, of a domain")
         sides = self.scale_up.dims
         if sides and math.prod(sides) != self.domain_size:
             raise ValueError(f"scale_up.dims = {list(sides)}: must hold {self.domain_size} devices, the domain")

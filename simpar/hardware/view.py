@@ -68,7 +68,7 @@ def _neighbours(cluster: Cluster) -> Iterator[tuple[int, int]]:
 
 
 def _scale_out(cluster: Cluster) -> Iterator[Edge]:
-    """Devices to the NICs of their rails, NICs to leaves (one switch where there are none), leaves to the spine."""
+    """Devices to the NICs of their rails, NICs to leaves (or one switch), leaves to spines, spines to a core."""
     if cluster.profile.scale_out is None:
         return
     ranks, capacity = np.arange(cluster.world_size), cluster.link_capacity_bytes_per_s
@@ -84,5 +84,12 @@ def _scale_out(cluster: Cluster) -> Iterator[Edge]:
     if cluster.num_leaves:
         up, down = capacity[cluster.leaf_up(ranks)], capacity[cluster.leaf_down(ranks)]
         for rank in np.unique(leaf, return_index=True)[1].tolist():
-            yield f"leaf{leaf[rank]}", "spine", float(up[rank])
-            yield "spine", f"leaf{leaf[rank]}", float(down[rank])
+            spine = f"spine{cluster.group_of(ranks[rank])}" if cluster.num_groups else "spine"
+            yield f"leaf{leaf[rank]}", spine, float(up[rank])
+            yield spine, f"leaf{leaf[rank]}", float(down[rank])
+    for level in (level for level in cluster.levels if level.up == "group_up"):
+        group = level.place(ranks)
+        for one in np.unique(group).tolist():
+            up, down = (np.unique(cluster.link_of(block, ranks[group == one])) for block in (level.up, level.down))
+            yield f"spine{one}", "core", float(capacity[up].sum())
+            yield "core", f"spine{one}", float(capacity[down].sum())

@@ -250,7 +250,7 @@ def test_view_shows_leaves_and_spine() -> None:
 @pytest.mark.parametrize("rails", [True, False])
 def test_every_link_knows_its_lowest_rank(nics: int, rails: bool) -> None:
     """Blocks, owners and capacities of links agree with the links of ranks, also where NICs are shared unevenly."""
-    cluster = small(5, nics=nics, rails=rails).with_degraded({"nic_tx[0]": 0.5})
+    cluster = small(5, nics=nics, rails=rails, groups={"nodes": 4}).with_degraded({"nic_tx[0]": 0.5})
     ranks = np.arange(cluster.world_size)
     for index, block in enumerate(cluster.blocks):
         links, first = np.unique(cluster.link_of(block, ranks), return_index=True)

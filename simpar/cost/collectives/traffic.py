@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.placement import Placement
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.levels import Level
 from simpar.units import Flags, Floats, Ints
 
 
@@ -60,7 +61,7 @@ def spread_loads(placement: Placement, sent: ArrayLike, received: ArrayLike, dom
 def messages(cluster: Cluster, sources: Ints, targets: Ints, volume: float) -> Edges:
     """Loads of messages of ``volume`` bytes between ranks int64[G, M] over their routes."""
     message, link = cluster.route(sources.ravel(), targets.ravel())
-    return Edges(message // sources.shape[1], link, np.full(len(link), volume))
+    return Edges(message // sources.shape[1], link, volume * cluster.detours(link))
 
 
 def is_port(links: Ints, cluster: Cluster) -> Flags:
@@ -85,9 +86,10 @@ def _network(placement: Placement, domains: Domains) -> list[Edges]:
     ]
     for level in cluster.levels:
         up, down = _crossing(placement, domains, level.place(ranks))
+        share = level.detour(1) / placement.beside
         pieces += [
-            member_edges(cluster.link_of(level.up, ranks), up / placement.beside),
-            member_edges(cluster.link_of(level.down, ranks), down / placement.beside),
+            member_edges(cluster.link_of(level.up, ranks), up * share),
+            member_edges(cluster.link_of(level.down, ranks), down * share),
         ]
     return pieces
 
@@ -105,6 +107,14 @@ def _crossing(placement: Placement, domains: Domains, place: Ints) -> tuple[Floa
         return np.take_along_axis(total.reshape(groups, count), placement.position, axis=1)
 
     return by_member(domains.source), by_member(domains.target)
+
+
+def spread_detour(level: Level, ranks: Ints) -> Floats:
+    """Links that a byte to all places of groups int64[G, N] takes at a level, float64[G, 1]."""
+    if not level.joined:
+        return np.ones((len(ranks), 1))
+    place = np.sort(level.place(ranks), axis=1)
+    return level.detour((place[:, 1:] != place[:, :-1]).sum(axis=1, keepdims=True))
 
 
 def concatenate(pieces: Sequence[Edges]) -> Edges:

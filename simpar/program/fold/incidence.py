@@ -79,7 +79,7 @@ def _capacities(cluster: Cluster) -> list[Floats]:
     if not cluster.scaling:
         return []
     ranks, capacity = np.arange(cluster.world_size), cluster.link_capacity_bytes_per_s
-    blocks = [block for block in cluster.blocks if cluster.num_leaves or not block.startswith("leaf")]
+    blocks = [block for block in cluster.blocks if cluster.has_links(block)]
     return [capacity[cluster.link_of(block, ranks)] for block in blocks]
 
 

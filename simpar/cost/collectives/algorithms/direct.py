@@ -12,7 +12,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import GroupShape, Placement, count_equal
-from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, messages
+from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, messages, spread_detour
 from simpar.units import GB, Floats, Ints
 
 
@@ -70,7 +70,7 @@ def _exchange(placement: Placement) -> Edges:
     for level in cluster.levels:
         # handed over to the receiver's rail, a message stays under its leaf
         where = level.place if cluster.hands_over else level.switch
-        beyond = far_unequal(placement, where(ranks)) / members
+        beyond = far_unequal(placement, where(ranks)) / members * spread_detour(level, ranks)
         pieces += [member_edges(cluster.link_of(link, ranks), beyond) for link in (level.up, level.down)]
     return concatenate(pieces)
 

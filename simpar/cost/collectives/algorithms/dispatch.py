@@ -16,7 +16,7 @@ import numpy as np
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.algorithms.direct import far_unequal, mean_hops
 from simpar.cost.collectives.placement import GroupShape, Placement
-from simpar.cost.collectives.traffic import Edges, concatenate, member_edges
+from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, spread_detour
 from simpar.plan.routing import Routing
 from simpar.units import GB, Floats
 
@@ -65,6 +65,7 @@ class Dispatch(Algorithm):
         pieces += [member_edges(cluster.nic_tx(ranks), sent), member_edges(cluster.nic_rx(ranks), received)]
         for level in cluster.levels:
             beyond: Floats = far_unequal(placement, level.place(ranks)) / np.maximum(members - beside, 1)
+            beyond = beyond * spread_detour(level, ranks)
             pieces += [
                 member_edges(cluster.link_of(level.up, ranks), sent * beyond),
                 member_edges(cluster.link_of(level.down, ranks), received * beyond),
