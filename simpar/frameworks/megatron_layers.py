@@ -13,14 +13,18 @@ PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 WINDOW, SKIPPED = "--window-size", "--window-attn-skip-freq"
 OTHER_MODELS = {
     r"pretrain_t5|--encoder-num-layers": "T5, an encoder and a decoder",
-    r"pretrain_(ict|retro)|biencoder|--retro-add-retriever|--retro-project-dir": "retrieval beside a language model",
+    r"pretrain_(ict|retro)|biencoder|(^|/)retro/|--retro-(add-retriever|project-dir|workdir)": (
+        "retrieval beside a language model"
+    ),
     r"pretrain_vision|--vision-pretraining\b": "a model of images",
     r"pretrain_(vlm|mimo)|mimo/|multimodal/|--vision-model-type|--language-model-type|--img-h": (
         "a model of images and text"
     ),
     r"train_rl|--perform-rl-step": "reinforcement learning, of which training is a part",
-    r"text_generation|inference|generate\.py|mmlu": "inference",
-    r"(^|/)(quantize|prune|export|convert|validate)\.py|offline_feature_extract": "no training",
+    r"text_generation|inference|generate(_samples\w*)?\.py|mmlu|msdp/": "inference",
+    r"(^|/)tasks/|--task ": "a task other than the next token",
+    r"(^|/)(quantize|prune|export|validate|util|preprocess_\w+)\.py": "no training",
+    "convert|hf2mega|merge_mp|offline_feature": "no training",
     r"--export-kd-teacher-load": "distillation from a teacher",
 }
 """What is trained, by patterns of the script or of an argument that no plain language model has."""

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 100_000
 Output = Callable[[list[str], str], str | None]
-PLACEHOLDER = re.compile(r"(?<=[=\s])(<[A-Za-z][^<>\n()|;&'\"$]*>)(?=[\s;)]|\Z)")
+PLACEHOLDER = re.compile(r"(?<=[=\s])(<[A-Za-z][^<>\n()|;&'\"$]*>)(?=[\s;)/_.\w-]|\Z)")
 """What a public script leaves to its reader, such as <path to data>."""
+SAID = re.compile(r"(?<=\s)(<[A-Za-z][\w./-]*(?: [\w./-]+)+>)(?=\s|\Z)")
+"""The same, in several words."""
 _SETS = {"[:space:]": " \t\n", "\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 
@@ -31,10 +33,27 @@ def parser() -> Parser:
 
 
 def tree_of(text: str) -> Node:
-    """The tree of a shell text; where it is none for its placeholders (<your path>), these are words."""
+    """The tree of a shell text, where placeholders (<your path>) are words.
+
+    Those of several words would be read as redirections; one of a single word is one, if the text has a tree with it.
+    """
     root = parser().parse(text.encode()).root_node
+    if SAID.search(text):
+        text = _without_redirections(text, root)
+        root = parser().parse(text.encode()).root_node
     filled = PLACEHOLDER.sub(r"'\1'", text) if root.has_error else text
     return root if filled == text else parser().parse(filled.encode()).root_node
+
+
+def _without_redirections(text: str, root: Node) -> str:
+    """The text with placeholders of several words quoted, but for those inside of quotes."""
+
+    def quoted(match: re.Match[bytes]) -> bytes:
+        node = root.descendant_for_byte_range(match.start(), match.end())
+        is_text = node is not None and ("string" in node.type or "heredoc" in node.type or node.type == "comment")
+        return match[0] if is_text else b"'" + match[1] + b"'"
+
+    return re.sub(SAID.pattern.encode(), quoted, text.encode()).decode()
 
 
 def output_of(text: str, variables: Variables, folder: str) -> str | None:

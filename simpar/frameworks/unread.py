@@ -15,13 +15,15 @@ def _no_config(_: Mapping[str, Any]) -> bool:
 class Unread:
     """A front end by its name: the words of its commands, the keys of its configs and what its other files say.
 
-    ``words`` is a pattern of one word of a command, ``text`` one of a Python file or a TOML; "" for none.
+    ``words`` is a pattern of a word that a command starts, ``argument`` one of any of its words, ``text`` one of a
+    Python file or a TOML; "" for none.
     """
 
     name: str
     words: str = ""
     config: Callable[[Mapping[str, Any]], bool] = field(default=_no_config)
     text: str = ""
+    argument: str = ""
 
 
 def _in(section: str, *keys: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -50,6 +52,7 @@ UNREAD = (
     Unread("Neuron's NxD Training", config=_all("distributed_strategy", "model")),
     Unread("SageMaker HyperPod", config=lambda data: (_in("run", "model_type")(data) and "trainer" in data) or (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
+    Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
@@ -73,6 +76,8 @@ def unread_command(words: Sequence[str]) -> str | None:
         if each.words and any(
             re.fullmatch(each.words, name) for word in started for name in (word, PurePath(word).name)
         ):
+            return each.name
+        if each.argument and any(re.fullmatch(each.argument, word) for word in words):
             return each.name
     return None
 

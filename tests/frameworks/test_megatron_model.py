@@ -166,6 +166,9 @@ def test_windows_without_a_family_are_named():
         ("tools/run_text_generation_server.py", "", "inference"),
         ("pretrain_retro.py", "", "retrieval"),
         ("quantize.py", "", "no training"),
+        ("tools/hf2megads_weight_converter.py", "", "no training"),
+        ("tasks/main.py", "--task RACE", "a task other than the next token"),
+        ("generate_samples_gpt.py", "", "inference"),
     ],
 )
 def test_other_models_are_refused_by_name(script, words, what):

@@ -175,9 +175,11 @@ def test_words_that_are_only_shown_are_no_launch():
 
 def test_placeholders_are_words():
     """What a public script leaves to its reader is no fault of its syntax; other faults are."""
-    text = 'export DATA=<path to the data>\npython train.py --data "${DATA}" --micro-batch-size 4\n'
+    text = 'V=<path>/v.json\nexport DATA=<path to the data>\npython train.py --data "${DATA}" --micro-batch-size 4\n'
     script = Script(text, "train.sh")
     assert script.commands[-1] == ["python", "train.py", "--data", "<path to the data>", "--micro-batch-size", "4"]
+    inner = Script("A='--data <PATH TO data> --fp16 '\nsh -c \"python train.py $A\"\n", "train.sh")
+    assert inner.commands[-1][-1] == "--fp16"
     with pytest.raises(UserError, match="not shell text"):
         Script("X=<path to data>\nif then fi\n", "train.sh")
 
