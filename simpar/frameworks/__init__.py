@@ -67,6 +67,7 @@ READERS = {
     "verl": "verl_read:READER",
     "slime": "slime_read:READER",
     "openrlhf": "openrlhf_read:READER",
+    "nemo-rl": "nemo_rl_read:READER",
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",
     "primus": "primus_read:READER",

@@ -112,7 +112,7 @@ def _lengths(given: Arguments, engine: Imported, of_rank: int | None) -> tuple[d
     if fills and budget is None:
         raise UserError(f"{given.source}: --use-dynamic-batch-size without --max-tokens-per-gpu: allowed: both")
     tokens = (budget or 0) * engine.plan.mesh.cp
-    groups = engine.plan.mesh.pp if (engine.plan.vpp or 1) > 1 else 1
+    groups = engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
     if not longest:
         if not fills:
             return {"seq_len": given.number("--seq-length")}, ()

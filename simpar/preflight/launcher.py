@@ -62,11 +62,11 @@ ALIASES = {"xpk.py": "xpk", "mpiexec": "mpirun", "horovodrun": "mpirun", "salloc
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
 OF_RAY = {
-    "nodes": ("trainer.nnodes", "cluster.num_nodes", "--actor-num-nodes", "--actor_num_nodes", "--actor.num_nodes"),
-    "each": ("trainer.n_gpus_per_node", "cluster.gpus_per_node", "--actor-num-gpus-per-node",
+    "nodes": ("trainer.nnodes", "--actor-num-nodes", "--actor_num_nodes", "--actor.num_nodes"),
+    "each": ("trainer.n_gpus_per_node", "--actor-num-gpus-per-node",
              "--actor_num_gpus_per_node", "--actor.num_gpus_per_node"),
 }  # fmt: skip
-"""Options of trainers that Ray starts on their own nodes: verl, NeMo-RL, slime, OpenRLHF."""
+"""Options of trainers that Ray starts on their own nodes: verl, slime, OpenRLHF."""
 NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")
 """Variables in which such a script takes what it trains; readers see them before the words of the command."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")

@@ -24,6 +24,7 @@ SLOW = (
     "nemo-llama3-70b",
     "megatron-deepseek-v3-recipe",
     "verl-qwen2.5-7b-megatron",
+    "nemo-rl-llama3.1-8b-megatron",
 )
 """Many microbatches in a pipeline."""
 TARGETS = {
@@ -36,7 +37,7 @@ TARGETS = {
     "megatron-swift": ("megatron-swift", "train.sh"), "swift": ("swift", "train.sh"),
     **{name: (name, "train.sh") for name in ("verl", "slime", "openrlhf")},
     "nemo-1": ("nemo-1", "gpt.yaml"), "automodel": ("automodel", "recipe.yaml"), "maxtext": ("maxtext", "train.sh"),
-    "gpt-neox": ("gpt-neox", "20B.yml"),
+    "gpt-neox": ("gpt-neox", "20B.yml"), "nemo-rl": ("nemo-rl", "grpo.yaml"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -155,7 +156,7 @@ WRITERS = {
     "primus": primus, "verl": verl, "slime": started("python3 train.py"),
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
     "maxtext": maxtext,
-    **dict.fromkeys(("nemo-1", "automodel", "gpt-neox"), lambda facts: json.dumps(nest_names(facts))),
+    **dict.fromkeys(("nemo-1", "nemo-rl", "automodel", "gpt-neox"), lambda facts: json.dumps(nest_names(facts))),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),
@@ -211,7 +212,7 @@ def state_bytes(known, plan, cluster):
         kept, sharded = 4, 4
     elif plan.stack == "deepspeed" and zero > 1:
         kept, sharded = 2, 14
-    elif plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface", "verl"):
+    elif plan.numerics.precision == "fp32" or plan.stack in ("torchtitan", "fsdp", "huggingface", "verl", "automodel"):
         kept, sharded = 8, 8
     else:
         kept, sharded = 2 + (2 if plan.numerics.grad_dtype == "bf16" else 4), 12

@@ -15,7 +15,8 @@ SLIME = (
     f'ray job submit --address=http://a --runtime-env-json=\'{{"env_vars": {{"PYTORCH_CUDA_ALLOC_CONF": '
     f'"expandable_segments:True"}}}}\' -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate '
     f"{QWEN} --rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-response-len 8192 --global-batch-size 256 "
-    "--tensor-model-parallel-size 2 --sequence-parallel --sglang-mem-fraction-static 0.7 --hf-checkpoint /root/Qwen3-4B"
+    "--tensor-model-parallel-size 2 --sequence-parallel --sglang-mem-fraction-static 0.7 "
+    "--hf-checkpoint /models/Qwen3-4B"
 )
 FILLED = f"{SLIME} --use-dynamic-batch-size --max-tokens-per-gpu 9216"
 PPO = "python3 -m openrlhf.cli.train_ppo_ray"
