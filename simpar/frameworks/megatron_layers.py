@@ -11,34 +11,39 @@ from simpar.frameworks.megatron_hybrid import PASS, STAGE_END
 
 PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 WINDOW, SKIPPED = "--window-size", "--window-attn-skip-freq"
-OTHER_MODELS = {
-    r"pretrain_t5|--encoder-num-layers": "T5, an encoder and a decoder",
-    r"pretrain_(ict|retro)|biencoder|(^|/)retro/|--retro-(add-retriever|project-dir|workdir)": (
-        "retrieval beside a language model"
-    ),
-    r"pretrain_vision|--vision-pretraining\b": "a model of images",
-    r"pretrain_(vlm|mimo)|mimo/|multimodal/|--vision-model-type|--language-model-type|--img-h": (
-        "a model of images and text"
-    ),
-    r"train_rl|--perform-rl-step": "reinforcement learning, of which training is a part",
+OTHER_SCRIPTS = {
+    r"pretrain_t5": "T5, an encoder and a decoder",
+    r"pretrain_(ict|retro)|biencoder|(^|/)retro/": "retrieval beside a language model",
+    r"pretrain_vision": "a model of images",
+    r"pretrain_(vlm|mimo)|mimo/|multimodal/": "a model of images and text",
+    r"train_rl": "reinforcement learning, of which training is a part",
     r"text_generation|inference|generate(_samples\w*)?\.py|mmlu|msdp/": "inference",
-    r"(^|/)tasks/|--task ": "a task other than the next token",
+    r"(^|/)tasks/|evaluat": "a task other than the next token",
     r"(^|/)(quantize|prune|export|validate|util|preprocess_\w+)\.py": "no training",
     "convert|hf2mega|merge_mp|offline_feature": "no training",
-    r"--export-kd-teacher-load": "distillation from a teacher",
 }
-"""What is trained, by patterns of the script or of an argument that no plain language model has."""
+"""What a script trains that trains no plain language model, by patterns of its path."""
+OTHER_FLAGS = {
+    "--encoder-num-layers": "T5, an encoder and a decoder",
+    **dict.fromkeys(("--retro-add-retriever", "--retro-project-dir", "--retro-workdir"), "retrieval"),
+    "--vision-pretraining": "a model of images",
+    **dict.fromkeys(("--vision-model-type", "--language-model-type", "--img-h"), "a model of images and text"),
+    "--perform-rl-step": "reinforcement learning, of which training is a part",
+    "--export-kd-teacher-load": "distillation from a teacher",
+}
+"""The same, by an argument that no plain language model has."""
 
 
 def refuse_other_models(given: Arguments) -> None:
     """Raise UserError if arguments train no language model of text alone, whose sizes might look like one's."""
-    told = (given.script, *(f"{flag} " for flag in given.values))
-    for pattern, what in OTHER_MODELS.items():
-        if word := next((each.strip() for each in told if re.search(pattern, each)), None):
-            raise UserError(
-                f"{given.source}: {given.name(word)}: {what}: not modelled; allowed: language models of text "
-                "(pretrain_gpt.py, pretrain_mamba.py, pretrain_hybrid.py, pretrain_bert.py)"
-            )
+    of_script = next((what for pattern, what in OTHER_SCRIPTS.items() if re.search(pattern, given.script)), "")
+    flag = next((flag for flag in OTHER_FLAGS if flag in given.values), "")
+    if of_script or flag:
+        what = of_script or OTHER_FLAGS[flag]
+        raise UserError(
+            f"{given.source}: {given.script if of_script else given.name(flag)}: {what}: not modelled; allowed: "
+            "language models of text (pretrain_gpt.py, pretrain_mamba.py, pretrain_hybrid.py, pretrain_bert.py)"
+        )
 
 
 def windows_asked(given: Arguments, layers: int) -> tuple[int | None, ...]:

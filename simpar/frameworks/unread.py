@@ -56,6 +56,7 @@ UNREAD = (
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
+    Unread("MindSpeed's FSDP2 back end", r"train_fsdp2\.py|mindspeed_llm\.fsdp2.*"),
     Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py"),
     Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),
     Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),

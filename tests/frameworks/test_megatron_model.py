@@ -176,6 +176,8 @@ def test_other_models_are_refused_by_name(script, words, what):
     with pytest.raises(UserError, match="not modelled; allowed: language models") as error:
         imported(f"{LLAMA_8B} --vocab-size 128256 {words}", script)
     assert what in str(error.value)
+    harmless = "--enable-hf2mg-convert --vision-backbone-type vit --task-list a"  # of MindSpeed, Megatron-LM, Pai
+    assert imported(f"{LLAMA_8B} --vocab-size 128256 {harmless}").plan.model == "llama-3-8b"
 
 
 def test_experts_of_a_dense_model_split_nothing():

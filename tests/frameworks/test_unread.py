@@ -20,6 +20,7 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("python3 -m benchmarks.benchmark_runner xpk --model_name=llama3_1_8b", "MaxText's benchmark runner"),
         (f"srun train_esm2 {SIZES} --num-nodes 2", "BioNeMo"),
         ("litgpt pretrain pythia-14m", "LitGPT"),
+        ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
         ("torchrun -m apps.main.train config=apps/main/configs/llama_1B.yaml", "Lingua"),
     ],
