@@ -20,7 +20,7 @@ PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
 """Commands that only print their words, or a file's: what they name is not started."""
-SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job")
+SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job", ".sub")
 """Suffixes of scripts."""
 STARTERS = (
     "torchrun",
@@ -81,7 +81,9 @@ KNOWN: Mapping[str, KnownScript] = {
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun --nproc_per_node=${NGPU:-8} -m torchtitan.train "
         '--job.config_file ${CONFIG_FILE:-torchtitan/models/llama3/train_configs/debug_model.toml} "$@"\n'
         "fi\n",
-    )
+    ),
+    # NeMo-RL's script for Slurm brings Ray up and starts what a variable says
+    "ray.sub": KnownScript("NeMo-RL", 'bash -c "$COMMAND"\n'),
 }
 """Scripts by name, for where a command names one that is not beside it."""
 

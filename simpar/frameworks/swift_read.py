@@ -14,8 +14,8 @@ from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layer
 from simpar.frameworks.megatron_kin import renamed
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
+from simpar.frameworks.overrides import command_of, is_config, load_beside, mapping
 from simpar.frameworks.reader import Reader
-from simpar.frameworks.shell import Script
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, WordTable, is_off
 
@@ -65,10 +65,12 @@ WORDS = MEGATRON_WORDS | WordTable(
 
 def read(text: str, name: str) -> Imported:
     """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
-    commands = [words for words in Script(text, name).commands if _starts(words)]
-    if not commands:
-        raise UserError(f"{name}: no command of ms-swift, such as megatron sft --model Qwen/Qwen2.5-7B")
-    given = _arguments(commands[0], name)
+    if is_config(name):
+        given = _arguments(_of_config(mapping(text, name)), name)
+    else:
+        words = command_of(text, name, _starts)
+        files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
+        given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
     asked = given.text("--model")
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)
@@ -91,6 +93,15 @@ def read(text: str, name: str) -> Imported:
     words = replace(words, used=tuple(word for word in words.used if word in given.names.values()))
     words = replace(words, unread={word: value for word, value in words.unread.items() if word in given.names.values()})
     return replace(result, plan=plan, words=words, notes=tuple(notes), asks=asks, assumed=assumed)
+
+
+def _of_config(data: Mapping[str, Any]) -> list[str]:
+    """The words that a YAML or JSON stands for: ``megatron sft FILE``."""
+    words: list[str] = []
+    for key, value in data.items():
+        if value is not None and not isinstance(value, dict):
+            words += [f"--{key}", *(str(each) for each in (value if isinstance(value, list) else [value]))]
+    return words
 
 
 def _arguments(words: Sequence[str], source: str) -> Arguments:
@@ -133,10 +144,19 @@ def _starts(words: Sequence[str]) -> bool:
     return is_program or any("swift/cli/_megatron/" in word for word in words)
 
 
+def _owns(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a file of arguments of ms-swift's on Megatron-LM."""
+    own = {"tuner_type", "train_type", "mcore_model", "mcore_adapter"} & set(map(str, data))
+    return bool(own) and bool(
+        {"tensor_model_parallel_size", "micro_batch_size", "global_batch_size"} & set(map(str, data))
+    )
+
+
 READER = Reader(
     name="megatron-swift",
     description="ms-swift on Megatron-LM: megatron sft, megatron pt",
     read=read,
     starts=_starts,
+    owns=_owns,
     words=WORDS,
 )

@@ -152,7 +152,7 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
     _rename(given)
     micro = given.number("per_device_train_batch_size") or SWIFT.micro_batch
     notes = list(_accumulate(given, micro, world if isinstance(world, int) else None))
-    given.suppose(tuner_type="lora")  # base_args.py
+    given.suppose(tuner_type=given.one("train_type", "sft_type") or "lora")  # base_args.py, and names of older releases
     if kind == "rlhf":
         given.values_.setdefault("rlhf_type", "dpo")  # rlhf_args.py
     dtype = str(given.get("torch_dtype")).removeprefix("torch.")
@@ -229,7 +229,8 @@ def _starts(words: Sequence[str]) -> bool:
 
 
 def _owns(data: Mapping[str, Any]) -> bool:
-    return ("tuner_type" in data or "train_type" in data) and "model" in data
+    is_core = any(key in data for key in ("tensor_model_parallel_size", "micro_batch_size", "global_batch_size"))
+    return ("tuner_type" in data or "train_type" in data) and "model" in data and not is_core
 
 
 READER = Reader(

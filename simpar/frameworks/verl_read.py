@@ -116,7 +116,8 @@ def _policy(given: Options, config: str) -> Imported:
 def _strategy(given: Options, config: str) -> str:
     """What trains the actor: it says it, or the group of configs that is chosen."""
     group = given.get("model_engine")
-    usual = "megatron" if "megatron" in config or group == "megatron" else "fsdp"
+    is_core = "megatron" in config or any(key.startswith(f"{ACTOR}megatron.") for key in given)
+    usual = "megatron" if is_core else "fsdp"
     strategy = str(given.told(f"{ACTOR}strategy") or (group if group not in (None, "dp") else usual))
     if strategy not in STRATEGIES:
         raise UserError(f"{given.source}: {ACTOR}strategy = {strategy}: allowed: {', '.join(STRATEGIES)}")

@@ -76,6 +76,8 @@ def test_configs_build_on_others_and_commands_change_them(tmp_path):
     command = f"uv run examples/run_grpo.py --config {child} policy.train_micro_batch_size=1 ++cluster.num_nodes=1"
     named = given_words([command])
     assert (named.text.target, named.found.plan.mesh.dp, named.found.plan.micro_batch) == ("nemo-rl", 8, 1)
+    in_slurm = given_words([f'COMMAND="{command}" CONTAINER=a sbatch --nodes=1 --gres=gpu:8 ray.sub'])
+    assert (in_slurm.text.target, in_slurm.launch.world_size) == ("nemo-rl", 8)
     alone = read("uv run examples/run_sft.py cluster.gpus_per_node=8", "train.sh", "nemo-rl")
     assert (alone.plan.model, alone.plan.training) == ("llama-3.2-1b", {"seq_len": 1024, "global_batch": 32})
     known = read(

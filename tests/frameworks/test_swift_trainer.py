@@ -18,7 +18,7 @@ SFT = "swift sft --model Qwen/Qwen2.5-7B --model_name robot --max_length 2048"
         # base_args.py: adapters of all projections unless full is asked for; checkpointing, and one sequence at a time
         (SFT, {"stack": "ddp", "lora_rank": 8, "recompute": "full", "micro_batch": 1, "precision": "bf16"}),
         (f"{SFT} --tuner_type full", {"lora_rank": None, "parameter_dtype": "bf16", "moment_dtype": "bf16"}),
-        (f"{SFT} --train_type full --torch_dtype float32", {"precision": "fp16", "parameter_dtype": None}),
+        (f"{SFT} --train_type full --torch_dtype float32", {"lora_rank": None, "precision": "fp16"}),
         (f"{SFT} --quant_method bnb --quant_bits 4", {"frozen_dtype": "nf4"}),
         (f"{SFT} --deepspeed zero3_offload", {"stack": "deepspeed", "zero": 3, "offload_parameters": "cpu"}),
         (
@@ -70,6 +70,17 @@ def test_yaml_is_read_as_its_command(tmp_path):
     assert (alone.found.plan.training, named.found.plan.training) == ({"seq_len": 4096},) * 2
     assert (alone.found.per_replica, named.found.per_replica) == (3, 3)
     assert set(load_reader("swift").words.sort((), named.found.words.unread).deciding) == {"rlhf_type", "--beta"}
+
+
+def test_yaml_of_megatron_is_not_taken_for_it(tmp_path):
+    """The same names, on the other engine: alone and named by a command, whose words win."""
+    values = {"model": "Qwen/Qwen2.5-7B", "tuner_type": "full", "tensor_model_parallel_size": 2, "micro_batch_size": 1}
+    file = tmp_path / "sft.json"
+    file.write_text(json.dumps({**values, "max_length": 4096}))
+    alone, named = given_words([str(file)]), given_words([f"megatron sft {file} --tensor_model_parallel_size 4"])
+    assert (alone.text.target, named.text.target) == ("megatron-swift", "megatron-swift")
+    assert (alone.found.plan.mesh.tp, named.found.plan.mesh.tp) == (2, 4)
+    assert (alone.found.plan.numerics.precision, named.found.plan.training["seq_len"]) == ("bf16", 4096)
 
 
 @pytest.mark.parametrize(
