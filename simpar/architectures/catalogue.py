@@ -18,7 +18,7 @@ HEADS = "num_attention_heads|n_heads?|num_heads"
 """Field names of configs for the width of a model and for its number of attention heads."""
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
-    r"|int[48]|bf16|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
+    r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
 )
 """What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""
 _FAMILY, _MODELS = "  - source:", "\n    models:\n"

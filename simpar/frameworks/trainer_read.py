@@ -31,6 +31,7 @@ ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft"
 IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
            "use_bnb_4bit")  # fmt: skip
 IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
+IN_ITS_NAME = re.compile(r"(bnb[-_]?4bit|awq|gptq|int4)\b", re.IGNORECASE)
 BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit")
 """Bits of frozen weights."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
@@ -155,7 +156,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if _is_alone(command, values):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
-    assumed, notes = tuple(_assumed(given, habits, values, sharding)), tuple(_notes(given, habits, command))
+    assumed, notes = tuple(_assumed(given, habits, values, sharding, command)), tuple(_notes(given, habits, command))
     note = "" if model else _no_model(named)
     return Imported(
         plan_said(values),
@@ -276,7 +277,7 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["loss_chunks"] = _pieces(model)
     if given.on("chunked_cross_entropy"):
         result["loss_chunks"] = given.number("chunked_cross_entropy_num_chunks") or 8
-    if str(given.get(CHECKPOINTING[0])).lower() in ("offload", "unsloth") or given.on("activation_offloading"):
+    if str(given.one(*CHECKPOINTING)).lower() in ("offload", "unsloth") or given.on("activation_offloading"):
         result["offload_activations"] = 1.0
     return result
 
@@ -311,7 +312,11 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
     rank, chosen = given.number(*RANK), given.one(*TARGETS)
     bits = given.number(*BITS) or habits.adapters.bits
-    four, eight = given.on(*IN_FOUR) or bits == 4 or kind == "qlora", given.on(*IN_EIGHT) or bits == 8
+    packed = IN_ITS_NAME.search(str(given.one(*MODEL) or ""))  # 4 bits of the checkpoint itself
+    four, eight = (
+        given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed is not None,
+        given.on(*IN_EIGHT) or bits == 8,
+    )
     if eight or bits not in (None, 4, 16, 32):
         given.leave(*IN_EIGHT, *BITS)
     if kind == "freeze":
@@ -422,15 +427,20 @@ def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | No
 
 
 def _assumed(
-    given: TrainerArguments, habits: Habits, values: Mapping[str, Any], sharding: Sharding
+    given: TrainerArguments,
+    habits: Habits,
+    values: Mapping[str, Any],
+    sharding: Sharding,
+    command: TrainerCommand | None,
 ) -> Iterator[Assumed]:
     """What the arguments leave open."""
     length = (values.get("training") or {}).get("seq_len")
     packs = given.on(
         "packing", "sample_packing", "neat_packing", "pad_to_sequence_len", "pad_to_max_length", "group_texts"
     )
-    if given.one("block_size") is not None:
-        packs = True  # run_clm.py joins texts and cuts blocks
+    joins = command is not None and ("run_clm" in command.script or "disable_group_texts" in given)
+    if given.one("block_size") is not None and joins and not given.on("disable_group_texts"):
+        packs = True  # run_clm.py and LMFlow join texts and cut blocks
     if length and not packs:
         others = tuple(length // part for part in LEFT_OPEN if length // part)
         yield Assumed(

@@ -25,7 +25,7 @@ BESIDE = (
 """Arguments of its scripts that tell beside the name of a model."""
 NAMES = ("model_name_or_path", "base_model", "model_name", "model_id")
 OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "max_length",
-          "dataset_mixer", "dataset_name")  # fmt: skip
+          "dataset_mixer", "dataset_mixture", "dataset_name")  # fmt: skip
 KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deepspeed", "model_init_kwargs")
 """Options whose value is a mapping."""
 TRL_STAGES = ("sft",)
@@ -154,6 +154,8 @@ def _stage(command: TrainerCommand | None) -> str:
         return ""
     if command.script.startswith("trl.scripts."):
         return command.script.rpartition(".")[2]
+    if _is_script_of_trl(command.script):
+        return PurePath(command.script).stem
     return command.loose[0] if command.loose and PurePath(command.script).name == "trl" else ""
 
 
@@ -167,10 +169,17 @@ def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
 def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
     if given.one("r", "lora_r") is None:
         given.suppose(r=UNSLOTH.adapters.rank)
+    given.suppose(use_gradient_checkpointing="unsloth")
 
 
 def _is_trl(command: TrainerCommand) -> bool:
-    return PurePath(command.script).name == "trl" or command.script.startswith("trl.scripts.")
+    script = command.script
+    return PurePath(script).name == "trl" or script.startswith("trl.scripts.") or _is_script_of_trl(script)
+
+
+def _is_script_of_trl(script: str) -> bool:
+    """Whether a path is one of TRL's own scripts."""
+    return PurePath(script).parent.parts[-2:] == ("trl", "scripts")
 
 
 def _is_factory(command: TrainerCommand) -> bool:

@@ -86,6 +86,8 @@ def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path):
         ("--use_peft_lora True --lora_r 4 --use_4bit_quantization True", 4, 2, "nf4"),
         ("--use_peft_lora True --lora_r 4 --use_4bit_quantization False --bits 4", 4, 2, "nf4"),
         ("--bf16 --use_lora --torch_dtype float32", 8, 2, "fp32"),
+        ("--model_name_or_path unsloth/Qwen3-8B-unsloth-bnb-4bit --use_lora --bf16", 8, 2, "nf4"),
+        ("--model_name_or_path Qwen/Qwen2.5-7B-Instruct-AWQ --lora_r 4 --bf16", 4, 2, "nf4"),
         (r"--lora_r 8 --lora_target_modules 'model.layers.[\d]+.(mlp|self_attn).(up|down|q|k|v|o)_proj'", 8, 6, "bf16"),
     ],
 )  # fmt: skip
@@ -114,6 +116,7 @@ def test_a_script_of_4_bits_has_its_own_habits():
     ("flags", "target", "keys"),
     [
         ("--model_max_length 8 --group_texts", "transformers", {"precision", "attention_kernel"}),
+        ("--block_size 8 --bf16 --fsdp full_shard", "transformers", {"seq_len", "attention_kernel"}),
         ("--lora_r 8 --packing --bf16", "transformers",
          {"attention_kernel", "lora_targets", "frozen_dtype", "recompute"}),
         ("--use_lora --torch_dtype auto --bf16", "transformers", {"attention_kernel", "lora_targets", "lora_rank"}),
@@ -154,6 +157,22 @@ FACTORY_1 = {
     "dist_config": {"name": "fsdp2", "dcp_path": None},
     "peft_config": {"name": "lora", "r": 16, "target_modules": "all"}, "quant_config": {"quantization_bit": 4},
 }  # fmt: skip
+
+
+def test_scripts_of_trl_are_its_command():
+    """`python trl/scripts/sft.py` is `trl sft`; its other scripts are refused as its other commands are."""
+    words = "trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x"
+    assert kinds(f"python {words}") == "trl"
+    assert read(f"python {words}", "-", "trl").plan.training == {"seq_len": 1024}
+    with pytest.raises(UserError, match="trl dpo: allowed: trl sft"):
+        read(f"python {words.replace('sft.py', 'dpo.py')}", "-", "trl")
+
+
+def test_unsloth_sends_activations_to_the_host():
+    """Unless told otherwise."""
+    command = "python unsloth-cli.py --model_name Qwen/Qwen3-8B"
+    assert plan(command, "unsloth")["offload_activations"] == 1.0
+    assert plan(f"{command} --use_gradient_checkpointing True", "unsloth")["offload_activations"] == 0.0
 
 
 def test_configs_of_llama_factory_1_are_read():
