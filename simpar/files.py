@@ -384,16 +384,17 @@ def allowed(options: Iterable[str]) -> str:
     return f"; allowed: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
 
 
-def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "") -> str:
-    """The name if it is an option. Raises UserError with the nearest option and the list of them otherwise.
+def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "", also: Iterable[str] = ()) -> str:
+    """The name if it is an option. Raises UserError with the nearest option (or other name) and their list otherwise.
 
-    A list too long for a message is replaced by ``remedy``, the command that prints it.
+    A list too long for a message is replaced by ``remedy``, the command that prints it. ``also`` are other names.
     """
     names = list(options)
     if name in names:
         return name
     listed = f"; {remedy}" if remedy and len(names) > MAX_LISTED else allowed(names)
-    raise UserError(f"unknown {what} {name!r}{suggest(name, names).removesuffix('?')}{listed}")
+    meant = suggest(name, names) or suggest(name, also)
+    raise UserError(f"unknown {what} {name!r}{meant.removesuffix('?')}{listed}")
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
@@ -473,7 +474,7 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
     if text not in files and Path(text).is_file():
         return Path(text)
-    return files[choose(aliases(kind).get(plain_name(text), text), files, what)]
+    return files[choose(aliases(kind).get(plain_name(text), text), files, what, also=aliases(kind))]
 
 
 @cache
@@ -496,4 +497,4 @@ def aliases_file(kind: str) -> Path | None:
 def plain_name(text: str) -> str:
     """A name's letters and digits, without a maker's name and a count such as ``8x`` before it."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    return re.sub(r"^(\d+x(?=[a-z]|\d{4}))?(nvidia|amd|google|aws|azure|oci|intel|huawei)?(instinct|tesla)?", "", plain)
+    return re.sub(r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei)?(instinct|tesla)?", "", plain)

@@ -13,7 +13,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.profiles import is_file
 from simpar.units import parse_quantity
 
-_COUNT = re.compile(r"(\d+)x(?=[a-z]|\d{4})")
+_COUNT = re.compile(r"(?:gpu)?(\d+)x(?=\D|\d{4})")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def test_names_that_people_say(said: str, name: str) -> None:
         ("g5.xlarge", 1, "1 of a10g-8", 10), ("g5.12xlarge", 4, "4 of a10g-8", 40), ("g5.48xlarge", 8, "a10g-8", 100),
         ("Standard_NC96ads_A100_v4", 4, "4 of a100-pcie-8", 80), ("a3-highgpu-2g", 2, "2 of gcp-a3-high", 50),
         ("4xH100", 4, "4 of dgx-h100", 1600), ("8x H100", 8, "dgx-h100", 3200), ("16xH100", 16, "dgx-h100", 3200),
+        ("gpu_8x_h100_sxm5", 8, "dgx-h100", 3200), ("gpu_1x_a100_sxm4", 1, "1 of dgx-a100-80gb", 200),
         ("2x4090", 2, "2 of rtx-4090-8", 100), ("p5en.48xlarge", 8, "aws-p5en", 3200),
         ("p6-b300.48xlarge", 8, "aws-p6-b300", 6400), ("BM.GPU.B200.8", 8, "b200-roce-400", 3200),
         ("ND GB200 v6", 4, "gb200-nvl72", 1600), ("Gaudi 3", 8, "gaudi-3-8", 4800), ("DGX Spark", 1, "dgx-spark", 200),
@@ -58,7 +59,8 @@ def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
         ("16xH100", 2, "hardware 16xH100: a node has 8 devices; allowed beside nodes or devices: 1 to 8"),
         ("0xH100", None, "hardware 0xH100: 0 devices; allowed: 1 or more"),
         ("13xH100", None, "devices = 13: allowed on 2 nodes of 8 of dgx-h100: multiples of 2"),
-        ("4xH1000", None, "4xH1000"),
+        ("4xH1000", None, "unknown hardware '4xH1000'; did you mean"), ("h101", None, "did you mean 'h100'"),
+        ("g5.13xlarge", None, "did you mean 'g516xlarge'"),
     ],
 )  # fmt: skip
 def test_counts_that_no_node_has_are_one_line(said: str, nodes: int | None, message: str) -> None:
