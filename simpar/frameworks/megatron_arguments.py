@@ -9,8 +9,8 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
-from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import ReadWords
@@ -108,7 +108,7 @@ def read_arguments(text: str, source: str) -> Arguments:
 
 
 def _from_shell(text: str, source: str) -> Arguments:
-    script = Script(text, source)
+    script = script_of(text, source)
     launched = [command for command in script.commands if command[:1] and command[0] not in PRINTING]
     telling = _telling(launched) or _telling(script.commands)
     if not telling:  # a file that is sourced by another one has the arguments in variables

@@ -10,7 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader, flat, nest_names
-from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_shared import script_of
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
@@ -26,7 +26,7 @@ def is_config(name: str) -> bool:
 
 def command_of(text: str, source: str, starts: Callable[[Sequence[str]], bool]) -> list[str]:
     """The first command of a script that ``starts`` a framework. Raises UserError if none does."""
-    result = next((words for words in Script(text, source).commands if starts(words)), None)
+    result = next((words for words in script_of(text, source).commands if starts(words)), None)
     if result is None:
         raise UserError(f"{source}: no command of the framework that was asked for")
     return result

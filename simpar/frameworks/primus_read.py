@@ -18,7 +18,7 @@ from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader, value_of
-from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import ReadWords, WordTable
 
@@ -82,7 +82,7 @@ def read(text: str, name: str) -> Imported:
 
 def _read_script(text: str, name: str) -> Imported:
     """The experiment that the variable EXP of a script names."""
-    script = Script(text, name)
+    script = script_of(text, name)
     named = next((given["EXP"] for given in script.environments if given.get("EXP")), "")
     if not named.endswith((".yaml", ".yml")) or "$" in named:
         raise UserError(f"{name}: no experiment of Primus: allowed: EXP=FILE.yaml, or --config FILE.yaml")

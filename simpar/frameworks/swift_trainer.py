@@ -13,7 +13,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.overrides import load_beside, mapping
 from simpar.frameworks.reader import Reader, value_of
-from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
@@ -107,7 +107,7 @@ def read(text: str, name: str) -> Imported:
     if name.endswith(CONFIGS):
         values = flat_options(mapping(text, name))
         return _plan(TrainerArguments(values, name), "sft", None, values.get("ENV.NPROC_PER_NODE"))
-    script = Script(text, name)
+    script = script_of(text, name)
     own = [each for each in zip(script.commands, script.environments, strict=True) if _starts(each[0])]
     if not own:
         raise UserError(f"{name}: no command of ms-swift, such as swift sft --model Qwen/Qwen2.5-7B")

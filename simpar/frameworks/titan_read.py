@@ -14,7 +14,7 @@ from simpar.frameworks.overrides import flagged
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
-from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
 from simpar.frameworks.words import WordTable
@@ -54,7 +54,7 @@ def read(text: str, name: str) -> Imported:
 
 def _commands(text: str, source: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
     """Commands with the variables that name a recipe before their words."""
-    script = Script(text, source)
+    script = script_of(text, source)
     for words, given in zip(script.commands, script.environments, strict=True):
         yield [*(f"{name}={given[name]}" for name in ("MODULE", "CONFIG") if given.get(name)), *words], given
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.words import OFF, ReadWords, plain
 
@@ -126,7 +126,7 @@ def typed(word: str) -> Any:
 
 def commands_of(text: str, source: str) -> list[TrainerCommand]:
     """The commands of a text that start scripts or trainers' programs. Raises UserError if it is not shell text."""
-    split = (split_command(words) for words in Script(text, source).commands if words)
+    split = (split_command(words) for words in script_of(text, source).commands if words)
     return [each for each in split if each is not None]
 
 

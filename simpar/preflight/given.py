@@ -16,6 +16,7 @@ from simpar.frameworks.overrides import files_of_script, flagged, in_place_of
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
+from simpar.frameworks.shell_shared import shared_scripts
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
@@ -125,6 +126,11 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
 
 def given_text(text: str, source: str, target: str | None = None, suffix: str = "", before: str = "") -> ParsedLaunch:
     """The plan of a text by its suffix: a config, a recipe, or shell, with text to run before it. Raises UserError."""
+    with shared_scripts():
+        return _given_text(text, source, target, suffix, before)
+
+
+def _given_text(text: str, source: str, target: str | None, suffix: str, before: str) -> ParsedLaunch:
     if target is not None and target not in READERS:
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
     if suffix in SYNTAX:

@@ -15,6 +15,7 @@ from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
+from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords
@@ -126,7 +127,7 @@ class LaunchCommand:
 
 def launch_of(text: str, source: str) -> LaunchCommand:
     """What a command or a shell script starts. Raises UserError if it is not shell text."""
-    script = Script(text, source)
+    script = script_of(text, source)
     target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
     pairs = zip(script.commands, script.environments, strict=True)

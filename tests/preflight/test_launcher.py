@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from simpar.frameworks.shell import Script
+from simpar.preflight.given import given_text
 from simpar.preflight.launcher import launch_of
 
 TRAIN = "train.py --tensor-model-parallel-size 1"
@@ -95,3 +97,15 @@ def test_what_a_program_submits_is_what_counts(submit: str) -> None:
     assert (found.target, found.per_node, found.words[0]) == ("megatron", 4, "torchrun")
     assert "starts what stands after --" in " ".join(found.notes)
     assert launch_of(f"srun -N 2 -- torchrun --nproc-per-node 4 {TRAIN}", "job.sh").nodes == 2
+
+
+def test_a_script_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launcher and the reader together; a text that changed is another one."""
+    texts: list[str] = []
+    run = Script.run
+    monkeypatch.setattr(Script, "run", lambda self, text: (texts.append(text), run(self, text))[1])
+    text = f"torchrun --nproc-per-node 8 pretrain_gpt.py {TRAIN} --micro-batch-size 1\n"
+    given_text(text, "job.sh")
+    assert texts == [text]
+    given_text(text, "job.sh")  # whose files may have changed
+    assert texts == [text, text]
