@@ -75,7 +75,7 @@ def with_documents(
     blocks = {
         name: replace(block, operators=tuple(_masked(op, seen) for op in block.operators))
         for name, block in graph.blocks.items()
-        if not block.scope
+        if f"{block.scope}.seq" not in graph.dims
     }
     return replace(graph, blocks={**graph.blocks, **blocks})
 

@@ -50,7 +50,8 @@ class Patches:
 class ProjectorStep:
     """A step of a projector: a "norm" over ``width`` features, a "linear" product into ``width``, or an "mlp".
 
-    An MLP of the kinds "mlp" and "gated" has ``inner`` features between its products and an activation there.
+    An MLP of the kinds "mlp" and "gated" has ``inner`` features between its products and an activation there. A "conv"
+    is a product that contracts ``reads`` numbers, at ``rows`` places for each visual token.
     """
 
     kind: str
@@ -58,6 +59,8 @@ class ProjectorStep:
     inner: int = 0
     bias: bool = True
     norm: str = "layer"
+    reads: int = 0
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,9 @@ def _project(name: str, width: int, steps: tuple[ProjectorStep, ...], source: st
             result.append(_norm(f"{prefix}_norm", source, VISUAL, term(times=width), step))
         elif step.kind == "linear":
             result.append(_product(prefix, source, term(times=width), columns, step.bias, "sequence"))
+        elif step.kind == "conv":
+            op = _product(prefix, source, term(times=step.reads), columns, step.bias, "sequence")
+            result.append(replace(op, rows=term("batch", "visual.seq", times=step.rows)))
         else:
             result += _mlp(prefix, source, term(times=width), step)
         source, width = result[-1].name, width if step.kind == "norm" else step.width

@@ -38,7 +38,8 @@ class Architecture:
 
 def architecture(graph: ModelGraph) -> Architecture:
     """Derive the style of a model from its operators; the activation is one of its details."""
-    block = graph.blocks[graph.layers[0]]
+    blocks = [graph.blocks[name] for name in graph.layers]
+    block = next((each for each in blocks if not each.passes and any(op.attention for op in each.operators)), blocks[0])
     ops = {op.name: op for op in block.operators}
     every = [*(op for b in graph.blocks.values() for op in b.operators), *graph.embedding.operators]
     gated = any(op.kind == "gated_activation" for op in every)
@@ -113,6 +114,7 @@ def _rare(graph: ModelGraph) -> set[str]:
     for names in inside:
         if {"rope", "qk_norm"} <= {*names} and names.index("rope") < names.index("qk_norm"):
             features.add("heads that are normed after they turned")
+    features |= {"a vision tower"} if "vision.seq" in graph.dims else set()
     return features | set(graph.details.unbuilt)
 
 

@@ -144,7 +144,8 @@ def slices_refusals(
     graph, seq_len = target.graph, target.training.seq_len
     what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {schedule}"
     masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
-    sees_later = not all(mask.causal and mask.context == "context" for mask in masks) or len(graph.scopes) > 1
+    several = len({dims.get("seq") for dims in graph.scopes}) > 1
+    sees_later = several or not all(mask.causal and mask.context == "context" for mask in masks)
     yield sees_later, lambda: f"{what}: {graph.name} has tokens that see later ones; allowed: causal models"
     yield graph.has_state, lambda: f"{what}: {graph.name} carries states along the sequence; allowed: none"
     yield graph.chooses_keys, lambda: f"{what}: {graph.name} chooses keys anywhere in the sequence; allowed: none"

@@ -6,6 +6,7 @@ import pytest
 
 import simpar
 from simpar.architectures.catalogue import load_model
+from simpar.architectures.documents import with_documents
 from simpar.architectures.families import DECLARED
 from simpar.architectures.flops import attention_flop_per_token
 from simpar.architectures.hf_config import read
@@ -61,6 +62,28 @@ def test_mimo_has_narrow_values_and_more_keys_in_windows():
     }  # fmt: skip
 
 
+def test_windows_of_step_have_more_heads():
+    """Six heads in the place of four, within documents as well, and token slices pass through unlike layers."""
+    graph = tiny("step3p5")
+    seq, head_dim, window = 64, 8, 8
+    assert attention_flop_per_token(graph, seq) == 4 * head_dim * (2 * 4 * seq + 2 * 6 * window)
+    training = simpar.Training(seq_len=512, global_batch=16, documents={"mean": 64})
+    packed = with_documents(graph, training)
+    assert all(packed.blocks[name].operator("attention").attention.document for name in packed.layers)
+    assert simpar.simulate(graph, "dgx-h100", {"pp": 2, "slices": [256, 256]}, TRAINING).fits
+
+
+def test_released_fields_of_step_say_the_same():
+    """A text of numbers, and a section, in the place of lists and numbers."""
+    plain = tiny("step3p5", n_routed_experts=None, moe_num_experts=8, num_nextn_predict_layers=1)
+    other = {"num_sliding_attention_heads": None, "attention_other_setting": {"num_attention_heads": 6}}
+    graph = tiny("step3p5", moe_layers_enum="3", **other)
+    assert graph.num_parameters() == plain.num_parameters() == tiny("step3p5").num_parameters()
+    assert plain.auxiliary == ("prediction_moe",)
+    with pytest.raises(UserError, match="num_sliding_attention_heads = 5: allowed: multiples of 2"):
+        tiny("step3p5", num_sliding_attention_heads=5)
+
+
 def test_released_fields_of_mimo_say_the_same():
     """Lists of 0 and 1 in the place of words."""
     flags = {"layer_types": None, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1]}
@@ -76,7 +99,7 @@ def test_experts_of_exaone_start_behind_its_dense_layers():
         tiny("exaone_moe", mlp_layer_types=["dense"])
 
 
-@pytest.mark.parametrize("kind", ["longcat_flash", "mimo_v2_flash", "bailing_moe_v2"])
+@pytest.mark.parametrize("kind", ["longcat_flash", "mimo_v2_flash", "bailing_moe_v2", "step3p5"])
 def test_mixtures_allow_the_usual_plans(kind):
     """Expert, tensor and pipeline parallelism do the same work."""
     plans = ({"ep": 4}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
