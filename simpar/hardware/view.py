@@ -90,6 +90,6 @@ def _scale_out(cluster: Cluster) -> Iterator[Edge]:
     for level in (level for level in cluster.levels if level.up == "group_up"):
         group = level.place(ranks)
         for one in np.unique(group).tolist():
-            up, down = (np.unique(cluster.link_of(block, ranks[group == one])) for block in (level.up, level.down))
-            yield f"spine{one}", "core", float(capacity[up].sum())
-            yield "core", f"spine{one}", float(capacity[down].sum())
+            out, back = (np.unique(cluster.link_of(block, ranks[group == one])) for block in (level.up, level.down))
+            yield f"spine{one}", "core", float(capacity[out].sum())
+            yield "core", f"spine{one}", float(capacity[back].sum())

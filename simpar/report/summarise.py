@@ -207,7 +207,7 @@ def emulated_precision(job: TrainingJob, cluster: Cluster) -> str | None:
         if other and 0 < own <= rates.get("fp32", 0.0) < rates.get(other, 0.0):
             return (
                 f"{device.name} has no {precision} units: products run at the fp32 rate, {own / TERA:.4g} TFLOP/s, and "
-                f"at up to {rates[other] / TERA:.4g} with --precision {other}"
+                f"at up to {rates[other] / TERA:.4g} with precision {other}"
             )
     return None
 

@@ -90,7 +90,7 @@ def test_no_loss_is_said(result):
     ("hardware", "precision", "words"),
     [
         ("dgx-v100", "bf16", "v100-sxm2-32gb has no bf16 units: products run at the fp32 rate, 15.7 TFLOP/s, .* 125 "),
-        ("t4-4", "bf16", "t4 has no bf16 units.*with --precision fp16"),
+        ("t4-4", "bf16", "t4 has no bf16 units.*with precision fp16"),
         ("dgx-v100", "fp16", None), ("dgx-v100", "fp32", None), ("dgx-h100", "bf16", None),
     ],
 )  # fmt: skip
