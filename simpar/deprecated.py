@@ -8,12 +8,16 @@ submodule as an attribute of ``simpar``. What such an import gives is therefore 
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # the import system asks for methods, not for these classes, which take as long to import as all else here
+    Loader, MetaPathFinder = type("Loader", (), {}), type("MetaPathFinder", (), {})
 
 MOVED = {
     "cost.stack": "stacks.stack",

@@ -1,28 +1,31 @@
 """What the command line does beside simulate, search and explain, as functions."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.errors import BadCall, UserError
 from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
-from simpar.operate.whole_run import add_operation
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.given import given_words
-from simpar.report.compare import Comparison, differences
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
-from simpar.report.sweep import Sweep, Swept
 from simpar.scenario import find_scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
+
+if TYPE_CHECKING:
+    from simpar.report.compare import Comparison
+    from simpar.report.sweep import Sweep, Swept
 
 SECTIONS = {
     "training": ("seq_len", "global_batch"),
@@ -46,6 +49,8 @@ def compare(a: Result | str | Path, b: Result | str | Path, *, tokens: str | Non
     >>> list(found.asked), found.figures["step_time_s"].a == a.step_time_s
     (['plan.micro_batch'], True)
     """
+    from simpar.report.compare import differences
+
     first, second = (load_result(each, tokens) for each in (a, b))
     return differences(first, second)
 
@@ -57,6 +62,8 @@ def load_result(result: Result | str | Path, tokens: str | None = None) -> Resul
     """
     if isinstance(result, Result):
         return _of_tokens(result, tokens)
+    from simpar.operate.whole_run import add_operation
+
     name = coerce(result, str, "result", {Path: str})
     path = find_scenario(name)
     if path.suffix == ".json" and RESULT.key in (data := read_object(path)):
@@ -98,6 +105,8 @@ def sweep(
     >>> result.to_frame()[["micro_batch", "zero", "fits"]].values.tolist()
     [[1, 0, True], [1, 1, True], [2, 0, True], [2, 1, True]]
     """
+    from simpar.report.sweep import Sweep, Swept
+
     values = {key: _values(key, each) for key, each in over.items()}
     choices = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
     scenarios = [load_scenario(scenario, flags, [*settings, *_settings(choice)]) for choice in choices]

@@ -22,6 +22,7 @@ from simpar.errors import Infeasible, UserError
 OPEN = ()
 """The modules that other rooms may import; all others are inner."""
 
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them, in all installed packages
 for _module in iter_modules(__path__):  # commands register themselves when they are imported
     import_module(f"{__name__}.{_module.name}")
 GC_THRESHOLDS = (200_000, 20, 50)

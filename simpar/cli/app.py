@@ -79,7 +79,7 @@ def console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    return Out(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    return Out(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def working(what: str) -> Any:

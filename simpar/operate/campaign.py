@@ -7,6 +7,8 @@ checkpoint. A planned one, and the replacement of a slow node, follow a checkpoi
 spare; if none is left, the job waits for the first repair.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

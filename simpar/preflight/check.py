@@ -1,9 +1,11 @@
 """The check before a launch: whether it fits, how long a step takes, what limits it, and which flags do better."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar import files, formats
 from simpar.architectures.catalogue import config_of
@@ -22,7 +24,6 @@ from simpar.inputs import as_model
 from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
-from simpar.planner.nearby import Nearby, nearby
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.environment import account_of
 from simpar.preflight.flags import Patched, make_patch
@@ -32,6 +33,9 @@ from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
+
+if TYPE_CHECKING:
+    from simpar.planner.nearby import Nearby
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
@@ -228,12 +232,15 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     settled = result.plan
     reader = load_reader(given.text.target)
     target = given.text.written_as
-    near = _nearby(problem, settled, target) if target else Nearby((), 0, None)
+    near = _nearby(problem, settled, target) if target else None
     words, idle = without_launchers(given.found.words)
     account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
     supposed = tuple(Supposed(each, dict(_at_others(problem, model, plan, each))) for each in given.found.assumed)
-    checked = Checked(given, result, facts.fits_with, (), near.count, near.least_s, tuple(notes), account, supposed)
-    return replace(checked, neighbours=tuple(_better(given, problem, plan, near, settled)))
+    checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
+    if near is None:
+        return checked
+    better = tuple(_better(given, problem, plan, near, settled))
+    return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
 
 
 def _at_others(problem: Problem, model: str | ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
@@ -284,7 +291,10 @@ def _nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
     """Layouts near a plan that the options of a target say without changing the stack.
 
     Where another one shards (DeepSpeed, or none), the options of a trainer say the batch and what is recomputed.
+    What bounds neighbours is imported only where there are some.
     """
+    from simpar.planner.nearby import nearby
+
     if plan.stack in load_target(target).stacks:
         return nearby(problem, plan, target)
     result = nearby(problem, plan, target, OF_ANY_STACK)

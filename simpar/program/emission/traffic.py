@@ -95,7 +95,7 @@ def _ways(schedule: Schedule) -> dict[int, set[str]]:
     result: dict[int, set[str]] = {}
     between = np.diff(schedule.rank_of_stage)
     for way, deltas in (("ahead", between), ("back", -between)):
-        for delta in np.unique(deltas % schedule.num_ranks).tolist():
+        for delta in sorted(set((deltas % schedule.num_ranks).tolist())):
             result.setdefault(delta, set()).add(way)
     return result
 
