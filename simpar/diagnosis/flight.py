@@ -158,7 +158,7 @@ def _data(path: str | Path) -> Mapping[str, Any]:
     else:
         try:
             data = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: is not a valid {WHAT} ({str(error).splitlines()[0]})") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: is not a {WHAT}")

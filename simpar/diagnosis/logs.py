@@ -51,6 +51,8 @@ HINTS = (
     "SamplesPerSec",
 )  # fmt: skip
 """One of these is in every line that is read: looking for them is faster than trying the patterns."""
+MOST_BEFORE = 1_000_000
+"""Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -192,7 +194,9 @@ def read_log(path: str | Path) -> LogRun:
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
-    for line in read_lines(path):
+    for number, line in enumerate(read_lines(path)):
+        if number == MOST_BEFORE and not (values or bars):
+            break
         if not any(hint in line for hint in HINTS):
             continue
         for key, size in _peaks(line):
@@ -216,7 +220,7 @@ def read_log(path: str | Path) -> LogRun:
                 of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
     values = values or _longest(bars, job.get(STEPS, 0)) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
-    if not values and (samples := read_samples(path, read_lines(path))) is not None:
+    if not values and (samples := read_samples(path, read_lines(path), MOST_BEFORE)) is not None:
         return samples
     if not values:
         names = ", ".join(sorted({TRAINER, LIGHTNING, TIMERS, SMI, DCGM, *(entry.name for entry in FORMATS)}))

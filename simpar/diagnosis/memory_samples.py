@@ -18,11 +18,16 @@ _TABLE = re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|")
 _EXPORTED = re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)")
 
 
-def read_samples(path: str | Path, lines: Iterable[str]) -> LogRun | None:
-    """The most memory of any device in a file of samples; None if it has none. Raises UserError for a damaged line."""
+def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | None:
+    """The most memory of any device in a file of samples; None if its first ``most`` lines have none.
+
+    Raises UserError for a damaged line.
+    """
     samples: list[float] = []
     name, column, separator = "", -1, None
     for number, line in enumerate(lines, start=1):
+        if number > most and not samples:
+            return None
         if column < 0 and not any(hint in line for hint in HINTS):
             continue
         if match := _TABLE.search(line) or _EXPORTED.match(line):

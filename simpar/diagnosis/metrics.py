@@ -107,7 +107,7 @@ def is_metrics(head: bytes, text: str) -> bool:
     line = text.partition("\n")[0]
     try:
         return isinstance(record := json.loads(line), dict) and bool(record)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # more than a line is one record: a profiler trace
 
 

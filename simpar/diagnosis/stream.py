@@ -98,6 +98,8 @@ class EventStream:
                     yield event
             except json.JSONDecodeError:
                 pass
+            except (ValueError, RecursionError):
+                raise self._beyond() from None
             self._at = at
             sign = self._peek()
             if sign == ",":
@@ -132,6 +134,8 @@ class EventStream:
                     return value
             except json.JSONDecodeError:
                 pass
+            except (ValueError, RecursionError):
+                raise self._beyond() from None
             self._more()
 
     def _more(self) -> None:
@@ -144,6 +148,10 @@ class EventStream:
         more = self._source.read(max(CHUNK, len(self._text) - self._at))
         self._ended = not more
         self._text, self._at = self._text[self._at :] + more, 0
+
+    def _beyond(self) -> UserError:
+        """The error for what JSON can say and no trace does."""
+        return UserError(f"{self.path}: nested too deeply or a number too long after {self._read} events")
 
     def _broken(self) -> None:
         """Raise the reason why reading cannot go on: the file ends too early, or is not JSON."""

@@ -1,9 +1,9 @@
 """A DeepSpeed config back to a plan."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
@@ -26,10 +26,7 @@ def read(text: str, name: str) -> Imported:
 
     Values of "auto" are filled in by the program that starts DeepSpeed: they are listed, and the plan leaves them open.
     """
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
+    data = files.read_json(text, name, finite=False)
     if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
     given, auto = without_auto(data, name)

@@ -125,7 +125,7 @@ class Recipes:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UserError(f"{source}: not Python ({str(error).splitlines()[0]})") from None
+            raise UserError(f"{source}: not Python ({(str(error).splitlines() or ['nested too deeply'])[0]})") from None
         self.source = source
         self.first: Recipes = importer.first if importer else self
         self.known: Known = self.first.known if importer else known or {}

@@ -32,7 +32,7 @@ from simpar.frameworks.shell_calls import (
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
 from simpar.frameworks.shell_loops import run_counted
-from simpar.frameworks.shell_output import output_of, printed, tree_of
+from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
 from simpar.frameworks.shell_words import (
     UNKNOWN,
     Variables,
@@ -87,9 +87,10 @@ class Script:
         self.called: set[str] = set()
         self.steps = self.depth = self.line = 0
         self._begin(text, source, [])
-        self.run(text)
-        for path in [path for path in self.written if is_script_name(path) and path not in self.called]:
-            self._child(Call([], path, [], text=self.written[path]))
+        with refusing_endless(lambda: f"{self.source}:{max(self.line, 1)}"):
+            self.run(text)
+            for path in [path for path in self.written if is_script_name(path) and path not in self.called]:
+                self._child(Call([], path, [], text=self.written[path]))
 
     def _begin(self, text: str, source: str, asked: Sequence[str]) -> None:
         """What a file implies before its first line; ``asked`` are Slurm's flags on the command line."""
@@ -97,8 +98,7 @@ class Script:
         is_file = os.path.isfile(source)
         known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""]}
         known["PWD"] = [os.path.abspath(self.folder)]
-        own = slurm.directives(text)
-        self.directives += [own] if own else []
+        self.directives += [own] if (own := slurm.directives(text)) else []
         known |= slurm.variables_of([*slurm.plain_flags(asked), *own])
         self.stack.append(os.path.realpath(source) if is_file else source)
 

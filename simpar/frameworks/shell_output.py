@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from simpar.frameworks.shell_words import UNKNOWN, Variables, text_of
+from simpar.errors import UserError
+from simpar.frameworks.shell_words import MAX_WORD, UNKNOWN, TooLong, Variables, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -252,3 +254,14 @@ _OUTPUT: dict[str, Output] = {
     "awk": _awk, "head": _first_lines, "tail": _last_lines, "expr": _calculated, "bc": _calculated, "seq": _seq,
     "scontrol": _scontrol,
 }  # fmt: skip
+
+
+@contextmanager
+def refusing_endless(place: Callable[[], str]) -> Iterator[None]:
+    """Refuse, with the ``place`` where that is, what is nested or repeated without end. Raises UserError."""
+    try:
+        yield
+    except RecursionError:
+        raise UserError(f"{place()}: nested too deeply to be read") from None
+    except TooLong:
+        raise UserError(f"{place()}: a word of more than {MAX_WORD} characters") from None

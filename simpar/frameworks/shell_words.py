@@ -12,6 +12,7 @@ from simpar.frameworks.shell_numbers import number
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+MAX_WORD = 1_000_000
 UNKNOWN = re.compile(r"\$[({\w@*#?!]")
 """Remains of a value that only running would tell."""
 _NEXT = re.compile(r"\\.|\$\(\(|\$\(|\$\{|`|\$([A-Za-z_]\w*|\d|[@*#])", re.DOTALL)
@@ -102,7 +103,7 @@ class Variables(dict[str, list[str]]):
         words: list[str] = []
         for child in node.children:
             first, *more = self.words(child, is_split=is_split) or [""]
-            words = [*words[:-1], (words[-1] if words else "") + first, *more]
+            words = [*words[:-1], _short((words[-1] if words else "") + first), *more]
         return words
 
     def _string(self, node: Node) -> list[str]:
@@ -124,7 +125,7 @@ class Variables(dict[str, list[str]]):
             else:
                 result.append(self._nested(text[match.start() : end], opens))
                 at = end
-        return "".join((*result, text[at:]))
+        return _short("".join((*result, text[at:])))
 
     def _nested(self, whole: str, opens: str) -> str:
         """The value of ``${...}``, ``$((...))``, ``$(...)`` or ```...```."""
@@ -289,6 +290,17 @@ def _without_end(word: str, operator: str, pattern: str) -> str:
     return word
 
 
+class TooLong(Exception):
+    """A word of more than :data:`MAX_WORD` characters."""
+
+
+def _short(word: str) -> str:
+    """A word. Raises TooLong for one that was doubled again and again."""
+    if len(word) > MAX_WORD:
+        raise TooLong
+    return word
+
+
 def ends_line(node: Node) -> bool:
     """Whether the text after a node is on another line, without a backslash at the line's end."""
     after = node.next_sibling
@@ -301,10 +313,12 @@ def ends_line(node: Node) -> bool:
 
 def descendants(node: Node, wanted: Callable[[Node], bool]) -> Iterator[Node]:
     """The nodes in a node, itself included, that are ``wanted``."""
-    if wanted(node):
-        yield node
-    for child in node.children:
-        yield from descendants(child, wanted)
+    left = [node]
+    while left:
+        each = left.pop()
+        if wanted(each):
+            yield each
+        left += reversed(each.children)
 
 
 def names_of(assignments: Iterable[Node]) -> list[str]:

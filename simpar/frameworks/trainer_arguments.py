@@ -112,7 +112,7 @@ def typed(word: str) -> Any:
         return text.lower() == "true"
     if text.lower() in ("none", "null"):
         return None
-    if re.fullmatch(r"[+-]?\d+", text):
+    if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)
     if re.fullmatch(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?", text):
         return float(text)

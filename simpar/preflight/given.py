@@ -226,7 +226,8 @@ def _target_of(text: str, source: str, suffix: str) -> str:
         return "torchtitan-0.2"
     if "!include" in text and "trainer:" in text:
         raise _refusal(source, "a config of Levanter, which is not read")
-    data: Any = files.read_yaml(text, source) if suffix != ".json" else _json(text, source)
+    is_json = suffix == ".json"
+    data: Any = files.read_json(text, source, finite=False) if is_json else files.read_yaml(text, source)
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys & {"mesh", "plan", "candidates"}:
         raise UserError(
@@ -239,10 +240,3 @@ def _target_of(text: str, source: str, suffix: str) -> str:
         if (owner := owner_of(data)) is not None:
             return owner
     raise _refusal(source, "no config that is known here")
-
-
-def _json(text: str, source: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{source}: not valid JSON ({str(error).splitlines()[0]})") from None

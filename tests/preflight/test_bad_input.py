@@ -1,0 +1,102 @@
+"""Bad launch files: one line that names the file, whatever they are, from ``check``, ``import`` and ``explain``."""
+
+import gzip
+import pickle
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpar.cli import run
+from simpar.errors import UserError
+from simpar.frameworks import READERS, read
+from simpar.preflight.given import given_text
+from tests.frameworks.test_corpus import CORPUS, TARGETS, WRITERS
+
+BINARY = {
+    "elf": b"\x7fELF\x02\x01\x01" + bytes(90), "png": b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
+    "gzip": gzip.compress(b"torchrun pretrain_gpt.py"), "pickle": pickle.dumps({"a": 1}), "nul": b"torchrun x.py\0",
+    "utf-16": "torchrun pretrain_gpt.py".encode("utf-16"), "latin-1": b"# caf\xe9\n", "empty": b"", "blank": b" \n\t\n",
+}  # fmt: skip
+DEEP = {
+    "deep.json": '{"a":' * 10_000, "digits.json": '{"a":' + "9" * 5_000 + "}", "deep.toml": "a=" + "[" * 10_000,
+    "deep.yaml": "\n".join(" " * level + "a:" for level in range(300)), "deep.py": "x=" + "-" * 20_000 + "1",
+    "bomb.yaml": "a: &a [1,1,1,1,1,1,1,1,1]\n" + "\n".join(
+        f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]" for before, name in zip("abcdefg", "bcdefgh", strict=True)
+    ),
+    "deep.sh": "(" * 10_000 + ")" * 10_000,
+    "default.sh": "A=" + "${A:-" * 500 + "1" + "}" * 500 + "\ntorchrun x $A",
+    "doubled.sh": "A=xx\n" + "A=$A$A\n" * 40 + "torchrun pretrain_gpt.py $A", "itself.sh": "source itself.sh",
+    "digits.sh": "torchrun train.py --num_train_epochs " + "9" * 5_000 + " --per_device_train_batch_size x",
+}  # fmt: skip
+SUFFIXES = (".sh", ".yaml", ".json", ".toml", ".py", "")
+
+
+def refused(capsys, *arguments):
+    """The one line of a command that refuses its input."""
+    assert run([*map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_a_file_of_another_kind_is_refused_by_name(kind, tmp_path, capsys):
+    """Whatever its suffix says."""
+    for suffix in SUFFIXES:
+        path = tmp_path / f"{kind}{suffix}"
+        path.write_bytes(BINARY[kind])
+        assert path.name in refused(capsys, "check", "--hardware", "dgx-h100", "--nodes", 1, path)
+        for name in ("megatron", "transformers", "torchtitan-0.2"):
+            assert path.name in refused(capsys, "import", "--from", name, path)
+        assert path.name in refused(capsys, "explain", path)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_nesting_and_repetition_without_end_is_refused_by_name(name, tmp_path, monkeypatch, capsys):
+    """Within the time that its beginning takes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("simpar.plain.MAX_NODES", 2_000)
+    Path(name).write_text(DEEP[name])
+    assert name in refused(capsys, "check", "--hardware", "dgx-h100", "--nodes", 1, name)
+    if name.endswith(".json"):
+        assert name in refused(capsys, "explain", name)
+
+
+def test_what_is_no_file_or_too_large_is_refused_by_name(tmp_path, capsys):
+    """A folder, a link to itself, and 100 MB, of which no more than the limit is read."""
+    folder, loop, large = tmp_path / "folder.yaml", tmp_path / "loop.sh", tmp_path / "large.yaml"
+    folder.mkdir()
+    loop.symlink_to(loop)
+    with large.open("wb") as stream:
+        stream.truncate(100 * 2**20)
+    for path, why in ((folder, "Is a directory"), (loop, "symbolic links"), (large, "larger than 1 MiB")):
+        for command in (("check", "--hardware", "dgx-h100"), ("import", "--from", "megatron")):
+            line = refused(capsys, *command, path)
+            assert path.name in line
+            assert why in line
+
+
+def test_a_long_text_without_a_step_is_refused_after_its_beginning(tmp_path, monkeypatch, capsys):
+    """Logs may be long, but not before their first step."""
+    monkeypatch.setattr("simpar.diagnosis.logs.MOST_BEFORE", 3)
+    path = tmp_path / "run.log"
+    path.write_text("nothing\n" * 5 + "| step: 1 | loss: 2.0 | iter/sec 1.0\n")
+    assert "run.log" in refused(capsys, "explain", path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_text_that_is_cut_anywhere_is_read_or_refused_in_one_line(data):
+    """Of every kind of file in the corpus; of the wrong framework too."""
+    entry = CORPUS[data.draw(st.sampled_from(sorted(CORPUS)))]
+    (target, name), text = TARGETS[entry["form"]], WRITERS[entry["form"]](entry["facts"])
+    text = text[: data.draw(st.integers(0, len(text)))]
+    for reader in (target, data.draw(st.sampled_from(sorted(READERS)))):
+        for attempt in (partial(read, text, name, reader), partial(given_text, text, name, None, Path(name).suffix)):
+            try:
+                attempt()
+            except UserError as error:
+                assert "\n" not in str(error)
+                assert name.partition(":")[0] in str(error)
