@@ -31,7 +31,13 @@ PACKAGES = ("perf_recipes", "recipes")
 def starts(words: Sequence[str]) -> bool:
     """Whether a command is one of Bridge's launchers, with a recipe or a model."""
     named = any(value_of(words, each) for each in (RECIPE, STEM)) or (value_of(words, MODEL) and "--mode" in words)
-    return bool(named) and any(PurePath(word).name in LAUNCHERS for word in words)
+    return bool(named) and any(_is_launcher(word) for word in words)
+
+
+def _is_launcher(word: str) -> bool:
+    """One of Bridge's, or a copy of one (``custom_setup_experiment.py``)."""
+    name = PurePath(word).name
+    return name in LAUNCHERS or name.endswith(("_setup_experiment.py", "_run_recipe.py"))
 
 
 def recipe_of(words: Sequence[str], source: str) -> str:
@@ -64,7 +70,7 @@ def file_of(recipe: str, words: Sequence[str], source: str) -> Path:
     """The file that defines a recipe, in the checkout of the launcher or the installed package. Raises UserError."""
     import sys
 
-    script = next(Path(word) for word in words if PurePath(word).name in LAUNCHERS)
+    script = next(Path(word) for word in words if _is_launcher(word))
     roots = [Path(), *script.absolute().parents, *Path(source).absolute().parents, *map(Path, filter(None, sys.path))]
     bridge = PurePath("megatron", "bridge")
     folders = (root / part / bridge / package for root in dict.fromkeys(roots) for part in ("src", "")

@@ -164,7 +164,7 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         flag = "--wrap" if name in JOBS else "--command" if name in XPK and "workload" in words else ""
         if flag and (wrapped := _wrapped(words, flag)) is not None:
             return Call(wrapped[0], "", [], wrapped[1], is_text=True)
-        if at == 0 and name in WRAPPERS:
+        if at == 0 and (name in WRAPPERS or (name == "torchrun" and {"--no-python", "--no_python"} & set(words))):
             continue
         is_path = at > 0 or "/" in word or is_script_name(word)
         if is_path and not word.startswith("-") and is_script(word):

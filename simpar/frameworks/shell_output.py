@@ -63,8 +63,21 @@ def output_of(text: str, variables: Variables, folder: str) -> str | None:
     root = parser().parse(text.encode()).root_node
     if root.has_error:
         return None
+    if (here := _here_document(root)) is not None:
+        script = variables.here_text(here)  # for another shell, which sets what is not known here
+        return None if script is None else script.rstrip("\n")
     printed_text = _Working(variables, folder).output(root, "")
     return None if printed_text is None or UNKNOWN.search(printed_text) else printed_text.rstrip("\n")
+
+
+def _here_document(root: Node) -> Node | None:
+    """The here-document that is all that a substitution gives: ``$(cat <<EOF ... EOF)``."""
+    nodes = [node for node in root.named_children if node.type != "comment"]
+    if len(nodes) != 1 or nodes[0].type != "redirected_statement":
+        return None
+    body, *redirects = nodes[0].named_children
+    is_plain = body.type == "command" and (body.text or b"").strip() == b"cat" and len(redirects) == 1
+    return redirects[0] if is_plain and redirects[0].type == "heredoc_redirect" else None
 
 
 def printed(words: Sequence[str]) -> str | None:

@@ -9,6 +9,14 @@ from simpar.preflight.given import given_text
 from simpar.preflight.launcher import launch_of
 
 TRAIN = "train.py --tensor-model-parallel-size 1"
+WRITTEN = f"""worker=$(cat <<- EOM
+  if [ "\\$RANK" -eq "0" ]; then sleep 3 ; fi ;
+  numactl --membind=\\$((LOCAL_RANK/2)) python {TRAIN} --micro-batch-size ${{MBS:-2}}
+EOM
+)
+echo "$worker" > worker.sh
+torchrun --nproc-per-node="4" --nnodes="16" --node_rank="${{INDEX}}" --no-python bash worker.sh
+"""
 PRINTED = f"""#SBATCH -N 4 --ntasks-per-node=1 --gres=gpu:8
 LAUNCHER="torchrun --nproc_per_node 8 --nnodes 4"
 CMD="{TRAIN}"
@@ -40,6 +48,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"sbatch -N 2 <<EOF\n#!/bin/bash\n#SBATCH --gpus-per-node=8\ntorchrun --nproc-per-node 8 {TRAIN}\nEOF",
          2, 8, None),
         (PRINTED, 4, 8, None),
+        (WRITTEN, 16, 4, None),
         (f"#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4\nsrun torchrun --nnodes 2 {TRAIN}", 2, 1, None),
     ],
 )  # fmt: skip
