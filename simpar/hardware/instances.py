@@ -57,6 +57,6 @@ def _known() -> dict[str, Instance]:
     path = files.aliases_file("clusters")
     table = files.load(path).data["parts"]["clusters"] if path else ()
     return {
-        name: Instance(part["devices"], parse_quantity(part["network"], "bytes_per_s"))
+        name: Instance(part["devices"], parse_quantity(part["network"], "bytes_per_s") if "network" in part else None)
         for part in table for name in part["names"]
     }  # fmt: skip

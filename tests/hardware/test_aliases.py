@@ -31,7 +31,9 @@ def test_names_that_people_say(said: str, name: str) -> None:
         ("gpu_8x_h100_sxm5", 8, "dgx-h100", 3200), ("gpu_1x_a100_sxm4", 1, "1 of dgx-a100-80gb", 200),
         ("2x4090", 2, "2 of rtx-4090-8", 100), ("p5en.48xlarge", 8, "aws-p5en", 3200),
         ("p6-b300.48xlarge", 8, "aws-p6-b300", 6400), ("BM.GPU.B200.8", 8, "b200-roce-400", 3200),
-        ("ND GB200 v6", 4, "gb200-nvl72", 1600), ("Gaudi 3", 8, "gaudi-3-8", 4800), ("DGX Spark", 1, "dgx-spark", 200),
+        ("ND GB200 v6", 4, "gb200-nvl72", 1600), ("Gaudi 3", 8, "gaudi-3-8", 4800),
+        ("ct6e-standard-4t", 4, "tpu-v6e-4t", 400), ("ct6e-standard-1t", 1, "1 of tpu-v6e-pod", 200),
+        ("DGX Spark", 1, "dgx-spark", 200),
     ],
 )  # fmt: skip
 def test_instances_have_their_devices_and_their_network(

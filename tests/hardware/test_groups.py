@@ -160,6 +160,16 @@ def test_a_group_has_whole_domains_and_one_kind_of_nodes(tmp_path: Path) -> None
         make_mixed(mixed)
 
 
+def test_segments_of_racks_are_smaller_domains(tmp_path: Path) -> None:
+    """Sixteen of the eighteen trays of a rack: rank 64 is the first of the next one."""
+    ours = tmp_path / "ours.yaml"
+    ours.write_text("name: ours\nlike: gb200-nvl72\nscale_up:\n  domain: 64\n")
+    racks = load_cluster(ours, 32)
+    assert path(racks, 0, 63) == ["port_tx[0]", "port_rx[63]"]
+    assert path(racks, 0, 64) == ["nic_tx[0]", "nic_rx[64]"]
+    assert len(np.unique(racks.domain_of(np.arange(128)))) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tree", "dragonfly"])
 def test_a_step_is_slower_over_narrower_levels_and_the_same_by_every_engine(tmp_path: Path, kind: str) -> None:
