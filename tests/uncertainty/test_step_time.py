@@ -39,9 +39,9 @@ def test_steps_below_a_second_spread_more() -> None:
 
 
 def test_the_shipped_table_says_what_spreads_most() -> None:
-    """Each spread seen is wider than the base, which needs none; code and a grid of one source spread most."""
+    """Each spread seen is wider than the base, which needs none; those of code and a grid of one source are large."""
     time = load_error_table().time
     seen = [spread for devices in time.seen.values() for spread in devices.values()]
     assert min(seen) > time.base
-    assert time.seen["kempnerforge"]["h200-sxm"] == max(seen)
-    assert time.seen["nanotron"]["h100-sxm-80gb"] > sorted(seen)[len(seen) // 2]
+    middle = sorted(seen)[len(seen) // 2]
+    assert min(time.seen["kempnerforge"]["h200-sxm"], time.seen["nanotron"]["h100-sxm-80gb"]) > middle
