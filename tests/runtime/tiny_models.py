@@ -8,7 +8,7 @@ from simpar.architectures.families.family import TINY
 LLAMA = TINY
 SIMULATED = {
     "apertus", "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "llama4_text", "gemma4_text", "lfm2",
-    "lfm2_moe", "longcat_flash", "mimo_v2_flash", "mistral4", "step3p5",
+    "lfm2_moe", "longcat_flash", "mimo_v2_flash", "mistral4", "step3p5", "olmo_hybrid",
     *(name for name, family in DECLARED.items() if family.nested),
 }  # fmt: skip
 """Families that no run computes."""

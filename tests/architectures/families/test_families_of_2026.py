@@ -1,4 +1,4 @@
-"""Mixtures of 2025 and 2026: parameters as transformers counts them, and what sets their layers apart."""
+"""Families of 2025 and 2026: parameters as transformers counts them, and what sets their layers apart."""
 
 from __future__ import annotations
 
@@ -24,12 +24,29 @@ def tiny(kind, **more):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("exaone_moe", {}), ("mistral4", {}), ("mimo_v2_flash", {}), ("longcat_flash", {"zero_expert_num": 0})],
+    [
+        ("exaone_moe", {}),
+        ("olmo_hybrid", {}),
+        ("mistral4", {}),
+        ("mimo_v2_flash", {}),
+        ("longcat_flash", {"zero_expert_num": 0}),
+    ],
 )
 def test_parameters_are_those_of_transformers(kind, changes):
     """To the parameter; transformers also allocates weights for experts that do nothing, which none are here."""
     made_by = "AutoModelForImageTextToText" if kind == "mistral4" else "AutoModelForCausalLM"
     counted_alike(kind, {**DECLARED[kind].tiny, **changes}, made_by)
+
+
+def test_olmo_hybrid_norms_before_linear_attention_and_behind_the_other():
+    """Three layers of four are linear; positions may be left out of the fourth."""
+    graph = tiny("olmo_hybrid")
+    linear, full = graph.blocks[graph.layers[0]], graph.blocks[graph.layers[3]]
+    assert graph.layers[:3] == (linear.name,) * 3
+    assert linear.operators[0].name == "attention_norm"
+    assert full.operators[0].name == "qkv"
+    kinds = {op.kind for op in tiny("olmo_hybrid", rope_parameters={"rope_theta": None}).blocks["layer_nope"].operators}
+    assert "rope" not in kinds
 
 
 def test_a_layer_of_longcat_has_two_attentions_and_one_mixture():
