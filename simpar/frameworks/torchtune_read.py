@@ -40,6 +40,10 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 RECIPES = ("full_finetune", "lora_finetune", "full_dpo", "lora_dpo", "knowledge_distillation", "qat", "ppo", "dev/")
 READ_RECIPES = ("full_finetune_distributed", "full_finetune_single_device", "lora_finetune_distributed",
                 "lora_finetune_single_device", "lora_finetune_distributed_multi_dataset")  # fmt: skip
+NOT_MODELLED = {"teacher_": "a teacher's passes", "ref_checkpointer": "preferences or rewards", "reward_": "rewards",
+                "ppo_": "rewards", "grpo_": "rewards"}  # fmt: skip
+"""Beginnings of options by which recipes of other kinds are known, and what those do."""
+VISION = "a tower of another kind: its time and memory"
 USUAL_SEQ_LEN = 2048
 ALIKE = {"llama3_3_70b": "llama-3.1-70b"}
 """Models of torchtune that have the architecture of a shipped one of another name."""
@@ -87,7 +91,24 @@ def _of_command(text: str, name: str) -> tuple[str, dict[str, Any]]:
     return recipe, laid_over(data, changes)
 
 
+def _check_trains(given: ConfigReader) -> None:
+    """Refuse configs that evaluate, or train on something else than the next token, by what they have."""
+    if not any(key.startswith("optimizer") for key in given):
+        raise UserError(
+            f"{given.source}: no optimizer: a config that trains nothing; allowed: one of a finetuning recipe"
+        )
+    loss = given.get("loss._component_")
+    if ".rlhf." in str(loss):
+        raise UserError(
+            f"{given.source}: loss._component_ = {loss}: preferences are not modelled; allowed: cross entropies"
+        )
+    for key, what in NOT_MODELLED.items():
+        if (name := next((each for each in given if each.startswith(key)), None)) is not None:
+            raise UserError(f"{given.source}: {name}: {what}: not modelled; allowed: full_finetune, lora_finetune")
+
+
 def _plan(given: ConfigReader, recipe: str) -> Imported:
+    _check_trains(given)
     component = str(given.get("model._component_")).rpartition(".")[2]
     stem = re.sub(r"^(lora|qlora|dora|qdora)_", "", component)
     model = ALIKE.get(stem) or find_model(stem)
@@ -246,6 +267,9 @@ READER = Reader(
                     "optimizer.offload_gradients",
                 ),
                 "how the update runs and what it keeps: time and memory",
+            ),
+            **dict.fromkeys(
+                ("model.image_size", "model.*coder_trainable", "model.fusion_trainable", "tokenizer.image_size"), VISION
             ),
             "model.apply_lora_to_output": "an adapter beside the head: memory",
             "custom_sharded_layers": "what is sharded apart: memory and time of gathers",

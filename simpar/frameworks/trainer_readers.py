@@ -136,6 +136,8 @@ def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> No
     script = PurePath(command.script).name if command is not None else ""
     if set(re.split(r"[^a-z]+", script.lower())) & set(NOT_MODELLED):
         raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
+    if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
+        given.suppose(fp16=True)  # DeepSpeed-Chat's main.py
 
 
 def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:

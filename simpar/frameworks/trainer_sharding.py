@@ -64,6 +64,9 @@ def sharding_of(
     if isinstance(named, str) and named in presets:
         own = _of_deepspeed(presets[named], named, filled)
         return Sharding({**launched.values, **own.values}, launched.words, (*launched.notes, *own.notes))
+    if named is True:
+        own = _of_deepspeed(_of_switches(given, filled), "--zero_stage", filled)
+        return Sharding({**launched.values, **own.values}, launched.words, (*launched.notes, *own.notes))
     if named and str(named).lower() not in ("false", "none"):
         config = named if isinstance(named, dict) else load_beside(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)
@@ -72,6 +75,22 @@ def sharding_of(
     own = _of_fsdp(given, command)
     return replace(own, values={**launched.values, **own.values}, words=launched.words + own.words,
                    notes=(*launched.notes, *own.notes))  # fmt: skip
+
+
+def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
+    """The DeepSpeed config of a script with the switches ``--deepspeed --zero_stage N`` and ``--offload``.
+
+    They are those of DeepSpeed-Chat (``dschat/utils/ds_utils.py``), which trains all parameters beside adapters unless
+    told otherwise.
+    """
+    stage = given.one("zero_stage")
+    if stage is None:
+        raise given.refused("deepspeed", "a file, or --zero_stage N beside it")
+    if given.number("lora_dim") and not given.on("only_optimize_lora"):
+        raise given.refused("lora_dim", "--only_optimize_lora beside it: else adapters and all else are trained")
+    home = {"device": "cpu" if given.on("offload") else "none"}
+    zero = {"stage": stage, "offload_optimizer": home, "offload_param": home}
+    return {filled.precision: {"enabled": True}, "zero_optimization": zero}
 
 
 def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Sharding:

@@ -30,6 +30,8 @@ ENVIRONMENTS = re.compile(r"\b(activate|conda\.sh|modules?\.sh|set_env\.sh|\.bas
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
 STDIN = "standard input"
+_ARGUMENT = re.compile(r"\$\{?[1-9@*]")
+"""An argument of a script."""
 SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
 """The syntax of files by suffix; all others are shell."""
 
@@ -121,7 +123,25 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
     path, _ = split_name(name)
     text = files.read_text(path)
     suffix = Path(path).suffix
-    return given_text(text, name, target, suffix)
+    try:
+        return given_text(text, name, target, suffix)
+    except UserError as error:
+        if suffix in SYNTAX or not _ARGUMENT.search(text):
+            raise
+        return _without_arguments(text, name, target, error)
+
+
+def _without_arguments(text: str, name: str, target: str | None, told: UserError) -> ParsedLaunch:
+    """The plan of a script that is started without arguments, as most are that have defaults.
+
+    Raises the error that was ``told`` where it is none without them either.
+    """
+    try:
+        result = given_text(text, name, target, before="set --; ")
+    except UserError:
+        raise told from None
+    note = f"{name} is read as started without arguments (simpar check -- {name} ARGUMENTS)."
+    return replace(result, launch=replace(result.launch, notes=(note, *result.launch.notes)))
 
 
 def given_text(text: str, source: str, target: str | None = None, suffix: str = "", before: str = "") -> ParsedLaunch:

@@ -62,6 +62,11 @@ def test_words_of_its_own(words: str, expected: dict[str, object]) -> None:
         (RUN.replace("full_finetune_distributed", "ppo_full_finetune_single_device"), "recipe ppo_full"),
         (f"{RUN} optimizer._component_=x.Shampoo", "optimizer._component_ = Shampoo"),
         (f"{RUN} model._component_=torchtune.models.llama3_1.lora_llama3_1_8b model.use_dora=True", "model.use_dora"),
+        (f"{RUN} loss._component_=torchtune.rlhf.loss.DPOLoss", "preferences are not modelled"),
+        (
+            f"{RUN} teacher_model._component_=torchtune.models.llama3_1.llama3_1_8b",
+            "teacher_model._component_: a teacher",
+        ),
     ],
 )
 def test_what_no_plan_has_is_refused(command: str, message: str) -> None:
@@ -69,6 +74,13 @@ def test_what_no_plan_has_is_refused(command: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         imported(command)
     assert message in str(error.value)
+
+
+def test_a_config_that_trains_nothing_is_refused() -> None:
+    """Evaluations have a model and a batch, too."""
+    config = {"model": {"_component_": "torchtune.models.llama2.llama2_7b"}, "batch_size": 8, "tasks": ["x"]}
+    with pytest.raises(UserError, match="no optimizer: a config that trains nothing"):
+        read(json.dumps(config), "eval.yaml", "torchtune")
 
 
 def test_every_built_in_config_is_read() -> None:

@@ -462,6 +462,33 @@ def test_a_launch_of_deepspeed_is_patched_where_its_arguments_are(tmp_path, caps
     assert re.search(r"\+.*gradient_checkpointing:? false", said)
 
 
+CHAT = """#!/bin/bash
+STAGE=$2
+if [ "$STAGE" == "" ]; then STAGE=2; fi
+deepspeed --num_gpus 2 main.py --model_name_or_path facebook/opt-1.3b --per_device_train_batch_size 8 \\
+  --max_seq_len 512 --zero_stage $STAGE --deepspeed {}
+"""
+
+
+def test_a_script_with_defaults_is_read_as_started_without_arguments(tmp_path, capsys, no_neighbours):
+    """DeepSpeed-Chat's: the stage is an argument, the config its script's; one that is missing is asked for."""
+    script = tmp_path / "run.sh"
+    script.write_text(CHAT.format(""))
+    code, found = checked(capsys, "--hardware", "dgx-h100", str(script))
+    plan = found["plan"]
+    assert code == 0
+    assert (plan["stack"], plan["data_parallel"]["zero"], plan["numerics"]["precision"]) == ("deepspeed", 2, "fp16")
+    assert any("started without arguments" in note for note in found["notes"])
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--", str(script), "out", "3")
+    assert found["plan"]["data_parallel"]["zero"] == 3
+    script.write_text(CHAT.format("--lora_dim 8"))
+    assert run(["check", "--hardware", "dgx-h100", "--", str(script), "out", "2"]) == 2
+    assert "only_optimize_lora" in capsys.readouterr().err
+    script.write_text(CHAT.replace("if", "#").format(""))
+    assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
+    assert "--zero_stage = '${STAGE}'" in capsys.readouterr().err
+
+
 def test_another_name_of_hardware_is_noted(capsys, no_neighbours):
     """With what it is taken for; a number before it is that of the devices."""
     code, found = checked(
