@@ -486,7 +486,7 @@ def test_a_script_with_defaults_is_read_as_started_without_arguments(tmp_path, c
     assert "only_optimize_lora" in capsys.readouterr().err
     script.write_text(CHAT.replace("if", "#").format(""))
     assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
-    assert "--zero_stage = '${STAGE}'" in capsys.readouterr().err
+    assert "--zero_stage = '${2}'" in capsys.readouterr().err
 
 
 def test_another_name_of_hardware_is_noted(capsys, no_neighbours):
