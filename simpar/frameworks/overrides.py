@@ -116,7 +116,7 @@ def choice(given: ConfigReader, key: str, known: Mapping[Any, Any], usual: Any =
     if value is None:
         return usual
     word = value.lower() if isinstance(value, str) else value
-    if word not in known:
+    if isinstance(word, list | dict) or word not in known:
         raise UserError(f"{given.source}: {key} = {value!r}: allowed: {', '.join(map(str, known))}")
     return known[word]
 

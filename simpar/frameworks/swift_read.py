@@ -89,10 +89,10 @@ def read(text: str, name: str) -> Imported:
             assumed = (Assumed("seq_len", length, why, (max(length // 2, 1), max(length // 4, 1))),)
         result = replace(result, plan=result.plan.model_copy(update={"training": training}))
     plan = result.plan.with_values(**values)
-    words = given.words()
-    words = replace(words, used=tuple(word for word in words.used if word in given.names.values()))
-    words = replace(words, unread={word: value for word, value in words.unread.items() if word in given.names.values()})
-    return replace(result, plan=plan, words=words, notes=tuple(notes), asks=asks, assumed=assumed)
+    told, own = given.words(), set(given.names.values())
+    left = {word: value for word, value in told.unread.items() if word in own}
+    told = replace(told, used=tuple(word for word in told.used if word in own), unread=left)
+    return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)
 
 
 def _of_config(data: Mapping[str, Any]) -> list[str]:

@@ -95,6 +95,7 @@ def test_configs_build_on_others_and_commands_change_them(tmp_path):
         ("uv run examples/run_rm.py", "a.sh", "run_rm.py without --config: allowed: --config FILE.yaml"),
         (json.dumps(nest_names({**BASE, "policy.optimizer.name": "my.Thing"})), "a.yaml", "thing: allowed: adam"),
         ("grpo: {seed: 1}\n", "a.yaml", "no policy of NeMo-RL"),
+        (json.dumps(nest_names({**BASE, "policy.precision": [1]})), "a.yaml", "precision = .1.: allowed: "),
     ],
 )
 def test_bad_input(text, name, told):
