@@ -89,7 +89,7 @@ def _numbers(config: Mapping[str, Any]) -> set[int]:
 
 def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     """The config of a shipped name or a file, or a config itself; empty where there is none. Raises UserError."""
-    config: Any = model if isinstance(model, Mapping) else find_shipped(model)
+    config: Any = model if isinstance(model, Mapping) else find_shipped(model) or find_shipped(find_model(model) or "")
     if config is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
         config = files.load(Path(model), finite=False).data
     return {key: value for key, value in (config or {}).items() if key not in ("source", "name")}

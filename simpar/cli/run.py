@@ -133,7 +133,10 @@ def run(plan: str, steps: int, **values: Any) -> int:
     ready = make_ready(request, values["nproc"], nodes.count, options, named_by=named_by)
     if ready.job.own_code:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
-    if (graph := ready.job.graph()) is not None and graph.said:
+    graph = ready.job.graph()
+    if parts := ready.job.library_parts:
+        sys.stderr.write(f"model: {', '.join(parts)}: trained with transformers' own class, data parallel only\n")
+    if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")
     try:
         with _progress(steps) as advance:

@@ -153,13 +153,14 @@ def matrix_exchange(
     for ranks, each in _by_ranks(list(blocks), local, whole):
         if ranks == 1:
             continue
-        values = each.rows * each.columns
+        rows, columns, count = float(each.rows), float(each.columns), float(each.count)
+        values = rows * columns
         if layout == "distributed":
-            values = rule.summed_values(each.rows, each.columns) if rule.summed_values else 0.0
+            values = rule.summed_values(rows, columns) if rule.summed_values else 0.0
         elif layout == "layer_sharded":
             values /= ranks  # what a rank sends of it
         size, calls = sums.get(each.expert, (0.0, 0.0))
-        sums[each.expert] = (size + values * each.count * _WIDE, calls + each.count)
+        sums[each.expert] = (size + values * count * _WIDE, calls + count)
     return op, sums
 
 

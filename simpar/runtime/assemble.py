@@ -165,6 +165,7 @@ def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
         process_group=ranks.data_group,
         bucket_cap_mb=float(data.bucket_bytes or 25 * MIB) / MIB,
         gradient_as_bucket_view=True,
+        find_unused_parameters=getattr(stage, "skips_parameters", False),
     )
     if blueprint.dtypes.reduce != blueprint.dtypes.storage:
         model.register_comm_hook(ranks.data_group, bf16_compress_hook)

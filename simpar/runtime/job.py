@@ -7,14 +7,15 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from simpar import files
-from simpar.architectures.catalogue import load_model
+from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.calls import Strict
 from simpar.plan.optimizers import MOMENTUM
 from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
+from simpar.tracing.library import has_class
+from simpar.tracing.load import load_config, load_model
 from simpar.units import Count
 
 LOG = "log.jsonl"
@@ -153,8 +154,21 @@ class RunJob(RunInputs):
     def graph(self) -> ModelGraph | None:
         """The model's graph; None for a user's model. Raises UserError."""
         if isinstance(self.model, dict):
-            return read_config(self.model, name=str(self.model.get("name", "inline")))
+            return load_config(self.model, str(self.model.get("name", "inline")))
         return None if is_code(self.model) else load_model(self.model)
+
+    @property
+    def library_parts(self) -> tuple[str, ...]:
+        """Parts that the runtime's decoder does not compute and an installed class of transformers does; () if none."""
+        if (graph := self.graph()) is None:
+            return ()
+        captured = ("a family that is not declared",) if "notes" in graph.facts else ()
+        parts = graph.details.unbuilt or captured
+        return parts if parts and has_class(str(config_of(self.model).get("model_type"))) else ()
+
+    def built_graph(self) -> ModelGraph | None:
+        """The graph that the runtime's decoder builds; None where the model is a module of its own."""
+        return None if self.library_parts else self.graph()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

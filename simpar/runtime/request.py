@@ -86,7 +86,7 @@ def make_ready(
         plan = plan.model_copy(update={"stack": request.stack or STACK})
     fields = {"plan": plan, "model": request.model, "training": request.training, **options}
     job = parse(RunJob, fields, source="simpar run")
-    graph = job.graph()
+    graph = job.built_graph()
     prepared = prepare(plan, graph, request.training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
@@ -160,7 +160,10 @@ def _check_weights(job: RunJob, prepared: Prepared, graph: ModelGraph | None) ->
     """Raise UserError if a run cannot start from the weights it is given, or cannot write any."""
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
-            raise UserError(f"{flag} {folder}: a model of your own reads and writes its weights itself; allowed: none")
+            whose = "a model of your own reads and writes its weights itself"
+            if job.library_parts:
+                whose = "a run of transformers' own class starts from random weights, and its checkpoints are its own"
+            raise UserError(f"{flag} {folder}: {whose}; allowed: none")
     if graph is None:
         return
     if job.weights.init_from is not None:

@@ -235,7 +235,7 @@ def _attend(server: Server, replica: int) -> None:
 def serve_job(job: RunJob, rank: int, replicas: int) -> dict[str, Any]:
     """Run a server of a job; returns its measurements. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
-    plan = prepare(job.plan, job.graph(), job.training, replicas).plan
+    plan = prepare(job.plan, job.built_graph(), job.training, replicas).plan
     terms = Terms(plan, job.learning, Dtypes.of(plan), replicas, job.steps, job.machine.timeout_s)
     server = serve(terms)
     return {

@@ -191,7 +191,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         for axis, size in others.items():
             if size > 1:
                 raise UserError(
-                    f"plan.{axis} = {size}: a model of your own is only data parallel; allowed: 1, or a config.json"
+                    f"plan.{axis} = {size}: a module of your own, or of transformers, is only data parallel; allowed: 1"
                 )
         return
     if not is_decoder(graph):

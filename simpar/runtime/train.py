@@ -21,6 +21,7 @@ from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import TrainingEngine, average_loss
 from simpar.runtime.evaluate import Evaluation
+from simpar.runtime.from_transformers import make_library_model
 from simpar.runtime.job import KINETO, LOG, SNAPSHOT, RunJob, read_log
 from simpar.runtime.measure import Clock, Memory, recording_memory, tracing
 from simpar.runtime.metrics import Sink, figures, open_sinks
@@ -88,7 +89,7 @@ def _train(job: RunJob, rank: int, world_size: int, device: Any) -> dict[str, An
     saving.finish()
     if log is not None:
         log.close()
-    graph = job.graph()
+    graph = job.built_graph()
     if job.weights.save_to is not None and graph is not None:
         dtype = Dtypes.of(session.prepared.plan).compute
         save(session.engine.stages, graph, config_of(job.model), Path(job.weights.save_to), dtype)
@@ -151,7 +152,7 @@ class CheckpointSaver:
 
 def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     """Build everything that a rank needs. Raises UserError."""
-    graph = job.graph()
+    graph = job.built_graph()
     prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
     if prepared.strategy.reduction == "one_process":
         prepared = replace(prepared, plan=as_one_rank(prepared.plan))
@@ -166,7 +167,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
         torch.manual_seed(seed)
-        model = load_user_module(str(job.model))
+        model = make_library_model(config_of(job.model)) if job.library_parts else load_user_module(str(job.model))
         engine, vocab = (make_own_engine(model, blueprint, job.training, job.learning, ranks), vocabulary(model))
     else:
         engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
@@ -180,7 +181,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
 
 def _released(job: RunJob, rank: int) -> Released | None:
     """The weights that a job starts from; the first rank reports which of them the model lacks. Raises UserError."""
-    graph = job.graph()
+    graph = job.built_graph()
     if job.weights.init_from is None or graph is None:
         return None
     result = Released.of(Path(job.weights.init_from), graph)
@@ -243,7 +244,7 @@ def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
     samples = torch.from_numpy(drawn).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.layout, session.ranks).positions(length, samples.device)
-    return samples[:, here], next_tokens(samples, here, layers_of(session.job.graph()))
+    return samples[:, here], next_tokens(samples, here, layers_of(session.job.built_graph()))
 
 
 def seed_step(session: Session, step: int) -> None:

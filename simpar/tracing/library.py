@@ -40,6 +40,15 @@ def require_library(why: str) -> None:
         raise UserError(f"{why}; {' and '.join(missing)} would capture it: {INSTALL}")
 
 
+def has_class(model_type: str) -> bool:
+    """Whether the installed library, if any, has a causal language model for a ``model_type``."""
+    if not all(installed()):
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    return model_type in CLASSES
+
+
 def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[Any, Any]:
     """The library's module for a config, on torch's default device, and its example inputs (None: tokens alone).
 

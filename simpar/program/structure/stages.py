@@ -210,6 +210,10 @@ class ActionBuilder(ABC):
         """The matrices that the plan's matrix optimizer updates on a pipeline rank; none for other optimizers."""
         return ()
 
+    def matrix_moves(self, _pipeline_rank: int) -> tuple[TemplateNode, ...]:
+        """Collectives by which tensor-parallel ranks come to these matrices."""
+        return ()
+
     @abstractmethod
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """The account of memory that a pipeline rank holds whatever pass runs."""
