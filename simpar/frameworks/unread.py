@@ -64,6 +64,10 @@ UNREAD = (
     Unread("EasyLM", r"EasyLM\..*"),
     Unread("PaddleNLP", r"paddle\.distributed\.launch|.*paddlenlp.*"),
     Unread("fairseq2", r"fairseq2"),
+    Unread("EasyR1", r"verl\.trainer\.main"),
+    Unread("SkyRL", r"(skyrl_train|skyrl)\..*"),
+    Unread("AReaL", r"areal\..*"),
+    Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
     Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
 )  # fmt: skip
 """In the order in which they are asked, before the readers."""

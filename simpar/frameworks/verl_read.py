@@ -110,7 +110,8 @@ def _policy(given: Options, config: str) -> Imported:
     }
     _weigh_others(given, has_adapters=engine.plan.tuning.is_used or "lora_rank" in values)
     assumed = (open_lengths(longest, fill if by_tokens else None),) if packs else ()
-    return update_of(engine, values, given.words(), (NOTE, *_steps(given, batch, prompts)), assumed, ask)
+    notes = (NOTE, *_steps(given, batch, prompts))
+    return update_of(engine, values, given.words(), notes, assumed, ask)
 
 
 def _strategy(given: Options, config: str) -> str:

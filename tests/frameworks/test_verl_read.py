@@ -102,6 +102,7 @@ def test_lengths_are_assumed_with_their_micro_batches(tmp_path):
     """Samples may be shorter; micro-batches of tokens then hold more of them. A YAML is read as its command."""
     found = read(f"{PPO} {A}.use_dynamic_bsz=True", "train.sh", "verl")
     (assumed,) = found.assumed
+    assert "data.train_batch_size" in read(f"{FIXED} data.train_batch_size=64", "train.sh", "verl").words.used
     assert (assumed.value, assumed.others, found.plan.micro_batch) == (4096, (2048, 1024), 4)
     assert dict(assumed.together) == {2048: {"micro_batch": 8}, 1024: {"micro_batch": 16}}
     assert not read(f"{FIXED} {M}.use_remove_padding=False", "train.sh", "verl").assumed  # padded to the longest
