@@ -21,6 +21,15 @@ CONFIGS = (".yaml", ".yml", ".json")
 _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<"}
 
 
+LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "srun", "mpirun")
+"""Launchers, those that others start first."""
+LAUNCHED_AS = {
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+}  # fmt: skip
+"""Modules that are launchers."""
+
+
 @dataclass(frozen=True)
 class TrainerCommand:
     """A command that starts a trainer: the launcher's ``before``, the ``script`` or program, its words and flags.
@@ -37,11 +46,9 @@ class TrainerCommand:
 
     @property
     def launched_by(self) -> str:
-        """The launcher, "" for none."""
-        names = [PurePath(word).name for word in self.before]
-        return next(
-            (name for name in names if name in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")), ""
-        ) or ("torchrun" if {"torch.distributed.run", "torch.distributed.launch"} & set(names) else "")
+        """The launcher, "" for none; behind one that starts a launcher on every node, the one that it starts."""
+        names = {LAUNCHED_AS.get(name, name) for name in (PurePath(word).name for word in self.before)}
+        return next((name for name in LAUNCHERS if name in names), "")
 
     @property
     def configs(self) -> tuple[str, ...]:

@@ -62,10 +62,13 @@ def test_a_deepspeed_config_of_auto_is_filled_in_from_the_arguments(tmp_path):
         read(command, str(tmp_path / "train.sh"), "transformers")
 
 
-def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path):
-    """Sharding is the config's, batch and checkpointing are the script's."""
+@pytest.mark.parametrize(
+    "launcher", ["accelerate launch", "srun -N 1 accelerate launch", "mpirun -n 1 python -m accelerate.commands.launch"]
+)
+def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path, launcher):
+    """Sharding is the config's, batch and checkpointing are the script's, whatever starts the launcher."""
     (tmp_path / "fsdp.yaml").write_text(FSDP)
-    command = f"accelerate launch --config_file fsdp.yaml {TRAIN.removeprefix('python ')} --gradient_checkpointing"
+    command = f"{launcher} --config_file fsdp.yaml {TRAIN.removeprefix('python ')} --gradient_checkpointing"
     found = read(command, str(tmp_path / "train.sh"), "transformers")
     values = found.plan.flat_values()
     assert (values["dp"], values["zero"], values["micro_batch"], values["recompute"]) == (8, 3, 2, "full")
