@@ -12,6 +12,7 @@ from simpar.architectures.hf_config import read
 from simpar.errors import UserError
 from tests.architectures.counted import counted_alike
 
+TINY_MIXTURE = {**DECLARED["lfm2_moe"].tiny, "model_type": "lfm2_moe"}
 PUBLISHED = {"lfm2-350m": 354_483_968, "lfm2-700m": 742_489_344, "lfm2-1.2b": 1_170_340_608}
 """Totals of the released checkpoints (safetensors indices on the Hugging Face hub)."""
 
@@ -48,9 +49,9 @@ def test_a_convolution_multiplies_by_its_two_projections():
 
 def test_plans_split_channels_by_heads():
     """Tensor, context and expert parallelism, and a pipeline."""
-    training = simpar.Training(seq_len=4096, global_batch=64)
+    training, graph = simpar.Training(seq_len=512, global_batch=16), read(TINY_MIXTURE, "tiny")
     plans = ({"tp": 2, "sequence_parallel": True}, {"cp": 2, "zero": 3}, {"pp": 2, "ep": 2})
-    results = [simpar.simulate("lfm2-8b-a1b", "dgx-h100", plan, training) for plan in plans]
+    results = [simpar.simulate(graph, "dgx-h100", plan, training) for plan in plans]
     assert len({result.speed.model_flops_per_step for result in results}) == 1
 
 
