@@ -72,8 +72,8 @@ def _script_at(words: Sequence[str]) -> int | None:
         name = PurePath(word).name
         if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in ("-m", "--module"))):
             return at
-        if word in ("-m", "--module") and at + 1 < len(words) and not words[at + 1].startswith("torch.distributed"):
-            return at + 1 if words[at + 1] not in ("accelerate.commands.launch", "accelerate", "deepspeed") else None
+        if word in ("-m", "--module") and at + 1 < len(words) and words[at + 1] not in (*LAUNCHED_AS, *LAUNCHERS):
+            return at + 1
     return None
 
 

@@ -10,7 +10,7 @@ from simpar.frameworks import accelerate_read, deepspeed_read
 from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
-from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, split_command, words_of
+from simpar.frameworks.trainer_arguments import LAUNCHED_AS, TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.words import ReadWords, plain
 
 WORDS_OF_FSDP = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
@@ -149,9 +149,8 @@ def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:
 
 
 def _launcher_flags(words: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    command = (
-        split_command(["python", "launcher.py", *words[words.index("launch") + 1 :]]) if "launch" in words else None
-    )
+    starts = [at for at, word in enumerate(words) if word == "launch" or LAUNCHED_AS.get(word) == "accelerate"]
+    command = split_command(["python", "launcher.py", *words[starts[0] + 1 :]]) if starts else None
     return (dict(command.flags), dict(command.written)) if command else ({}, {})
 
 
