@@ -23,6 +23,7 @@ from simpar.frameworks.unread import unread_config, unread_text
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
+from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
 
 ENVIRONMENTS = re.compile(r"\b(activate|conda\.sh|modules?\.sh|set_env\.sh|\.bashrc|profile)\b")
@@ -153,6 +154,8 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
 def _given_text(text: str, source: str, target: str | None, suffix: str, before: str) -> ParsedLaunch:
     if target is not None and target not in READERS:
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
+    if suffix in (".yaml", ".yml") and target is None and (started := manifest_of(text, source)) is not None:
+        return _of_manifest(started, source)
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
         return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
@@ -168,6 +171,16 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if launch.config is None:
         return _config(text, source, chosen, "shell", launch, before)
     return _of_command(text, source, chosen, launch, before)
+
+
+def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
+    """The plan of the command that a manifest starts, on the nodes and devices that it asks for."""
+    result = given_text(started.text, f"{source} (its command)")
+    launch = result.launch
+    told = launch.ranks is not None or (launch.is_single and not (launch.nodes or launch.per_node))
+    if not told:
+        launch = replace(launch, nodes=launch.nodes or started.nodes, per_node=launch.per_node or started.devices)
+    return replace(result, text=replace(result.text, syntax=None), launch=launch)
 
 
 def _refusal(source: str, what: str) -> UserError:

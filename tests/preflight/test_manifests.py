@@ -1,0 +1,56 @@
+"""YAML that starts a command on a cluster: the command, the nodes, and the devices of each."""
+
+from pathlib import Path
+
+import pytest
+
+from simpar.preflight.given import given_words
+from simpar.preflight.manifests import manifest_of
+
+TRAIN = "train.py --model_name_or_path $MODEL --bf16 --per_device_train_batch_size 1 --fsdp full_shard"
+SKYPILOT = f"""
+resources: {{accelerators: %s}}
+num_nodes: 2
+envs: {{MODEL: Qwen/Qwen3-8B}}
+run: |
+  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE {TRAIN}
+"""
+CONTAINER = f"""{{name: a, env: [{{name: MODEL, value: Qwen/Qwen3-8B}}, {{name: POD, valueFrom: {{}}}}],
+  resources: {{limits: {{nvidia.com/gpu: 4}}}}, command: [bash, -c], args: ["torchrun --nproc_per_node 4 {TRAIN}"]}}"""
+PYTORCH_JOB = f"""
+apiVersion: v1
+kind: ConfigMap
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Master: {{replicas: 1, template: {{spec: {{containers: [{CONTAINER}]}}}}}}
+    Worker: {{replicas: 2, template: {{spec: {{containers: [{{name: a}}]}}}}}}
+"""
+POD = f"""
+apiVersion: v1
+kind: Pod
+spec: {{containers: [{{name: sidecar}}, {CONTAINER.replace("torchrun --nproc_per_node 4", "accelerate launch")}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"), [(SKYPILOT % '"H100:8"', 16), (SKYPILOT % "{A100-80GB: 4}", 8), (PYTORCH_JOB, 12), (POD, 4)]
+)
+def test_the_command_that_a_manifest_starts_is_read(text: str, devices: int, tmp_path: Path) -> None:
+    """With the variables that it sets, on what it asks for; no text is edited."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    result = given_words([str(path)])
+    assert (result.found.plan.model, result.found.plan.zero) == ("qwen3-8b", 3)
+    assert result.launch.world_size == devices
+    assert result.text.syntax is None
+
+
+@pytest.mark.parametrize(
+    "text", ["run: simulation\n", "apiVersion: v1\nkind: Service\n", "a: 1\n---\n- b\n", "run: |\n  x\nname: y\n"]
+)
+def test_other_yaml_is_none(text: str) -> None:
+    """Neither a task nor a pod with a command."""
+    assert manifest_of(text, "x.yaml") is None

@@ -1,0 +1,80 @@
+"""Launches of trainers on Hugging Face's: proposals, assumptions, arguments of scripts."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from simpar.cli import run
+from tests.preflight.test_check import SFT, checked
+
+ARGUMENTS = "--model_max_length 1024 --packing --bf16 true --attn_implementation sdpa"
+DEEPSPEED_AUTO = {"bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",
+                  "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["flags", "file"])
+def test_a_launch_of_deepspeed_is_patched_where_its_arguments_are(tmp_path, capsys, kind):
+    """In the command, or in the file of arguments that it names; never by options of FSDP or of another stage."""
+    (tmp_path / "z3.json").write_text(json.dumps(DEEPSPEED_AUTO))
+    script, file = tmp_path / "train.sh", tmp_path / "sft.yaml"
+    settings = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "deepspeed": "z3.json", "per_device_train_batch_size": 1,
+                "gradient_accumulation_steps": 8, "gradient_checkpointing": True}  # fmt: skip
+    flags = " ".join(f"--{name} {value}" for name, value in settings.items())
+    file.write_text(yaml.safe_dump({**settings, "max_length": 1024, "packing": True, "dataset_name": "x"}))
+    start = "torchrun --nproc-per-node 8 sft.py"
+    script.write_text(f"{start} {flags} {ARGUMENTS}\n" if kind == "flags" else f"{start} --config sft.yaml\n")
+    assert run(["check", "--hardware", "dgx-h100", "--patch", str(script)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"--- a/{script if kind == 'flags' else file}")
+    assert "fsdp" not in said
+    assert re.search(r"\+.*per_device_train_batch_size:? 2", said)
+    assert re.search(r"\+.*gradient_checkpointing:? false", said)
+
+
+CHAT = """#!/bin/bash
+STAGE=$2
+if [ "$STAGE" == "" ]; then STAGE=2; fi
+deepspeed --num_gpus 2 main.py --model_name_or_path facebook/opt-1.3b --per_device_train_batch_size 8 \\
+  --max_seq_len 512 --zero_stage $STAGE --deepspeed {}
+"""
+
+
+def test_a_script_with_defaults_is_read_as_started_without_arguments(tmp_path, capsys, no_neighbours):
+    """DeepSpeed-Chat's: the stage is an argument, the config its script's; one that is missing is asked for."""
+    script = tmp_path / "run.sh"
+    script.write_text(CHAT.format(""))
+    code, found = checked(capsys, "--hardware", "dgx-h100", str(script))
+    plan = found["plan"]
+    assert code == 0
+    assert (plan["stack"], plan["data_parallel"]["zero"], plan["numerics"]["precision"]) == ("deepspeed", 2, "fp16")
+    assert any("started without arguments" in note for note in found["notes"])
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--", str(script), "out", "3")
+    assert found["plan"]["data_parallel"]["zero"] == 3
+    script.write_text(CHAT.format("--lora_dim 8"))
+    assert run(["check", "--hardware", "dgx-h100", "--", str(script), "out", "2"]) == 2
+    assert "only_optimize_lora" in capsys.readouterr().err
+    script.write_text(CHAT.replace("if", "#").format(""))
+    assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
+    assert "--zero_stage = '${2}'" in capsys.readouterr().err
+
+
+def test_another_name_of_hardware_is_noted(capsys, no_neighbours):
+    """With what it is taken for; a number before it is that of the devices."""
+    code, found = checked(
+        capsys, "--hardware", "4xH100", "--", *f"accelerate launch {SFT.partition('python ')[2]}".split()
+    )
+    assert code in (0, 3)
+    assert any(note.startswith("4xH100 is taken for 4 of dgx-h100: 4 x h100") for note in found["notes"])
+    assert found["plan"]["mesh"]["dp"] == 4
+
+
+def test_values_of_adapters_are_assumed_with_their_own_memory(capsys, no_neighbours):
+    """Frozen weights in 32 bits take twice the memory of 16, more targets more time."""
+    command = "python train.py --model_name_or_path Qwen/Qwen3-8B --model_max_length 512 --bf16 --use_lora"
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--", *command.split(), "--per_device_train_batch_size", "1")
+    assumed = {each["key"]: each["others"] for each in found["assumed"]}
+    assert set(assumed) == {"seq_len", "attention_kernel", "lora_rank", "lora_targets", "frozen_dtype"}
+    assert assumed["frozen_dtype"][0]["peak_reserved_bytes"] > 1.6 * found["peak_reserved_bytes"]
+    assert assumed["lora_targets"][0]["step_time_s"] > found["step_time_s"]
