@@ -165,13 +165,15 @@ def check(
     price_per_gpu_hour: float | None = None,
     reliability: str | None = None,
     fits_with: float = DEFAULT_FIT_PROBABILITY,
+    ask: bool = False,
 ) -> Checked:
     """What a launch command or a config of another framework would do, and the best layouts near it.
 
     ``launch`` is a command as a text or as words, or the path of a script, TOML, YAML, JSON or FILE.py:RECIPE, of which
     nothing is started. ``framework`` is needed where the text alone does not reveal it. ``fits_with`` is the wanted
     probability of fitting, ``gpus`` the number of devices in all, ``tokens`` the size of the whole run ("15T"),
-    ``price_per_gpu_hour`` in USD. The other keywords are facts that the text does not say. Raises UserError.
+    ``price_per_gpu_hour`` in USD. The other keywords are facts that the text does not say. ``ask`` starts the framework
+    itself to show the config that it resolves (NeMo 1, verl). Raises UserError.
 
     >>> command = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --num-layers 12"
     >>> command += " --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --micro-batch-size 4"
@@ -183,4 +185,9 @@ def check(
     words = [str(launch)] if isinstance(launch, str | Path) else coerce(launch, list, "launch", {Sequence: list})
     run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
     facts = CheckFlags(hardware, nodes, gpus, model, seq_len, global_batch, stack, fits_with, run)
-    return check_launch(given_words(words, framework), facts)
+    given = given_words(words, framework)
+    if ask:
+        from simpar.preflight.ask import ask_framework
+
+        given = ask_framework(given)
+    return check_launch(given, facts)

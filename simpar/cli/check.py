@@ -19,6 +19,7 @@ CHECK_FLAGS = (
     ScenarioFlag(
         "--fits-with", "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)", kind=float
     ),
+    ScenarioFlag("--ask", "Start the framework itself to show the config that it resolves (nemo-1, verl)", kind=bool),
     ScenarioFlag("--output,-o", "Write the text with the best neighbour's flags"),
     ScenarioFlag("--patch", "Print only the patch (unified diff) that gives the text those flags", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
@@ -49,7 +50,7 @@ def check(scenario: list[str], **values: Any) -> int:
         "reliability",
     )  # fmt: skip
     facts = {name: values[name] for name in given}
-    checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, **facts)
+    checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, ask=bool(values["ask"]), **facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])
     if values["patch"]:
