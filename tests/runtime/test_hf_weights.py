@@ -60,7 +60,7 @@ def shipped():
         if family in ("nemotron_h", "dbrx", "grok-1") or family in NAMED:
             continue  # layers are letters, sizes are nested, transformers has no class, no run computes it
         small = {key: SIZES.get(key, value) for key, value in config.items() if key != "source"}
-        layers = next(key for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config)
+        layers = next(key for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if key in config)
         small |= {layers: 7 if "gemma3" in config["model_type"] else 2, **ENDS}
         if "kv_lora_rank" in small:
             small |= {"num_key_value_heads": 4, "head_dim": 4, "num_nextn_predict_layers": 0}

@@ -21,7 +21,7 @@ from simpar.architectures.reading import (
     with_experts,
 )
 from simpar.architectures.transformer import LayerVariant, Style, build
-from simpar.architectures.weights import LLAMA, POST_NORMS, ROUTER_BIAS
+from simpar.architectures.weights import LLAMA, POST_NORMS, Packing
 from simpar.errors import UserError
 
 
@@ -65,7 +65,7 @@ FAMILIES = (
         "exaone_moe",
         _read_sparse,
         Details(gating=Gating("sigmoid", factor=2.5, bias="chooses", pairs=True)),
-        LLAMA.changed(tensors=ROUTER_BIAS),
+        LLAMA.changed(tensors={"router.bias": ("mlp.e_score_correction_bias", Packing.SAME)}),
         {
             **TINY_WINDOWS, "num_experts": 8, "moe_intermediate_size": 16, "num_experts_per_tok": 2,
             "num_shared_experts": 1, "num_nextn_predict_layers": 0,
