@@ -99,7 +99,7 @@ OF_EAGER = ("launch.kernel_overhead", "launch.host_time_per_kernel_s")
 PyTorch, whatever shards their parameters (whose hooks have times of their own)."""
 COMPILED = ("maxtext", "paxml")
 """Stacks whose whole step a compiler lowers: no module runs by itself, with copies and casts in front of it."""
-EAGER = ("huggingface", "deepspeed", "torchtune")
+EAGER = ("huggingface", "deepspeed", "torchtune", "verl")
 """Stacks whose copies and casts are listed kernel by kernel, for nothing of a layer is fused."""
 TORCH = ("internevo",)
 """Stacks with shards like Megatron's whose layers are PyTorch's modules, as those of FSDP are."""
