@@ -52,3 +52,14 @@ def value_of(words: Sequence[str], names: Sequence[str]) -> str | None:
             if told and (equals or not re.match(r"-\D", told)):
                 return told
     return None
+
+
+PREFERENCES = frozenset(
+    ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "cpo", "simpo", "gkd", "reward", "rm", "prm", "rlhf")
+)
+"""Words of the name of a script that trains on something else than the next token."""
+
+
+def trains_on_preferences(script: str) -> bool:
+    """Whether a script trains on preferences or rewards, by its name."""
+    return not PREFERENCES.isdisjoint(re.split(r"[^a-z]+", script.rpartition("/")[2].lower()))

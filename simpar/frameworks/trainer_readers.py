@@ -1,6 +1,5 @@
 """Readers of Hugging Face's Trainer and of what is built on it: TRL, LLaMA-Factory, Axolotl, Unsloth's scripts."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -8,7 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.overrides import load_beside, mapping
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import Reader, trains_on_preferences
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
@@ -48,8 +47,6 @@ QLORA = Habits("transformers", recompute=True, length=1280, states="fp32", atten
 """``qlora.py`` of artidoro/qlora: adapters of all projections beside 4 bits, 1,024 + 256 tokens."""
 SCRIPTS = {"qlora.py": QLORA}
 """Scripts of the Trainer whose own defaults are known, by name."""
-NOT_MODELLED = ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "cpo", "simpo", "gkd", "reward", "rm", "prm")
-"""Words of the name of a script that trains on something else than the next token."""
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
     adapters=Adapters(targets=EVERY, precision="bf16"),
@@ -134,7 +131,7 @@ def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Hab
 def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> None:
     """Refuse scripts that train on preferences or rewards, by their names."""
     script = PurePath(command.script).name if command is not None else ""
-    if set(re.split(r"[^a-z]+", script.lower())) & set(NOT_MODELLED):
+    if trains_on_preferences(script):
         raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
     if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
         given.suppose(fp16=True)  # DeepSpeed-Chat's main.py

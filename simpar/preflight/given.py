@@ -13,6 +13,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.overrides import files_of_script, flagged, in_place_of
+from simpar.frameworks.reader import trains_on_preferences
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -227,7 +228,12 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     inner = files.read_text(path) if launch.config_text is None else launch.config_text
     syntax = SYNTAX.get(Path(path).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
-        return _config(inner, path, target, syntax, launch)
+        result = _config(inner, path, target, syntax, _with_script(launch, source))
+        if target == "accelerate" and launch.world_size:  # flags of the launcher win over its config
+            plan = result.found.plan
+            mesh = plan.mesh.model_copy(update={"dp": None})
+            result = replace(result, found=replace(result.found, plan=plan.model_copy(update={"mesh": mesh})))
+        return result
 
     def again(command: str) -> Imported:
         laid_over: str = inner
@@ -240,6 +246,19 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
         return with_allocator(read(laid_over, path, target), launch.environment)
 
     return ParsedLaunch(again(text), Text(text, "shell", target, again), source, launch)
+
+
+def _with_script(launch: LaunchCommand, source: str) -> LaunchCommand:
+    """The launch with a note on a script whose arguments no reader knows. Raises UserError."""
+    if launch.target not in ("accelerate", "deepspeed"):
+        return launch
+    script = next((word for word in launch.words if word.endswith(".py")), None)
+    if script is None:
+        return launch
+    if trains_on_preferences(script):
+        raise UserError(f"{source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
+    note = f"{script} and its own arguments are not read, only the config of {launch.target}."
+    return replace(launch, notes=(*launch.notes, note))
 
 
 def _dotted(launch: LaunchCommand) -> dict[str, str]:

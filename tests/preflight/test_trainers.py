@@ -78,3 +78,15 @@ def test_values_of_adapters_are_assumed_with_their_own_memory(capsys, no_neighbo
     assert set(assumed) == {"seq_len", "attention_kernel", "lora_rank", "lora_targets", "frozen_dtype"}
     assert assumed["frozen_dtype"][0]["peak_reserved_bytes"] > 1.6 * found["peak_reserved_bytes"]
     assert assumed["lora_targets"][0]["step_time_s"] > found["step_time_s"]
+
+
+def test_accelerates_flags_win_over_its_config(tmp_path, capsys, no_neighbours):
+    """Processes of the command; a script that nothing reads is named, and one on preferences refused."""
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n")
+    start = f"accelerate launch --config_file {tmp_path / 'acc.yaml'} --num_processes 4"
+    shape = ["--model", "qwen2.5-0.5b", "--seq-len", "512", "--global-batch", "8"]
+    _, found = checked(capsys, "--hardware", "dgx-h100", *shape, "--", *start.split(), "train.py", "--x", "1")
+    assert found["plan"]["mesh"]["dp"] == 4
+    assert any("train.py and its own arguments are not read" in note for note in found["notes"])
+    assert run(["check", "--hardware", "dgx-h100", *shape, "--", *start.split(), "train_grpo.py"]) == 2
+    assert "train_grpo.py: preferences and rewards are not modelled" in capsys.readouterr().err
