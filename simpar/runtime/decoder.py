@@ -6,7 +6,7 @@ and up) is several Linears, so that tensor parallelism can shard each by heads o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -239,7 +239,8 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         if op.region == "tensor":
             return HeadNorm(op, dims, details)
         kind = LatentNorm if op.name == "kv_norm" else NormLayer
-        return kind(op, int(evaluate(op.columns, dims)), str(graph.facts.get("norm", "rms")), details)
+        own = replace(details, norm_eps=latent.NORM_EPS) if op.name in latent.NORMS else details
+        return kind(op, int(evaluate(op.columns, dims)), str(graph.facts.get("norm", "rms")), own)
 
     def add(op: Operator) -> nn.Module:
         if not op.weights:

@@ -15,6 +15,10 @@ from simpar.architectures.details import Details, Rope
 from simpar.architectures.graph import Operator
 from simpar.runtime.attention import CoreAttention, Place, Rotary
 
+NORMS, NORM_EPS = ("q_norm", "kv_norm"), 1e-6
+"""Norms of latents, and what they add to the mean square, whatever a config says of the other norms [Hugging Face
+transformers, DeepseekV3RMSNorm's default]."""
+
 
 class KeyRotary(Rotary):
     """Rotary position embedding of the key that all heads share, on the rows of the residual stream."""
