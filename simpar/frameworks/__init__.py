@@ -74,6 +74,7 @@ READERS = {
     "mindspeed": "megatron_kin:MINDSPEED",
     "pai-megatron-patch": "megatron_kin:PAI",
     "gpt-neox": "neox_read:READER",
+    "llm-foundry": "foundry_read:READER",
     "nemo-1": "nemo_yaml:READER",
     "automodel": "automodel_read:READER",
     "torchtune": "torchtune_read:READER",

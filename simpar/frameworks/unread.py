@@ -42,7 +42,6 @@ def _imports(names: str) -> str:
 
 UNREAD = (
     Unread("ColossalAI", r"colossalai|.*[Cc]olossal[-\w]*/.*\.py", text=_imports("colossalai")),
-    Unread("LLM Foundry", r"composer|llmfoundry.*", _all("train_loader", "device_train_microbatch_size")),
     Unread("OLMo", text=_imports("olmo"), config=_in("model", "mlp_ratio", "mlp_hidden_size", "block_type")),
     Unread("OLMo-core", text=_imports("olmo_core")),
     Unread("Levanter", r"(.*/)?levanter(\.main\..*|/.*\.py)|.*/train_lm\.py", text=_imports("levanter"),

@@ -12,6 +12,8 @@ OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "env
 """Keys that a task of SkyPilot has beside ``run``."""
 GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)")
 """Resources of a container that are devices."""
+STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion)[\"']?\s*:|^\{")
+"""Keys of which a file of a cluster has one, at the left or in a mapping of one line."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class StartedCommand:
 def manifest_of(text: str, source: str) -> StartedCommand | None:
     """The command that a YAML starts; None if it starts none. Raises UserError for invalid YAML."""
     for part in re.split(r"(?m)^---[ \t]*$", text):
-        data = files.read_yaml(part, source) if part.strip() else None
+        data = files.read_yaml(part, source) if STARTS.search(part) else None
         if isinstance(data, Mapping) and (result := _of_task(data) or _of_pods(data)) is not None:
             return result
     return None

@@ -37,7 +37,8 @@ TARGETS = {
     "megatron-swift": ("megatron-swift", "train.sh"), "swift": ("swift", "train.sh"),
     **{name: (name, "train.sh") for name in ("verl", "slime", "openrlhf")},
     "nemo-1": ("nemo-1", "gpt.yaml"), "automodel": ("automodel", "recipe.yaml"), "maxtext": ("maxtext", "train.sh"),
-    "gpt-neox": ("gpt-neox", "20B.yml"), "nemo-rl": ("nemo-rl", "grpo.yaml"),
+    "gpt-neox": ("gpt-neox", "20B.yml"), "llm-foundry": ("llm-foundry", "mpt.yaml"),
+    "nemo-rl": ("nemo-rl", "grpo.yaml"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -156,7 +157,9 @@ WRITERS = {
     "primus": primus, "verl": verl, "slime": started("python3 train.py"),
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
     "maxtext": maxtext,
-    **dict.fromkeys(("nemo-1", "nemo-rl", "automodel", "gpt-neox"), lambda facts: json.dumps(nest_names(facts))),
+    **dict.fromkeys(
+        ("nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry"), lambda facts: json.dumps(nest_names(facts))
+    ),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,
     "bridge": bridge, "nemo": nemo, "nanotron": lambda facts: json.dumps(nest_names(facts)),
     "accelerate": lambda facts: json.dumps(nest_names(facts)), "deepspeed": lambda facts: json.dumps(nest_names(facts)),

@@ -14,7 +14,6 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
     [
         (f"colossalai run --nproc_per_node 8 benchmark.py -p 3d {SIZES}", "ColossalAI"),
         (f"torchrun applications/Colossal-LLaMA/train.py {SIZES}", "ColossalAI"),
-        ("composer train/train.py train/yamls/pretrain/mpt-7b.yaml", "LLM Foundry"),
         ("python -m levanter.main.train_lm --config_path config/gpt2_small.yaml", "Levanter"),
         ("python -m src.maxdiffusion.train_wan src/maxdiffusion/configs/base_wan_14b.yml", "MaxDiffusion"),
         ("python3 -m benchmarks.benchmark_runner xpk --model_name=llama3_1_8b", "MaxText's benchmark runner"),
@@ -47,7 +46,6 @@ def test_a_command_is_refused_by_name(command, name):
             },
             "Neuron's NxD Training",
         ),
-        ({"train_loader": {}, "device_train_microbatch_size": 4, "model": {"name": "mpt_causal_lm"}}, "LLM Foundry"),
         ({"model": {"d_model": 4096, "mlp_hidden_size": 22016, "block_type": "sequential"}, "fsdp": {}}, "OLMo"),
         ({"model": {"type": "llama"}, "trainer": {"num_train_steps": 10}}, "Levanter"),
         ({"run": {"model_type": "llm_finetuning_aws"}, "trainer": {"devices": 8}}, "SageMaker HyperPod"),

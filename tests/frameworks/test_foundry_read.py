@@ -1,0 +1,110 @@
+"""LLM Foundry: its YAML, and commands of composer with one."""
+
+import pytest
+import yaml
+
+from simpar.architectures.hf_config import read as read_config
+from simpar.errors import UserError
+from simpar.frameworks import read
+from simpar.frameworks.foundry_read import READER
+from simpar.frameworks.recipes import nest_names
+from simpar.preflight.given import given_text, given_words
+
+MPT = {
+    "variables.max_seq_len": 2048, "max_seq_len": "${variables.max_seq_len}", "model.name": "mpt_causal_lm",
+    "model.d_model": 4096, "model.n_heads": 32, "model.n_layers": 32, "model.expansion_ratio": 4,
+    "model.max_seq_len": "${variables.max_seq_len}", "model.vocab_size": 50368, "train_loader.name": "text",
+    "optimizer.name": "decoupled_adamw", "global_train_batch_size": 1024, "device_train_microbatch_size": 8,
+    "precision": "amp_bf16", "fsdp_config.sharding_strategy": "FULL_SHARD", "fsdp_config.mixed_precision": "PURE",
+    "fsdp_config.activation_checkpointing": True,
+}  # fmt: skip
+
+
+def text_with(**other):
+    """A config with other values, a dot written as two underscores."""
+    return yaml.safe_dump(nest_names({**MPT, **{key.replace("__", "."): value for key, value in other.items()}}))
+
+
+def imported(**other):
+    """What is read of a config with other values."""
+    return read(text_with(**other), "mpt.yaml", "llm-foundry")
+
+
+def test_a_config():
+    """Values that refer to others, FSDP, and no word that is left."""
+    found = imported()
+    plan = found.plan
+    assert plan.training == {"seq_len": 2048, "global_batch": 1024}
+    assert (plan.zero, plan.micro_batch, plan.precision, plan.reduce_dtype, plan.recompute, plan.optimizer) == (
+        3, 8, "bf16", "bf16", "full", "adamw",
+    )  # fmt: skip
+    account = READER.words.sort(found.words.used, found.words.unread)
+    assert (account.deciding, account.unknown) == ({}, ())
+
+
+def test_the_model_of_the_config():
+    """Tied words, learned positions, and biases everywhere, as MPT has without `no_bias`."""
+    width, layers, words, positions = 4096, 32, 50368, 2048
+    layer = 12 * width**2 + (3 + 1 + 4 + 1) * width + 4 * width
+    expected = layers * layer + (words + positions) * width + 2 * width
+    model = read_config(imported().config, "mpt.yaml")
+    assert model.num_parameters() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"fsdp_config__sharding_strategy": "SHARD_GRAD_OP"}, {"zero": 2}),
+        ({"fsdp_config__sharding_strategy": "NO_SHARD"}, {"zero": 0}),
+        ({"fsdp_config__mixed_precision": "DEFAULT"}, {"reduce_dtype": None}),
+        ({"precision": "amp_fp16"}, {"precision": "fp16"}),
+        ({"optimizer__name": "decoupled_lionw"}, {"optimizer": "lion"}),
+        ({"model__attn_config__attn_impl": "torch"}, {"attention_kernel": "eager"}),
+        ({"fsdp_config__activation_checkpointing": False}, {"recompute": "none"}),
+    ],
+)
+def test_words_of_its_own(other, expected):
+    """Each in its place."""
+    plan = imported(**other).plan
+    assert {key: getattr(plan, key) for key in expected} == expected
+
+
+def test_a_micro_batch_that_is_tried_out():
+    """It is assumed, with others to compare."""
+    found = imported(device_train_microbatch_size="auto")
+    assert [(each.key, each.value) for each in found.assumed] == [("micro_batch", 1)]
+
+
+def test_released_models():
+    """By the hub's name, else asked for."""
+    hub = {"model__name": "hf_causal_lm"}
+    assert imported(**hub, model__pretrained_model_name_or_path="meta-llama/Llama-2-7b-hf").plan.model == "llama-2-7b"
+    found = imported(**hub, model__pretrained_model_name_or_path="me/mine")
+    assert "me/mine is not shipped" in found.asks["model"]
+    assert "give --model" in imported(model__attn_config__rope=True).asks["model"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"model__name": "my_model"}, "model.name = my_model"),
+        ({"model__peft_config__r": 16}, "model.peft_config: adapters are not read"),
+        ({"fsdp_config__sharding_strategy": "SOME"}, "fsdp_config.sharding_strategy"),
+        ({"global_train_batch_size": 0}, "global_train_batch_size"),
+    ],
+)
+def test_what_is_refused(other, message):
+    """By the name of the option."""
+    with pytest.raises(UserError, match=message):
+        imported(**other)
+
+
+def test_a_command(tmp_path):
+    """With words over the config's, and a config alone by its sections."""
+    config = tmp_path / "mpt.yaml"
+    config.write_text(text_with())
+    given = given_text(
+        f"composer -n 8 train.py {config} device_train_microbatch_size=4 train_loader.num_workers=2\n", "job.sh"
+    )
+    assert (given.launch.target, given.found.plan.micro_batch) == ("llm-foundry", 4)
+    assert given_words([str(config)]).launch.target == "llm-foundry"
