@@ -123,8 +123,8 @@ def read_text(path: Path | str, most: int | None = None) -> str:
 
 def look_beside(name: str, source: str) -> Path | None:
     """The file that a text names: as it says, or beside the text's own file; None if it is not there."""
-    places = (Path(name).expanduser(), Path(source).parent / name)
-    return next((path for path in places if path.is_file()), None)
+    places = (Path(os.path.expanduser(name)), Path(source).parent / name)
+    return next((path for path in places if os.path.isfile(path)), None)
 
 
 def find_beside(name: str, source: str) -> Path:

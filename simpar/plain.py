@@ -9,6 +9,7 @@ from simpar.errors import UserError
 
 Location = tuple[str | int, ...]
 MAX_DEPTH = 40
+MAX_DIGITS = 1_000  # of a number in a text
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
 _YAML = "tag:yaml.org,2002:"
@@ -116,3 +117,10 @@ def dotted(location: Iterable[object]) -> str:
 def printable(text: str) -> str:
     """The text, escaped where it would break a one-line message."""
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def check_digits(text: str, source: str) -> None:
+    """Raises UserError for a number that Python does not turn into one, with the line of it."""
+    if match := re.search(rf"\d{{{MAX_DIGITS + 1}}}", text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise UserError(f"{source}:{line}: a number of more than {MAX_DIGITS} digits")

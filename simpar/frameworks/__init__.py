@@ -24,7 +24,7 @@ from simpar.frameworks.launch import describe_prediction, readme
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
-from simpar.plain import dotted
+from simpar.plain import check_digits, dotted
 from simpar.plan.choices import SECTIONS
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.plan import Plan
@@ -330,6 +330,7 @@ def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
     if target in TARGETS and target not in READERS:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")
+    check_digits(text, name)
     try:
         return load_reader(target).read(text, name)
     except ValidationError as error:  # the file has a value that no plan can have

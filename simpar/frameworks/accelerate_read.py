@@ -85,7 +85,7 @@ def _fsdp(given: ConfigReader) -> dict[str, Any]:
         strategy, reshard = reshard, True
     if isinstance(strategy, int) and 1 <= strategy <= len(NUMBERED):
         strategy = NUMBERED[strategy - 1]
-    if strategy is not None and strategy not in SHARDING:
+    if strategy is not None and str(strategy) not in SHARDING:
         raise UserError(f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}")
     axis = "parallelism_config.parallelism_config_{}_size"
     sizes = {name: given.whole(axis.format(name), 0) or 1 for name in AXES}

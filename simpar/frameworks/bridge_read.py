@@ -260,7 +260,8 @@ def _overlaps(config: ConfigCall) -> bool:
     """Whether a callback of NeMo's trainer overlaps tensor parallelism."""
     trainer = config.fields.get("trainer")
     callbacks = trainer.fields.get("callbacks") if isinstance(trainer, ConfigCall) else None
-    return any(isinstance(each, ConfigCall) and each.fields.get("tp_comm_overlap") is True for each in callbacks or ())
+    listed = callbacks if isinstance(callbacks, list | tuple) else ()
+    return any(isinstance(each, ConfigCall) and each.fields.get("tp_comm_overlap") is True for each in listed)
 
 
 def _is_sharded(config: ConfigCall) -> bool:

@@ -1,5 +1,6 @@
 """Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from simpar.architectures.catalogue import find_cached, find_model, load_model, 
 from simpar.architectures.graph import ModelGraph
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
+MOST_NAME = 255  # bytes of a name that a file system takes
 TELLING = ("hidden", "heads")
 DECODER = "decoder"
 """A decoder whose layers all have attention, with heads of keys and values."""
@@ -100,7 +102,9 @@ def find_released(text: str, source: str = "") -> str | None:
 
     Folders are looked up as they are written and beside ``source``. None if there is none; nothing is downloaded.
     """
-    for folder in (Path(text).expanduser(), Path(source).parent / text):
+    if len(text.encode()) > MOST_NAME:
+        return None
+    for folder in (Path(os.path.expanduser(text)), Path(source).parent / text):
         if (folder / "config.json").is_file():
             return str(folder / "config.json")
     known = find_model(text)

@@ -108,7 +108,7 @@ def _based(data: Mapping[str, Any], source: str, depth: int = 0) -> dict[str, An
         raise UserError(f"{source}: defaults: configs that build on each other without end")
     bases = data.get("defaults") or []
     result: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases if isinstance(bases, list) else [bases]:
         path = str(base)
         near = Path(source).parent / path
         if near.is_file():

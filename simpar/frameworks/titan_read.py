@@ -173,7 +173,7 @@ def read_toml(text: str, name: str) -> Imported:
     """The plan in a job config of torchtitan up to 0.2. Raises UserError naming file, option and value."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not valid TOML ({error})") from None
     given = ConfigReader(flat(data), name)
     if not any(key.startswith("parallelism.") for key in given):

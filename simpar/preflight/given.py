@@ -21,6 +21,7 @@ from simpar.frameworks.shell_shared import shared_scripts
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
+from simpar.plain import check_digits
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
@@ -155,6 +156,7 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
 def _given_text(text: str, source: str, target: str | None, suffix: str, before: str) -> ParsedLaunch:
     if target is not None and target not in READERS:
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
+    check_digits(text, source)
     if suffix in (".yaml", ".yml") and target is None and (started := manifest_of(text, source)) is not None:
         return _of_manifest(started, source)
     if suffix in SYNTAX:

@@ -29,7 +29,9 @@ DEEP = {
     "deep.sh": "(" * 10_000 + ")" * 10_000,
     "default.sh": "A=" + "${A:-" * 500 + "1" + "}" * 500 + "\ntorchrun x $A",
     "doubled.sh": "A=xx\n" + "A=$A$A\n" * 40 + "torchrun pretrain_gpt.py $A", "itself.sh": "source itself.sh",
-    "digits.sh": "torchrun train.py --num_train_epochs " + "9" * 5_000 + " --per_device_train_batch_size x",
+    "digits.sh": "torchrun train.py --num_train_epochs " + "9" * 5_000 + " --per_device_train_batch_size 1",
+    "name.sh": "deepspeed train.py --model_name_or_path " + "m" * 5_000 + " --per_device_train_batch_size 1",
+    "slime.sh": "torchrun pretrain_gpt.py --num-layers " + "9" * 5_000,
 }  # fmt: skip
 SUFFIXES = (".sh", ".yaml", ".json", ".toml", ".py", "")
 
