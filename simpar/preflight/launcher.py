@@ -161,10 +161,16 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     is_single = is_python and not told and target is not None and not load_reader(target).spawns
     text_of = None if config is None else script.text_of_file(config)
     config, config_text = (config, None) if text_of is None else text_of
+    started = started or next((words for words in script.commands if _is_start(words)), [])
     return LaunchCommand(
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
         is_single,
     )  # fmt: skip
+
+
+def _is_start(words: Sequence[str]) -> bool:
+    """Whether a command that no reader knows starts a script by Python or a launcher."""
+    return not _prints(words) and any(word.endswith(".py") for word in words)
 
 
 def _prints(words: Sequence[str]) -> bool:

@@ -10,6 +10,8 @@ from simpar import files
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
+STARTS = re.compile(r"(?m)^(run|apiVersion):")
+"""What every text has that starts a command."""
 GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)")
 """Resources of a container that are devices."""
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion)[\"']?\s*:|^\{")
@@ -27,6 +29,8 @@ class StartedCommand:
 
 def manifest_of(text: str, source: str) -> StartedCommand | None:
     """The command that a YAML starts; None if it starts none. Raises UserError for invalid YAML."""
+    if STARTS.search(text) is None:
+        return None
     for part in re.split(r"(?m)^---[ \t]*$", text):
         data = files.read_yaml(part, source) if STARTS.search(part) else None
         if isinstance(data, Mapping) and (result := _of_task(data) or _of_pods(data)) is not None:

@@ -78,7 +78,7 @@ def test_other_files_are_refused_by_name(text, suffix, name):
 
 def test_a_virtual_environment_is_no_reason():
     """What a script sources to set up its programs is not what is missing; another file is."""
-    with pytest.raises(UserError, match="no launch of a framework"):
+    with pytest.raises(UserError, match=r"other\.py is no script that is known here"):
         given_text("source venv/bin/activate\npython other.py\n", "job.sh")
     with pytest.raises(UserError, match="no such file here"):
         given_text("source arguments.sh\npython other.py\n", "job.sh")

@@ -95,6 +95,7 @@ def test_a_layout_of_many_ops_and_neighbours_that_need_too_much(capsys):
     ("arguments", "told"),
     [
         (["--", "echo", "hello"], "no launch of a framework"),
+        (["--", "torchrun", "my/own.py", "--lr", "1"], "my/own.py is no script that is known here"),
         (["--", "python", "pretrain_gpt.py", *SIZES.split(), *LAYOUT.split()], "give --nodes N"),
         (["--fits-with", "1.5", "--", *shlex.split(COMMAND)], "--fits-with 1.5: allowed"),
         (["--", *shlex.split(COMMAND.replace("=8", "=6"))], "plan.dp = 3: does not divide global_batch = 8"),
