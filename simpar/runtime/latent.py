@@ -15,7 +15,7 @@ from simpar.architectures.details import Details, Rope
 from simpar.architectures.graph import Operator
 from simpar.runtime.attention import CoreAttention, Place, Rotary
 
-NORMS, NORM_EPS = ("q_norm", "kv_norm"), 1e-6
+NORMS, NORM_EPS = ("q_norm", "kv_norm"), 0.000001
 """Norms of latents, and what they add to the mean square, whatever a config says of the other norms [Hugging Face
 transformers, DeepseekV3RMSNorm's default]."""
 
