@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from simpar.architectures.graph import ModelGraph, evaluate
+from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
 from simpar.tracing.code import LIBRARY, call_user_function
@@ -33,7 +34,10 @@ def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str) -> Mo
     graph = _assembled(name, _read_all(name, segments(name, read_drafts(name, captured))))
     held = sum(prod(sizes) for sizes in captured.parameters.values())
     if graph.num_parameters() != held:
-        raise RuntimeError(f"{name}: the graph has {graph.num_parameters()} of {held} parameters")
+        raise UserError(
+            f"{name}: {graph.num_parameters()} of its {held} parameters were read, so its trace is not understood; "
+            "allowed: a model of a declared family, or a module:function of yours without what shares or copies weights"
+        )
     return replace(graph, facts={**graph.facts, "notes": tuple(_notes(graph, captured, origin))})
 
 
