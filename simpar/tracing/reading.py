@@ -77,7 +77,8 @@ class _CallReader:
         for mixture in mixtures(self.nodes):
             router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
             result |= {mixture.router.name: [router], mixture.end.name: rest}
-            self._take((node.name for node in mixture.between), mixture.end.name)
+            calls = {_call(node.name) for node in mixture.between}
+            self._take((name for name in self.nodes if _call(name) in calls), mixture.end.name)
         return result
 
     def _take(self, names: Iterable[str], end: str) -> None:
@@ -459,3 +460,9 @@ def _rows(node: CallNode) -> tuple[Size, int]:
         return ((1, ()),), 1
     last = constant_value(node.shape[-1])
     return (divide_size(node.numel, last), last) if last else (node.numel, 1)
+
+
+def _call(output: str) -> str:
+    """The call that has an output, of whose several outputs some may be read by nobody."""
+    name, _, number = output.rpartition(".")
+    return name if number.isdigit() else output

@@ -33,7 +33,7 @@ def smallest_of_every_family():
         graph = load_model(name)
         size, kind = graph.num_parameters(), config["model_type"]
         both = graph.is_mixture and "mamba_heads" in graph.dims
-        if both or not is_decoder(graph):
+        if both or graph.details.unbuilt or not is_decoder(graph):
             continue
         if kind not in sizes or size < sizes[kind][0]:
             sizes[kind] = (size, name)

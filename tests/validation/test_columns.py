@@ -95,7 +95,7 @@ def test_nothing_searches_texts_for_patterns():
         ({"schedule": "chimera"}, "schedule = 'chimera': "),
         ({"zero_stage_or_fsdp": "sharded"}, "zero_stage_or_fsdp 'sharded' is not a known word; allowed: 0 to 3"),
         ({"zero_stage_or_fsdp": "ZeRO-1 within 3 ranks of a node"}, "3 ranks do not divide the 8"),
-        ({"gpu_type": "Gaudi 3"}, "no profile for gaudi 3"),
+        ({"gpu_type": "Gaudi 1"}, "no profile for gaudi 1"),
         ({"gpu_type": "A100 16GB"}, "no profile for a100 16gb"),
         ({"dp": "4"}, "tp x cp x pp x dp is not n_gpus"),
         ({"iteration_time_s": "-1"}, "iteration_time_s = -1 is negative"),

@@ -65,12 +65,12 @@ def test_reasons_are_counted(tmp_path: Path) -> None:
     """Rates beyond the peak, unknown devices and unknown operations are not modelled, each for its reason."""
     rows = (
         "mine,matmul,H100 SXM,bf16,,4096,4096,4096,,,,,,,,2000\n"
-        "mine,matmul,Gaudi 3,bf16,,4096,4096,4096,,,,,,,100,\n"
+        "mine,matmul,Gaudi 1,bf16,,4096,4096,4096,,,,,,,100,\n"
         "mine,hbm_copy,H100 SXM,bf16,,,,,,,,,,,100,\n"
     )
     assert set(table(tmp_path, KERNELS + rows)["unmodelled_reasons"]) == {  # type: ignore[call-overload]
         "a rate beyond the device's peak",
-        "no profile for gaudi 3; name one in the column hardware (simpar list hardware)",
+        "no profile for gaudi 1; name one in the column hardware (simpar list hardware)",
         "hbm_copy: neither a product nor dense attention",
     }
 
