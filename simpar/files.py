@@ -470,9 +470,11 @@ def find(name: str | Path, kind: str, what: str) -> Path:
     if isinstance(name, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         return Path(name)
     files = bundled(kind)
-    if text not in files and Path(text).is_dir():
+    if text in files:
+        return files[text]  # before other names are read, which takes as long as several profiles
+    if Path(text).is_dir():
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
-    if text not in files and Path(text).is_file():
+    if Path(text).is_file():
         return Path(text)
     return files[choose(aliases(kind).get(plain_name(text), text), files, what, also=aliases(kind))]
 
