@@ -470,12 +470,10 @@ def find(name: str | Path, kind: str, what: str) -> Path:
     if isinstance(name, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         return Path(name)
     files = bundled(kind)
-    if text in files:
-        return files[text]  # before other names are read, which takes as long as several profiles
+    if text in files or Path(text).is_file():  # other names take as long to read as several profiles
+        return files.get(text, Path(text))
     if Path(text).is_dir():
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
-    if Path(text).is_file():
-        return Path(text)
     return files[choose(aliases(kind).get(plain_name(text), text), files, what, also=aliases(kind))]
 
 
