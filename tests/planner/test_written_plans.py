@@ -58,7 +58,22 @@ def test_other_hardware_may_be_named(written, capsys):
     """A flag wins over the cluster that the file names."""
     plan, answer = written["uniform"]
     assert (
-        cli.run(["simulate", str(plan), "--hardware", "dgx-h100", "--dp", "8", "--micro-batch", "1", "--json", "-"])
+        cli.run(
+            [
+                "simulate",
+                str(plan),
+                "--hardware",
+                "dgx-h100",
+                "--tp",
+                "1",
+                "--dp",
+                "8",
+                "--micro-batch",
+                "1",
+                "--json",
+                "-",
+            ]
+        )
         == 0
     )
     result = json.loads(capsys.readouterr().out)

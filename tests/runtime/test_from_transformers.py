@@ -22,14 +22,9 @@ def write(folder, kind):
     (folder / "model.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize(
-    ("kind", "zero"),
-    [
-        ("qwen3_next", 3),
-        *(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ("qwen3_next", "deepseek_v32", "diffllama")),
-        *(pytest.param(kind, 3, marks=pytest.mark.slow) for kind in ("deepseek_v32", "diffllama")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32", "diffllama"])
 def test_shared_states_train_as_one_process_does(forked, tmp_path, kind, zero):
     """DDP and FSDP over two ranks give the losses of one, and the run says whose class it is."""
     write(tmp_path, kind)
