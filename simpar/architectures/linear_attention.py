@@ -20,7 +20,6 @@ from simpar.architectures.graph import Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
 
 VALUES: Size = term("linear_heads", "linear_value_dim")
-KEYS: Size = term("linear_key_heads", "linear_key_dim")
 QUERIES_KEYS: Size = term("linear_key_heads", "linear_key_dim", times=2)
 MIXED: Size = (*QUERIES_KEYS, *VALUES)
 HEADS: Size = term("linear_heads")

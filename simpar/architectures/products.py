@@ -4,6 +4,7 @@ from simpar.architectures.graph import Operator, Size, Weight, term
 
 TOKENS: Size = term("batch", "seq")
 HIDDEN: Size = term("hidden")
+QUERY: Size = term("heads", "head_dim")
 
 
 def product(left: Size, right: Size) -> Size:

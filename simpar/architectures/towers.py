@@ -7,9 +7,8 @@ which a pipeline can cut anywhere; an encoder's output travels past every decode
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
-from simpar.architectures.products import HIDDEN, TOKENS, product, project
+from simpar.architectures.products import HIDDEN, QUERY, TOKENS, product, project
 from simpar.architectures.transformer import (
-    QUERY,
     LayerVariant,
     Shape,
     Style,

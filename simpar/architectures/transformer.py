@@ -8,9 +8,9 @@ from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGrap
 from simpar.architectures.latent import LatentShape, latent_attention
 from simpar.architectures.linear_attention import LinearShape, linear_attention
 from simpar.architectures.mixture import Mixture, mixture, outputs
-from simpar.architectures.products import HIDDEN, TOKENS, project
+from simpar.architectures.products import HIDDEN, QUERY, TOKENS, project
+from simpar.architectures.short_convolution import ShortConvolution, short_convolution
 
-QUERY: Size = term("heads", "head_dim")
 QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
 
 
@@ -19,7 +19,7 @@ class Shape:
     """Sizes of a decoder; ``head_dim`` need not be hidden / heads.
 
     ``mixture`` are the sizes of layers with experts, ``latent`` those of latent attention, ``linear`` those of linear
-    attention.
+    attention, ``convolution`` those of convolutions in the place of attention.
     """
 
     vocab: int
@@ -33,6 +33,7 @@ class Shape:
     mixture: Mixture | None = None
     latent: LatentShape | None = None
     linear: LinearShape | None = None
+    convolution: ShortConvolution | None = None
 
     @property
     def dims(self) -> dict[str, int]:
@@ -52,7 +53,8 @@ class LayerVariant:
 
     These are the attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are
     ``rotary``, whether attention is ``linear`` or ``reuses_keys`` that an earlier layer's indexer has chosen, whether
-    ``experts`` replace the MLP, and whether the layer predicts a further token (``prediction``).
+    the layer ``convolves`` instead, whether ``experts`` replace the MLP, and whether it predicts a further token
+    (``prediction``).
     """
 
     window: int | None = None
@@ -60,6 +62,7 @@ class LayerVariant:
     rotary: bool = True
     linear: bool = False
     reuses_keys: bool = False
+    convolves: bool = False
     experts: bool = False
     prediction: bool = False
 
@@ -67,12 +70,11 @@ class LayerVariant:
     def name(self) -> str:
         """The name of the layer's block."""
         words = ["prediction" if self.prediction else "layer"]
-        words += (
-            ["linear"] * self.linear
-            + ["reusing"] * self.reuses_keys
-            + ["moe"] * self.experts
-            + ["nope"] * (not self.rotary)
-        )
+        marked = {
+            "linear": self.linear, "reusing": self.reuses_keys, "convolution": self.convolves, "moe": self.experts,
+            "nope": not self.rotary,
+        }  # fmt: skip
+        words += [word for word, is_so in marked.items() if is_so]
         words += [f"{'chunk' if self.chunked else 'window'}_{self.window}"] * (self.window is not None)
         return "_".join(words)
 
@@ -246,7 +248,9 @@ def _serial_layer(
 
 
 def _mix(source: str, style: Style, kind: LayerVariant, parts: Shape | None, *, dropout: bool) -> list[Operator]:
-    """The attention of a layer: linear, latent or usual."""
+    """The attention of a layer: linear, latent or usual; or the convolution in its place."""
+    if kind.convolves and parts and parts.convolution:
+        return short_convolution(source, parts.convolution)
     if kind.linear and parts and parts.linear:
         return linear_attention(source, parts.linear)
     if parts and parts.latent:

@@ -9,17 +9,14 @@ from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import llama_shape, mark_unbuilt, style_of, with_experts
-from simpar.architectures.short_convolution import build_convolutional
-from simpar.architectures.transformer import Shape, Style
+from simpar.architectures.short_convolution import ShortConvolution
+from simpar.architectures.transformer import LayerVariant, Shape, Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, patches_of, vit_shape
 from simpar.errors import UserError
 
 CONVOLUTIONS = "short convolutions in the place of attention"
-UNUSED = (
-    "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_mlp_init_scale", "num_heads",
-    "block_use_xavier_init", "block_use_swiglu", "block_norm_eps", "theta",
-)  # fmt: skip
+UNUSED = ("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_mlp_init_scale", "num_heads")
 """Fields of released configs beside those that say the same."""
 STYLE = Style(tied=True, qk_norm="head")
 ROPE = Positions(Rope(1_000_000.0))
@@ -66,18 +63,14 @@ def _build(config: Config, name: str, shape: Shape, experts: tuple[bool, ...]) -
     attends = [layer in at for layer in range(shape.layers)] if kinds is None else [kind != "conv" for kind in kinds]
     tied = config.flag("tie_embedding", default=True)
     style = style_of(config.having({"tie_word_embeddings": tied}, unless_given=True), STYLE)
-    graph = build_convolutional(
-        name, shape, style, tuple(zip(attends, experts, strict=True)),
-        kernel=config.size("conv_L_cache", default=3), bias=config.flag("conv_bias", default=False),
+    layers = tuple(
+        LayerVariant(convolves=not own, experts=routed) for own, routed in zip(attends, experts, strict=True)
+    )
+    convolution = ShortConvolution(
+        config.size("conv_L_cache", default=3), bias=config.flag("conv_bias", default=False)
     )  # fmt: skip
-    for unused in (
-        "conv_dim",
-        "conv_dim_out",
-        "conv_use_xavier_init",
-        "block_dim",
-        "block_mlp_init_scale",
-        "num_heads",
-    ):
+    graph = build(name, replace(shape, convolution=convolution), style, layers=layers)
+    for unused in UNUSED:
         config.data.get(unused)
     return mark_unbuilt(graph, CONVOLUTIONS)
 

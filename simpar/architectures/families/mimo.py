@@ -10,7 +10,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import Block, ModelGraph, Operator, Size, Weight, term
-from simpar.architectures.products import HIDDEN, product
+from simpar.architectures.products import HIDDEN, QUERY, product
 from simpar.architectures.reading import (
     ATTENTION_BIAS,
     llama_shape,
@@ -19,7 +19,7 @@ from simpar.architectures.reading import (
     style_of,
     with_experts,
 )
-from simpar.architectures.transformer import QUERY, LayerVariant, build
+from simpar.architectures.transformer import LayerVariant, build
 from simpar.errors import UserError
 
 NARROW = "values narrower than keys, and key-value heads that differ by layer"
