@@ -22,6 +22,7 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import SCHEDULES
+from simpar.frameworks.trainer_words import TORCH_UPDATE
 from simpar.frameworks.trainers import ATTENTION
 from simpar.frameworks.words import Assumed, WordTable
 from simpar.plan.choices.tuning import Projection
@@ -313,17 +314,7 @@ READER = Reader(
             "autopipeline.*",
         ),
         deciding={
-            **dict.fromkeys(
-                (
-                    "optimizer.foreach",
-                    "optimizer.fused",
-                    "optimizer.capturable",
-                    "optimizer.store_param_remainders",
-                    "optimizer.quantize",
-                    "optimizer.offload_gradients",
-                ),
-                "how the update runs and what it keeps: time and memory",
-            ),
+            **TORCH_UPDATE,
             "recipe": "an encoder of images beside the language model, and its tokens: time and memory",
             "model.use_liger_kernel": "fused operators: time and memory",
             "loss_fn.fp32_upcast": "the dtype of logits: memory",

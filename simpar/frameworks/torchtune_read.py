@@ -24,6 +24,7 @@ from simpar.frameworks.overrides import (
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_words import TORCH_UPDATE, VISION
 from simpar.frameworks.words import Assumed, WordTable
 from simpar.precisions import LONG_NAMES
 
@@ -43,7 +44,6 @@ READ_RECIPES = ("full_finetune_distributed", "full_finetune_single_device", "lor
 NOT_MODELLED = {"teacher_": "a teacher's passes", "ref_checkpointer": "preferences or rewards", "reward_": "rewards",
                 "ppo_": "rewards", "grpo_": "rewards"}  # fmt: skip
 """Beginnings of options by which recipes of other kinds are known, and what those do."""
-VISION = "a tower of another kind: its time and memory"
 USUAL_SEQ_LEN = 2048
 ALIKE = {"llama3_3_70b": "llama-3.1-70b"}
 """Models of torchtune that have the architecture of a shipped one of another name."""
@@ -257,17 +257,7 @@ READER = Reader(
             "model.*_len",
         ),
         deciding={
-            **dict.fromkeys(
-                (
-                    "optimizer.foreach",
-                    "optimizer.fused",
-                    "optimizer.capturable",
-                    "optimizer.store_param_remainders",
-                    "optimizer.quantize",
-                    "optimizer.offload_gradients",
-                ),
-                "how the update runs and what it keeps: time and memory",
-            ),
+            **TORCH_UPDATE,
             **dict.fromkeys(
                 ("model.image_size", "model.*coder_trainable", "model.fusion_trainable", "tokenizer.image_size"), VISION
             ),

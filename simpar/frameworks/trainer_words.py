@@ -6,6 +6,14 @@ from simpar.frameworks.words import WordTable
 FAST = "kernels and fused operators: time and memory"
 PREFERENCE = "another loss than the next token's: further passes, sequences and models"
 VISION = "a tower of another kind: its time and memory"
+TORCH_UPDATE = dict.fromkeys(
+    (
+        "optimizer.foreach", "optimizer.fused", "optimizer.capturable", "optimizer.store_param_remainders",
+        "optimizer.quantize", "optimizer.offload_gradients",
+    ),
+    "how the update runs and what it keeps: time and memory",
+)  # fmt: skip
+"""Options of torch's optimizers, and of those of torchao and Transformer Engine, in YAML."""
 WORDS = ACCELERATE | WordTable(
     idle=(
         "output_dir", "*_dir", "overwrite_*", "do_*", "*learning_rate*", "lr*", "*lr", "weight_decay", "adam_*",
