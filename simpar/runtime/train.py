@@ -42,7 +42,7 @@ from simpar.tracing.code import load_user_module
 
 @dataclass(frozen=True)
 class Session:
-    """One rank's run in progress."""
+    """One rank's run in progress; ``further`` layers of the model predict tokens behind the next."""
 
     job: RunJob
     prepared: Prepared
@@ -50,6 +50,7 @@ class Session:
     engine: TrainingEngine
     loader: Loader
     clock: Clock
+    further: int
     evaluation: Evaluation | None = None
 
     @property
@@ -176,7 +177,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     source = open_source(job.data, job.training, vocab, seed)
     shares = ranks.data_rank, plan.mesh.replicas
     loader = Loader(source, job.training.global_batch, *shares, seed)
-    return Session(job, prepared, ranks, engine, loader, clock, Evaluation.of(job, vocab, *shares))
+    return Session(job, prepared, ranks, engine, loader, clock, layers_of(graph), Evaluation.of(job, vocab, *shares))
 
 
 def _released(job: RunJob, rank: int) -> Released | None:
@@ -244,7 +245,7 @@ def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
     samples = torch.from_numpy(drawn).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.layout, session.ranks).positions(length, samples.device)
-    return samples[:, here], next_tokens(samples, here, layers_of(session.job.built_graph()))
+    return samples[:, here], next_tokens(samples, here, session.further)
 
 
 def seed_step(session: Session, step: int) -> None:
