@@ -175,7 +175,7 @@ def _starts(words: Sequence[str]) -> bool:
 DETERMINISM = "kernels that add in one order: time"
 IDLE = (
     "ckpt*", "logger*", "eval*", "data.*", "dataset*", "input_*", "output_*", "save_*", "load_checkpoint", "max_epochs",
-    "train.max_epochs", "train.num_episodes", "num_episodes", "train.seed", "seed", "adam*", "actor.*", "critic*",
+    "train.max_epochs", "train.num_episodes", "train.seed", "seed", "adam*", "actor.*", "critic*",
     "reward*", "ref*", "rollout.*", "vllm*", "algo*", "lr*", "learning_rate", "*_learning_rate", "min_lr*", "max_norm",
     "l2", "muon*", "optim*", "use_wandb", "wandb*", "use_tensorboard", "use_ms", "logging_steps", "max_samples",
     "prompt_*", "apply_chat_template", "tokenizer*", "disable_fast_tokenizer", "chosen_key", "rejected_key",

@@ -17,7 +17,6 @@ from simpar.plan.choices.tensor_parallel import REMOVED, REMOVED_SCHEMA
 from simpar.plan.mesh import AXES
 
 TENSOR = "tensor_parallel"
-TENSOR = "tensor_parallel"
 
 
 def get_flat(plan: Mapping[str, Any], key: str) -> Any:

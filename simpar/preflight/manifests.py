@@ -10,8 +10,6 @@ from simpar import files
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
-STARTS = re.compile(r"(?m)^(run|apiVersion):")
-"""What every text has that starts a command."""
 GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)")
 """Resources of a container that are devices."""
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion)[\"']?\s*:|^\{")
