@@ -129,8 +129,7 @@ def look_beside(name: str, source: str) -> Path | None:
 
 def find_beside(name: str, source: str) -> Path:
     """As :func:`look_beside`. Raises UserError where the file is not there."""
-    result = look_beside(name, source)
-    if result is None:
+    if (result := look_beside(name, source)) is None:
         raise UserError(f"{source}: {name}: no such file; allowed: a file here or beside the text")
     return result
 
@@ -480,18 +479,19 @@ def find(name: str | Path, kind: str, what: str) -> Path:
 @cache
 def aliases(kind: str) -> dict[str, str]:
     """The shipped file that each other name of a kind means, by its letters and digits."""
-    data = load(path).data if (path := aliases_file(kind)) else {}
+    data = other_names(kind)
     table = {meant: [*names, meant] for meant, names in data.get(kind, {}).items()}
     for part in data.get("parts", {}).get(kind, ()):
         table.setdefault(part["of"], []).extend(part["names"])
     return {plain_name(name): meant for meant, names in table.items() for name in names}
 
 
-def aliases_file(kind: str) -> Path | None:
-    """The file of other names beside the shipped files of a kind; None where they have none."""
+@cache
+def other_names(kind: str) -> dict[str, Any]:
+    """What the file of other names beside the shipped files of a kind says; nothing where they have none."""
     shipped = bundled(kind)
     path = next(iter(shipped.values())).parent.parent / "aliases.yaml" if shipped else None
-    return path if path is not None and path.is_file() else None
+    return load(path).data if path is not None and path.is_file() else {}
 
 
 def plain_name(text: str) -> str:

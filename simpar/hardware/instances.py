@@ -54,8 +54,7 @@ def instance_named(name: str) -> Instance | None:
 @cache
 def _known() -> dict[str, Instance]:
     """Instances by the letters and digits of their names."""
-    path = files.aliases_file("clusters")
-    table = files.load(path).data["parts"]["clusters"] if path else ()
+    table = files.other_names("clusters").get("parts", {}).get("clusters", ())
     return {
         name: Instance(part["devices"], parse_quantity(part["network"], "bytes_per_s") if "network" in part else None)
         for part in table for name in part["names"]

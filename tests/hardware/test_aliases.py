@@ -73,7 +73,7 @@ def test_counts_that_no_node_has_are_one_line(said: str, nodes: int | None, mess
 
 def test_every_alias_is_one_shipped_profile() -> None:
     """None names what is not there, and none is written twice; a part has fewer devices than its node."""
-    data = files.load(files.aliases_file("clusters")).data
+    data = files.other_names("clusters")
     table, parts = data["clusters"], data["parts"]["clusters"]
     names = [name for listed in (*table.values(), *(part["names"] for part in parts)) for name in listed]
     assert {*table, *(part["of"] for part in parts)} <= set(files.bundled("clusters"))
