@@ -218,8 +218,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
         _answered("micro_batch", given, notes)
         notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
+    graph = as_model(model, training.seq_len)  # that of the problem has its adapters
     problem = make_problem(
-        model, cluster, training, stack=plan.stack, base=plan, constraints=Constraints(fit_probability=facts.fits_with)
+        graph, cluster, training, stack=plan.stack, base=plan, constraints=Constraints(fit_probability=facts.fits_with)
     )
     if facts.model is not None:
         _check_sizes(given, facts.model, problem.graph)
@@ -235,7 +236,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     near = _nearby(problem, settled, target) if target else None
     words, idle = without_launchers(given.found.words)
     account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
-    supposed = tuple(Supposed(each, dict(_at_others(problem, model, plan, each))) for each in given.found.assumed)
+    supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
     if near is None:
         return checked
@@ -243,9 +244,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
 
 
-def _at_others(problem: Problem, model: str | ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
+def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:
     """The results at the other likely values of what is assumed, without those that are not allowed."""
-    graph = as_model(model, problem.training.seq_len)  # that of the problem has its adapters
     for value in assumed.others:
         training, stack = problem.training, problem.stack
         try:
