@@ -51,12 +51,16 @@ class YamlConverter:
         return self.scalar(node, kind, location)
 
     def mapping(self, node: Any, location: Location) -> dict[str, Any]:
-        """A dict whose keys are texts (numbers are taken as texts); no key twice."""
+        """A dict whose keys are texts (numbers are taken as texts); no key twice, but for those of merge keys.
+
+        What ``<<`` refers to lends its keys to the mapping, which wins over them; the first of several wins over the
+        others (https://yaml.org/type/merge.html).
+        """
         result: dict[str, Any] = {}
-        for key_node, item in node.value:
+        own = [(key, item) for key, item in node.value if _kind(key) != "merge"]
+        lent = self.lent([(key, item) for key, item in node.value if _kind(key) == "merge"], location)
+        for key_node, item in own:
             kind = _kind(key_node)
-            if kind == "merge":
-                self.fail(key_node, "merge keys (<<) are not allowed: write the keys out")
             if kind not in ("str", "int"):
                 self.fail(key_node, "a key must be a text or a whole number")
             key = str(self.scalar(key_node, kind, location))
@@ -64,6 +68,18 @@ class YamlConverter:
                 self.fail(key_node, f"key {key!r} appears twice")
             self.lines[(*location, key)] = key_node.start_mark.line + 1
             result[key] = self.value(item, (*location, key))
+        return {**lent, **result}
+
+    def lent(self, merges: Iterable[tuple[Any, Any]], location: Location) -> dict[str, Any]:
+        """What the merge keys of a mapping lend to it."""
+        result: dict[str, Any] = {}
+        below = (*location, "<<")
+        for key_node, item in merges:
+            for each in item.value if _kind(item) == "seq" else [item]:
+                if _kind(each) != "map":
+                    self.fail(key_node, "<< must name a mapping, or a list of mappings")
+                result = {**self.value(each, below), **result}
+        self.lines |= {(*location, key): self.lines.get((*below, key), 0) for key in result}
         return result
 
     def scalar(self, node: Any, kind: str, location: Location) -> Any:

@@ -202,7 +202,7 @@ def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[in
 
 def may_be_tuned(plan: Plan) -> bool:
     """Whether the rest of a plan allows adapters and frozen layers."""
-    return not (plan.pipeline.stages or plan.offload.offload_parameters != "none" or replicas_are_independent(plan))
+    return not (plan.pipeline.stages or replicas_are_independent(plan))
 
 
 def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
@@ -212,8 +212,7 @@ def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
         return graph
     if not may_be_tuned(plan):
         raise UserError(
-            "plan.tuning: not with stages of their own, offload_parameters or replicas that step on their own; "
-            "allowed: none of them"
+            "plan.tuning: not with stages of their own or replicas that step on their own; allowed: none of them"
         )
     stored, precision = tuning.frozen_dtype, plan.numerics.precision
     if stored in narrower(16) and stored != precision:

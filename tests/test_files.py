@@ -64,7 +64,8 @@ def test_good_file(tmp_path: Path) -> None:
         ("name: x->name: !!binary aGk=", r"device.yaml:1: tag \S+binary is not allowed"),
         ("name: x->name: x\n? [a]\n: 1", r"device.yaml:2: a key must be a text"),
         ("name: x->name: x\nnull: 1", r"device.yaml:2: a key must be a text"),
-        ("name: x->name: x\nk: {<<: {a: 1}}", r"device.yaml:2: merge keys"),
+        ("name: x->name: x\nk: {<<: 1}", r"device.yaml:2: << must name a mapping"),
+        ("name: x->name: x\nk: &k {<<: *k}", r"device.yaml:2: nested more than"),
         ("name: x->name: &a [*a]", r"device.yaml:1: nested more than 40"),
         ("name: x->name: *a", r"device.yaml:1: not valid YAML .*undefined alias"),
         ("name: x->%YAML 1.1\n---\nname: yes", r"device.yaml:3: name = 'yes' is no YAML 1.2 bool"),
@@ -77,6 +78,15 @@ def test_bad_content_names_file_line_and_rule(tmp_path: Path, change: str, messa
     text = new + DEVICE.removeprefix(old) if new.startswith("%") else DEVICE.replace(old, new)
     with pytest.raises(UserError, match=message):
         parse(Device, load(written(tmp_path, text)))
+
+
+def test_merge_keys_lend_what_a_mapping_lacks(tmp_path: Path) -> None:
+    """Its own keys win wherever they stand, then the first of several; nested ones are read, too."""
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2, z: 2}\nc:\n  z: 3\n  <<: [*b, {y: 4, w: 4}]\n"
+    document = load(written(tmp_path, text))
+    assert document.data["c"] == {"x": 1, "y": 2, "z": 3, "w": 4}
+    assert document.place(("c", "w")).endswith(":5")
+    assert document.place(("c", "z")).endswith(":4")
 
 
 def test_several_problems_are_a_line_each(tmp_path: Path) -> None:

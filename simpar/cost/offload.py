@@ -27,14 +27,16 @@ class HostMemory:
         return self.optimizer_bytes + self.gradients_bytes + self.parameters_bytes + self.activations_bytes
 
 
-def host_memory(layout: Layout, stack: Stack, share: float, activations_bytes: float) -> HostMemory:
+def host_memory(layout: Layout, stack: Stack, share: float, frozen: float, activations_bytes: float) -> HostMemory:
     """What a rank keeps on the host; ``share`` is the number of parameters that it updates.
+
+    ``frozen`` are its frozen weights, in elements of the compute dtype.
 
     Gradients wait there in fp32. The buffers through which drives read and write are not counted.
     """
     away = layout.host_share * share
     states = away * host_state_bytes(layout)
-    parameters = share * parameter_widths(layout, stack).compute
+    parameters = (share + frozen) * parameter_widths(layout, stack).compute
     return HostMemory(
         optimizer_bytes=states * (layout.offload_optimizer == "cpu"),
         gradients_bytes=away * _WIDE,

@@ -32,6 +32,7 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS as OF_TORCH
+from simpar.frameworks.trainer_arguments import split_command
 from simpar.frameworks.trainer_read import DTYPES
 from simpar.frameworks.trainer_words import PREFERENCE
 from simpar.frameworks.words import WordTable, is_off
@@ -152,7 +153,8 @@ def _resolved(data: Mapping[str, Any], words: Sequence[str], source: str) -> Opt
 def _plan(given: Options) -> Imported:
     if not any(key.startswith(_POLICY) for key in given):
         raise UserError(
-            f"{given.source}: no policy of NeMo-RL: it has a section policy with dtensor_cfg or megatron_cfg"
+            f"{given.source}: no policy of NeMo-RL: it has a section policy with dtensor_cfg or megatron_cfg; the "
+            "updates of GRPO and its kin by TRL are not modelled"
         )
     model, ask = find_policy(given.text(f"{_POLICY}model_name"), given.source)
     is_core = bool(given.get(f"{CORE}enabled"))
@@ -290,10 +292,16 @@ def _core(given: Options, model: str | None) -> Imported:
 
 def _starts(words: Sequence[str]) -> bool:
     script = next((word for word in words if PurePath(word).stem in CONFIG_OF and word.endswith(".py")), None)
-    if script is None:
+    command = split_command(words) if script is not None else None
+    if command is None or command.launched_by in ("accelerate", "deepspeed", "torchrun"):  # it starts its ranks by Ray
         return False
     own = any(re.match(r"[+~]{0,2}(policy|cluster|grpo|sft|dpo|ppo|rm)\.", word) for word in words)
-    return own or "grpo" in script or "examples/run_" in script or "uv" in [PurePath(word).name for word in words]
+    return (
+        own
+        or "grpo" in command.script
+        or "examples/run_" in command.script
+        or "uv" in [PurePath(word).name for word in words]
+    )
 
 
 def _owns(data: Mapping[str, Any]) -> bool:

@@ -224,8 +224,11 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
     held: dict[int, tuple[float, ...]] = {}
     for stage in set(lowered.stage_of_class.tolist()):
         builder, own = lowered.maker.builders[stage], lowered.maker.builders[stage].job
-        share = float(builder.sync.share(builder.parameters_of_rank(stage)))
-        held[stage] = astuple(host_memory(own.layout, own.stack, share, _activations(lowered, stage)))
+        share, still = (
+            float(builder.sync.share(each))
+            for each in (builder.parameters_of_rank(stage), builder.frozen_of_rank(stage))
+        )
+        held[stage] = astuple(host_memory(own.layout, own.stack, share, still, _activations(lowered, stage)))
     by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])
     by_rank = by_class[lowered.quotient.class_of_rank]
     nodes = by_rank.reshape(cluster.nodes, -1, by_class.shape[1]).sum(axis=1)

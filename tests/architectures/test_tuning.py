@@ -227,7 +227,7 @@ def test_optimizers_see_the_matrices_of_adapters():
     [
         ("t5-11b", {"lora_rank": 8}, "an encoder with a decoder"),
         ("llama-3-8b", {"frozen_layers": 32}, "fewer"),
-        ("llama-3-8b", {"lora_rank": 8, "zero": 3, "offload_parameters": "cpu"}, "offload_parameters"),
+        ("llama-3-8b", {"lora_rank": 8, "sync": "diloco"}, "on their own"),
     ],
 )
 def test_what_is_not_modelled_says_so(model, plan, words):

@@ -116,6 +116,23 @@ def test_only_the_neighbour_behind_the_switch_disturbs():
     assert disturbed.step_time_s > usual.step_time_s
 
 
+@pytest.mark.parametrize(("dtype", "each"), [("nf4", 4.127 / 8), ("bf16", 2)])
+def test_frozen_weights_are_on_the_host_as_they_are_stored(dtype, each):
+    """Adapters beside weights that come from the host: matrices of layers in 4.127 or 16 bits, the rest in 16.
+
+    Llama-3 8B has 6,979,321,856 values in matrices of layers, 1,050,673,152 in two tables and 266,240 in norms.
+    """
+    plan = {"zero": 3, "lora_rank": 8, "frozen_dtype": dtype, "recompute": "full", "micro_batch": 1}
+    away = {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
+    here, there = (step("llama-3-8b", **plan, **moved) for moved in ({}, away))
+    whole, adapters = 6_979_321_856 * each + 2 * (1_050_673_152 + 266_240), 20_971_520
+    assert there.memory.host.parameters == pytest.approx(whole + 2 * adapters, rel=1e-3)
+    released = here.memory.static_memory_bytes - there.memory.static_memory_bytes
+    assert released == pytest.approx((whole + 14 * adapters) / 8, rel=1e-3)  # 2 of a weight and 12 of states leave
+    link = H100.profile.host.pcie_bandwidth
+    assert there.communication["offload"].busy_s > whole / 8 / link
+
+
 def update_s(cluster, **plan):
     """Seconds from the first to the last tile of the update on the host."""
     job = make_job("gpt2-xl", cluster, simpar.Plan(micro_batch=8, **plan), TRAINING)

@@ -322,6 +322,8 @@ WIDE_OFFLOADED = [
     {"tp": 4, "ep": 2, "etp": 2, "sequence_parallel": True, **AWAY, "model": "latent"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", **AWAY, "model": "further", "offload_activations": 0.5},
     {"dp": 4, "zero": 2, "lora_rank": 2, **AWAY, "offload_activations": 0.5},
+    {"dp": 4, "zero": 3, "lora_rank": 2, **PARAMETERS, "recompute": "full"},
+    {"dp": 2, "pp": 2, "zero": 3, "frozen_layers": 1, **PARAMETERS},
 ]
 CONTINUED_ON_HOST = [
     {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "then": {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5}},

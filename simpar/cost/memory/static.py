@@ -312,7 +312,9 @@ def cast_term(layout: Layout, stack: Stack, matrices: Numbers, *, sharded: Flags
 
 
 def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layout: Layout) -> Numbers:
-    """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3."""
+    """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3, none where they are fetched."""
+    if layout.offload_parameters != "none":
+        return 0.0
     width = widths.compute
     total: Numbers = 0.0
     twice = graph.tied_embeddings * graph.embedding.has_no_backward * held.ends_meet

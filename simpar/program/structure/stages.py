@@ -376,6 +376,19 @@ class ActionBuilder(ABC):
             held[kind] -= count
         return held
 
+    def frozen_of_rank(self, pipeline_rank: int) -> dict[str, float]:
+        """Frozen weights of a pipeline rank before sharding, as :meth:`parameters_of_rank`.
+
+        They are counted in elements of the compute dtype: one in 4 bits is a quarter of one in 16. A tied table that is
+        frozen counts once.
+        """
+        blocks, graph = [piece.block for piece in self.held(pipeline_rank)], self.job.graph
+        each = [self._frozen(block) for block in blocks]
+        result = {kind: sum(one.get(kind, 0.0) for one in each) for kind in (DENSE, EXPERTS)}
+        if graph.tied_embeddings and graph.embedding.has_no_backward and {graph.embedding, graph.head} <= set(blocks):
+            result[DENSE] -= self._frozen(graph.embedding)[DENSE]
+        return result
+
     def _moved(self, block: Block) -> dict[str, float]:
         """Parameters that data parallelism gathers and reduces for a block.
 
