@@ -69,8 +69,8 @@ def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> 
 def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
     """Forward FLOP of core attention per token: 2 a (d_k + d_v) s per layer, half of it under "causal".
 
-    Windows, and numbers of chosen keys, bound s. "causal" halves masked attention only: towers that see all of their
-    input count in full. An indexer adds 2 s per feature of its heads.
+    Windows, and selections of keys, bound s. "causal" halves masked attention only: towers that see all of their
+    input count in full. An indexer adds 2 FLOP per key that it scores and feature of its heads.
     """
     return _attention_flop(graph, seq_len, _layers(graph), convention)
 
@@ -79,14 +79,14 @@ def _attention_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...], 
     total = 0.0
     for op, dims in _operators(graph, seq_len, blocks):
         if op.kind == "indexer":
-            keys = dims["context"] if convention == "full" else dims["context"] / 2
+            keys = dims["context"] / dims["index_ratio"] / (1 if convention == "full" else 2)
             total += 2.0 * dims["index_heads"] * dims["index_dim"] * keys * (_count(op.rows, dims) / seq_len)
         if op.attention is None:
             continue
         context, mask = dims[op.attention.context], op.attention
         width = _count(mask.key_dim, dims) + _count(mask.value_dim, dims)
-        window = min(mask.limit or context, mask.document or context, context)
-        seen = window if convention == "full" or not mask.causal else float(mask.mean_keys(context))
+        counted = mask.most_keys if convention == "full" or not mask.causal else mask.mean_keys
+        seen = float(counted(context))
         total += 2.0 * dims["heads"] * width * seen * (_count(op.rows, dims) / seq_len)
     return total
 

@@ -20,7 +20,7 @@ Size = tuple[tuple[int, tuple[str, ...]], ...]
 
 SHARDED_DIMS = (
     "heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups", "linear_heads",
-    "linear_key_heads",
+    "linear_key_heads", "o_groups",
 )  # fmt: skip
 PRODUCTS = ("matmul", "grouped_matmul", "router")
 INPUT = "input"
@@ -45,7 +45,7 @@ def term(*names: str, times: int = 1) -> Size:
     return ((times, names),)
 
 
-HEAD_DIM, KV_HEADS, ONE = term("head_dim"), term("kv_heads"), term()
+HEAD_DIM, KV_HEADS, ONE, HIDDEN = term("head_dim"), term("kv_heads"), term(), term("hidden")
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,31 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Keys of a causal mask that each stand for ``ratio`` tokens, of which ``keys`` are chosen for a query (None: all).
+
+    They are chosen in blocks of ``block`` keys, that of the query among them.
+    """
+
+    keys: int | None = None
+    ratio: int = 1
+    block: int = 1
+
+    def most_keys(self, context: Numbers) -> Numbers:
+        """The most keys that a query sees among those of ``context`` tokens."""
+        made = context / self.ratio
+        return made if self.keys is None else np.minimum(self.keys, made)
+
+    def mean_keys(self, context: Numbers) -> Numbers:
+        """Keys that a query sees on average: k - k^2/(2 n) of n keys where k are chosen, n/2 of all.
+
+        Of blocks of b keys, that of the query is half behind it: (b - 1)/2 fewer where not all are seen.
+        """
+        made, keys = context / self.ratio, self.most_keys(context)
+        return keys - keys * keys / (2 * made) - (self.block - 1) / 2 * (1 - keys / made)
+
+
+@dataclass(frozen=True)
 class AttentionPattern:
     """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None).
 
@@ -73,7 +98,8 @@ class AttentionPattern:
     of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
     that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
     ``document`` is the mean number of tokens in a token's document, where a sequence holds several documents
-    (:mod:`simpar.architectures.documents`). ``chosen`` is the number of keys that an indexer chooses for a query.
+    (:mod:`simpar.architectures.documents`). A ``selection`` of keys takes the place of all of them, and
+    adds to those of a window.
     """
 
     causal: bool = True
@@ -85,29 +111,40 @@ class AttentionPattern:
     kv_heads: Size = KV_HEADS
     context: str = "context"
     document: float | None = None
-    chosen: int | None = None
+    selection: Selection | None = None
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a window, an indexer or a document bounds the keys that queries see."""
-        return self.limit is not None or self.document is not None
+        """Whether a window, a selection or a document bounds the keys that queries see."""
+        return self.window is not None or self.selection is not None or self.document is not None
 
-    @property
-    def limit(self) -> int | None:
-        """The most keys of a query: those of its window, or those chosen for it; None: all."""
-        return self.chosen if self.window is None else self.window
+    def most_keys(self, context: Numbers) -> Numbers:
+        """The most keys that a query sees among ``context`` tokens; in packed sequences, of its document only."""
+        if self.document is not None:
+            context = np.minimum(context, self.document)
+        near = context if self.window is None else np.minimum(self.window, context)
+        if self.selection is None:
+            return near
+        return self.selection.most_keys(context) + (0 if self.window is None else near)
 
     def mean_keys(self, context: Numbers) -> Numbers:
         """Keys that a query sees on average among ``context`` keys; in packed sequences, those of its document only.
 
-        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens, or of w chosen keys; w/2 in
-        chunks of w tokens.
+        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens; w/2 in chunks of w tokens;
+        those of a selection beside.
         """
         if self.document is not None:
             context = np.minimum(context, self.document)
-        if self.limit is None:
+        if self.selection is not None:
+            return self.selection.mean_keys(context) + (0 if self.window is None else self._near(context))
+        if self.window is None:
             return context / 2 if self.causal else context
-        keys = np.minimum(self.limit, context)
+        return self._near(context)
+
+    def _near(self, context: Numbers) -> Numbers:
+        """Keys in the window."""
+        assert self.window is not None, "asked for only with a window"
+        keys = np.minimum(self.window, context)
         if not self.causal:
             return keys
         return keys / 2 if self.chunked else keys - keys * keys / (2 * context)
@@ -166,8 +203,9 @@ class Block:
     """Operators in execution order; the output of the last one is the block's output.
 
     A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
-    "scope.seq", ... replace those of the model. ``passes`` are elements that travel on beside the output, such as an
-    encoder's output past the layers of a decoder. A block that ``has_no_backward`` has nothing trained in it or below
+    "scope.seq", ... replace those of the model. ``stream`` are the elements of a token in the residual stream at the
+    block's ends; ``passes`` are elements that travel on beside the output, such as an encoder's output past the layers
+    of a decoder. A block that ``has_no_backward`` has nothing trained in it or below
     it: no gradient passes through it, and nothing is kept for one.
     """
 
@@ -176,6 +214,7 @@ class Block:
     scope: str = ""
     passes: Size = ()
     has_no_backward: bool = False
+    stream: Size = HIDDEN
 
     def view(self, dims: Mapping[str, Number]) -> Mapping[str, Number]:
         """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""
@@ -320,8 +359,8 @@ class ModelGraph:
 
     @property
     def chooses_keys(self) -> bool:
-        """Whether an indexer chooses the keys of every query."""
-        return "index_topk" in self.dims
+        """Whether an indexer chooses the keys of every query, or keys are of several tokens."""
+        return "index_topk" in self.dims or "compressed" in self.dims
 
     @property
     def needs_whole_sequences(self) -> bool:

@@ -162,8 +162,8 @@ def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: floa
 
 def _gating(config: Config, usual: Gating) -> Gating:
     score = config.text("scoring_func") or usual.score
-    if score not in ("softmax", "sigmoid", "sigmoid_of_input", "sparse_mixer"):
-        raise UserError(f"{config.source}: scoring_func = {score}: allowed: softmax, sigmoid")
+    if score not in ("softmax", "sigmoid", "sigmoid_of_input", "sparse_mixer", "sqrtsoftplus"):
+        raise UserError(f"{config.source}: scoring_func = {score}: allowed: softmax, sigmoid, sqrtsoftplus")
     return replace(
         usual,
         score=score,

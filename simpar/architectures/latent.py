@@ -1,8 +1,7 @@
 """Multi-head latent attention: queries, keys and values are projected from two small latents.
 
 Where an indexer chooses the keys of every query, heads attend to the latents themselves, which they share, so that
-chosen ones are read once: queries are projected into the latent, and outputs out of it. The indexer scores every
-earlier token with a few small heads, each with a weight of its own, and keeps the best [DeepSeek-AI 2025, arXiv
+chosen ones are read once: queries are projected into the latent, and outputs out of it [DeepSeek-AI 2025, arXiv
 2512.02556, section 2.1].
 
 Products into the latents are whole on every tensor-parallel rank and work on its rows of the sequence; products out of
@@ -12,21 +11,8 @@ the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.
 from dataclasses import dataclass
 
 from simpar.architectures.graph import ONE, AttentionPattern, Operator, Size, Weight, term
+from simpar.architectures.indexer import INDEX_QUERIES, Indexer, choose, learn
 from simpar.architectures.products import HIDDEN, TOKENS, project
-
-
-@dataclass(frozen=True)
-class Indexer:
-    """Sizes of what chooses ``topk`` keys for every query: ``heads`` of ``dim`` features."""
-
-    heads: int
-    dim: int
-    topk: int
-
-    @property
-    def dims(self) -> dict[str, int]:
-        """Named dims."""
-        return {"index_heads": self.heads, "index_dim": self.dim, "index_topk": self.topk}
 
 
 @dataclass(frozen=True)
@@ -34,7 +20,8 @@ class LatentShape:
     """Ranks of the latents (``query`` 0: queries are projected from the hidden state itself) and widths of one head.
 
     A head's queries and keys have ``plain`` features without positions and ``rotary`` ones with them; all heads share
-    the rotary key. With an ``indexer``, attention is sparse.
+    the rotary key. With an ``indexer``, attention is sparse. ``gated``: a sigmoid on every feature of the output, from
+    a product of the input.
     """
 
     query: int
@@ -43,6 +30,7 @@ class LatentShape:
     rotary: int
     value: int
     indexer: Indexer | None = None
+    gated: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -87,38 +75,43 @@ def latent_attention(
             "attention", "attention", TOKENS, values, "tensor", inputs=("rope", "value"),
             saves=("rope", "value", "attention", "lse"), attention=mask,
         ),
-        project("o_proj", "attention", values, HIDDEN),
+        *(_gate(source, values) if sizes.gated else []),
+        project("o_proj", "attention_gate" if sizes.gated else "attention", values, HIDDEN),
     ]  # fmt: skip
 
 
+def _gate(source: str, values: Size) -> list[Operator]:
+    """A gate on the output of every head."""
+    both = ("attention", "gate_proj")
+    return [
+        project("gate_proj", source, HIDDEN, values),
+        Operator("attention_gate", "gated_activation", TOKENS, values, "tensor", inputs=both, saves=both),
+    ]
+
+
 def _index(source: str, query: str, compressed: bool) -> list[Operator]:
-    """Choosing the keys of every query; every tensor-parallel rank does so for its rows of the sequence."""
+    """Queries, keys and weights of the indexer's heads, and the choice."""
     rank = term("q_rank") if compressed else HIDDEN
     weights = tuple(Weight(f"index_norm.{name}", term("index_dim"), "vector") for name in ("weight", "bias"))
-    inputs = ("index_q", "index_norm", "index_weights")
     return [
-        project("index_q", query, rank, term("index_heads", "index_dim"), region="sequence"),
+        project("index_q", query, rank, INDEX_QUERIES, region="sequence"),
         project("index_k", source, HIDDEN, term("index_dim"), region="sequence"),
         Operator(
             "index_norm", "norm", TOKENS, term("index_dim"), "sequence", weights=weights, inputs=("index_k",),
             saves=("index_k", "stats"),
         ),
         project("index_weights", source, HIDDEN, term("index_heads"), region="sequence"),
-        # the output are int32 places of the keys, which count as two elements of 16 bits
-        Operator("indexer", "indexer", TOKENS, term("index_topk", times=2), "sequence", inputs=inputs, saves=inputs),
+        choose("index_q", "index_norm", "index_weights"),
     ]  # fmt: skip
 
 
 def _sparse(indexer: Indexer, kind: str, *, indexed: bool) -> list[Operator]:
-    """Attention of all heads to chosen latents, with the products of every head into and out of the latent.
-
-    An indexer learns to score keys as the heads together attend to them; nothing flows back from it to the layer.
-    """
+    """Attention of all heads to chosen latents, with the products of every head into and out of the latent."""
     latent = term("heads", "kv_rank")
     keys = (*term("kv_rank"), *term("rotary_dim"))
-    pattern = AttentionPattern(key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, chosen=indexer.topk)
+    pattern = AttentionPattern(key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, selection=indexer.selection)
     read = ("rope", "kv_norm", "k_rotary", *(["indexer"] if indexed else []))
-    loss = Operator("index_loss", "index_loss", TOKENS, term("index_topk"), "tensor", inputs=("rope", "indexer"))
+    loss = learn(keys, "rope", "indexer")
     return [
         project("q_latent", "q_up", term("plain_dim"), latent),
         Operator("k_rotary", kind, TOKENS, term("rotary_dim"), "sequence", inputs=("kv_down",)),

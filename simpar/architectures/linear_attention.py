@@ -5,7 +5,7 @@ Every head keeps a state of key_dim x value_dim elements, which is worked throug
 - gated DeltaNet: the state decays by a number per head, and what it already holds for a key is replaced [Yang, Kautz
   and Hatamizadeh 2024, arXiv 2412.06464];
 - Kimi Delta Attention: the same with a decay of its own for every feature of a key, from a product of low rank, as
-  is its output gate [Kimi team 2025, arXiv 2510.26692];
+  is its output gate [Kimi team 2025, arXiv 2510.26692], where that is not of full rank [Kimi K3, arXiv 2607.24653];
 - lightning attention: the state decays by a constant of its head and nothing is replaced [Qin et al. 2024, arXiv
   2405.17381; MiniMax 2025, arXiv 2501.08313].
 
@@ -35,7 +35,7 @@ class LinearShape:
     """Sizes of a layer: ``heads`` of values, which share the ``key_heads`` of queries and keys.
 
     ``rule`` is the kind of its operator (a key of FLOP_PER_STATE), ``conv`` the kernel of its convolution (0: none),
-    ``chunk`` the tokens of a dense piece.
+    ``chunk`` the tokens of a dense piece. Kimi's output gate may come from one product (``full_gate``).
     """
 
     rule: str
@@ -45,6 +45,7 @@ class LinearShape:
     value_dim: int
     conv: int = 4
     chunk: int = 64
+    full_gate: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -57,10 +58,10 @@ class LinearShape:
 
 def linear_attention(source: str, sizes: LinearShape) -> list[Operator]:
     """Operators of one layer that reads ``source``; the last is the output projection."""
-    return _MAKERS[sizes.rule](source)
+    return _MAKERS[sizes.rule](source, sizes)
 
 
-def _gated_delta(source: str) -> list[Operator]:
+def _gated_delta(source: str, _: LinearShape) -> list[Operator]:
     """One product makes queries, keys, values, output gates, steps and decays."""
     columns = (*QUERIES_KEYS, *term("linear_heads", "linear_value_dim", times=2), *term("linear_heads", times=2))
     return [
@@ -72,9 +73,15 @@ def _gated_delta(source: str) -> list[Operator]:
     ]
 
 
-def _channel_delta(source: str) -> list[Operator]:
+def _channel_delta(source: str, sizes: LinearShape) -> list[Operator]:
     """Decays by feature and output gates come from products of a head's rank, which all ranks have whole."""
     narrow = term("linear_value_dim")
+    gate = [
+        project("gate_down", source, HIDDEN, narrow, region="sequence"),
+        project("gate_up", "gate_down", narrow, VALUES),
+    ]
+    if sizes.full_gate:
+        gate = [project("gate_up", source, HIDDEN, VALUES)]
     return [
         project("in_proj", source, HIDDEN, (*MIXED, *HEADS)),
         _convolution("in_proj"),
@@ -82,14 +89,13 @@ def _channel_delta(source: str) -> list[Operator]:
         project("decay_up", "decay_down", narrow, term("linear_heads", "linear_key_dim")),
         _core("channel_delta", "conv", ("decay", HEADS), ("step_bias", term("linear_heads", "linear_key_dim")),
               beside=("decay_up",)),
-        project("gate_down", source, HIDDEN, narrow, region="sequence"),
-        project("gate_up", "gate_down", narrow, VALUES),
+        *gate,
         *_normed("gate_up", narrow),
         project("out_proj", "output_gate", VALUES, HIDDEN),
     ]  # fmt: skip
 
 
-def _lightning(source: str) -> list[Operator]:
+def _lightning(source: str, _: LinearShape) -> list[Operator]:
     """Activated queries, keys and values; the output is normed over all heads before its gate."""
     packed = project("in_proj", source, HIDDEN, MIXED)
     act = Operator("qkv_activation", "activation", TOKENS, MIXED, "tensor", inputs=("in_proj",), saves=("in_proj",))
@@ -103,7 +109,7 @@ def _lightning(source: str) -> list[Operator]:
     ]
 
 
-_MAKERS: dict[str, Callable[[str], list[Operator]]] = {
+_MAKERS: dict[str, Callable[[str, LinearShape], list[Operator]]] = {
     "gated_delta": _gated_delta, "channel_delta": _channel_delta, "lightning": _lightning,
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ class Mixture:
 
     Families differ in ``bias`` (of experts), ``router_bias`` and ``shared_gate`` (a sigmoid on the shared expert).
     Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read (0: the model's).
-    ``clamped``: inputs of their activation are limited. A token first chooses ``chosen_groups`` of ``groups`` of
+    ``clamped``: inputs of activations are limited. A token first chooses ``chosen_groups`` of ``groups`` of
     experts, and then its experts among these (1 group: among all) [DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2].
     """
 
@@ -85,6 +85,11 @@ def outputs(sizes: Mixture) -> tuple[str, ...]:
     return (routed, "shared_down") if sizes.shared_ffn else (routed,)
 
 
+def clamp(name: str, source: str, columns: Size) -> list[Operator]:
+    """The limit on the inputs of an activation outside experts."""
+    return [Operator(name, "clamp", TOKENS, columns, "tensor", inputs=(source,), saves=(source,))]
+
+
 def _router(source: str, sizes: Mixture) -> Operator:
     weights = [Weight("router.weight", term("hidden", "num_experts"))]
     if sizes.router_bias:
@@ -103,7 +108,7 @@ def _experts(source: str, sizes: Mixture) -> list[Operator]:
         up.append(Weight("expert_up.bias", term("experts", "expert_ffn", times=sizes.columns), "expert"))
         down.append(Weight("expert_down.bias", term("experts", hidden), "expert"))
     wide = term("expert_ffn", times=sizes.columns)
-    clamp = Operator("expert_clamp", "clamp", ROUTED, wide, "expert", inputs=("expert_up",), saves=("expert_up",))
+    limit = Operator("expert_clamp", "clamp", ROUTED, wide, "expert", inputs=("expert_up",), saves=("expert_up",))
     activated = "expert_clamp" if sizes.clamped else "expert_up"
     return [
         Operator("dispatch", "dispatch", ROUTED, sizes.width, "expert", inputs=(source, "router")),
@@ -111,7 +116,7 @@ def _experts(source: str, sizes: Mixture) -> list[Operator]:
             "expert_up", "grouped_matmul", ROUTED, wide, "expert",
             contraction=sizes.width, weights=tuple(up), inputs=("dispatch",), saves=("dispatch",),
         ),
-        *([clamp] if sizes.clamped else []),
+        *([limit] if sizes.clamped else []),
         Operator(
             "expert_activation", sizes.activation, ROUTED, EXPERT_FFN, "expert", inputs=(activated,),
             saves=(activated,),
@@ -127,6 +132,8 @@ def _experts(source: str, sizes: Mixture) -> list[Operator]:
 def _shared(source: str, sizes: Mixture) -> list[Operator]:
     if not sizes.shared_ffn:
         return []
+    clamped = clamp("shared_clamp", "shared_up", term("shared_ffn", times=sizes.columns)) if sizes.clamped else []
+    activated = "shared_clamp" if sizes.clamped else "shared_up"
     width, narrow = term("shared_ffn", times=sizes.columns), term("shared_ffn")
     up = [Weight("shared_up.weight", term("hidden", "shared_ffn", times=sizes.columns))]
     if sizes.shared_gate:
@@ -136,9 +143,9 @@ def _shared(source: str, sizes: Mixture) -> list[Operator]:
             "shared_up", "matmul", TOKENS, width, "tensor", contraction=HIDDEN, weights=tuple(up), inputs=(source,),
             saves=(source,),
         ),
+        *clamped,
         Operator(
-            "shared_activation", sizes.activation, TOKENS, narrow, "tensor", inputs=("shared_up",),
-            saves=("shared_up",),
+            "shared_activation", sizes.activation, TOKENS, narrow, "tensor", inputs=(activated,), saves=(activated,),
         ),
         Operator(
             "shared_down", "matmul", TOKENS, HIDDEN, "tensor", contraction=narrow,

@@ -1,9 +1,10 @@
 """Products of a layer's input with a weight, as operators, and products of the polynomials that are their sizes."""
 
-from simpar.architectures.graph import Operator, Size, Weight, term
+from simpar.architectures.graph import HIDDEN, Operator, Size, Weight, term
+
+__all__ = ["HIDDEN", "QUERY", "TOKENS", "product", "project"]
 
 TOKENS: Size = term("batch", "seq")
-HIDDEN: Size = term("hidden")
 QUERY: Size = term("heads", "head_dim")
 
 

@@ -6,7 +6,7 @@ Names and defaults of fields are those of the configuration classes of transform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from simpar.architectures.config import Config
 from simpar.architectures.graph import ModelGraph
@@ -30,6 +30,7 @@ MLP_BIAS: Biases = {"mlp_bias": ("mlp_bias",)}
 ALL_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 LAYER_TYPES = {"linear_attention", "full_attention"}
 """Words of ``layer_types`` in models with linear attention."""
+T = TypeVar("T")
 Windows = tuple[int | None, ...]
 """A sliding window for each layer, or None for a layer that sees everything; empty: no layer has one."""
 
@@ -164,6 +165,19 @@ def linear_in(config: Config, usual: Sequence[bool]) -> Sequence[bool]:
             f"{len(usual)} layers"
         )
     return [kind == "linear_attention" for kind in listed]
+
+
+def layers_in(config: Config, count: int, field: str, words: Mapping[Any, T]) -> list[T] | None:
+    """What a list says of every layer, by what its ``words`` mean; None where the config has none. Raises UserError."""
+    listed = config.data.get(field)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or len(listed) != count or any(each not in words for each in listed):
+        raise UserError(
+            f"{config.source}: {field} = {listed!r}: allowed: one of {', '.join(map(str, words))} for each of {count} "
+            "layers"
+        )
+    return [words[each] for each in listed]
 
 
 def rotary_in_windows(windows: Windows) -> tuple[LayerVariant, ...]:

@@ -15,13 +15,14 @@ from itertools import groupby
 MODULES: Mapping[str, frozenset[str]] = {
     "core_attn": frozenset(["attention"]),
     "layernorm": frozenset(["attention_norm", "mlp_norm"]),
+    "mhc": frozenset(["attention_collapse", "attention_merge", "mlp_collapse"]),
     "mla_up_proj": frozenset(["q_up", "q_latent", "kv_up", "k_rotary", "rope", "value"]),
-    "mlp": frozenset(["mlp_up", "activation", "mlp_down"]),
+    "mlp": frozenset(["mlp_up", "mlp_clamp", "activation", "mlp_down"]),
     "moe_act": frozenset(["expert_clamp", "expert_activation"]),
-    "shared_experts": frozenset(["shared_up", "shared_activation", "shared_down"]),
+    "shared_experts": frozenset(["shared_up", "shared_clamp", "shared_activation", "shared_down"]),
     "moe": frozenset(
         ["router", "dispatch", "expert_up", "expert_clamp", "expert_activation", "expert_down", "combine",
-         "shared_up", "shared_activation", "shared_down"]
+         "shared_up", "shared_clamp", "shared_activation", "shared_down"]
     ),
 }  # fmt: skip
 _PREFIX = "modules:"

@@ -7,7 +7,7 @@ from typing import Any
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.latent import LatentShape, latent_attention
 from simpar.architectures.linear_attention import LinearShape, linear_attention
-from simpar.architectures.mixture import Mixture, mixture, outputs
+from simpar.architectures.mixture import Mixture, clamp, mixture, outputs
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, project
 from simpar.architectures.short_convolution import ShortConvolution, short_convolution
 
@@ -92,7 +92,8 @@ class Style:
     ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
     "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit per head without a key),
     "attention_gate" (a sigmoid on every feature, from the packed product), "qk_norm_last" (after the rotation),
-    "qk_norm_bias", "embedding_kept" (no dropout on embeddings), "activation_parameters" (their number per layer).
+    "qk_norm_bias", "clamped" (inputs of the MLP's activation are limited), "embedding_kept" (no dropout on embeddings),
+    "activation_parameters" (their number per layer).
     """
 
     norm: str = "rms"
@@ -196,11 +197,11 @@ def mlp(source: str, style: Style) -> list[Operator]:
     kind = "gated_activation" if style.gated else "activation"
     learnt = int(style.extra.get("activation_parameters", 0))
     weights = (Weight("activation.weight", term(times=learnt), "vector"),) if learnt else ()
-    act = Operator(
-        "activation", kind, TOKENS, term("ffn"), "tensor", weights=weights, inputs=("mlp_up",), saves=("mlp_up",)
-    )
+    clamped = clamp("mlp_clamp", "mlp_up", width) if style.extra.get("clamped") else []
+    read = clamped[-1].name if clamped else "mlp_up"
+    act = Operator("activation", kind, TOKENS, term("ffn"), "tensor", weights=weights, inputs=(read,), saves=(read,))
     down = project("mlp_down", "activation", term("ffn"), HIDDEN, bias=style.mlp_bias)
-    return [up, act, down]
+    return [up, *clamped, act, down]
 
 
 def add(name: str, *sources: str) -> Operator:

@@ -72,7 +72,7 @@ def vit_shape(
     """
     hidden = vision.size(width, default=hidden)
     heads = vision.size("num_heads", "num_attention_heads", default=heads)
-    if hidden % heads:
+    if hidden % heads and vision.data.get("head_dim") is None:
         raise UserError(f"{vision.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}")
     return Shape(
         vocab=1, hidden=hidden, ffn=vision.size("intermediate_size", default=ffn or 4 * hidden),

@@ -119,7 +119,7 @@ class _Sizes:
     def boundary(self) -> Numbers:
         """The residual stream between two blocks."""
         local = self.dims.sequence
-        return local["batch"] * local["seq"] * local["hidden"] * self.width
+        return local["batch"] * local["seq"] * evaluate(self.block.stream, local) * self.width
 
     @property
     def _whole_rows(self) -> bool | Flags:
@@ -185,7 +185,7 @@ class _Sizes:
         return np.where(self._whole_rows, whole + alone * shard, shard)
 
     def _output(self, op: Operator) -> Numbers:
-        if op.kind == "clamp" and self.stack.fusion.expert_epilogues:
+        if op.kind == "clamp" and op.region == "expert" and self.stack.fusion.expert_epilogues:
             return 0.0
         local = self.dims.of(op)
         width = _FLOAT if op.kind == "router" else self.width  # logits of experts stay in fp32

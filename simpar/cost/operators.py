@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
+from simpar.architectures.graph import AttentionPattern, Dims, Operator, Selection, evaluate
 from simpar.cost import indexer
 from simpar.cost.kernels import KernelModel
 from simpar.cost.linear_attention import DIRECTIONS, linear_attention_time_s
@@ -154,13 +154,15 @@ def _indexer(op: Operator, sizes: Sizes) -> OperatorTime:
 
 def _index_loss(op: Operator, sizes: Sizes) -> OperatorTime:
     """What the indexer learns from: no gradient flows from it to the layer."""
-    forward = indexer.target_time_s(sizes.dims, sizes.kernels, _chosen_keys(sizes))
+    key_dim = evaluate(op.contraction, sizes.dims)
+    forward = indexer.target_time_s(sizes.dims, sizes.kernels, _chosen_keys(sizes), key_dim)
     return OperatorTime(op.name, forward, 0.0, 0.0, indexer.LOSS_KERNELS, 0)
 
 
 def _chosen_keys(sizes: Sizes) -> Numbers:
     """Keys that are chosen for a query on average: all earlier ones where they are few."""
-    return AttentionPattern(chosen=int(sizes.dims["index_topk"])).mean_keys(sizes.dims["context"])
+    topk, ratio, block = (int(sizes.dims[f"index_{name}"]) for name in ("topk", "ratio", "block"))
+    return Selection(topk, ratio, block).mean_keys(sizes.dims["context"])
 
 
 def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -170,6 +172,13 @@ def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
     """
     moved = output_elements(op, sizes) * sizes.kernels.activation_bytes
     return memory_bound(op, sizes, (2.0 * moved, 5.0 * moved), (0, 1))
+
+
+def _mix(op: Operator, sizes: Sizes) -> OperatorTime:
+    """One kernel that reads its inputs and writes; backward reads these and the gradient, and writes theirs."""
+    rows, width = evaluate(op.rows, sizes.dims), sizes.kernels.activation_bytes
+    read, written = rows * evaluate(op.contraction, sizes.dims) * width, output_elements(op, sizes) * width
+    return memory_bound(op, sizes, (read + written, 2 * read + written), (1, 1))
 
 
 def _embedding(op: Operator, sizes: Sizes) -> OperatorTime:
@@ -230,7 +239,7 @@ _PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
     # read, write; the bias in front is a pass of its own unless fused
     "activation": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2),
     # two halves read, limited, written and joined again; backward reads the input too and joins the gradients
-    "clamp": lambda _, stack: _NO_PASSES if stack.fusion.expert_epilogues else (4.0, 5.0, 3),
+    "clamp": lambda op, stack: _NO_PASSES if stack.fusion.expert_epilogues and op.region == "expert" else (4.0, 5.0, 3),
     # query and key are read and written; eager rotates halves through several tensors
     "rope": lambda _, stack: (1.7, 1.7, 1) if stack.fusion.rope else (7.0, 7.0, 8),
     # read, write; backward computes the output again, reads input and gradient and writes the input's gradient
@@ -255,6 +264,7 @@ _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "indexer": _indexer,
     "index_loss": _index_loss,
     **dict.fromkeys(DIRECTIONS, _linear_attention),
+    "mix": _mix,
     "embedding": _embedding,
     "loss": _loss,
     **{kind: _streaming(passes) for kind, passes in _PASSES.items()},

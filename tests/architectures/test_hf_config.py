@@ -22,16 +22,14 @@ def test_unknown_family_suggests() -> None:
         read({**LLAMA, "model_type": "lama"}, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["jamba", "falcon_mamba", "zamba2", "deepseek_v4"])
+@pytest.mark.parametrize("kind", ["jamba", "falcon_mamba", "zamba2"])
 def test_what_is_not_modelled_says_so(kind: str) -> None:
     """Families with layers that no operator stands for are refused by name."""
     with pytest.raises(UserError, match="not modelled"):
         read({**LLAMA, "model_type": kind}, "config.json")
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("deepseek_v4", "compressed sparse attention"), ("rwkv", "recurrent layers")]
-)
+@pytest.mark.parametrize(("kind", "words"), [("jamba", "Mamba-1 state-space layers"), ("rwkv", "recurrent layers")])
 def test_kinds_of_layers_that_are_not_modelled_are_named(kind, words):
     """The reason is what the layers are, not that the name is unknown."""
     with pytest.raises(UserError, match=f"model_type = '{kind}': {words} are not modelled"):

@@ -7,7 +7,7 @@ import pytest
 import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import attention_flop_per_token
-from simpar.architectures.graph import AttentionPattern
+from simpar.architectures.graph import Selection
 from simpar.architectures.hf_config import read
 
 SPARSE, DENSE = load_model("deepseek-v3.2"), load_model("deepseek-v3")
@@ -21,7 +21,7 @@ def test_an_indexer_adds_its_own_weights_only() -> None:
 
 def test_a_query_sees_its_chosen_keys() -> None:
     """The mean over queries of min(keys before it, 2,048), and all keys where they are fewer."""
-    pattern = AttentionPattern(chosen=2048)
+    pattern = Selection(2048)
     assert pattern.mean_keys(8192) == pytest.approx(sum(min(i, 2048) for i in range(8192)) / 8192, rel=1e-3)
     assert pattern.mean_keys(1024) == 512
 

@@ -457,6 +457,14 @@ def test_measured_passes_replace_those_that_are_counted() -> None:
     assert us(looked_up) == pytest.approx([1 + 6 * E * 1e-6, 0.0, 2 + 14 * E * 1e-6], rel=1e-12)
 
 
+@counted("mix")
+def test_a_mix_reads_what_it_says() -> None:
+    """4 h read and h written: 5 passes; backward reads both and writes 4 h: 9."""
+    read = operator("mix", contraction=term("hidden", times=4))
+    assert us(timed(read)) == pytest.approx([1 + 5 * 2 * E * 1e-6, 1 + 9 * 2 * E * 1e-6, 0.0], rel=1e-12)
+    assert kernels(timed(read)) == (1, 1)
+
+
 def test_every_rule_has_a_number() -> None:
     """A kind that is added brings its own, here or in the tests of its kernels."""
     assert set(_RULES) == COUNTED | {*DIRECTIONS, "indexer", "index_loss"}

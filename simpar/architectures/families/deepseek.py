@@ -11,7 +11,8 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.latent import Indexer, LatentShape
+from simpar.architectures.indexer import Indexer
+from simpar.architectures.latent import LatentShape
 from simpar.architectures.reading import (
     ATTENTION_BIAS,
     INDEXER,

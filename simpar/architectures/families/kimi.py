@@ -5,7 +5,7 @@ from dataclasses import replace
 from simpar.architectures.config import Config
 from simpar.architectures.families.deepseek import TINY_LATENT
 from simpar.architectures.families.vision_family import vision_family
-from simpar.architectures.vision import ProjectorStep, Vision
+from simpar.architectures.vision import Patches, ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape
 
 NAMES = {
@@ -16,14 +16,23 @@ NAMES = {
 """Fields of released configs -> those of the configuration class."""
 
 
+def moonvit_fields(vision: Config) -> Config:
+    """The config with the names of the configuration class."""
+    return vision.having({new: vision.data.get(old) for old, new in NAMES.items() if old in vision.data})
+
+
+def moonvit_patches(vision: Config, around: Config, *, bias: bool = True) -> Patches:
+    """Patches with learned positions, that of a frame not being learned; 2 x 2 become a token."""
+    height, width = vision.size("pos_emb_height", default=64), vision.size("pos_emb_width", default=64)
+    vision.data.get("pos_emb_time")
+    merge = vision.data.get("merge_kernel_size") or [2, 2]
+    return patches_of(vision, around, side=14, merge=int(merge[0]), positions=height * width, bias=bias)
+
+
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     """MoonViT; 2 x 2 patches side by side through a norm of each and an MLP."""
-    named = {new: vision.data.get(old) for old, new in NAMES.items() if old in vision.data}
-    vision = vision.having(named)
-    height, width = vision.size("pos_emb_height", default=64), vision.size("pos_emb_width", default=64)
-    vision.data.get("pos_emb_time")  # not learned
-    merge = vision.data.get("merge_kernel_size") or [2, 2]
-    patches = patches_of(vision, around, side=14, merge=int(merge[0]), positions=height * width)
+    vision = moonvit_fields(vision)
+    patches = moonvit_patches(vision, around)
     shape = vit_shape(vision, hidden=1152, layers=27, heads=16, ffn=4304)
     around.data.get("projection_hidden_size")
     steps = merger(shape.hidden * patches.merged, hidden, norm=ProjectorStep("norm", shape.hidden))

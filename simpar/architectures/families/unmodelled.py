@@ -5,6 +5,6 @@ UNMODELLED = {
     **dict.fromkeys(
         ("rwkv", "recurrent_gemma", "xlstm"), "recurrent layers",
     ),
-    "zamba2": "layers that share the weights of others", "deepseek_v4": "compressed sparse attention",
+    "zamba2": "layers that share the weights of others",
 }  # fmt: skip
 """What such a model's layers are, by ``model_type``."""

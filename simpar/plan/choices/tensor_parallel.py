@@ -90,11 +90,12 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
 
 
-STATES = {
+OTHERS = {
     "mamba_heads": "heads of state-space layers", "mamba_groups": "groups of state-space layers",
     "linear_heads": "heads of linear attention", "linear_key_heads": "key heads of linear attention",
+    "o_groups": "groups of the output projection",
 }  # fmt: skip
-"""Dims of layers that carry a state, and what they are."""
+"""Dims that only some layers have, and what they are."""
 
 
 def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_parallel: bool | Flags) -> Refusals:
@@ -102,7 +103,7 @@ def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_pa
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
     if dims.get("shared_ffn"):
         sizes["ffn size of the shared expert"] = dims["shared_ffn"]
-    for dim, said in STATES.items():
+    for dim, said in OTHERS.items():
         if dim in dims:
             sizes[said] = dims[dim]
     shared = np.where(sequence_parallel, seq_len, 0)  # every number of ranks divides 0

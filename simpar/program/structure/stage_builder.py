@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from simpar.architectures.flops import shape_dims
-from simpar.architectures.graph import INPUT, Block, Dims, Operator, is_row_parallel
+from simpar.architectures.graph import INPUT, Block, Dims, Operator, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.static import (
     StaticMemory,
@@ -247,7 +247,7 @@ def gathered_stream_bytes(view: PlacedBlockView) -> float:
     if "S" not in states:
         return 0.0
     shares = int(count_slices(["B" if state == "B" else "R" for state in states], view.stage.mesh))
-    whole = float(view.dims["batch"] * view.dims["seq"] * view.dims["hidden"])
+    whole = float(view.dims["batch"] * view.dims["seq"] * evaluate(view.block.stream, view.dims))
     return whole / shares * view.stage.compute_bytes
 
 
