@@ -57,7 +57,7 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     """
     import transformers
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     kind = str(config.get("model_type") or "")
     if class_name and not kind:
         kind = _class(class_name, why).config_class.model_type
