@@ -129,6 +129,7 @@ def test_refused(arguments, told, capsys):
 PLAIN = COMMAND.replace("=8", "=gpu").replace("'my d'", "d").replace("torchrun ", "torchrun --nnodes 1 ")
 
 
+@pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     "command",
     [
@@ -149,6 +150,7 @@ def test_a_part_of_a_node_is_never_answered_for_all_of_it(command, capsys):
     assert "4 of the 8 devices of a node of dgx-h100 are used." in found["notes"]
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_a_script_gets_arguments_and_variables(tmp_path, monkeypatch, capsys):
     """What a command gives it is bound; the text to paste is the script, whose own variables change."""
     monkeypatch.chdir(tmp_path)
@@ -172,6 +174,7 @@ def test_a_script_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     assert "the command:1: ./gone.sh: no such file here" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_python_alone_is_one_process(capsys):
     """On one device, unless a flag says what starts more."""
     alone = COMMAND.replace("torchrun --nproc-per-node=8", "python").replace("-parallel-size 2", "-parallel-size 1")
@@ -182,6 +185,7 @@ def test_python_alone_is_one_process(capsys):
     assert found["cluster"]["devices"] == 4
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
     """Collectives through the host's memory are not modelled: the launch fits, and the answer is not sure."""
     code, found = checked(capsys, *HARDWARE, "--", f"NCCL_P2P_DISABLE=1 {COMMAND}")
