@@ -33,7 +33,7 @@ def published_outcomes(rows: Sequence[Row], *, jobs: int = -1) -> list[RowOutcom
 def predict_published(row: Row, chosen: ProfileOverrides = AS_NAMED) -> tuple[Case, Measurements, Prediction]:
     """What a row ran as, what was measured, and the prediction, whose ``fits`` is about the printed settings.
 
-    Raises Unmodelled or UserError with the reason.
+    So is its probability to fit. Raises Unmodelled or UserError with the reason.
     """
     if (layer_s := layer_time_s(row)) is not None:
         entry = chosen.case(row)
@@ -42,7 +42,10 @@ def predict_published(row: Row, chosen: ProfileOverrides = AS_NAMED) -> tuple[Ca
         return replace(entry, supposed=(*entry.supposed, "one layer")), actual, prediction
     entry, actual, printed = predict_row(row, chosen)
     ran, prediction = recompute_to_fit(entry, printed, actual)
-    return ran, actual, replace(prediction, fits=printed.fits)
+    assert prediction.certainty, "steps have one"
+    assert printed.certainty, "steps have one"
+    certainty = prediction.certainty.model_copy(update={"fit_probability": printed.certainty.fit_probability})
+    return ran, actual, replace(prediction, fits=printed.fits, certainty=certainty)
 
 
 def layer_time_s(row: Row) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ COLUMNS = (
     ("static_memory_ape_median", "static median"), ("kendall_tau", "tau"), ("fit_accuracy", "fits right"),
     ("regret_mean", "regret mean"), ("interval_coverage", "inside"), ("interval_width_median", "width"),
 )  # fmt: skip
+FITS = (
+    ("ran_said_not_to_fit", "ran, said not to fit"), ("ran_said_not_to_fit_sure", "with 95 %"),
+    ("oom_said_to_fit", "out of memory, said to fit"), ("oom_said_to_fit_sure", "with 95 %"),
+)  # fmt: skip
+WHAT_FITS = (
+    "Percent of runs that ran, but whose printed settings are said not to fit: as predicted, and where the answer must",
+    "be sure with 95 %, as searches and `check` ask. And percent of runs out of memory that are said to fit. Sources",
+    "without either are left out.",
+)
 TWO_POPULATIONS = (
     "Published runs are of two kinds. Vendors and authors of frameworks tune what they publish; most people run",
     "Hugging Face models, DeepSpeed or FSDP as they are, on small clusters, older devices and short sequences. Errors",
@@ -108,6 +118,12 @@ def main() -> None:
         "",
         *_in_sum(by_population),
         "",
+        "## Which runs fit",
+        "",
+        *WHAT_FITS,
+        "",
+        *_fits(by_population),
+        "",
         "## Runs that nothing was fitted to",
         "",
         *NEVER_SEEN,
@@ -143,6 +159,25 @@ def _in_sum(by_population: Mapping[str, Sequence[RowOutcome]]) -> list[str]:
     for name, outcomes in by_population.items():
         figures = summary(outcomes)
         lines.append(f"| {name} | {figures['rows']} | " + " | ".join(_cell(figures[key]) for key, _ in COLUMNS) + " |")
+    return lines
+
+
+def _fits(by_population: Mapping[str, Sequence[RowOutcome]]) -> list[str]:
+    """Lines of Markdown: mistakes about fitting, of each population and of its sources that have some."""
+    lines = [
+        "| runs | ran | out of memory | " + " | ".join(title for _, title in FITS) + " |",
+        "|---|" + "---|" * (2 + len(FITS)),
+    ]
+    for name, outcomes in by_population.items():
+        figures = summary(outcomes)
+        for title, each in ((f"**{name}**", figures), *figures["by_source"].items()):
+            if not title.startswith("**") and not any(each[key] for key, _ in FITS):
+                continue
+            known: Counter[str] = Counter()
+            for word, count in each["fit_confusion"].items():
+                known[word.partition("_")[0]] += count
+            cells = (_cell(each[key]) for key, _ in FITS)
+            lines.append(f"| {title} | {known['fits']} | {known['oom']} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -11,7 +11,7 @@ from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, sche
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.rows import MEGATRONS
-from simpar.validation.sharding import read_sharding
+from simpar.validation.sharding import read_sharding, states_of_deepspeed
 
 from .dense import is_mixture, unfused
 from .labels import is_primus
@@ -77,7 +77,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
-    plan |= _liger(row) | maxtext_words(row)
+    plan |= _liger(row) | maxtext_words(row) | _uneven_stages(row, pp * vpp)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
@@ -255,6 +255,14 @@ def maxtext_words(row: Row) -> dict[str, object]:
     return {**away, **dict.fromkeys(narrow, "bf16"), **({"master_weights": False} if narrow else {})}
 
 
+def _uneven_stages(row: Row, stages: int) -> dict[str, object]:
+    """InternEvo's layers of stages: those left over go to the last ones [internlm/utils, partition_uniform]."""
+    base, more = divmod(read_count(row, "n_layers", 0), stages)
+    if stack_of(row)[0] != "internevo" or not more:
+        return {}
+    return {"layers": (base,) * (stages - more) + (base + 1,) * more}
+
+
 def _liger(row: Row) -> dict[str, object]:
     """What Liger's kernels replace: norms, activations and rotations, and the loss, piece by piece.
 
@@ -285,4 +293,4 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     found = read_sharding(words, dp, per_node=per_node, domain=lambda: per_node, experts=read_count(row, "ep", 1))
     if found is None:
         raise Unmodelled(f"sharding {words!r} is not a known word")
-    return found
+    return states_of_deepspeed(found, text(row, "precision"), stack_of(row)[0])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from simpar import files
 from simpar.architectures.graph import ModelGraph
+from simpar.plan.choices.execution import SHARDED_LOSS
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, read_count, text
 from simpar.validation.stacks import is_of_profile, nearest_stack
@@ -46,8 +47,9 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         early = re.search(r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower())
         name = "megatron-sc21" if early else "megatron-22"
     changes: dict[str, object] = {}
-    if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
-        changes |= load_stack(name).variants["before_compiled_loss"]
+    year = f"{text(row, 'citation')} {text(row, 'attention_kernel')}"
+    if name == "torchtitan" and ("2024" in year or "loss not compiled" in text(row, "notes").lower()):
+        changes |= load_stack(name).variants["eager_loss"]
     if text(row, "slow_pipeline_bug").lower() == "true" and read_count(row, "pp", 1) > 1:
         changes |= load_stack(name).variants.get("slow_pipeline", {})
     if name == "automodel":
@@ -56,6 +58,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes["overlap.scatter_gather_p2p"] = False
     if "cross entropy not fused" in text(row, "notes").lower():
         changes["fusion.cross_entropy"] = False
+    if "cross entropy in fp32" in text(row, "notes").lower():
+        changes |= {f"memory.{field}": size for field, size in SHARDED_LOSS.items()}
     if "no tp/dp overlap" in notes:
         changes["overlap.tensor_backward"] = False
     if re.fullmatch(r"flash ?attention([ -]?1)?", text(row, "attention_kernel").lower()):

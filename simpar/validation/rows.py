@@ -40,7 +40,7 @@ from simpar.validation.devices import hardware_of, load_named_profile, unread_of
 from simpar.validation.models import graph_of
 from simpar.validation.networks import network_of
 from simpar.validation.overlaps import expert_overlap, names_plain_exchange
-from simpar.validation.sharding import read_sharding
+from simpar.validation.sharding import read_sharding, states_of_deepspeed
 from simpar.validation.stacks import is_of_profile, nearest_stack
 
 # The plan of a measured run from the columns of its row.
@@ -182,7 +182,7 @@ def _sharding(row: Row, ranks: int, per_node: int, stack: str) -> dict[str, Any]
     replicas = plain(row, "hsdp")
     if replicas is not None and replicas != sharding.get("hsdp", replicas):
         raise Unmodelled(f"hsdp = {replicas} and zero_stage_or_fsdp = {cell} have different replicas")
-    return sharding
+    return states_of_deepspeed(sharding, text(row, "precision"), stack)
 
 
 def open_settings(row: Row, plan: Mapping[str, Any], *, mixture: bool) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Words of tables for sharding: stages, FSDP and its degree, parts of the ranks, slices, and states on the host."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simpar.validation.cells import Unmodelled
@@ -15,9 +15,12 @@ STAGES = {
 """Words for sharding, without what stands between letters, and their ZeRO stages."""
 VERSIONS_OF_FSDP = ("fsdp1", "fsdp2", "fsdp-1", "fsdp-2", "fsdpv1", "fsdpv2", "fsdp-v2")
 """Not degrees, which stand apart: FSDP 64."""
+BF16_OF_DEEPSPEED = {"zero": 1, "grad_dtype": "fp32", "reduce_dtype": "fp32"}
+"""What stage 0 means in bf16: whole gradients in fp32, and a share of the states on every replica [DeepSpeed,
+runtime/bf16_optimizer.py, which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32]."""
 _STAGE = re.compile(r"\bzero[ _-]?(?:stage ?)?([0-3])")
 _WITHIN = re.compile(r"within (\d+) ranks")
-_DEGREES = re.compile(r"ici_fsdp ?=? ?(-?\d+)(?: ?x ?dcn_fsdp ?=? ?(\d+))?")
+_DEGREES = re.compile(r"ici_fsdp ?=? ?-?\d+")
 _WIDTH = re.compile(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp|^fsdp(\d+)$")
 _KEEPS_GATHERED = re.compile(r"zero-2-like|shard[ _-]?grad|grad[ _-]op|without reshard")
 _HYBRID = re.compile(r"hybrid[ _-]?shard|^hsdp$")
@@ -48,6 +51,15 @@ def read_sharding(
     return {"zero": 3 if result["zero"] == 3 and "sdp" not in words else 0, **away}
 
 
+def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
+    """The choices of a stage as DeepSpeed runs them: bf16 at stage 0 has an optimizer of its own.
+
+    Blank precisions are not taken for bf16.
+    """
+    is_own = "deepspeed" in stack and sharding["zero"] == 0 and precision.lower() in ("bf16", "bfloat16")
+    return {**sharding, **(BF16_OF_DEEPSPEED if is_own else {})}
+
+
 def _stage(words: str, ranks: int) -> dict[str, Any] | None:
     """A ZeRO stage by its number or by another word, over which ranks, and what of it is on the host."""
     letters = "".join(each for each in words if each.isalnum())
@@ -72,8 +84,8 @@ def _fully_sharded(
     words: str, ranks: int, per_node: int, domain: Callable[[], int], experts: int
 ) -> dict[str, Any] | None:
     """FSDP, with its degree where one is given."""
-    if degrees := _DEGREES.search(words):
-        return {"zero": 3, "hsdp": int(degrees[2] or 1)}
+    if _DEGREES.search(words):
+        return {"zero": 3, "hsdp": 1}  # over the slices, too: copies would be ici_data and dcn_data
     if "fsdp inside the slice" in words:
         return {"zero": 3, "hsdp": max(1, ranks // domain())}
     if _KEEPS_GATHERED.search(words):

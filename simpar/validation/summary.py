@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.validation.predict import Prediction
 from simpar.validation.rows import Measurements
 
@@ -95,6 +96,7 @@ def figures(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
         "kendall_tau": kendall_tau(modelled),
         "fit_accuracy": _fit_accuracy(modelled),
         "fit_confusion": dict(_confusion(modelled)),
+        **fit_errors(modelled),
         "regret_mean": _percent(regrets, fmean),
         "regret_max": _percent(regrets, max),
         **_peers(modelled),
@@ -173,6 +175,30 @@ def _confusion(outcomes: Sequence[RowOutcome]) -> Counter[str]:
         for o in outcomes
         if o.measured and o.prediction and o.measured.fits is not None
     )
+
+
+def fit_errors(outcomes: Sequence[RowOutcome]) -> dict[str, float | None]:
+    """Percent of runs that ran but are said not to fit, and of those out of memory that are said to fit.
+
+    Each as predicted, and where the answer must be sure with DEFAULT_FIT_PROBABILITY ("sure"). None without such runs.
+    """
+    said: dict[bool, tuple[list[bool], list[bool]]] = {
+        True: ([], []),
+        False: ([], []),
+    }  # by whether it ran: whether it fits as predicted, and surely
+    for one in outcomes:
+        certainty = one.prediction.certainty if one.prediction else None
+        if one.measured and one.measured.fits is not None and one.prediction and certainty:
+            predicted, sure = said[one.measured.fits]
+            predicted.append(one.prediction.fits)
+            sure.append(certainty.fit_probability >= DEFAULT_FIT_PROBABILITY)
+    (ran, surely_ran), (refused, surely_refused) = said[True], said[False]
+    return {
+        "ran_said_not_to_fit": _percent([not fits for fits in ran], fmean),
+        "ran_said_not_to_fit_sure": _percent([not fits for fits in surely_ran], fmean),
+        "oom_said_to_fit": _percent(refused, fmean),
+        "oom_said_to_fit_sure": _percent(surely_refused, fmean),
+    }
 
 
 def _fit_accuracy(outcomes: Sequence[RowOutcome]) -> float | None:

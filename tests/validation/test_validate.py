@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from simpar.errors import UserError
+from simpar.report.certainty import Certainty
 from simpar.units import GB, GIB
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, cluster_of, predict, result_of
 from simpar.validation.rows import Measurements, case, read_measurements
-from simpar.validation.summary import RowOutcome, figures, kendall_tau, regret_by_cell
+from simpar.validation.summary import RowOutcome, figures, fit_errors, kendall_tau, regret_by_cell
 from simpar.validation.table import label, read_table, validate
 
 ROW = {
@@ -138,6 +140,24 @@ def test_figures_of_known_errors() -> None:
     assert found["time_bias_median"] == pytest.approx(-10.0)
     assert found["fit_confusion"] == {"fits_fits": 1, "oom_fits": 1}
     assert found["fit_accuracy"] == 0.5
+
+
+def test_mistakes_about_fitting_as_predicted_and_with_certainty() -> None:
+    """Two that ran, one of them in doubt and one refused; one out of memory that is said to fit, but not surely."""
+
+    def one(*, ran: bool, said: bool, chance: float) -> RowOutcome:
+        result = outcome(1.0, 1.0, fits=ran, said=said)
+        assert result.prediction
+        known = Certainty.model_construct(fit_probability=chance)
+        return replace(result, prediction=replace(result.prediction, certainty=known))
+
+    rows = [
+        one(ran=True, said=True, chance=0.9),
+        one(ran=True, said=False, chance=0.4),
+        one(ran=False, said=True, chance=0.6),
+    ]
+    assert list(fit_errors(rows).values()) == [50.0, 100.0, 100.0, 0.0]
+    assert list(fit_errors([outcome(1.0, 1.0)]).values()) == [None] * 4
 
 
 def test_labels_are_without_the_decimals_of_spreadsheets():

@@ -20,7 +20,7 @@ MIXTURE = {
         ("zero_1", 1, None), ("ZeRO1", 1, None), ("dist. optimizer", 1, None), ("ZeRO-2", 2, None),
         ("ZeRO-1 within 4 ranks of a node, replicated between nodes", 1, 2), ("FSDP2", 3, 1), ("fsdp-v2", 3, 1),
         ("FSDP 2", 3, 4), ("full-shard", 3, None), ("SHARD_GRAD_OP", 2, None), ("HSDP", 3, 1), ("no-shard", 0, None),
-        ("FSDP (ici_fsdp=-1)", 3, 1), ("FSDP (ici_fsdp 4 x dcn_fsdp 2)", 3, 2), ("DDP", 0, None),
+        ("FSDP (ici_fsdp=-1)", 3, 1), ("FSDP (ici_fsdp 4 x dcn_fsdp 2)", 3, 1), ("DDP", 0, None),
         ("FSDP4", 3, 2), ("4-way FSDP inside a pod", 3, 2), ("FSDP2 degree 4", 3, 2), ("FSDP2 full shard", 3, 1),
         ("distributed optimizer (ZeRO-1)", 1, None), ("ZeRO-2-like FSDP", 2, None), ("DDP (no ZeRO)", 0, None),
     ],
@@ -29,6 +29,16 @@ def test_usual_words_for_sharding(words: str, zero: int, hsdp: int | None) -> No
     """Eight replicas: a version of FSDP is no degree, and shards within four ranks have two copies."""
     plan = case({**ROW, "zero_stage_or_fsdp": words}).plan
     assert (plan["zero"], plan.get("hsdp")) == (zero, hsdp)
+
+
+def test_deepspeed_shards_the_states_of_bf16_at_stage_0() -> None:
+    """And keeps whole gradients in fp32; in fp16, where nothing is said, and elsewhere a stage is what it says."""
+    row = {**ROW, "stack": "megatron-deepspeed", "zero_stage_or_fsdp": "0"}
+    plan = case(row).plan
+    assert (plan["zero"], plan["grad_dtype"], plan["reduce_dtype"]) == (1, "fp32", "fp32")
+    for other in ({"precision": "fp16"}, {"precision": ""}, {"stack": "megatron"}):
+        plan = case({**row, **other}).plan
+        assert (plan["zero"], plan.get("grad_dtype")) == (0, None)
 
 
 @pytest.mark.parametrize("word", ["nf4", "QLoRA", "bnb 4bit"])

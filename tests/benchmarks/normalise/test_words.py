@@ -60,6 +60,24 @@ def test_units_of_memory() -> None:
     row = {**ROW, "peak_mem_gib": "70", "notes": "memory in GB (10^9)"}
     assert memory_unit(row) == GB
     assert measured(row).peak_memory_bytes == 70 * GB
+    read_off = measured({**ROW, "peak_mem_gib": "81.0", "source": "Qwen finetune README"})
+    assert (read_off.peak_memory_bytes, read_off.peak_counts) == (81 * GB, "device")
+
+
+def test_losses_that_keep_logits_in_fp32() -> None:
+    """Where a release does not compile its loss, and where Megatron-Core's own fusion widens the logits."""
+    row = {**ROW, "tp": "1", "dp": "16", "notes": "loss not compiled"}
+    assert case({**row, "stack": "torchtitan"}).stack_changes["memory.logit_bytes"] == 14
+    assert "memory.logit_bytes" not in case({**row, "stack": "torchtitan", "notes": ""}).stack_changes
+    assert case({**row, "notes": "cross entropy in fp32"}).stack_changes["memory.logit_saved_bytes"] == 4
+
+
+def test_layers_left_over_are_in_internevo_s_last_stages() -> None:
+    """32 layers in five stages leave two."""
+    row = {**ROW, "stack": "internevo", "tp": "1", "pp": "5", "dp": "1", "n_gpus": "5", "global_batch_seqs": "4"}
+    row |= {"gpus_per_node": "5", "zero_stage_or_fsdp": "0"}
+    assert case(row).plan["layers"] == (6, 6, 6, 7, 7)
+    assert "layers" not in case({**row, "pp": "4", "n_gpus": "4", "gpus_per_node": "4"}).plan
 
 
 @pytest.mark.parametrize(
