@@ -13,6 +13,7 @@ from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGrap
 from simpar.architectures.mixture import mixture
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
 from simpar.architectures.transformer import Shape, Style, add, embedding, head, mlp, norm
+from simpar.errors import UserError
 
 STYLE = Style(tied=True)
 HEADS: dict[bool, tuple[str, str]] = {True: ("kv_heads", "head_dim"), False: ("full.kv_heads", "full.head_dim")}
@@ -27,6 +28,11 @@ class FullHeads:
     head_dim: int
     kv_heads: int
     keys_are_values: bool
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Named dims."""
+        return {"full.head_dim": self.head_dim, "full.kv_heads": self.kv_heads}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,13 @@ class LayerPlan:
     embedded: int = 0
     rows: int = 0
 
+    @property
+    def dims(self) -> dict[str, int]:
+        """Named dims of embeddings by layer, where there are some."""
+        if not self.embedded:
+            return {}
+        return {"embedded": self.embedded, "per_layer_embeddings": self.embedded * len(self.windows)}
+
     def passes(self, layer: int) -> Size:
         """Elements that travel on behind a layer: keys and values that later ones read, and embeddings of all."""
         first = len(self.windows) - self.shared
@@ -57,6 +70,13 @@ class LayerPlan:
         return tuple(part for size in result for part in size)
 
 
+def check_shared(source: str, windows: tuple[int | None, ...], shared: int) -> None:
+    """Whether layers before the last ``shared`` ones make the keys that these read. Raises UserError."""
+    first = len(windows) - shared
+    if first < 0 or {bool(each) for each in windows[first:]} - {bool(each) for each in windows[:first]}:
+        raise UserError(f"{source}: num_kv_shared_layers = {shared}: allowed: layers of each kind before them")
+
+
 def build_gemma4(name: str, shape: Shape, layout: LayerPlan) -> ModelGraph:
     """A decoder of the given shape and kinds of layers."""
     first = len(layout.windows) - layout.shared
@@ -64,16 +84,13 @@ def build_gemma4(name: str, shape: Shape, layout: LayerPlan) -> ModelGraph:
         _layer(window, shape, layout, reads=at >= first, passes=layout.passes(at))
         for at, window in enumerate(layout.windows)
     ]
-    dims = {"full.head_dim": layout.full.head_dim, "full.kv_heads": layout.full.kv_heads}
-    if layout.embedded:
-        dims |= {"embedded": layout.embedded, "per_layer_embeddings": layout.embedded * len(layers)}
     names = tuple(_name_of(block) for block in layers)
     return ModelGraph(
         name=name,
-        dims={**shape.dims, **dims},
+        dims={**shape.dims, **layout.full.dims, **layout.dims},
         blocks={key: replace(block, name=key) for key, block in zip(names, layers, strict=True)},
         layers=names,
-        embedding=_embed(shape, layout),
+        embedding=embed_by_layer(shape, layout),
         head=head(STYLE),
         tied_embeddings=True,
         facts={"norm": STYLE.norm},
@@ -86,7 +103,7 @@ def _name_of(block: Block) -> str:
     return "_".join([block.name, *travelling])
 
 
-def _embed(shape: Shape, layout: LayerPlan) -> Block:
+def embed_by_layer(shape: Shape, layout: LayerPlan) -> Block:
     """The token table; beside it the table of all layers, to which a product of the tokens' embeddings is added."""
     block = embedding(shape, STYLE, dropout=False)
     if not layout.embedded:
@@ -111,7 +128,7 @@ def _embed(shape: Shape, layout: LayerPlan) -> Block:
 
 def _layer(window: int | None, shape: Shape, layout: LayerPlan, *, reads: bool, passes: Size) -> Block:
     """Attention, then an MLP, with experts beside it where the shape has some, then the layer's own embedding."""
-    ops = [norm("attention_norm", INPUT, STYLE), *_attention(window, layout.full, reads=reads)]
+    ops = [norm("attention_norm", INPUT, STYLE), *attention_with_shared_keys(window, layout.full, reads=reads)]
     ops += [norm("attention_post_norm", "o_proj", STYLE), add("attention_residual", INPUT, "attention_post_norm")]
     ops += [norm("mlp_norm", "attention_residual", STYLE), *_mlp(2 if layout.wide and reads else 1)]
     last = "mlp_down"
@@ -120,13 +137,13 @@ def _layer(window: int | None, shape: Shape, layout: LayerPlan, *, reads: bool, 
         last = "mlp_sum"
     ops += [norm("mlp_post_norm", last, STYLE), add("mlp_residual", "attention_residual", "mlp_post_norm")]
     if layout.embedded:
-        ops += _own_embedding()
+        ops += [*own_embedding("mlp_residual"), add("embedding_residual", "mlp_residual", "embedding_post_norm")]
     words = ["layer", *(["moe"] if shape.mixture else []), *(["shared"] if reads else [])]
     words += [f"window_{window}"] if window is not None else []
     return Block("_".join(words), tuple(ops), passes=passes)
 
 
-def _attention(window: int | None, full: FullHeads, *, reads: bool) -> list[Operator]:
+def attention_with_shared_keys(window: int | None, full: FullHeads, *, reads: bool) -> list[Operator]:
     """Normed queries and keys, and values normed without weights; of a layer that ``reads`` keys, queries alone."""
     kv_heads, head_dim = HEADS[window is not None]
     query, pair = term("heads", head_dim), term(kv_heads, head_dim, times=2)
@@ -186,16 +203,15 @@ def _experts(shape: Shape) -> list[Operator]:
     ]
 
 
-def _own_embedding() -> list[Operator]:
-    """A gate of the stream on the layer's embedding, widened, normed and added; whole on every tensor-parallel rank."""
+def own_embedding(source: str) -> list[Operator]:
+    """A gate of the stream on the layer's embedding, widened and normed; whole on every tensor-parallel rank."""
     inner = term("embedded")
     return [
-        project("embedding_gate", "mlp_residual", HIDDEN, inner, region="sequence"),
+        project("embedding_gate", source, HIDDEN, inner, region="sequence"),
         Operator(
             "embedding_product", "gated_activation", TOKENS, inner, "sequence", inputs=("embedding_gate",),
             saves=("embedding_gate",),
         ),
         project("embedding_up", "embedding_product", inner, HIDDEN, region="sequence"),
         norm("embedding_post_norm", "embedding_up", STYLE),
-        add("embedding_residual", "mlp_residual", "embedding_post_norm"),
     ]  # fmt: skip

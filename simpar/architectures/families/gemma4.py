@@ -4,7 +4,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope, Scales
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.vision_family import vision_family
-from simpar.architectures.gemma4 import FullHeads, LayerPlan, build_gemma4
+from simpar.architectures.gemma4 import FullHeads, LayerPlan, build_gemma4, check_shared
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import all_but_every, llama_shape, mark_unbuilt, windows_in, with_experts
@@ -36,8 +36,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         config.size("num_global_key_value_heads") if few and equal else shape.kv_heads, equal,
     )  # fmt: skip
     shared = config.optional_size("num_kv_shared_layers")
-    if {bool(each) for each in windows[shape.layers - shared :]} - {bool(each) for each in windows[: -shared or None]}:
-        raise UserError(f"{config.source}: num_kv_shared_layers = {shared}: allowed: layers of each kind before them")
+    check_shared(config.source, windows, shared)
     embedded = config.size("hidden_size_per_layer_input") if config.data.get("hidden_size_per_layer_input", 256) else 0
     if config.flag("enable_moe_block", default=False):
         mixture = Mixture(
