@@ -43,7 +43,7 @@ def encoder_decoder(
     blocks = {
         "encoder_layer": layer("encoder_layer", both_ways, LayerVariant(), dropout=False),
         "decoder_embedding": Block("decoder_embedding", _decoder_start(style), scope, MEMORY_STREAM),
-        "decoder_layer": Block("decoder_layer", _decoder_layer(style), scope, MEMORY_STREAM),
+        "decoder_layer": Block("decoder_layer", decoder_layer(style), scope, MEMORY_STREAM),
     }
     return ModelGraph(
         name=name,
@@ -77,7 +77,7 @@ def _decoder_start(style: Style) -> tuple[Operator, ...]:
     return (final, tokens)
 
 
-def _decoder_layer(style: Style) -> tuple[Operator, ...]:
+def decoder_layer(style: Style) -> tuple[Operator, ...]:
     """Self-attention, cross-attention to the encoder's output, MLP."""
     ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, LayerVariant(), dropout=False)]
     ops.append(add("attention_residual", INPUT, "o_proj"))

@@ -86,6 +86,11 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
         np.asarray(visual > seq_len),
         lambda: f"seq_len = {seq_len}: {graph.name} has {visual} visual tokens a sequence; allowed: as many or more",
     )
+    longest = graph.facts.get("longest", seq_len)
+    yield (
+        np.asarray(seq_len > longest),
+        lambda: f"seq_len = {seq_len}: {graph.name} has {longest} positions of text; allowed: as many or fewer",
+    )
     for dims in graph.scopes:
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
 
