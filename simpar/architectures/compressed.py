@@ -6,7 +6,8 @@ among them (compressed sparse attention). Outputs of all heads are projected in 
 arXiv 2606.19348, section 2.3; transformers, models/deepseek_v4].
 
 Queries, heads' outputs and their groups are divided under tensor parallelism; keys, compressed keys and the indexer are
-whole on every rank, which makes those of its rows of the sequence.
+whole on every rank, which makes those of its rows of the sequence. Context-parallel ranks gather keys and compressed
+keys of each other (NVIDIA NeMo Automodel, components/models/deepseek_v4).
 """
 
 from dataclasses import dataclass, replace
@@ -52,6 +53,10 @@ class Compression:
         """Elements of compressed keys per token, rounded up."""
         return term(times=-(-key_dim // self.ratio))
 
+    def exchanged(self, key_dim: int) -> Size:
+        """Elements of a token in compressed keys, those of the indexer too."""
+        return (*self.size(key_dim), *(self.size(self.indexer.dim) if self.indexer else ()))
+
     def read(self, key: Size) -> Size:
         """Features of a token that become part of compressed keys."""
         return tuple((times * (OVERLAPPING if self.indexer else 1), names) for times, names in key)
@@ -82,8 +87,9 @@ def compressed_attention(
         ops += _index(source, own, own.size(own.indexer.dim))
         read.append("indexer")
     mask = AttentionPattern(
-        window=sizes.window, key_dim=KEY, value_dim=KEY, kv_heads=ONE, selection=own.selection if own else None
-    )
+        window=sizes.window, key_dim=KEY, value_dim=KEY, kv_heads=ONE, selection=own.selection if own else None,
+        exchanged=(*KEY, *(own.exchanged(widths["head_dim"]) if own else ())),
+    )  # fmt: skip
     ops.append(
         Operator(
             "attention", "attention", TOKENS, QUERY, "tensor", weights=(Weight("sinks", term("heads"), "vector"),),

@@ -99,7 +99,8 @@ class AttentionPattern:
     that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
     ``document`` is the mean number of tokens in a token's document, where a sequence holds several documents
     (:mod:`simpar.architectures.documents`). A ``selection`` of keys takes the place of all of them, and
-    adds to those of a window.
+    adds to those of a window. ``exchanged`` are the elements of a token that the other ranks of a sequence need (None:
+    its keys and values).
     """
 
     causal: bool = True
@@ -112,6 +113,7 @@ class AttentionPattern:
     context: str = "context"
     document: float | None = None
     selection: Selection | None = None
+    exchanged: Size | None = None
 
     @property
     def is_bounded(self) -> bool:
@@ -361,11 +363,6 @@ class ModelGraph:
     def chooses_keys(self) -> bool:
         """Whether an indexer chooses the keys of every query, or keys are of several tokens."""
         return "index_topk" in self.dims or "compressed" in self.dims
-
-    @property
-    def needs_whole_sequences(self) -> bool:
-        """Whether a layer cannot be spread over the ranks of a sequence, nor work through it in slices."""
-        return self.has_state or self.chooses_keys
 
     @property
     def has_mixers(self) -> bool:

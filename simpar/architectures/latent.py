@@ -109,7 +109,10 @@ def _sparse(indexer: Indexer, kind: str, *, indexed: bool) -> list[Operator]:
     """Attention of all heads to chosen latents, with the products of every head into and out of the latent."""
     latent = term("heads", "kv_rank")
     keys = (*term("kv_rank"), *term("rotary_dim"))
-    pattern = AttentionPattern(key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, selection=indexer.selection)
+    pattern = AttentionPattern(
+        key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, selection=indexer.selection,
+        exchanged=(*keys, *term("index_dim")) if indexed else keys,
+    )  # fmt: skip
     read = ("rope", "kv_norm", "k_rotary", *(["indexer"] if indexed else []))
     loss = learn(keys, "rope", "indexer")
     return [

@@ -45,8 +45,13 @@ def query_elements(op: Operator, dims: Dims) -> Numbers:
 
 
 def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
-    """Elements of a rank's (keys, values); where there are fewer heads than Ulysses ranks, heads are copied first."""
+    """Elements of a rank's (keys, values); where there are fewer heads than Ulysses ranks, heads are copied first.
+
+    What an operator says that is exchanged counts as keys.
+    """
     attention = _attention_of(op)
+    if attention.exchanged is not None:
+        return evaluate(op.rows, dims) * evaluate(attention.exchanged, dims), 0.0
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
     rows = evaluate(op.rows, dims) * heads
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)

@@ -6,6 +6,7 @@ from simpar.layout.check import check
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, OFFLOAD, state_choices
 from simpar.layout.layout import Layout, stated_choices
+from simpar.plan.choices.context_parallel import suit
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
@@ -17,7 +18,7 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
     Everything is decided but what depends on costs. Raises UserError with the first rule that the plan breaks.
     """
     choices = fill_open_choices(stated_choices(plan), BY_PLAN, None)
-    choices = fill_open_choices(choices, BY_STACK, stack)
+    choices = fill_open_choices(choices, BY_STACK, suit(stack, target.graph))
     choices = fill_open_choices(choices, BY_MODEL, (target.graph, stack))
     choices = fill_open_choices(choices, BY_DEVICES, target)
     layout = Layout.of(plan, fill_open_choices(choices, (OFFLOAD,), stack))

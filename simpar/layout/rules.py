@@ -40,9 +40,13 @@ def _context(layout: Layout, target: Workload) -> Refusals:
         (cp > 1) & graph.has_state,
         lambda: f"plan.cp = {cp}: {graph.name} carries states along the sequence; allowed: 1",
     )
+    gathers = (layout.cp_method == "all_gather") & (ulysses == 1)
     yield (
-        (cp > 1) & graph.chooses_keys,
-        lambda: f"plan.cp = {cp}: {graph.name} chooses keys anywhere in the sequence; allowed: 1",
+        (cp > 1) & graph.chooses_keys & ~np.asarray(gathers, bool),
+        lambda: (
+            f"plan.cp_method = {layout.cp_method}: {graph.name} chooses keys anywhere in the sequence; allowed: "
+            "all_gather, with ulysses = 1"
+        ),
     )
     chunks = 2 if layout.cp_balance == "zigzag" and layout.cp_method != "ulysses" else 1
     pieces = number(np.lcm(_rows_over(layout), chunks))

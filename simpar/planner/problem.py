@@ -20,6 +20,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.layout import apply_execution_choices
 from simpar.plan.choices import BY_NAME, CHOICES, name_of
+from simpar.plan.choices.context_parallel import suit
 from simpar.plan.choices.pipeline import SLICING
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
@@ -204,7 +205,7 @@ def make_problem(
     graph = with_documents(graph, training)
     asked = {name_of(name) for name in constraints.fixed}
     held = base.with_values(**{each.name: None for each in CHOICES if each.in_stack is not None and each.name in asked})
-    habits = apply_execution_choices(habits, held)
+    habits = suit(apply_execution_choices(habits, held), graph)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 

@@ -9,7 +9,7 @@ import pytest
 import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import attention_flop_per_token, matmul_flop_per_token
-from simpar.architectures.graph import is_column_parallel, is_row_parallel
+from simpar.architectures.graph import evaluate, is_column_parallel, is_row_parallel
 
 WHOLE = load_model("deepseek-v4-flash")
 FLASH = replace(WHOLE, layers=tuple(name for name in WHOLE.layers if name not in WHOLE.auxiliary))
@@ -52,7 +52,11 @@ def test_groups_of_the_output_are_divided() -> None:
         simpar.simulate(WHOLE, NODES, {"tp": 16, "ep": 16}, TRAINING)
 
 
-def test_sequences_stay_whole() -> None:
-    """Any rank may need any key."""
-    with pytest.raises(simpar.UserError, match="chooses keys anywhere in the sequence; allowed: 1"):
-        simpar.simulate(WHOLE, NODES, {"cp": 2, "ep": 8}, TRAINING)
+def test_ranks_of_a_sequence_gather_keys_and_pieces() -> None:
+    """A key of 512 features, a quarter or a 128th of one, and a quarter of the indexer's 128."""
+    names = ("layer_hash_window", "layer_compressed_128", "layer_sparse_4")
+    masks = [WHOLE.blocks[name].operator("attention").attention for name in names]
+    shared = [evaluate(mask.exchanged, WHOLE.dims) for mask in masks if mask and mask.exchanged]
+    assert shared == [D, D + D // 128, D + D // 4 + 128 // 4]
+    with pytest.raises(simpar.UserError, match=r"plan.cp_method = ulysses: .* in the sequence; allowed: all_gather"):
+        simpar.simulate(WHOLE, NODES, {"cp": 2, "ep": 8, "cp_method": "ulysses"}, TRAINING)

@@ -43,13 +43,23 @@ def test_layers_that_reuse_keys_have_no_indexer() -> None:
         read({**CONFIG, "indexer_types": ["shared"] * 4})
 
 
-def test_sequences_stay_whole() -> None:
-    """Any rank may need any key, so a layout that spreads a sequence is refused."""
-    with pytest.raises(simpar.UserError, match="chooses keys anywhere in the sequence; allowed: 1"):
+def test_ranks_of_a_sequence_gather_what_is_shared() -> None:
+    """Latents, rotary keys and the indexer's keys, of all ranks: gathered forward and backward, and reduced."""
+    cluster, training = simpar.Cluster("dgx-h100", nodes=1), simpar.Training(seq_len=512, global_batch=16)
+    graph = read(CONFIG)
+    results = [simpar.simulate(graph, cluster, {"cp": cp, "ep": 4}, training) for cp in (1, 2)]
+    assert len({result.speed.model_flops_per_step for result in results}) == 1
+    per_token = 4 * (16 + 4 + 8) * 2
+    assert results[1].communication["cp"].bytes_per_rank == 3 * per_token * 512 * 4  # of 4 microbatches of a rank
+
+
+def test_a_ring_does_not_bring_chosen_keys_together() -> None:
+    """Refused in one line."""
+    with pytest.raises(simpar.UserError, match=r"plan.cp_method = ring: .* in the sequence; allowed: all_gather"):
         simpar.simulate(
             "deepseek-v3.2",
             simpar.Cluster("dgx-h100", nodes=32),
-            simpar.Plan(cp=2, dp=128),
+            simpar.Plan(cp=2, dp=128, cp_method="ring"),
             simpar.Training(seq_len=4096, global_batch=256),
         )
 

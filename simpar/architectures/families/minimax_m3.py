@@ -77,7 +77,9 @@ def _choosing(block: Block, name: str, indexer: Indexer) -> Block:
     result: list[Operator] = []
     for op in block.operators:
         if op.attention:
-            mask, inputs = replace(op.attention, selection=indexer.selection), (*op.inputs, "indexer")
+            pairs = (*term("kv_heads", "head_dim", times=2), *term("index_dim"))
+            mask = replace(op.attention, selection=indexer.selection, exchanged=pairs)
+            inputs = (*op.inputs, "indexer")
             attention = replace(op, inputs=inputs, saves=("indexer", *op.saves), attention=mask)
             result += [*_index("attention_norm"), attention, learn(term("head_dim"), *inputs)]
         else:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from simpar.architectures.graph import ModelGraph
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,
@@ -59,19 +60,26 @@ def by_stack(stack: Stack) -> dict[str, Any]:
     return {"cp_method": stack.context.method, "cp_balance": stack.context.balance}
 
 
+def suit(stack: Stack, graph: ModelGraph) -> Stack:
+    """The stack as it trains a model: keys that are chosen anywhere in a sequence are gathered."""
+    if not graph.chooses_keys:
+        return stack
+    return stack.model_copy(update={"context": stack.context.model_copy(update={"method": "all_gather"})})
+
+
 def context_degrees(problem: Question) -> list[int]:
-    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 where a layer needs the whole sequence.
+    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 where a layer has a state.
 
     If activations fill the memory, context parallelism beats more recomputation or tensor ranks at any length.
     """
-    if problem.graph.needs_whole_sequences:
+    if problem.graph.has_state:
         return [1]
     return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
 
 
 def all_context_degrees(problem: Question) -> list[int]:
-    """All degrees that divide the sequence, if no layer needs the whole of it."""
-    return [] if problem.graph.needs_whole_sequences else divisors(problem.training.seq_len)
+    """All degrees that divide the sequence, if no layer carries a state along it."""
+    return [] if problem.graph.has_state else divisors(problem.training.seq_len)
 
 
 def context_fits(rows: Columns) -> Flags:

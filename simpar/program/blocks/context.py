@@ -14,7 +14,7 @@ from simpar.architectures.graph import Operator
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
 from simpar.program.blocks.phases import CONTEXT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import ANY, RankView
-from simpar.units import Numbers, floats
+from simpar.units import Numbers, floats, scalar_truth
 
 RING = "cp"
 HEADS = "cp_heads"
@@ -70,6 +70,8 @@ class _RankAttention:
     def share_keys(self, steps: StepList, op: str) -> None:
         """Collectives of all keys, then of all values, or of their gradients, where they are gathered."""
         for tensor in ("key", "value") if self.split.gathered > 1 else ():
+            if scalar_truth(self.bytes_of[tensor] == 0):
+                continue
             self._move(steps, tensor, CollectiveUse(RING, op, self.bytes_of[tensor] * self.split.gathered))
 
     def blocks(self, steps: StepList, kind: str, *, backward: bool) -> None:

@@ -146,7 +146,7 @@ class RankView:
         layout, blocks = self.job.layout, self.job.graph.blocks.values()
         masks = [op.attention for block in blocks for op in block.operators if op.attention]
         split = scalar_truth(layout.cp > layout.ulysses_ranks) and layout.cp_balance == "contiguous"
-        return split and any(mask.causal and mask.window is None for mask in masks)
+        return split and any(mask.causal and mask.window is None and mask.selection is None for mask in masks)
 
     @property
     def first(self) -> RankView:

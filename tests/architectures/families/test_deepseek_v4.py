@@ -82,7 +82,7 @@ def test_a_prediction_layer_works_on_every_stream():
 
 
 def test_plans_do_the_same_work():
-    """Expert, tensor and pipeline parallelism, with a layer that predicts a further token."""
-    plans = ({"ep": 4}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
+    """Expert, context, tensor and pipeline parallelism, with a layer that predicts a further token."""
+    plans = ({"ep": 4, "cp": 2}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
     results = [simpar.simulate(tiny(num_nextn_predict_layers=1), "dgx-h100", plan, TRAINING) for plan in plans]
     assert len({result.speed.model_flops_per_step for result in results}) == 1

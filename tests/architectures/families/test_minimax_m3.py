@@ -60,7 +60,7 @@ def test_other_layers_are_refused(field, value, said):
 
 
 def test_plans_do_the_same_work():
-    """Expert, tensor and pipeline parallelism."""
-    plans = ({"ep": 4}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
+    """Expert, context, tensor and pipeline parallelism."""
+    plans = ({"ep": 4, "cp": 2}, {"tp": 2, "sequence_parallel": True, "ep": 2}, {"pp": 2, "zero": 1})
     results = [simpar.simulate(tiny(), "dgx-h100", plan, TRAINING) for plan in plans]
     assert len({result.speed.model_flops_per_step for result in results}) == 1
