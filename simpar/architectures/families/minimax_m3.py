@@ -2,7 +2,8 @@
 
 Every group of heads has a head of the indexer that chooses for it [Lai et al. 2026, arXiv 2606.13392]. Norms multiply
 by 1 + weight, inputs of activations are limited; patches of the vision tower pass two MLPs, one before 2 x 2 become a
-token [transformers, models/minimax_m3_vl]. Activations between these products are left out.
+token [transformers, models/minimax_m3_vl]. Activations between these products are left out. Layers that predict further
+tokens are as the last one (NVIDIA NeMo Automodel, components/models/minimax_m3_vl/mtp.py).
 """
 
 from dataclasses import replace
@@ -49,15 +50,22 @@ def _read(config: Config, name: str) -> ModelGraph:
     for field in ("swiglu_alpha", "swiglu_limit", "use_qk_norm", "qk_norm_type", "use_gemma_norm"):
         config.data.get(field)
     full = with_experts(shape, mixture, ffn=0 if all(experts) else shape.ffn)
-    layers = tuple(LayerVariant(experts=bool(each)) for each in experts)
-    graph = build(name, full, style_of(config, STYLE), layers=layers)
+    further = config.optional_size("num_mtp_modules")
+    layers = [LayerVariant(experts=bool(each)) for each in experts]
+    layers += [replace(layers[-1], prediction=True)] * further
+    sparse += sparse[-1:] * further
+    graph = build(name, full, style_of(config, STYLE), layers=tuple(layers))
     if not any(sparse):
         return graph
     names = tuple(f"{layer}_sparse" if own else layer for layer, own in zip(graph.layers, sparse, strict=True))
     blocks = {new: graph.blocks[new.removesuffix("_sparse")] for new in names}
     indexer = _indexer(config, given)
     blocks = {new: _choosing(block, new, indexer) if new != block.name else block for new, block in blocks.items()}
-    return mark_unbuilt(replace(graph, blocks=blocks, layers=names, dims={**graph.dims, **indexer.dims}), INDEXER)
+    graph = replace(
+        graph, blocks=blocks, layers=names, dims={**graph.dims, **indexer.dims},
+        auxiliary=tuple(new for new in blocks if new.startswith("prediction")),
+    )  # fmt: skip
+    return mark_unbuilt(graph, INDEXER)
 
 
 def _indexer(config: Config, given: Config) -> Indexer:

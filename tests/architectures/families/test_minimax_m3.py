@@ -45,6 +45,16 @@ def test_released_fields_say_the_same():
     assert (other.layers, other.dims) == (tiny().layers, tiny().dims)
 
 
+def test_a_prediction_layer_is_as_the_last_one():
+    """With experts and an indexer; it counts in training only."""
+    graph = tiny(num_mtp_modules=1)
+    assert graph.layers[-2:] == ("layer_moe_sparse", "prediction_moe_sparse")
+    assert graph.auxiliary == graph.layers[-1:]
+    assert graph.num_parameters() == tiny().num_parameters()
+    kinds = [op.kind for op in graph.blocks[graph.layers[-1]].operators]
+    assert (kinds.count("indexer"), kinds.count("loss")) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
