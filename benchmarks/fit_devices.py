@@ -23,7 +23,8 @@ from fit_runs import update_profile
 from intervals import NINE_IN_TEN, write_intervals
 from normalise.tables import read_published
 from numpy.typing import NDArray
-from pooled import EXPECTED, FAR, FEW_RUNS, GENERAL, NOISE, PASSES, POWER, UNTHROTTLED, power_of
+from pooled import EXPECTED, FAR, FEW_RUNS, GENERAL, NOISE, PASSES, effects_of, power_of
+from scipy.special import ndtr, ndtri
 from tables import DATA, ROOT
 
 from simpar.cost.kernels import KernelModel
@@ -49,6 +50,8 @@ TRITON_ONLY = ("mi250x", "mi300x", "mi355x")
 have theirs."""
 KERNELS = 0.15
 """How far shares of peak of kernels that nobody timed may be off, as a logarithm: 0.65 to 0.96 were measured."""
+SPREAD = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
+"""How far the clock of a device that no run tells may be off, as a logarithm."""
 SOURCE = {"A": 0.08, "B": 0.1, "C": 0.2, "": 0.08}
 """What runs of a source share beyond the device, by how much of their settings is published."""
 STEP = 0.03
@@ -65,24 +68,42 @@ class Measured:
     time_s: float
 
 
+def clock_of_power(device: str) -> float:
+    """The clock of a device by its power alone, at most what is possible."""
+    name, known = ("device", device, CLOCKS[0]), general_clock()
+    return min(
+        top_of(device), float(np.exp(sum(known.get(each, 0.0) * factor for _, each, factor in effects_of(name))))
+    )
+
+
 def clock_before_runs(device: str) -> float:
-    """The clock of a device by its power alone, at most 1."""
-    usual, exponent, unthrottled = general_clock()
-    if re.match(UNTHROTTLED, device):
-        return min(1.0, usual * unthrottled)
-    return min(1.0, usual * (power_of(device) / POWER) ** exponent)
+    """What the clock of a device without runs is above as likely as below: its power's, off by SPREAD, if possible."""
+    return middle_below(clock_of_power(device), SPREAD, top_of(device))
 
 
 def clock_of_kin(device: str, other: str, clock: float) -> float:
     """A clock of a board like another one, by their powers: at most what that one's is a share of."""
-    _, exponent, _ = general_clock()
-    return min(1.0, clock * (power_of(device) / power_of(other)) ** exponent)
+    exponent = general_clock()["sustained_clock power"]
+    return middle_below(min(1.0, clock * (power_of(device) / power_of(other)) ** exponent), SPREAD, 1.0)
+
+
+def top_of(device: str) -> float:
+    """The highest clock that is possible."""
+    return bounds_of(("device", device, CLOCKS[0])).high
+
+
+def middle_below(center: float, spread: float, top: float) -> float:
+    """The median of a lognormal distribution with a median of its own and a spread, cut off above ``top``.
+
+    Half of what is left of it [Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 1, section 13.10.1].
+    """
+    below = ndtr(np.log(top / center) / spread)
+    return float(center * np.exp(spread * ndtri(below / 2)))
 
 
 def write_unseen() -> None:
     """Clocks of devices without runs into their profiles, with intervals of what other devices differ by."""
-    spread = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
-    width, (_, exponent, _) = float(np.exp(NINE_IN_TEN * spread)), general_clock()
+    width, exponent = float(np.exp(NINE_IN_TEN * SPREAD)), general_clock()["sustained_clock power"]
     for device in (*UNSEEN, *KIN):
         values, note = {CLOCKS[0]: clock_before_runs(device)}, "by its power alone; no run stands behind it"
         if other := KIN.get(device):
@@ -91,8 +112,9 @@ def write_unseen() -> None:
             values = {name: clock_of_kin(device, other, clock) for name, clock in clocks.items()}
             note = f"that of {other}, of whose products it is a share, by their powers (W a TFLOP/s to {exponent:g})"
         update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
-        top = bounds_of(("device", device, CLOCKS[0])).high
-        ends = {f"kernels.{name}": (clock / width, min(clock * width, top)) for name, clock in values.items()}
+        ends = {
+            f"kernels.{name}": (clock / width, min(clock * width, top_of(device))) for name, clock in values.items()
+        }
         write_intervals("devices", {device: ends})
 
 
@@ -127,16 +149,14 @@ def _measured(row: Row) -> Measured | None:
 
 def fit(device: str, runs: Sequence[Measured]) -> tuple[float, float]:
     """The most probable clock of a device under its runs, and the standard deviation of its logarithm."""
-    before = float(np.log(clock_before_runs(device)))
-    spread = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
-    top = float(np.log(bounds_of(("device", device, CLOCKS[0])).high))
+    before, top = float(np.log(clock_of_power(device))), float(np.log(top_of(device)))
     by_source: dict[str, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
         by_source[run.source].append(at)
     at = before
     for _ in range(PASSES):
         left, slope = np.array([_error(run, at) for run in runs]).T
-        told, pull = 1 / spread**2, (before - at) / spread**2
+        told, pull = 1 / SPREAD**2, (before - at) / SPREAD**2
         for places in by_source.values():
             off = left[places] / slope[places]  # by how much the clock would have to move
             middle = float(np.median(off))
@@ -146,7 +166,8 @@ def fit(device: str, runs: Sequence[Measured]) -> tuple[float, float]:
         at = min(top, at + pull / told)
         if abs(pull / told) < 2e-3:
             break
-    return float(np.exp(at)), float(1 / np.sqrt(told))
+    deviation = float(1 / np.sqrt(told))
+    return middle_below(float(np.exp(at)), deviation, top_of(device)), deviation
 
 
 def _error(run: Measured, clock: float) -> tuple[float, float]:
@@ -202,9 +223,7 @@ def main() -> None:
             path = ROOT / "hardware_profiles" / "devices" / f"{name}.yaml"
             update_profile(path, "device", {CLOCKS[0]: clock}, note)
         width = float(np.exp(NINE_IN_TEN * deviation))
-        ends = {
-            f"kernels.{CLOCKS[0]}": (clock / width, min(clock * width, bounds_of(("device", device, CLOCKS[0])).high))
-        }
+        ends = {f"kernels.{CLOCKS[0]}": (clock / width, min(clock * width, top_of(device)))}
         write_intervals("devices", {device: ends})
 
 

@@ -80,17 +80,17 @@ def main() -> None:
     ends = [name for name, value in zip(pool.names, pool.values, strict=True) if at_an_end(name, value)]
     if ends:
         raise SystemExit(f"at the end of what is possible: {ends}")
-    if arguments.write and only:
-        write(pool, only)
-        write_sure(pool, found, only)
-        effects = dict(zip(pool.effects, found.effects.tolist(), strict=True))
+    if not arguments.write:
+        return
+    effects = dict(zip(pool.effects, found.effects.tolist(), strict=True))
+    write(pool, only)
+    write_general_clock(effects)
+    write_sure(pool, found, only)
+    if only:
         write_unseen(effects, [stack for stack in UNSEEN if stack in only])
-    elif arguments.write:
-        write(pool)
+    else:
         write_alike(pool, found)
         write_spreads(found)
-        write_general_clock(dict(zip(pool.effects, found.effects.tolist(), strict=True)))
-        write_sure(pool, found)
 
 
 def improved(pool: Pool, found: Fitted) -> Pool:

@@ -80,7 +80,9 @@ ARCHITECTURES = (
     (r"mi3[02]", "CDNA 3"),
 )  # fmt: skip
 UNTHROTTLED = r"tpu|b200-sxm-throttled"
-"""Devices whose long steps run no slower than what their clock is a share of: TPUs, and where that was throttled."""
+"""Devices whose clock is a share of what was not timed at the boost clock: TPUs, and a board that throttled then."""
+TIMED_THROTTLED = "b200-sxm-throttled"
+"""The board whose shares have its power in them already; what a TPU may draw counts as on a GPU."""
 EXPECTED = {
     "architecture": 0.1,
     "sustained_clock": 0.07, "sustained_clock_fp8": 0.05, "sustained_clock_fp4": 0.05, "launch.kernel_overhead": 0.07,
@@ -168,9 +170,10 @@ def effects_of(name: Name) -> Iterator[tuple[str, str, float]]:
             yield clock, f"{clock} of {part}", 1.0
         if re.match(UNTHROTTLED, part):
             yield "unthrottled", "unthrottled", 1.0
-            return
-        yield "architecture", f"sustained_clock of {architecture(part)}", 1.0
-        yield "sustained_clock power", "sustained_clock power", float(np.log(power_of(part) / POWER))
+        else:
+            yield "architecture", f"sustained_clock of {architecture(part)}", 1.0
+        if not re.match(TIMED_THROTTLED, part):
+            yield "sustained_clock power", "sustained_clock power", float(np.log(power_of(part) / POWER))
         return
     yield key, shared_effect(key, part) if key != ATTENTION else ".".join(name), 1.0
     if key in EXPECTED and not (key in OF_EAGER and part in EAGER):
