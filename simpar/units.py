@@ -163,8 +163,8 @@ def scalar_truth(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
 
     Raises ValueError where they differ: the structure of a batch must not depend on its first member.
     """
-    if isinstance(flags, bool):
-        return flags
+    if isinstance(flags, bool | np.bool_):
+        return bool(flags)
     values = np.asarray(flags)
     if values.any() != values.all():
         raise ValueError("cases of one batch differ in structure")

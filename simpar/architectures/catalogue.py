@@ -64,6 +64,7 @@ def list_shipped() -> tuple[str, ...]:
     return tuple(name for text in _families() for name in _NAME.findall(text.partition(_MODELS)[2]))
 
 
+@lru_cache(maxsize=1024)  # as many as are shipped, several times: a plan names its model wherever it is read
 def find_shipped(name: str) -> dict[str, Any] | None:
     """The config of a shipped model; None where no model has this name."""
     start = re.compile(rf"^ +{re.escape(name)}:")
