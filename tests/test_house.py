@@ -97,8 +97,8 @@ def test_no_keyword_is_ignored():
     looked_up = []
     for path in PACKAGE:
         for function in functions(path):
-            name = function.args.kwarg.arg if function.args.kwarg else None
-            if f"{name}.get(" in ast.unparse(function):
+            rest = function.args.kwarg
+            if rest and f"{rest.arg}.get(" in ast.unparse(function):
                 looked_up.append(f"{where(path, function.lineno)} {function.name}")
     assert looked_up == []
 
