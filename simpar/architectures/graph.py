@@ -345,6 +345,11 @@ class ModelGraph:
         return sum(weight.trainable and weight.kind == "expert" for weight in weights)
 
     @property
+    def has_vocabulary(self) -> bool:
+        """Whether tokens of a vocabulary are looked up and predicted; models of images alone have none."""
+        return self.dims["vocab"] > 1
+
+    @property
     def is_mixture(self) -> bool:
         """Whether tokens are routed to experts."""
         return "experts" in self.dims

@@ -117,7 +117,7 @@ def _tower(vision: Vision) -> list[Block]:
     """The blocks of the tower in order, up to the one from which visual tokens join the text's."""
     style = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
     variants = layers_with_windows(vision.windows) or (LayerVariant(),) * vision.shape.layers
-    result = [Block("patches", tuple(_embed(vision.patches, style)), "vision", TEXT)]
+    result = [Block("patches", tuple(embed_patches(vision.patches, style)), "vision", TEXT)]
     taps = 0
     for at, variant in enumerate(variants):
         block = layer(f"vision_{variant.name}", style, variant, dropout=False)
@@ -150,7 +150,7 @@ def _scaled(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     )
 
 
-def _embed(patches: Patches, style: Style) -> Iterator[Operator]:
+def embed_patches(patches: Patches, style: Style) -> Iterator[Operator]:
     """Every patch is projected (a convolution with stride), gets its position and is normed, as the tower has it."""
     weights = [Weight("patch_embedding.weight", term("hidden", times=patches.elements))]
     weights += [Weight("patch_embedding.bias", HIDDEN, "vector")] * patches.bias

@@ -58,6 +58,9 @@ def losses(s: Subject) -> Iterator[Loss]:
     """Losses of all wrappers of a Hugging Face model: pipelines, sequence parallelism, and the like."""
     if not s.config.get("model_type"):
         yield Loss("model", s.graph.name, "the target builds it from a Hugging Face config.json")
+    crossed = any(op.name == "cross_attention" for block in s.graph.blocks.values() for op in block.operators)
+    if crossed or not s.graph.has_vocabulary:
+        yield Loss("model", s.graph.name, "the script trains causal language models")
     yield from rules.no_single_process(s)
     yield from rules.no_axis(s, "pp", "a pipeline is code of the model here, no option")
     yield from rules.no_axis(s, "ep", "expert parallelism is code of the model here, no option")

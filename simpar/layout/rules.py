@@ -416,6 +416,16 @@ def _update(layout: Layout, target: Workload) -> Refusals:
     )
 
 
+def _loss(layout: Layout, target: Workload) -> Refusals:
+    """Losses are worked out in pieces where there is a vocabulary."""
+    yield (
+        (layout.loss_chunks or 1) > 1 and not target.graph.has_vocabulary,
+        lambda: (
+            f"plan.loss_chunks = {layout.loss_chunks}: {target.graph.name} has no loss over a vocabulary; allowed: 1"
+        ),
+    )
+
+
 RULES: Mapping[str, Rule] = {
     "tensor": _tensor,
     "context": _context,
@@ -431,6 +441,7 @@ RULES: Mapping[str, Rule] = {
     "optimizer": _whole_matrices,
     "matrices": _matrix_layout,
     "update": _update,
+    "loss": _loss,
 }
 """By name, in the order in which they are tried."""
 STAGED_RULES = ("batch", "stages", "schedule")

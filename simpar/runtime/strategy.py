@@ -195,7 +195,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                 )
         return
     if not is_decoder(graph):
-        raise UserError(f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function")
+        raise UserError(
+            f"model {graph.name}: has two towers, or layers that are not causal; the runtime trains decoders, or a "
+            "module:function"
+        )
     _refuse_details(plan, graph)
     if "mamba_heads" in graph.dims:
         _refuse_mixers(plan, graph)

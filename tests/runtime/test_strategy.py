@@ -67,7 +67,7 @@ def test_zero_decides_what_is_sharded():
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
         ({"model": "nemotron-3-nano"}, "nemotron-3-nano: has state-space layers and experts"),
         ({"model": "nemotron-h-8b", "tp": 2}, "plan.tp = 2: the runtime does not split state-space layers"),
-        ({"model": "t5-3b"}, "model t5-3b: has two towers; the runtime trains decoders"),
+        ({"model": "t5-3b"}, "model t5-3b: has two towers, or layers that are not causal; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),
         (
             {"model": "mixtral-8x7b", "pp": 2, "ep": 2, "zero": 3, "schedule": "zb-v"},

@@ -209,7 +209,7 @@ def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout,
     """
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
     parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.has_no_backward))
-    if stack.memory.whole_vocabulary:
+    if stack.memory.whole_vocabulary and graph.has_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, layout)
     residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(layout)

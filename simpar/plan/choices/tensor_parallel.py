@@ -89,7 +89,7 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
     longest = graph.facts.get("longest", seq_len)
     yield (
         np.asarray(seq_len > longest),
-        lambda: f"seq_len = {seq_len}: {graph.name} has {longest} positions of text; allowed: as many or fewer",
+        lambda: f"seq_len = {seq_len}: {graph.name} has {longest} positions; allowed: as many or fewer",
     )
     for dims in graph.scopes:
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)

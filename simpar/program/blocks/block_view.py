@@ -176,7 +176,8 @@ class RankBlock(BlockView):
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
         """What the loss sums over ranks that share the vocabulary."""
-        shared = op.kind == "loss" and self.view.has_tensor_ranks
+        divided = any("vocab" in names for _, names in op.columns)
+        shared = op.kind == "loss" and divided and self.view.has_tensor_ranks
         return [loss_sums(TENSOR, self._rows(op))] if shared else []
 
     def attention(self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False) -> None:
