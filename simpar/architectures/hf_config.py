@@ -6,7 +6,7 @@ from typing import Any
 
 from simpar.architectures.config import Config
 from simpar.architectures.families import DECLARED
-from simpar.architectures.families.unmodelled import UNMODELLED
+from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_details import details
 from simpar.architectures.vision_reading import TEXT_CONFIGS, TOWERS
@@ -32,6 +32,10 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: a model config is a mapping with a model_type")
     kind = str(_unwrapped(config)[0].get("model_type") or "")
+    if kind in UNCAPTURED:
+        raise UserError(f"{name}: model_type = {kind!r}: {UNCAPTURED[kind]} are neither modelled nor captured")
+    if not kind and (made_by := config.get("_class_name")):
+        raise UserError(f"{name}: _class_name = {made_by!r}: configs of diffusers are not read; allowed: a model_type")
     if kind in UNMODELLED:
         return f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled"
     if kind not in DECLARED:

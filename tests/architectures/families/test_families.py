@@ -6,9 +6,11 @@ import pytest
 
 from simpar.architectures import families
 from simpar.architectures.families import DECLARED
-from simpar.architectures.families.unmodelled import UNMODELLED
+from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED
 from simpar.architectures.hf_config import read
 from simpar.declared import entries
+from simpar.errors import UserError
+from simpar.tracing.load import load_config
 
 
 @pytest.mark.parametrize("kind", DECLARED)
@@ -27,7 +29,24 @@ def test_every_name_is_declared_once():
     declared = entries(families.__name__, families.__path__, "FAMILIES")
     names = [name for each in declared for name in (each.model_type, *each.aliases)]
     assert len(names) == len(set(names)) == len(DECLARED) > 70
-    assert not set(names) & set(UNMODELLED)
+    assert not set(names) & {*UNMODELLED, *UNCAPTURED}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"model_type": "ernie4_5_vl_moe", "text_config": {"hidden_size": 32}},
+            "of two widths in a layer, are neither modelled nor captured",
+        ),
+        ({"_class_name": "FluxTransformer2DModel"}, "configs of diffusers are not read; allowed: a model_type"),
+    ],
+)
+def test_what_no_capture_finds_is_refused_in_one_line(config, words):
+    """Before a library is asked for its class."""
+    with pytest.raises(UserError, match=words) as refused:
+        load_config(config, "theirs")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_new_family_is_one_file(tmp_path, monkeypatch):
