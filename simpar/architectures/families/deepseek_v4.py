@@ -23,6 +23,7 @@ from simpar.errors import UserError
 WIDE, COMPRESSED = "residual streams wider than the hidden size", "compressed keys"
 KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Words of ``layer_types``, and the usual tokens of a key."""
+ASSUMED = ("kernels of the residual streams are fused, and the indexer learns as that of DeepSeek V3.2",)
 USUAL = {
     "vocab_size": 129280, "hidden_size": 4096, "moe_intermediate_size": 2048, "num_hidden_layers": 43,
     "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512,
@@ -77,7 +78,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         embedding=_embedding(parts),
         head=_head(parts),
         tied_embeddings=parts.style.tied,
-        facts={"norm": parts.style.norm},
+        facts={"norm": parts.style.norm, "assumed": ASSUMED},
         auxiliary=tuple(dict.fromkeys(block.name for block in last)),
     )
     return mark_unbuilt(graph, WIDE, COMPRESSED)
