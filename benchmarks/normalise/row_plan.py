@@ -256,7 +256,7 @@ def maxtext_words(row: Row) -> dict[str, object]:
 
 
 def _uneven_stages(row: Row, stages: int) -> dict[str, object]:
-    """InternEvo's layers of stages: those left over go to the last ones [internlm/utils, partition_uniform]."""
+    """InternEvo's layers of stages: those left over go to the last ones [solver/pipeline_utils.py]."""
     base, more = divmod(read_count(row, "n_layers", 0), stages)
     if stack_of(row)[0] != "internevo" or not more:
         return {}

@@ -96,8 +96,9 @@ class _Sizes:
             # While layer ``at`` of a segment runs backward, the tensors of the layers 0..at are held; the input of
             # the segment is kept from forward on, by its first layer.
             at, _ = segment(recompute)
-            kept = self.boundary if at == 0 else 0.0 * self.boundary
-            return BlockActivations(kept, (at + 1) * total - self.boundary, self._discard_workspace(), backward)
+            inputs = self.boundary * self._checkpoints
+            kept = inputs if at == 0 else 0.0 * inputs
+            return BlockActivations(kept, (at + 1) * total - inputs, self._discard_workspace(), backward)
         if chosen := operators(recompute):
             # outputs of these operators are dropped, but for attention's: the product behind it keeps that as its input
             dropped = sum(
@@ -120,6 +121,17 @@ class _Sizes:
         """The residual stream between two blocks."""
         local = self.dims.sequence
         return local["batch"] * local["seq"] * evaluate(self.block.stream, local) * self.width
+
+    @property
+    def _checkpoints(self) -> int:
+        """How many inputs full recomputation keeps of a layer: its own, or those of its norms and of what they feed.
+
+        NeMo Automodel wraps self_attn, mlp and both norms apart [components/distributed/parallelizer.py], but layers of
+        mixtures whole [components/moe/parallelizer.py, apply_ac].
+        """
+        norms = sum(op.kind == "norm" and op.region == "sequence" for op in self.block.operators)
+        apart = self.stack.memory.checkpoints == "modules" and not self._all("router")
+        return max(1, 2 * norms) if apart else 1
 
     @property
     def _whole_rows(self) -> bool | Flags:

@@ -318,7 +318,19 @@ class LossHabits(Strict):
         return saved * num_logits, self.logit_bytes * num_logits / self.loss_chunks
 
 
-class MemoryHabits(LossHabits):
+class RecomputeHabits(LossHabits):
+    """What recomputation means.
+
+    ``selective`` is what selective recompute means: Megatron drops core attention; torchtitan keeps attention and every
+    other matmul and recomputes the rest. ``checkpoints`` are what full recompute runs again as one: whole layers, or
+    each of their modules (norms, attention, MLP), whose inputs are kept then.
+    """
+
+    selective: Literal["attention", "operators"] = "attention"
+    checkpoints: Literal["layer", "modules"] = "layer"
+
+
+class MemoryHabits(RecomputeHabits):
     """What the stack keeps in memory.
 
     Of a layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs"
@@ -331,9 +343,7 @@ class MemoryHabits(LossHabits):
     pass), ``cast_weights`` (parameters that are stored wider than a product reads them are cast once a step, and the
     copies stay through all passes; fully sharded ones are gathered in the narrow dtype), and ``transformer_engine``
     (empty weight gradients of its products, one of each shape, stay for the run, see
-    :func:`simpar.cost.memory.static.placeholder_bytes`; its 8-bit products keep cast inputs). ``selective`` is what
-    selective recompute means: Megatron drops core attention; torchtitan keeps attention and every other matmul and
-    recomputes the rest.
+    :func:`simpar.cost.memory.static.placeholder_bytes`; its 8-bit products keep cast inputs).
     """
 
     pins_packed_qkv: bool = False
@@ -341,7 +351,6 @@ class MemoryHabits(LossHabits):
     gate_inputs: Literal["bf16", "fp8"] = "bf16"
     eager_copies: bool = False
     extra_saved: float = Field(0.0, ge=0, allow_inf_nan=False)
-    selective: Literal["attention", "operators"] = "attention"
     gather_buffers: int = Field(0, ge=0)
     bucket_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     gather_copies: bool = False

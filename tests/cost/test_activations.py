@@ -211,3 +211,12 @@ def test_head_peak_follows_the_stack() -> None:
     apart = stack.model_copy(update={"numerics": StackNumerics(gradient_accumulation_fusion=False)})
     held = block_activations(graph.head, dims, apart, DecidedNumerics())
     assert float(held.saved_bytes + held.backward_workspace_bytes) == pytest.approx(14 * logits, rel=0.02)
+
+
+def test_checkpoints_of_modules_keep_the_inputs_of_each() -> None:
+    """Automodel's two norms, attention and MLP keep 4 x 2 bytes a feature; its mixtures' layers are wrapped whole."""
+    automodel = load_stack("automodel")
+    one = S * B * 4096 * 2
+    assert saved("llama-3-8b", automodel, recompute="full") == 4 * one
+    assert saved("llama-3-8b", load_stack("torchtitan"), recompute="full") == one
+    assert saved("mixtral-8x7b", automodel, recompute="full") == one

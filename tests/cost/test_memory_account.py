@@ -218,3 +218,16 @@ def test_tensor_ranks_may_gather_all_logits() -> None:
     whole, cut = (simulate(*job, stack=stack) for stack in (automodel, split))
     more = whole.memory.stages[0].peak_bytes - cut.memory.stages[0].peak_bytes
     assert more == pytest.approx(14 * 8 * 1024 * 128_256 * 3 / 4, rel=0.01)
+
+
+def test_pipelines_add_up_whole_gradients_in_the_dtype_of_their_reduction() -> None:
+    """Automodel reduces in bf16 once a step: 2 bytes of every parameter of the stage; with fp32 it keeps 4."""
+    graph, cluster = load_model("llama-3-8b"), load_cluster("dgx-h100", 1)
+    training = Training(seq_len=1024, global_batch=16)
+    narrow, wide = (
+        simulate(graph, cluster, Plan(pp=2, zero=3, reduce_dtype=dtype), training, stack="automodel").memory.stages[0]
+        for dtype in ("bf16", "fp32")
+    )
+    held = graph.num_parameters() / 2
+    assert narrow.gradients_bytes == pytest.approx(2 * held, rel=0.01)
+    assert wide.gradients_bytes == pytest.approx(4 * held, rel=0.01)

@@ -132,11 +132,11 @@ def test_what_lives_on_the_host() -> None:
     AdamW reads a gradient, a parameter and two moments, 16 bytes, writes the last three, 12, and a copy of 2.
     """
     layout = layout_of(stack(), dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5)
-    held = host_memory(layout, stack(), 1000.0, 77.0)
+    held = host_memory(layout, stack(), 1000.0, 0.0, 77.0)
     assert (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes) == (6000.0, 2000.0, 2000.0)
     assert (held.activations_bytes, held.nvme_bytes, held.memory_bytes) == (77.0, 0.0, 10_077.0)
     drives = layout_of(stack(), dp=2, zero=3, offload_optimizer="nvme", offload_parameters="nvme")
-    away = host_memory(drives, stack(), 1000.0, 0.0)
+    away = host_memory(drives, stack(), 1000.0, 0.0, 0.0)
     assert (away.nvme_bytes, away.memory_bytes) == (14_000.0, 4_000.0)
     assert update_bytes(layout, stack()) == 30.0
 

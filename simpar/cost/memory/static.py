@@ -25,6 +25,7 @@ from simpar.cost.memory.widths import (
     kept_gradients,
     once_a_step,
     parameter_widths,
+    reduced_bytes,
     reduces_late,
 )
 from simpar.cost.optimizers import moment_bytes, state_bytes
@@ -136,7 +137,11 @@ def parameter_terms(
     copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)
     bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
     rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
-    kept = kept_gradients(layout) * np.where(whole_gradients, num_parameters, shard)
+    # FSDP adds up what it reduces once a step in the dtype of that reduction [torch, fsdp/_fully_shard/_fsdp_param.py,
+    # to_accumulated_grad_if_needed]; shards take the place of the whole block by block
+    added = np.where(once_a_step(layout, stack), max(reduced_bytes(layout, stack), widths.compute), widths.gradient)
+    whole = num_parameters * added / widths.gradient
+    kept = kept_gradients(layout) * np.where(whole_gradients, whole, shard)
     if stack.numerics.update.in_backward:
         block: Numbers = sum(part.block for part in parts)
         kept = block + 0.0 * kept

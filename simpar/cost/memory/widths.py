@@ -50,6 +50,12 @@ def kept_widths(layout: Layout, stack: Stack) -> Widths:
     return Widths(stored, gradient, compute, master + outer, moment_bytes(layout))
 
 
+def reduced_bytes(layout: Layout, stack: Stack) -> float:
+    """Bytes per parameter that a reduction of gradients moves: as the stack reduces, unless the plan says otherwise."""
+    usual = stack.numerics.reduce_dtype if layout.products.is_mixed else "fp32"
+    return DTYPE_BYTES[layout.reduce_dtype or usual]
+
+
 def once_a_step(layout: Layout, stack: Stack) -> Flags:
     """Whether FSDP gathers parameters and reduces whole gradients once a step."""
     return stack.once_a_step(layout.kind == "fsdp", layout.is_pipelined)

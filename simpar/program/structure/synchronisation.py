@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simpar.cost.memory.widths import once_a_step, reduces_late
+from simpar.cost.memory.widths import once_a_step, reduced_bytes, reduces_late
 from simpar.cost.optimizers import Matrix, arrays_host_s, optimizer_time_s, products_time_s
 from simpar.layout.layout import Layout
 from simpar.plan.choices.data_parallel import ALL_AT_ONCE
@@ -161,10 +161,8 @@ class Synchronisation:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes per parameter that a reduction moves: as the stack reduces, unless the plan says otherwise."""
-        low = self.job.layout.products.is_mixed
-        usual = self.job.stack.numerics.reduce_dtype if low else "fp32"
-        return DTYPE_BYTES[self.job.layout.reduce_dtype or usual]
+        """Bytes per parameter that a reduction moves."""
+        return reduced_bytes(self.job.layout, self.job.stack)
 
     @property
     def compute_bytes(self) -> float:
