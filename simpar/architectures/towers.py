@@ -27,14 +27,21 @@ RELATIVE_BUCKETS = 32
 
 
 def encoder_decoder(
-    name: str, shape: Shape, style: Style, *, decoder_layers: int, decoder_seq: int | None = None
+    name: str,
+    shape: Shape,
+    style: Style,
+    *,
+    decoder_layers: int,
+    decoder_seq: int | None = None,
+    biases_by_layer: bool = False,
 ) -> ModelGraph:
     """A T5-like model: ``shape.layers`` encoder layers, then decoder layers with cross-attention.
 
     The encoder has the training's sequence length, the decoder ``decoder_seq`` tokens (None: as many). The towers share
     the token table, which counts once; each stack has 32 buckets of relative positions per head [Raffel et al. 2020,
-    arXiv 1910.10683].
+    arXiv 1910.10683], with ``biases_by_layer`` each layer [UMT5; Chung et al. 2023, arXiv 2304.09151].
     """
+    tables = (shape.layers, decoder_layers) if biases_by_layer else (1, 1)
     dims = {**shape.dims, "buckets": RELATIVE_BUCKETS}
     if decoder_seq:
         dims |= {"decoder.seq": decoder_seq, "decoder.context": decoder_seq}
@@ -42,7 +49,7 @@ def encoder_decoder(
     both_ways = replace(style, extra={**style.extra, "bidirectional": True})
     blocks = {
         "encoder_layer": layer("encoder_layer", both_ways, LayerVariant(), dropout=False),
-        "decoder_embedding": Block("decoder_embedding", _decoder_start(style), scope, MEMORY_STREAM),
+        "decoder_embedding": Block("decoder_embedding", _decoder_start(style, tables[1]), scope, MEMORY_STREAM),
         "decoder_layer": Block("decoder_layer", decoder_layer(style), scope, MEMORY_STREAM),
     }
     return ModelGraph(
@@ -50,7 +57,7 @@ def encoder_decoder(
         dims=dims,
         blocks=blocks,
         layers=(*("encoder_layer",) * shape.layers, "decoder_embedding", *("decoder_layer",) * decoder_layers),
-        embedding=_with_buckets(embedding(shape, style, dropout=False)),
+        embedding=_with_buckets(embedding(shape, style, dropout=False), tables[0]),
         head=replace(head(style), scope=scope),
         tied_embeddings=style.tied,
     )
@@ -59,17 +66,17 @@ def encoder_decoder(
 MEMORY_STREAM: Size = product(MEMORY, HIDDEN)
 
 
-def _with_buckets(block: Block) -> Block:
-    """The block with the tower's relative position biases as weights of its first operator."""
+def _with_buckets(block: Block, tables: int) -> Block:
+    """The block with the tower's tables of relative position biases as weights of its first operator."""
     first, *rest = block.operators
-    buckets = Weight("relative_attention_bias", term("buckets", "heads"), "vector")
+    buckets = Weight("relative_attention_bias", term("buckets", "heads", times=tables), "vector")
     return replace(block, operators=(replace(first, weights=(*first.weights, buckets)), *rest))
 
 
-def _decoder_start(style: Style) -> tuple[Operator, ...]:
+def _decoder_start(style: Style, tables: int) -> tuple[Operator, ...]:
     """The norm that ends the encoder, and the decoder's tokens, looked up in the table that both towers share."""
     table = Weight("shared_embedding.weight", term("vocab", "hidden"), "shared")
-    buckets = Weight("decoder_relative_attention_bias", term("buckets", "heads"), "vector")
+    buckets = Weight("decoder_relative_attention_bias", term("buckets", "heads", times=tables), "vector")
     final = replace(norm("memory", INPUT, style), rows=MEMORY)
     tokens = Operator(
         "decoder_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table, buckets), inputs=(INPUT,)

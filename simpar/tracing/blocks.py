@@ -163,7 +163,7 @@ class BlockReader:
             name = self.made[value].name
             covered = self.roles.covers.get(name, name) if reader is not None and reader.core else name
             return self.roles.names[covered]
-        return MEMORY if value == self.segment.memory and value != self.segment.arrives else INPUT
+        return MEMORY if value and value == self.segment.memory != self.segment.arrives else INPUT
 
     def _saved(self, what: str, reader: OperatorDraft) -> str:
         """A saved tensor's name; "" for the memory (another tower's output), which the block that makes it keeps."""

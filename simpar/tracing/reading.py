@@ -166,8 +166,9 @@ class _CallReader:
         return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
 
     def _values(self, node: CallNode) -> tuple[str, ...]:
-        values = (self.value(ref) for ref in node.refs if self.nodes[ref].kind == DATA)
-        return tuple(dict.fromkeys(values)) or (INPUT_VALUE,)
+        # Numbers and conditions cost nothing to read; the floating tensors that they are made of are read elsewhere.
+        refs = (ref for ref in node.refs if self.nodes[ref].kind == DATA and self.nodes[ref].floating)
+        return tuple(dict.fromkeys(self.value(ref) for ref in refs)) or (INPUT_VALUE,)
 
     def _pieces(self, node: CallNode, at: tuple[int, ...] | None = None) -> tuple[DraftWeight, ...]:
         """Parameters (or slices) among a call's arguments, or among those at positions ``at``."""

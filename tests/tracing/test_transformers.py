@@ -1,13 +1,17 @@
-"""Models of transformers as its users make them, traced, are the models that their configs say."""
+"""Capture is the declaration: for every declared family, modules of transformers are the models that configs say."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 import simpar
+from simpar.architectures.families import DECLARED
+from simpar.architectures.flops import attention_flop_per_token, matmul_flop_per_token, shape_dims
+from simpar.architectures.graph import ModelGraph, evaluate, saved_tensors
 from simpar.architectures.hf_config import read
+from tests.gate import some
 from tests.runtime.tiny_models import MODELS
 
 pytest.importorskip("torch")
@@ -16,43 +20,100 @@ pytest.importorskip("transformers")
 SEQ = 32
 TRAINING = simpar.Training(seq_len=SEQ, global_batch=16)
 PLANS = ({"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "recompute": "full"})
-QUICK = ("gemma2", "deepseek_v3")
-"""One with caps and windows, and one with experts and latent attention."""
-CHOOSING = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1")
-"""Families whose routers have a bias that is chosen by and not trained: transformers keeps it as a buffer."""
-UNTRACED = {"gpt_neo", "falcon_h1", "bamba", "granitemoehybrid", "mamba2", "nemotron_h", "olmo-clipped", "dbrx"}
-"""Families whose causal masks are buffers, which have no values without weights, those with scans in chunks, and those
-that clip what they project."""
+QUICK = ("llama", "deepseek_v3", "gemma2")
+"""Grouped queries, experts behind latent attention, sliding windows with caps."""
+WITHOUT_CLASS = (
+    "bailing_moe", "bailing_moe_v2", "deepseek", "kimi_k2", "grok-1", "kimi_vl", "internvl_chat", "minimax_m1",
+    "minimax_text_01", "exaone4_5_text",
+)  # fmt: skip
+"""Families that come with their own code, of which transformers has no class."""
+WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
+                "qwen3_vl_moe_text", "step3p5")  # fmt: skip
+"""Text parts of models that see; transformers has their language model within the class of the whole only."""
+TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
+             "qwen3_5", "qwen3_5_moe")  # fmt: skip
+"""Models that see, whose language model is captured: they are compared without pictures."""
+RECURRENT = "a scan or linear attention counts as its reference code computes it"
+DIFFERENT = {
+    **dict.fromkeys(
+        ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "minimax", "olmo_hybrid", "kimi_linear",
+         "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "lfm2_vl"),
+        RECURRENT,
+    ),
+    **dict.fromkeys(("llama4", "llama4_text"), "its code runs every expert on every token"),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer counts as products, and its choice hides no key"),
+    **dict.fromkeys(
+        ("dbrx", "longcat_flash", "step3p7"), "its code loops over experts, which depends on data, so it is refused"
+    ),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"),
+        "its class holds the tower, which a capture of text reads nothing of",
+    ),
+    **dict.fromkeys(("gemma4", "gemma4_text"), "keys and values that layers share get no tensor parallelism"),
+    "gpt_neo": "its windows are buffers, which have no values without weights",
+    "olmo-clipped": "clipped queries, keys and values are no plain products",
+}  # fmt: skip
+"""Where capture and declaration differ by more than the test allows, and why."""
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def cases() -> list[Any]:
+    """Every declared family of which the library has a class, and the variants of ``tests.runtime.tiny_models``."""
+    names = sorted({*DECLARED, *MODELS} - {*WITHOUT_CLASS, *WITHOUT_HEAD})
+    marked = []
+    for case, name in zip(some(names, QUICK), names, strict=True):
+        marks = (
+            (*case.marks, pytest.mark.xfail(strict=True, reason=DIFFERENT[name])) if name in DIFFERENT else case.marks
+        )
+        marked.append(pytest.param(name, marks=marks))
+    return marked
 
 
-def cases() -> list[object]:
-    """Every tiny model, few of them in the quick suite."""
-    names = sorted(set(MODELS) - UNTRACED)
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def config_of(name: str) -> dict[str, Any]:
+    """The tiny config of a family, or of a variant."""
+    kind = name if name in DECLARED else name.split("-")[0]
+    return {**MODELS.get(name, DECLARED[kind].tiny), "model_type": kind}
+
+
+def both(name: str) -> tuple[ModelGraph, ModelGraph]:
+    """The graph of the library's module, and the declared one."""
+    from simpar.tracing.graph import trace_library
+
+    config = config_of(name)
+    pictures = {"images_per_sequence": 0} if name in TEXT_ONLY else {}
+    return trace_library(config, "", name, SEQ, f"model = {name}"), read({**config, **pictures}, name)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", cases())
-def test_a_traced_model_is_its_configs(name: str) -> None:
-    """Parameters to the last one, step time and memory to a thousandth, in layouts of three kinds."""
-    import tiny_transformers
-
-    traced = simpar.Model(f"tiny_transformers:{name.replace('-', '_')}", seq_len=SEQ)
-    said = tiny_transformers.config_of(name).to_dict()
-    known = read({key: value for key, value in said.items() if value is not None or key in MODELS[name]}, name)
-    biases = sum("moe" in layer for layer in known.layers) * known.dims.get("num_experts", 0)
-    buffers = biases if name.startswith(CHOOSING) else 0
-    assert traced.num_parameters() == known.num_parameters() - buffers
+def test_a_captured_model_is_its_declaration(name: str) -> None:
+    """Parameters, FLOP and activations within 1 %, step time within 2 %, in layouts of every kind."""
+    captured, declared = both(name)
+    assert captured.num_parameters() == pytest.approx(declared.num_parameters(), rel=0.01)
+    products = [matmul_flop_per_token(graph, SEQ) for graph in (captured, declared)]
+    assert products[0] == pytest.approx(products[1], rel=0.01)
+    for convention in ("full", "causal"):
+        scores = [attention_flop_per_token(graph, SEQ, convention) for graph in (captured, declared)]
+        assert scores[0] == pytest.approx(scores[1], rel=0.01)
     cluster = simpar.Cluster("dgx-h100")
-    for plan in (*PLANS, {"ep": 2}) if known.is_mixture else PLANS:
+    for plan in (*PLANS, {"ep": 2}) if declared.is_mixture else PLANS:
         one, two = (
             simpar.simulate(graph, cluster, simpar.Plan(micro_batch=1, **plan), TRAINING, with_timeline=False)
-            for graph in (traced, known)
+            for graph in (captured, declared)
         )
-        assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=0.001)
-        assert one.memory.peak_memory_bytes == pytest.approx(two.memory.peak_memory_bytes, rel=0.001)
+        assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=0.02)
+    kept = [activations_bytes(graph) for graph in (captured, declared)]
+    assert kept[0] == pytest.approx(kept[1], rel=0.01)
+
+
+def activations_bytes(graph: ModelGraph) -> float:
+    """What the operators keep of one sequence for backward, in 16 bits; masks take 8, sums of rows and heads 32."""
+    dims = shape_dims(graph, SEQ)
+    total = 0.0
+    for block in (graph.embedding, *(graph.blocks[name] for name in graph.layers), graph.head):
+        own = block.view(dims)
+        for _, op, what in saved_tensors(block):
+            rows = evaluate(op.rows, own) if op else own["batch"] * own["seq"]
+            columns = evaluate(op.columns, own) if op else own["hidden"]
+            width = {"mask": columns, "stats": 4, "lse": 4 * own["heads"]}.get(what, 2 * columns)
+            total += rows * width
+    return total

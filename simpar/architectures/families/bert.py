@@ -18,7 +18,8 @@ def _read(config: Config, name: str) -> ModelGraph:
         positions=config.size("max_position_embeddings", default=512),
     )
     types = config.size("type_vocab_size", default=2)
-    rate = config.rate("hidden_dropout_prob", "attention_probs_dropout_prob")
+    usual = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
+    rate = config.having(usual, unless_given=True).rate(*usual)
     return encoder(name, shape, token_types=types, dropout=rate > 0)
 
 

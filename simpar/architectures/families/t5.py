@@ -1,5 +1,7 @@
 """T5, mT5 and UMT5: an encoder, and a decoder that attends to it [arXiv 1910.10683; arXiv 2010.11934]."""
 
+from dataclasses import replace
+
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
@@ -19,7 +21,11 @@ def _read(config: Config, name: str) -> ModelGraph:
     style = style_of(config, Style(gated=gated, rotary=False, tied=True))
     decoder_seq = config.optional_size("decoder_seq_len") or None
     depth = config.size("num_decoder_layers", default=layers)
-    return encoder_decoder(name, shape, style, decoder_layers=depth, decoder_seq=decoder_seq)
+    each = config.text("model_type") == "umt5"
+    graph = encoder_decoder(name, shape, style, decoder_layers=depth, decoder_seq=decoder_seq, biases_by_layer=each)
+    rate = config.having({"dropout_rate": 0.1}, unless_given=True).rate("dropout_rate")
+    said = (f"no dropout: its dropout_rate of {rate:g} is not modelled",) if rate else ()
+    return replace(graph, facts={**graph.facts, "assumed": said})
 
 
 FAMILIES = (
@@ -30,7 +36,7 @@ FAMILIES = (
         weights=None,
         tiny={
             "vocab_size": 96, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 4,
-            "d_kv": 8, "feed_forward_proj": "gated-gelu",
+            "d_kv": 8, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0,
         },
         aliases=("mt5", "umt5"),
     ),
