@@ -11,6 +11,7 @@ from simpar.tracing.nodes import times
 from simpar.tracing.raw_operators import INPUT_VALUE, DraftWeight, OperatorDraft, makers
 from simpar.tracing.roles import find_roles
 from simpar.tracing.segments import DraftSegment
+from simpar.tracing.vocabulary import CONVOLUTION
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MEMORY = "memory"
@@ -267,6 +268,8 @@ class BlockReader:
             candidates.insert(0, times(contraction, columns))
         if draft.core is not None:
             candidates.insert(0, term("heads"))
+        if draft.kind == CONVOLUTION and "conv" in self.dims:
+            candidates.insert(0, times(columns, term("conv")))
         if draft.kind == "embedding" and draft.table == self.sharing.vocab:
             candidates.insert(0, term("vocab", "hidden"))
         return next((size for size in candidates if evaluate(size, dims) == numel), ((numel, ()),))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 ROUTED: Size = term("batch", "seq", "topk", "load")
 ROUTED_KINDS = ("dispatch", "grouped_matmul", "clamp")
-NAMES = ("experts", "num_experts", "topk", "expert_ffn", "shared_ffn", "ffn")
-"""Dims that only layers with experts, or only layers without, have."""
 
 
 def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 from simpar.architectures.graph import ModelGraph, evaluate
 from simpar.errors import UserError
-from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, ROLELESS, BlockReader, Sharing, Traced, as_block
+from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
 from simpar.tracing.code import LIBRARY, call_user_function
-from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
 from simpar.tracing.library import installed, make_module
 from simpar.tracing.reading import read_drafts
 from simpar.tracing.segments import DraftSegment, segments
 from simpar.units import number_of
+
+OF_LENGTH = ("seq", "context", MEMORY)
+"""Dims that a block has of its own where its length is not the training's."""
 
 
 @lru_cache(maxsize=8)
@@ -165,12 +167,14 @@ def _model_dims(traced: list[Traced]) -> dict[str, int]:
         counts[key] = counts.get(key, 0) + _weight(layer)
     long = {key: n for key, n in counts.items() if "seq" not in dict(key)} or counts
     dims = dict(max(long.items(), key=lambda item: item[1])[0])
-    for name in ("seq", "context"):
+    for name in OF_LENGTH:
         dims.pop(name, None)
-    for key in counts:  # layers with and without experts share the dims that they have in common
-        dims = {**{name: size for name, size in key if name in EXPERT_DIMS}, **dims}
+    for key in counts:  # layers with and without experts, or attention, share the dims that they have in common
+        if dict(key)["hidden"] == dims["hidden"]:
+            dims = {**{name: size for name, size in key if name not in OF_LENGTH}, **dims}
     hidden = dims["hidden"]
-    return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **dims}
+    heads = dims.get("mamba_heads") or dims.get("linear_heads") or 1
+    return {"heads": heads, "kv_heads": heads, "head_dim": hidden // heads, "ffn": hidden, "positions": 0, **dims}
 
 
 def _weight(layer: Traced) -> int:

@@ -142,3 +142,16 @@ def length(first: int, second: int, shapes: tuple[TraceShape, TraceShape]) -> Si
 
 def _value(names: tuple[str, ...], shape: TraceShape) -> int:
     return reduce(lambda total, name: total * int(getattr(shape, name)), names, 1)
+
+
+def rows_and_columns(node: CallNode) -> tuple[Size, int]:
+    """Rows and columns of a tensor: columns are its last dim where that is a number, else 1."""
+    if not node.shape:
+        return ((1, ()),), 1
+    last = constant_value(node.shape[-1])
+    return (divide_size(node.numel, last), last) if last else (node.numel, 1)
+
+
+def turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Dims with the last two swapped."""
+    return (*dims[:-2], *reversed(dims[-2:]))

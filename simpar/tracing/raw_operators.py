@@ -61,6 +61,13 @@ class OperatorDraft:
         return self.kind in ("matmul", "mixing", "attention", "embedding")
 
 
+@dataclass(frozen=True)
+class RecurrenceDraft(OperatorDraft):
+    """A pass over the sequence that carries a state: ``dims`` are the sizes of its state, by name."""
+
+    dims: tuple[tuple[str, int], ...] = ()
+
+
 def merge_drafts(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
     """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}

@@ -12,7 +12,21 @@ from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import PointwiseGroup, classify
 from simpar.tracing.experts import drafts_of, mixtures
-from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, constant_value, divide_size, times
+from simpar.tracing.fused import convolution_draft, recurrence_draft
+from simpar.tracing.nodes import (
+    CONSTANT,
+    DATA,
+    INDEX,
+    WEIGHTS,
+    CallNode,
+    Mask,
+    Ref,
+    constant_value,
+    divide_size,
+    rows_and_columns,
+    times,
+    turned,
+)
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
@@ -112,6 +126,10 @@ class _CallReader:
             return self._embedding(node)
         if op in known.NORMS:
             return self._norm(node, op)
+        if op in known.RECURRENCES:
+            return recurrence_draft(node, self.nodes, self._closing(node), self._pieces(node))
+        if op == known.CONVOLUTION:
+            return convolution_draft(node, self._closing(node), self._pieces(node, (1,)), self._pieces(node, (2,)))
         if op in known.LOSSES:
             return self._plain(node, "loss", saves=(self._value(node.args[0]),), like=node.args[0])
         if op in known.DROPOUTS:
@@ -237,7 +255,7 @@ class _CallReader:
         like: Any = None,
     ) -> OperatorDraft:
         shaped = self.nodes[like.name] if isinstance(like, Ref) else node
-        rows, columns = _rows(shaped)
+        rows, columns = rows_and_columns(shaped)
         return OperatorDraft(
             node.name, kind, rows, columns, self._values(node), (node.name,), node.owners, pieces=pieces, saves=saves
         )
@@ -281,7 +299,7 @@ class _CallReader:
     def _embedding(self, node: CallNode) -> OperatorDraft:
         table = self.nodes[node.args[0].name]
         pieces = tuple(replace(each, kind="embedding") for each in self._pieces(node, (0,)))
-        rows, columns = _rows(node)
+        rows, columns = rows_and_columns(node)
         return OperatorDraft(
             node.name, "embedding", rows, columns, (INPUT_VALUE,), (node.name,), node.owners, 0, pieces,
             table=table.sizes[0],
@@ -290,6 +308,14 @@ class _CallReader:
     def _norm(self, node: CallNode, op: str) -> OperatorDraft:
         pieces = tuple(replace(each, kind="vector") for each in self._pieces(node, _NORM_WEIGHTS[op]))
         return self._plain(node, "norm", saves=(self._value(node.args[0]), "stats"), pieces=pieces)
+
+    def _closing(self, node: CallNode) -> tuple[str, ...]:
+        """The values that a call reads; no later call joins their clusters, as it may depend on this one."""
+        values = self._values(node)
+        for value in values:
+            if value in self.member:
+                self.member[value].closed = True
+        return values
 
     def _attention(self, node: CallNode) -> OperatorDraft:
         query, key, value = (self.nodes[arg.name] for arg in node.args[:3])
@@ -380,7 +406,7 @@ class _CallReader:
         product = self.nodes[scores]
         operands = product.args[1:3] if known.base(product.op) == "baddbmm" else product.args[:2]
         query, key = (self.nodes[arg.name] for arg in operands)
-        flipped = replace(key, sizes=_turned(key.sizes), shape=_turned(key.shape or ()))
+        flipped = replace(key, sizes=turned(key.sizes), shape=turned(key.shape or ()))
         result = self._scores(node.args[0].name)
         between = [self.nodes[name] for name in result[1]] if result else []
         dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
@@ -439,28 +465,15 @@ class _CallReader:
         return any(n.kind not in (DATA, WEIGHTS, INDEX) and prod(n.sizes) > 1 and n.floating for n in others)
 
     def _closed(self, cluster: PointwiseGroup) -> list[OperatorDraft]:
-        rows, columns = _rows(cluster.nodes[-1])
+        rows, columns = rows_and_columns(cluster.nodes[-1])
         return classify(cluster, rows, columns)
 
 
 ALLOWED_OPS = "linear layers, convolutions, attention, norms, embeddings, dropout, pointwise operators, copies, losses"
 
 
-def _turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Dims with the last two swapped."""
-    return (*dims[:-2], *reversed(dims[-2:]))
-
-
 def _kind_of(node: CallNode) -> str:
     return "vector" if len([size for size in node.sizes if size > 1]) < 2 else "embedding"
-
-
-def _rows(node: CallNode) -> tuple[Size, int]:
-    """Rows and columns of a tensor: columns are its last dim where that is a number, else 1."""
-    if not node.shape:
-        return ((1, ()),), 1
-    last = constant_value(node.shape[-1])
-    return (divide_size(node.numel, last), last) if last else (node.numel, 1)
 
 
 def _call(output: str) -> str:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
+from simpar.tracing.fused import whole_kernels
 from simpar.tracing.masks import Constants
 from simpar.tracing.nodes import Ref, TracedCall, refs_of
 
@@ -51,7 +52,8 @@ def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -
     recorder.unknown.update(parameters, (name for name, each in given.items() if each.is_floating_point()))
     recorder.tokens = {name: each for name, each in given.items() if not each.is_floating_point()}
     eager = torch.compiler.set_stance("force_eager")
-    with torch.device("meta"), torch.inference_mode(), eager, recorder.knowing_modules(module), recorder:
+    whole = whole_kernels(module, recorder.note_kernel)
+    with torch.device("meta"), torch.inference_mode(), eager, recorder.knowing_modules(module), whole, recorder:
         module(*positional, **named)
     return ModuleRun(recorder.calls, tuple(parameters), tuple(inputs))
 
@@ -121,6 +123,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._note(call, result)
         if op.endswith("_") and not op.endswith("__") and args and isinstance(args[0], Tensor):
             self._changed(args[0], call.name)
+        return result
+
+    def note_kernel(self, op: str, given: tuple[Any, ...], like: Tensor) -> Tensor:
+        """Add the call of a fused kernel, whose output is like a tensor; the output."""
+        args = tuple(self._argument(each) for each in given)
+        result = torch.empty(like.shape, dtype=like.dtype, device="meta")
+        self._note(TracedCall(f"{op}_{len(self.calls)}", op, args, None, tuple(self._owners), None), result)
         return result
 
     def _value(self, call: TracedCall) -> Any:

@@ -8,6 +8,8 @@ from simpar.architectures.graph import Size, term
 from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
 from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merge_drafts
+from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
+from simpar.tracing.vocabulary import CONVOLUTION
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
 HEAD_DIM = ("head_dim",)
@@ -48,11 +50,17 @@ def find_roles(drafts: Sequence[OperatorDraft], memory: str, output: str = "", l
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
     values that other blocks read.
     """
-    joined = _joined(_turned(_summed(list(drafts), live)))
+    plain, passes = recurrences(_summed(list(drafts), live))
+    joined = _joined(_turned(plain))
     joined, compressed = latents(without_shared_gate(joined))
     roles = Roles(joined)
     made = dict(makers(joined))
     mixture_roles(roles, made)
+    for layer in passes:
+        recurrence_roles(roles, layer)
+    for draft in joined:
+        if draft.kind == CONVOLUTION and draft.name not in roles.names:
+            short_convolution_roles(roles, draft)
     for each in compressed:
         latent_roles(roles, each)
     for draft in joined:
@@ -193,15 +201,17 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     query, key, value = _widths(core)
     crosses = bool(memory) and any(memory in product.inputs for product in products.values())
     prefix = "cross_" if crosses else ""
+    passing: dict[str, Size] = {}
     wanted = _shares(paths, (query, key, value))
     for name, columns in wanted.items():
-        several, rest = divmod(products[name].columns, _value(columns, sizes))
-        if not rest and columns == query:  # a head's query beside its gate
-            columns = tuple((several * times, names) for times, names in columns)
-        if _value(columns, sizes) != products[name].columns:
+        whole = columns
+        if "heads" in columns[0][1] and products[name].columns == _value((*columns, *query), sizes):
+            whole = add_sizes(columns, query)  # a head's query beside its gate
+        if _value(whole, sizes) != products[name].columns:
             roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
             continue
-        roles.columns[name] = columns
+        roles.columns[name] = whole
+        passing[name] = columns
         kind = "qkv" if len(wanted) == 1 else "q" if "heads" in columns[0][1] else "kv"
         roles.name(products[name], prefix + kind)
     if not wanted:
@@ -209,8 +219,8 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     for path in paths:
         for each in path[:-1]:
             roles.inner.add(each.name)
-            if path[-1].name in roles.columns:  # columns that are neither rotated nor normed pass through
-                roles.columns[each.name] = roles.columns[path[-1].name]
+            if path[-1].name in passing:  # columns that are neither rotated nor normed pass through
+                roles.columns[each.name] = passing[path[-1].name]
                 roles.rows[each.name] = path[-1].rows
                 roles.covers.setdefault(path[-1].name, path[0].name)
             roles.name(each, prefix + {"norm": "qk_norm"}.get(each.kind, each.kind))
@@ -323,8 +333,22 @@ def _mlp(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, out
 
 def _norms_and_sums(roles: Roles, made: dict[str, OperatorDraft]) -> None:
     """Name the norms and residual sums around the branches."""
-    branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp", "router": "mlp"}
-    ends = {"o_proj": "attention", "cross_o_proj": "cross", "mlp_down": "mlp", "combine": "mlp", "shared_down": "mlp"}
+    branch = {
+        "qkv": "attention",
+        "in_proj": "attention",
+        "q": "attention",
+        "cross_q": "cross",
+        "mlp_up": "mlp",
+        "router": "mlp",
+    }
+    ends = {
+        "o_proj": "attention",
+        "out_proj": "attention",
+        "cross_o_proj": "cross",
+        "mlp_down": "mlp",
+        "combine": "mlp",
+        "shared_down": "mlp",
+    }
     for draft in roles.drafts:
         read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
         behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}

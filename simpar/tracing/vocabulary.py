@@ -48,6 +48,9 @@ GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
 """Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS_OF_PRODUCTS = frozenset(["einsum", "tensordot", "inner", "outer", "kron", "bilinear"])
 """Operators that are recorded as the products that they are made of."""
+RECURRENCES = frozenset(["gated_delta", "channel_delta", "scan"])
+CONVOLUTION = "convolution"
+"""Fused kernels that are recorded whole: passes over the sequence, and a short causal convolution of every channel."""
 NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"])
 LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
 DROPOUTS = frozenset(["dropout", "feature_dropout", "alpha_dropout"])
@@ -72,4 +75,5 @@ def is_known(op: str) -> bool:
     """Whether an operator is in one of the lists."""
     name = base(op)
     listed = (VIEWS, POINTWISE, COPIES, PRODUCTS, GROUPED, NORMS, LOSSES, DROPOUTS)
-    return name in (ATTENTION, "embedding", "placeholder") or any(name in each for each in listed)
+    whole = (ATTENTION, CONVOLUTION, *RECURRENCES, "embedding", "placeholder")
+    return name in whole or any(name in each for each in listed)

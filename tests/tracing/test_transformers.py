@@ -20,28 +20,27 @@ pytest.importorskip("transformers")
 SEQ = 32
 TRAINING = simpar.Training(seq_len=SEQ, global_batch=16)
 PLANS = ({"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "recompute": "full"})
-QUICK = ("llama", "deepseek_v3", "gemma2")
-"""Grouped queries, experts behind latent attention, sliding windows with caps."""
+QUICK = ("llama", "deepseek_v3", "gemma2", "qwen3_next", "falcon_h1")
+"""Grouped queries, experts behind latent attention, windows, linear attention, state-space layers beside attention."""
 WITHOUT_CLASS = (
     "bailing_moe", "bailing_moe_v2", "deepseek", "kimi_k2", "grok-1", "kimi_vl", "internvl_chat", "minimax_m1",
-    "minimax_text_01", "exaone4_5_text",
+    "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
                 "qwen3_vl_moe_text", "step3p5")  # fmt: skip
 """Text parts of models that see; transformers has their language model within the class of the whole only."""
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
-             "qwen3_5", "qwen3_5_moe")  # fmt: skip
+             "qwen3_5", "qwen3_5_moe", "minimax_m3_vl")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
-RECURRENT = "a scan or linear attention counts as its reference code computes it"
+NO_PREDICTION = {"qwen3_5_text": {"mtp_num_hidden_layers": 0}}
+"""Fields that leave out layers for multi-token prediction, which classes of transformers do not have."""
 DIFFERENT = {
-    **dict.fromkeys(
-        ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "minimax", "olmo_hybrid", "kimi_linear",
-         "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "lfm2_vl"),
-        RECURRENT,
-    ),
     **dict.fromkeys(("llama4", "llama4_text"), "its code runs every expert on every token"),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer counts as products, and its choice hides no key"),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "minimax_m3_vl_text"),
+        "an indexer counts as products, and its choice hides no key",
+    ),
     **dict.fromkeys(
         ("dbrx", "longcat_flash", "step3p7"), "its code loops over experts, which depends on data, so it is refused"
     ),
@@ -50,6 +49,10 @@ DIFFERENT = {
         "its class holds the tower, which a capture of text reads nothing of",
     ),
     **dict.fromkeys(("gemma4", "gemma4_text"), "keys and values that layers share get no tensor parallelism"),
+    "minimax": "its lightning attention counts as the products of its code, which no kernel stands for",
+    "deepseek_v4": "its compressed keys are of another length, which is refused",
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its sparse activations ask for values, so it is refused"),
+    "whisper": "the library's language model is its decoder alone",
     "gpt_neo": "its windows are buffers, which have no values without weights",
     "olmo-clipped": "clipped queries, keys and values are no plain products",
 }  # fmt: skip
@@ -71,7 +74,7 @@ def cases() -> list[Any]:
 def config_of(name: str) -> dict[str, Any]:
     """The tiny config of a family, or of a variant."""
     kind = name if name in DECLARED else name.split("-")[0]
-    return {**MODELS.get(name, DECLARED[kind].tiny), "model_type": kind}
+    return {**MODELS.get(name, DECLARED[kind].tiny), "model_type": kind, **NO_PREDICTION.get(kind, {})}
 
 
 def both(name: str) -> tuple[ModelGraph, ModelGraph]:
