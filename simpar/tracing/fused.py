@@ -33,6 +33,8 @@ class FusedKernel:
     with_state: bool = False
 
 
+SELECTIVE = "selective_scan"
+"""The scan of Mamba-1 [Gu and Dao 2023, arXiv 2312.00752]. It counts as one of Mamba-2 with heads of one feature."""
 _DELTA = ("query", "key", "value", "g", "beta", "chunk_size")
 KERNELS: Mapping[str, FusedKernel] = {
     "chunk_gated_delta_rule": FusedKernel("gated_delta", _DELTA, "value", with_state=True),
@@ -40,9 +42,14 @@ KERNELS: Mapping[str, FusedKernel] = {
     "mamba_chunk_scan_combined": FusedKernel(
         "scan", ("hidden_states", "B", "C", "dt", "A", "D", "dt_bias", "chunk_size"), "hidden_states"
     ),
+    "selective_scan_fn": FusedKernel(
+        SELECTIVE, ("hidden_states", "B", "C", "dt", "A", "D", "z", "delta_bias"), "hidden_states"
+    ),
     "causal_conv1d_fn": FusedKernel("convolution", ("hidden_states", "weight", "bias"), "hidden_states"),
 }
 """By name in flash-linear-attention, mamba-ssm and causal-conv1d."""
+CHUNK = 256
+"""Tokens of a piece of a scan whose call names none: the default of Mamba-2."""
 Note = Callable[[str, tuple[Any, ...], Any], Any]
 """Records a call of an operator with arguments that makes a tensor like another one; the tensor."""
 
@@ -100,17 +107,28 @@ def convolution_draft(
 def recurrence_draft(
     node: CallNode, nodes: Mapping[str, CallNode], values: tuple[str, ...], pieces: tuple[DraftWeight, ...]
 ) -> RecurrenceDraft:
-    """A pass over the sequence with a state for every head; tensors are [batch, seq, heads, width]."""
-    one, two, three = (nodes[each.name].sizes[-2:] for each in node.args[:3])
-    if node.op == "scan":
-        dims = {"mamba_heads": one[0], "mamba_head_dim": one[1], "mamba_groups": two[0], "state": two[1]}
+    """A pass over the sequence with a state for every head; tensors are [batch, seq, heads, width].
+
+    Those of Mamba-1 are [batch, channels, seq], and [batch, states, seq] its B and C.
+    """
+    if node.op == SELECTIVE:
+        channels, states = (nodes[each.name].sizes[1] for each in node.args[:2])
+        columns, chunk = channels, CHUNK
+        dims = {"mamba_heads": channels, "mamba_head_dim": 1, "mamba_groups": 1, "state": states}
     else:
-        dims = {
-            "linear_heads": three[0], "linear_key_heads": two[0], "linear_key_dim": two[1],
-            "linear_value_dim": three[1],
-        }  # fmt: skip
-    columns = prod(node.sizes[2:])
+        columns, chunk = prod(node.sizes[2:]), int(node.args[-1])
+        dims = _state(node.op, *(nodes[each.name].sizes[-2:] for each in node.args[:3]))
+    kind = "scan" if node.op == SELECTIVE else node.op
     return RecurrenceDraft(
-        node.name, node.op, divide_size(node.numel, columns), columns, values, (node.name,), node.owners, 0, pieces,
-        values, dims=(*dims.items(), ("chunk", int(node.args[-1]))),
+        node.name, kind, divide_size(node.numel, columns), columns, values, (node.name,), node.owners, 0, pieces,
+        values, dims=(*dims.items(), ("chunk", chunk)),
     )  # fmt: skip
+
+
+def _state(op: str, one: tuple[int, ...], two: tuple[int, ...], three: tuple[int, ...]) -> dict[str, int]:
+    """The sizes of a pass's state, by the heads and widths of its first three tensors."""
+    if op == "scan":
+        return {"mamba_heads": one[0], "mamba_head_dim": one[1], "mamba_groups": two[0], "state": two[1]}
+    return {
+        "linear_heads": three[0], "linear_key_heads": two[0], "linear_key_dim": two[1], "linear_value_dim": three[1],
+    }  # fmt: skip

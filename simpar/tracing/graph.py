@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
 from simpar.tracing.code import LIBRARY, call_user_function
+from simpar.tracing.fused import SELECTIVE
 from simpar.tracing.library import installed, make_module
 from simpar.tracing.reading import read_drafts
 from simpar.tracing.segments import DraftSegment, segments
@@ -33,14 +34,16 @@ def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len
 
 def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str) -> ModelGraph:
     captured = capture(name, seq_len, make)
-    graph = _assembled(name, _read_all(name, segments(name, read_drafts(name, captured))))
+    chain = segments(name, read_drafts(name, captured))
+    _require_head(name, chain[-1])
+    graph = _assembled(name, _read_all(name, chain))
     held = sum(prod(sizes) for sizes in captured.parameters.values())
     if graph.num_parameters() != held:
         raise UserError(
             f"{name}: {graph.num_parameters()} of its {held} parameters were read, so its trace is not understood; "
             "allowed: a model of a declared family, or a module:function of yours without what shares or copies weights"
         )
-    return replace(graph, facts={**graph.facts, "notes": tuple(_notes(graph, captured, origin))})
+    return replace(graph, facts={**graph.facts, "notes": (*_notes(graph, captured, origin), *_ends(graph, chain))})
 
 
 def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
@@ -59,8 +62,27 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
     read = {ref for node in captured.nodes.values() for ref in node.refs}
     if unread := sum(prod(sizes) for each, sizes in captured.parameters.items() if each not in read):
         yield f"{unread:,} of its parameters are read by no operator"
+    if any(node.op == SELECTIVE for node in captured.nodes.values()):
+        yield "selective scans of Mamba-1 count as those of Mamba-2 with heads of one feature"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
+
+
+def _ends(graph: ModelGraph, chain: Sequence[DraftSegment]) -> Iterator[str]:
+    """What stands for the loss of a model that does not end in logits of its vocabulary."""
+    has_loss = any(draft.kind == "loss" for draft in chain[-1].drafts)
+    outputs = evaluate(graph.head.operator("loss").columns, graph.head.view(graph.dims))
+    if not has_loss and (not _table(chain).vocab or outputs != graph.dims["vocab"]):
+        yield f"its loss is not in it: a cross entropy over its {outputs:,} outputs stands for it"
+
+
+def _require_head(name: str, last: DraftSegment) -> None:
+    """Raise UserError for a model whose last layer nothing follows: costs of a head know no attention."""
+    if last.group and any(draft.core for draft in last.drafts):
+        raise UserError(
+            f"model = {name}: no product stands behind its last layer; allowed: a module that ends in a projection "
+            "(to logits, to noise, to features)"
+        )
 
 
 def _read_all(name: str, chain: Sequence[DraftSegment]) -> list[Traced]:

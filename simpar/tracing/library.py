@@ -68,7 +68,7 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     library_config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
     module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
     module.config.pad_token_id = None  # or some look for padding among the tokens, to warn of it
-    return module, _inputs(module)
+    return module, _inputs(module, why)
 
 
 UPGRADE = "allowed: a newer transformers, or --model module:function of yours"
@@ -114,15 +114,42 @@ def _config_for(kind: Any, config: Any) -> Any:
     return text if not isinstance(config, kind.config_class) and isinstance(text, kind.config_class) else config
 
 
-def _inputs(module: Any) -> dict[str, Any] | None:
-    """Tokens of both towers of an encoder and a decoder; None for a model that reads one sequence."""
+def _inputs(module: Any, why: str) -> dict[str, Any] | None:
+    """Example inputs by name: pictures, sounds, the tokens of both towers; None for a model that reads one sequence.
+
+    Raises UserError for a model that reads something of which its config states no size.
+    """
     import torch
 
-    taken = inspect.signature(module.forward).parameters
-    if not module.config.is_encoder_decoder or "decoder_input_ids" not in taken:
-        return None
-    return {name: torch.zeros(1, LENGTH, dtype=torch.int64) for name in ("input_ids", "decoder_input_ids")}
+    taken, main = inspect.signature(module.forward).parameters, str(module.main_input_name)
+    result = {}
+    if "input_ids" in taken:
+        main = "input_ids"
+    if main in SIZES:
+        config = getattr(module.config, "vision_config", None) or module.config
+        channels, length = (getattr(config, name, None) for name in SIZES[main])
+        if not isinstance(channels, int) or not isinstance(length, int):
+            raise UserError(
+                f"{why}; {type(module).__name__} reads {main}, of which its config states no size: {EXAMPLE}"
+            )
+        result[main] = _example(main, channels, length)
+    elif main != "input_ids" and main in taken:
+        raise UserError(f"{why}; {type(module).__name__} reads {main}, of which no size is known: {EXAMPLE}")
+    if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
+        names = ("decoder_input_ids",) if result else ("input_ids", "decoder_input_ids")
+        result |= {name: torch.zeros(1, LENGTH, dtype=torch.int64) for name in names}
+    return result or None
 
 
+def _example(main: str, channels: int, length: int) -> Any:
+    """One picture of ``length`` x ``length`` pixels; one sound, of two frames for a position of the encoder."""
+    import torch
+
+    return torch.zeros(1, channels, length, length) if main == "pixel_values" else torch.zeros(1, channels, 2 * length)
+
+
+SIZES = {"pixel_values": ("num_channels", "image_size"), "input_features": ("num_mel_bins", "max_source_positions")}
+"""By the name of an input other than tokens: fields of configs with its channels and its length."""
+EXAMPLE = "allowed: --model module:function of yours that returns (module, example inputs)"
 LENGTH = 64
 """Tokens of an example; captures give them the training's length."""

@@ -53,6 +53,7 @@ def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -
     recorder.tokens = {name: each for name, each in given.items() if not each.is_floating_point()}
     eager = torch.compiler.set_stance("force_eager")
     whole = whole_kernels(module, recorder.note_kernel)
+    torch.distributions.Distribution.set_default_validate_args(False)  # its checks ask for values
     with torch.device("meta"), torch.inference_mode(), eager, recorder.knowing_modules(module), whole, recorder:
         module(*positional, **named)
     return ModuleRun(recorder.calls, tuple(parameters), tuple(inputs))
@@ -71,6 +72,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._owners: list[tuple[str, str]] = []
         self._whole: dict[int, Tensor] = {}
         self._changes: dict[int, list[str]] = {}
+        self._made_before = _MadeBefore()
 
     def place(self, name: str, tensor: Tensor) -> str:
         """Add a tensor that no call makes; its name."""
@@ -119,7 +121,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if op in known.SUMS_OF_PRODUCTS:
             with self:
                 return func.decompose(*args, **kwargs)
-        result = _grouped(*args) if op in known.GROUPED else func(*args, **kwargs)
+        result = _grouped(*args) if op in known.GROUPED else self._made_before.of(func, args, kwargs)
         self._note(call, result)
         if op.endswith("_") and not op.endswith("__") and args and isinstance(args[0], Tensor):
             self._changed(args[0], call.name)
@@ -186,6 +188,46 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             parts = (Ref(self._names[id(tensor)]), [Ref(each) for each in changes])
             self._add(TracedCall(name, "copy", parts, tensor, tuple(self._owners), None), tensor)
         return self._names[id(tensor)]
+
+
+class _MadeBefore:
+    """Results of operators by the shapes of what they read, as layers repeat: torch's own rules for them are slow.
+
+    Only operators that make one new tensor are kept, none that return a view or change an argument.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, ...]] = {}
+
+    def of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What an operator makes of arguments."""
+        if any(each.alias_info is not None for each in (*func._schema.arguments, *func._schema.returns)):
+            return func(*args, **kwargs)
+        key = (func, _shapes(args), _shapes(tuple(kwargs.items())))
+        if key in self._known:
+            size, stride, dtype = self._known[key]
+            return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.device.type == "meta" and not _shares(result, (args, kwargs)):
+            self._known[key] = (tuple(result.shape), result.stride(), result.dtype)
+        return result
+
+
+def _shapes(value: Any) -> Any:
+    """Arguments as a key: tensors by sizes, strides and type, numbers with their type."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.stride(), value.dtype, value.device.type)
+    if isinstance(value, list | tuple):
+        return tuple(_shapes(each) for each in value)
+    return (type(value), str(value))
+
+
+def _shares(result: Tensor, given: Any) -> bool:
+    """Whether a tensor has the memory of one among arguments."""
+    if isinstance(given, Tensor):
+        return bool(result.untyped_storage()._cdata == given.untyped_storage()._cdata)
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    return any(_shares(result, each) for each in parts)
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: Any) -> Tensor:

@@ -20,10 +20,11 @@ VIEWS = _words(
 
 POINTWISE = _words(
     """
-    add sub rsub mul div neg pow rsqrt sqrt square reciprocal exp log log1p log2 tanh sigmoid silu gelu relu
-    relu6 leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh mish erf abs sign clamp clamp_min
-    clamp_max where masked_fill maximum minimum max min sin cos addcmul addcdiv lerp softmax _softmax
-    log_softmax mean sum var std var_mean std_mean amax amin prod cumsum glu logsigmoid prelu threshold
+    add sub rsub mul multiply subtract divide div neg pow rsqrt sqrt square reciprocal exp log log1p log2
+    tanh sigmoid silu gelu relu relu6 leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh
+    mish erf abs sign clamp clamp_min clamp_max where masked_fill maximum minimum max min sin cos addcmul
+    addcdiv lerp softmax _softmax log_softmax mean sum var std var_mean std_mean amax amin prod cumsum
+    glu logsigmoid prelu threshold
     floor round remainder fmod atan2 bernoulli eq ne lt le gt ge logical_and logical_or logical_not
     bitwise_and bitwise_or bitwise_not __and__ __or__ nan_to_num rand_like randn_like logit expm1 softsign
     linalg_vector_norm norm div_ complex polar real imag logsumexp log_sigmoid cumprod logcumsumexp heaviside
@@ -48,7 +49,7 @@ GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
 """Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS_OF_PRODUCTS = frozenset(["einsum", "tensordot", "inner", "outer", "kron", "bilinear"])
 """Operators that are recorded as the products that they are made of."""
-RECURRENCES = frozenset(["gated_delta", "channel_delta", "scan"])
+RECURRENCES = frozenset(["gated_delta", "channel_delta", "scan", "selective_scan"])
 CONVOLUTION = "convolution"
 """Fused kernels that are recorded whole: passes over the sequence, and a short causal convolution of every channel."""
 NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"])

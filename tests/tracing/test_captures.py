@@ -1,6 +1,8 @@
 """Captures on disk."""
 
+import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -80,3 +82,32 @@ def test_a_class_is_a_model(tmp_path):
     assert simpar.Model(f"{path}:OlmoForCausalLM", seq_len=32).dims["hidden"] == 32
     with pytest.raises(UserError, match=r"has no model class OlmoForNothing"):
         simpar.Model("transformers:OlmoForNothing", seq_len=32)
+
+
+LLAMA_8B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+QWEN_30B = {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "class_name", "parameters"),
+    [(LLAMA_8B, "LlamaForCausalLM", 8_030_261_248), (QWEN_30B, "Qwen3MoeForCausalLM", 30_532_122_624)],
+    ids=["8B", "30B-A3B"],
+)
+def test_a_capture_takes_seconds(tmp_path, config, class_name, parameters):
+    """At most 15 s of CPU at 4,096 tokens, the libraries' imports included; 3 s for the second command."""
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(config))
+    code = f"import simpar; assert simpar.Model('{path}:{class_name}', seq_len=4096).num_parameters() == {parameters}"
+    for most_s in (15, 3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < most_s

@@ -44,6 +44,11 @@ def test_the_class_of_a_config(torch):
     assert made(torch, {**LLAMA, "auto_map": {"AutoModelForCausalLM": "own--code.Model"}})[0] == "LlamaForCausalLM"
     assert made(torch, WRAPPED)[0] == "LlamaForCausalLM"
     assert made(torch, LLAMA, "LlamaForSequenceClassification")[0] == "LlamaForSequenceClassification"
+    sound = {"model_type": "whisper", "num_mel_bins": 8, "max_source_positions": 16}
+    heard = made(torch, sound, "WhisperForConditionalGeneration")[1]
+    assert heard["input_features"].shape == (1, 8, 32)
+    assert heard["decoder_input_ids"].shape == (1, 64)
+    assert made(torch, {"model_type": "vit", "image_size": 32}, "ViTModel")[1]["pixel_values"].shape == (1, 3, 32, 32)
     name, inputs = made(torch, {"model_type": "t5", "num_layers": 1, "architectures": ["T5ForConditionalGeneration"]})
     assert name == "T5ForConditionalGeneration"
     assert sorted(inputs) == ["decoder_input_ids", "input_ids"]
@@ -55,9 +60,14 @@ def test_the_class_of_a_config(torch):
     [
         ({"model_type": "lama"}, "", r"is not known; did you mean .*has no class for it either: allowed: a newer tra"),
         (LLAMA, "LlamaForCausalLMs", r"has no model class LlamaForCausalLMs; did you mean 'LlamaForCausalLM'"),
+        (
+            {"model_type": "wav2vec2"},
+            "Wav2Vec2Model",
+            r"reads input_values, of which no size is known: allowed: --model",
+        ),
         ({"model_type": "clip_vision_model"}, "", r"no language model for CLIPVisionConfig; allowed: --model-class"),
     ],
-    ids=["type", "class", "no language"],
+    ids=["type", "class", "no size", "no language"],
 )
 def test_what_the_library_has_not_is_refused(torch, config, class_name, message):
     """With why it was asked, in one line."""

@@ -21,7 +21,7 @@ from tests.gate import some
 torch = pytest.importorskip("torch")
 
 SEQ = 32
-NAMES = ("gpt", "llama", "vision", "pair", "short_pair", "stock", "perceptron")
+NAMES = ("gpt", "llama", "vision", "pair", "short_pair", "stock", "perceptron", "diffusion")
 TRAINING = simpar.Training(seq_len=SEQ, global_batch=16)
 CONFIGS = {
     "gpt": {
@@ -148,6 +148,7 @@ def test_search_finds_a_plan_that_simulates_again(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("unknown", r"fft_fft in layers\.0\.attention: has no rule; allowed: "),
+        ("headless", r"no product stands behind its last layer; allowed: a module that ends in a projection"),
         ("number", r"returns int; allowed: module:function that returns a torch module"),
         ("failing", r"cannot be built without weights \(ValueError: no such width\)"),
         ("missing", r"cannot be imported"),
@@ -167,6 +168,17 @@ def test_products_of_two_activations_are_products() -> None:
     assert graph.num_parameters() == parameters
     assert tokens * matmul_flop_per_token(graph, SEQ) == pytest.approx(flop, rel=1e-12)
     assert any("without a role" in note for note in graph.facts["notes"])
+
+
+def test_models_without_a_vocabulary() -> None:
+    """A diffusion transformer answers, in layouts of every kind, and says what stands for its loss."""
+    graph = traced("diffusion")
+    assert graph.layers == ("blocks",) * 3
+    assert [graph.blocks["blocks"].operator(name).region for name in ("qkv", "mlp_up")] == ["tensor"] * 2
+    assert graph.facts["notes"][-1] == "its loss is not in it: a cross entropy over its 32 outputs stands for it"
+    plan = simpar.Plan(tp=2, pp=2, micro_batch=1, sequence_parallel=False)
+    result = simpar.simulate(graph, simpar.Cluster("dgx-h100"), plan, TRAINING, with_timeline=False)
+    assert result.speed.step_time_s > 0
 
 
 def test_nothing_is_allocated() -> None:

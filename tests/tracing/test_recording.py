@@ -78,3 +78,21 @@ def test_numbers_that_python_asks_for():
     assert ops(recording)[-1] == "linear"
     with pytest.raises(UserError, match=r"depends on data"):
         recorded(lambda own, x: own.inner(x) if x.sum() > 0 else x)
+
+
+def test_equal_calls_have_equal_results():
+    """Each of its own, by the shapes and the numbers that it reads."""
+
+    def forward(own, x):
+        one, two = own.inner(x), own.inner(x)
+        assert one is not two
+        assert one.untyped_storage()._cdata != two.untyped_storage()._cdata
+        return one.sum(0), two.sum(1), x.to(torch.float16).exp(), x.exp(), x.transpose(0, 1).exp()
+
+    results = recorded(forward).calls[-9:]
+    shapes = [(call.op, tuple(call.value.shape), call.value.dtype) for call in results if call.op in ("sum", "exp")]
+    half, whole = torch.float16, torch.float32
+    assert shapes == [
+        ("sum", (8,), whole), ("sum", (4,), whole), ("exp", (4, 8), half), ("exp", (4, 8), whole),
+        ("exp", (8, 4), whole),
+    ]  # fmt: skip

@@ -24,12 +24,14 @@ QUICK = ("llama", "deepseek_v3", "gemma2", "qwen3_next", "falcon_h1")
 """Grouped queries, experts behind latent attention, windows, linear attention, state-space layers beside attention."""
 WITHOUT_CLASS = (
     "bailing_moe", "bailing_moe_v2", "deepseek", "kimi_k2", "grok-1", "kimi_vl", "internvl_chat", "minimax_m1",
-    "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text",
+    "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
                 "qwen3_vl_moe_text", "step3p5")  # fmt: skip
 """Text parts of models that see; transformers has their language model within the class of the whole only."""
+OF_PICTURES = ("vit",)
+"""A config gets the library's language model; classes of another kind are chosen by name."""
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
              "qwen3_5", "qwen3_5_moe", "minimax_m3_vl")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
@@ -61,7 +63,7 @@ DIFFERENT = {
 
 def cases() -> list[Any]:
     """Every declared family of which the library has a class, and the variants of ``tests.runtime.tiny_models``."""
-    names = sorted({*DECLARED, *MODELS} - {*WITHOUT_CLASS, *WITHOUT_HEAD})
+    names = sorted({*DECLARED, *MODELS} - {*WITHOUT_CLASS, *WITHOUT_HEAD, *OF_PICTURES})
     marked = []
     for case, name in zip(some(names, QUICK), names, strict=True):
         marks = (

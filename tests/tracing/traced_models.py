@@ -245,6 +245,63 @@ def windowed() -> nn.Module:
     return Decoder(stack, 64, tied=False)
 
 
+class Modulated(nn.Module):
+    """A layer whose norms and branches are scaled by a condition [Peebles and Xie 2022, arXiv 2212.09748]."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.mlp = Attention(64, 4, 4, bias=True, causal=False), plain(64, 256)
+        self.norms = nn.ModuleList(nn.LayerNorm(64, elementwise_affine=False) for _ in range(2))
+        self.scales = nn.Sequential(nn.SiLU(), nn.Linear(64, 6 * 64))
+
+    def forward(self, x, condition):
+        """Both branches, each shifted, scaled and gated."""
+        shift, scale, gate, shift_2, scale_2, gate_2 = self.scales(condition)[:, None].chunk(6, -1)
+        x = x + gate * self.attention(self.norms[0](x) * (1 + scale) + shift)
+        return x + gate_2 * self.mlp(self.norms[1](x) * (1 + scale_2) + shift_2)
+
+
+class Diffusion(nn.Module):
+    """A diffusion transformer: patches of a latent picture, a time and a class as the condition, patches of noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.classes = nn.Conv2d(4, 64, 2, 2), nn.Embedding(11, 64)
+        self.positions = nn.Parameter(torch.zeros(1, 64, 64))
+        self.time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 64))
+        self.blocks = nn.ModuleList(Modulated() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(64, elementwise_affine=False), nn.Linear(64, 32)
+
+    def forward(self, picture, time, label):
+        """[batch, 4, 16, 16], [batch], int64[batch] to [batch, 64, 32]."""
+        x = self.patches(picture).flatten(2).transpose(1, 2) + self.positions
+        angle = time[:, None] * torch.exp(-torch.arange(16, device=time.device) / 2)
+        condition = self.time(torch.cat([angle.cos(), angle.sin()], -1)) + self.classes(label)
+        for block in self.blocks:
+            x = block(x, condition)
+        return self.head(self.norm(x))
+
+
+def diffusion():
+    """A module with three inputs and without a vocabulary."""
+    return Diffusion(), (torch.zeros(1, 4, 16, 16), torch.zeros(1), torch.zeros(1, dtype=torch.int64))
+
+
+def headless():
+    """An encoder of pictures whose layers nothing follows but a norm."""
+
+    class Headless(Vision):
+        def forward(self, images):
+            x = self.patches(images).flatten(2).transpose(1, 2)
+            for block in self.blocks:
+                x = block(x)
+            return self.norm(x)
+
+    made = Headless()
+    del made.head, made.token, made.positions
+    return made, torch.zeros(1, 3, 32, 32)
+
+
 def perceptron():
     """No attention, no tokens."""
     inner = [
