@@ -2,6 +2,6 @@
 
 OPEN = (
     "catalogue", "details", "documents", "families", "flops", "graph", "hf_config", "hybrid", "linear_attention",
-    "reading", "recompute", "training", "transformer", "tuning", "weights",
+    "mamba", "reading", "recompute", "training", "transformer", "tuning", "weights",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

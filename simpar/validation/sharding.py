@@ -15,9 +15,6 @@ STAGES = {
 """Words for sharding, without what stands between letters, and their ZeRO stages."""
 VERSIONS_OF_FSDP = ("fsdp1", "fsdp2", "fsdp-1", "fsdp-2", "fsdpv1", "fsdpv2", "fsdp-v2")
 """Not degrees, which stand apart: FSDP 64."""
-BF16_OF_DEEPSPEED = {"zero": 1, "grad_dtype": "fp32", "reduce_dtype": "fp32"}
-"""What stage 0 means in bf16: whole gradients in fp32, and a share of the states on every replica [DeepSpeed,
-runtime/bf16_optimizer.py, which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32]."""
 _STAGE = re.compile(r"\bzero[ _-]?(?:stage ?)?([0-3])")
 _WITHIN = re.compile(r"within (\d+) ranks")
 _DEGREES = re.compile(r"ici_fsdp ?=? ?-?\d+")
@@ -54,10 +51,12 @@ def read_sharding(
 def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
     """The choices of a stage as DeepSpeed runs them: bf16 at stage 0 has an optimizer of its own.
 
-    Blank precisions are not taken for bf16.
+    It keeps whole gradients in fp32 and a share of the states on every replica [DeepSpeed, runtime/bf16_optimizer.py,
+    which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32]. Blank precisions are not
+    taken for bf16.
     """
     is_own = "deepspeed" in stack and sharding["zero"] == 0 and precision.lower() in ("bf16", "bfloat16")
-    return {**sharding, **(BF16_OF_DEEPSPEED if is_own else {})}
+    return {**sharding, **({"zero": 1, "grad_dtype": "fp32", "reduce_dtype": "fp32"} if is_own else {})}
 
 
 def _stage(words: str, ranks: int) -> dict[str, Any] | None:

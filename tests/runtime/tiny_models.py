@@ -16,7 +16,8 @@ def is_simulated(kind: str) -> bool:
 
 
 SIMULATED = {
-    "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", *filter(is_simulated, DECLARED),
+    "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "whisper", "vit", "dit",
+    *filter(is_simulated, DECLARED),
 }  # fmt: skip
 """Families that no run computes."""
 WITHOUT_CLASS = {
