@@ -43,7 +43,7 @@ def normalised(row: Row) -> Row:
     filled, sources = completed(row)
     cells |= {name: value for name, value in filled.items() if name not in (*LABELS, *REPLACED)}
     cells |= {"configured_by": "; ".join(sources), "disturbed": disturbed(row)}
-    cells |= _measured(row)
+    cells |= _measured({**row, "notes": text(filled, "notes")})  # what is measured is the row's own
     try:
         return cells | _run(filled, sources)
     except (Unmodelled, UserError) as reason:

@@ -59,8 +59,6 @@ def peak_counts(row: Row) -> PeakCounts:
     Source: KempnerInstitute/KempnerForge, kempnerforge/metrics/tracker.py ("mem" is max_memory_allocated).
     """
     notes = text(row, "notes").lower()
-    if _is_of_device(row):
-        return "device"
     if re.search(r"nvidia-smi|rocm-smi|device memory|nvml", notes):
         return "device"
     if re.search("allocated|reserved|memory_usage", notes):
@@ -69,21 +67,11 @@ def peak_counts(row: Row) -> PeakCounts:
     return "allocated" if tensors else "reserved"
 
 
-def _is_of_device(row: Row) -> bool:
-    """Whether a row's peak was read off the devices, in GB, without a word about it: those of Qwen's README.
-
-    It prints 81.0 G of a device that has 79.35 GiB, and sums over all devices where several train.
-    """
-    return text(row, "source") == "Qwen finetune README"
-
-
 def memory_unit(row: Row) -> float:
     """Bytes per unit of a row's memory columns: GiB, unless the row says decimal GB.
 
     Frameworks divide by 2^30: a table that prints GB of tensors is 2.5 % off as GiB and 4.6 % as GB (Zero Bubble).
     """
-    if _is_of_device(row):
-        return GB
     decimal = r"decimal gb|gb \(?(?:decimal|10\^9|1e9|10\*\*9|1000\^3)"
     return GB if re.search(decimal, text(row, "notes").lower()) else GIB
 
