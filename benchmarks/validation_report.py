@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,46 +150,43 @@ def main() -> None:
     _scatter(outcomes, "memory", ROOT / "docs" / "images" / "validation_memory.png")
 
 
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    lines = ("| " + " | ".join(cells) + " |" for cells in (header, *rows))
+    return [next(lines), "|" + "---|" * len(header), *lines]
+
+
 def _in_sum(by_population: Mapping[str, Sequence[RowOutcome]]) -> list[str]:
     """Lines of Markdown: the figures of each population."""
-    lines = [
-        "| runs | rows | " + " | ".join(title for _, title in COLUMNS) + " |",
-        "|---|" + "---|" * (1 + len(COLUMNS)),
-    ]
-    for name, outcomes in by_population.items():
-        figures = summary(outcomes)
-        lines.append(f"| {name} | {figures['rows']} | " + " | ".join(_cell(figures[key]) for key, _ in COLUMNS) + " |")
-    return lines
+    known = {name: summary(outcomes) for name, outcomes in by_population.items()}
+    rows = (
+        [name, str(figures["rows"]), *(_cell(figures[key]) for key, _ in COLUMNS)] for name, figures in known.items()
+    )
+    return _markdown(["runs", "rows", *(title for _, title in COLUMNS)], rows)
 
 
 def _fits(by_population: Mapping[str, Sequence[RowOutcome]]) -> list[str]:
     """Lines of Markdown: mistakes about fitting, of each population and of its sources that have some."""
-    lines = [
-        "| runs | ran | out of memory | " + " | ".join(title for _, title in FITS) + " |",
-        "|---|" + "---|" * (2 + len(FITS)),
-    ]
+    rows = []
     for name, outcomes in by_population.items():
         figures = summary(outcomes)
-        for title, each in ((f"**{name}**", figures), *figures["by_source"].items()):
-            if not title.startswith("**") and not any(each[key] for key, _ in FITS):
-                continue
+        mistaken = {source: each for source, each in figures["by_source"].items() if any(each[key] for key, _ in FITS)}
+        for title, each in {f"**{name}**": figures, **mistaken}.items():
             known: Counter[str] = Counter()
             for word, count in each["fit_confusion"].items():
                 known[word.partition("_")[0]] += count
-            cells = (_cell(each[key]) for key, _ in FITS)
-            lines.append(f"| {title} | {known['fits']} | {known['oom']} | " + " | ".join(cells) + " |")
-    return lines
+            rows.append([title, str(known["fits"]), str(known["oom"]), *(_cell(each[key]) for key, _ in FITS)])
+    return _markdown(["runs", "ran", "out of memory", *(title for _, title in FITS)], rows)
 
 
 def _table(outcomes: Sequence[RowOutcome], left_out: LeftOut) -> list[str]:
     figures = summary(outcomes)
-    header = ["source", "rows", *(title for _, title in COLUMNS), "left out", "family"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    rows = []
     for name, found in [("**all**", figures), *figures["by_source"].items()]:
-        cells = [name, str(found["rows"]), *(_cell(found[key]) for key, _ in COLUMNS)]
         medians = {} if name == "**all**" else left_out.medians(name)
-        cells += [_cell(medians.get(kind)) for kind in KINDS[1:3]]
-        lines.append("| " + " | ".join(cells) + " |")
+        left = (_cell(medians.get(kind)) for kind in KINDS[1:3])
+        rows.append([name, str(found["rows"]), *(_cell(found[key]) for key, _ in COLUMNS), *left])
+    lines = _markdown(["source", "rows", *(title for _, title in COLUMNS), "left out", "family"], rows)
     clean = f"the median is {figures['clean_time_ape_median']} % and p90 {figures['clean_time_ape_p90']} %"
     return [*lines, "", f"Rows that their source calls disturbed are included; without them {clean}."]
 
@@ -207,21 +204,17 @@ def _peers(outcomes: Sequence[RowOutcome]) -> list[str]:
         "",
         "Mean absolute errors on the rows whose source prints another tool's prediction.",
         "",
-        "| source | rows | step time: theirs | simpar | memory: theirs | simpar |",
-        "|---|---|---|---|---|---|",
     ]
     keys = ("peer_time_ape_mean", "ours_on_peer_time_ape_mean", "peer_memory_ape_mean", "ours_on_peer_memory_ape_mean")
-    for name, figures in found.items():
-        lines.append(
-            "| " + " | ".join([name, f"{figures['peer_rows']:.0f}", *(_cell(figures[k]) for k in keys)]) + " |"
-        )
-    return [*lines, ""]
+    rows = ([name, f"{each['peer_rows']:.0f}", *(_cell(each[key]) for key in keys)] for name, each in found.items())
+    header = ["source", "rows", "step time: theirs", "simpar", "memory: theirs", "simpar"]
+    return [*lines, *_markdown(header, rows), ""]
 
 
 def _reasons(outcomes: Sequence[RowOutcome]) -> list[str]:
     reasons = summary(outcomes)["unmodelled_reasons"]
-    lines = ["## Rows not modelled", "", "| reason | rows |", "|---|---|"]
-    return [*lines, *(f"| {reason} | {count} |" for reason, count in reasons.items()), ""]
+    rows = ([reason, str(count)] for reason, count in reasons.items())
+    return ["## Rows not modelled", "", *_markdown(["reason", "rows"], rows), ""]
 
 
 def _worst(outcomes: Sequence[RowOutcome]) -> list[str]:
