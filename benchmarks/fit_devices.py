@@ -71,9 +71,8 @@ class Measured:
 def clock_of_power(device: str) -> float:
     """The clock of a device by its power alone, at most what is possible."""
     name, known = ("device", device, CLOCKS[0]), general_clock()
-    return min(
-        top_of(device), float(np.exp(sum(known.get(each, 0.0) * factor for _, each, factor in effects_of(name))))
-    )
+    effects = sum(known.get(effect, 0.0) * factor for _, effect, factor in effects_of(name))
+    return min(top_of(device), float(np.exp(effects)))
 
 
 def clock_before_runs(device: str) -> float:
@@ -112,9 +111,8 @@ def write_unseen() -> None:
             values = {name: clock_of_kin(device, other, clock) for name, clock in clocks.items()}
             note = f"that of {other}, of whose products it is a share, by their powers (W a TFLOP/s to {exponent:g})"
         update_profile(ROOT / "hardware_profiles" / "devices" / f"{device}.yaml", "device", values, note)
-        ends = {
-            f"kernels.{name}": (clock / width, min(clock * width, top_of(device))) for name, clock in values.items()
-        }
+        top = top_of(device)
+        ends = {f"kernels.{name}": (clock / width, min(clock * width, top)) for name, clock in values.items()}
         write_intervals("devices", {device: ends})
 
 

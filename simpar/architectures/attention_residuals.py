@@ -37,18 +37,16 @@ def _layer(block: Block, name: str, rows: int, *, first: bool) -> Block:
     """The layer that reads a bank of ``rows``; the ``first`` one of a period adds one and begins a new sum."""
     held = rows + first
     end = block.operator("attention_residual").inputs[-1]
-    changed = {
-        "attention_norm": [_pick("attention_pick", rows + 1, INPUT)],
-        "attention_residual": [add("attention_residual", end)] if first else [block.operator("attention_residual")],
-        "mlp_norm": [_pick("mlp_pick", held + 1, "attention_residual", *(["bank"] if first else []))],
+    picks = {
+        "attention_norm": _pick("attention_pick", rows + 1, INPUT),
+        "mlp_norm": _pick("mlp_pick", held + 1, "attention_residual", *(["bank"] if first else [])),
     }
     result: list[Operator] = []
     for op in block.operators:
-        if op.name == "attention_residual":
-            result += changed[op.name]
-        elif op.name in changed:
-            (pick,) = changed[op.name]
-            result += [pick, replace(op, inputs=(pick.name,), saves=(pick.name, "stats"))]
+        if op.name in picks:
+            result += _behind(picks[op.name], op)
+        elif first and op.name == "attention_residual":
+            result.append(add(op.name, end))
         else:
             result.append(op)
     bank = term("hidden", times=held)
@@ -63,9 +61,12 @@ def _layer(block: Block, name: str, rows: int, *, first: bool) -> Block:
 def _head(block: Block, rows: int) -> Block:
     """The head behind a sum over the bank and the last stream."""
     final, *others = block.operators
-    pick = _pick("head_pick", rows + 1, INPUT)
-    final = replace(final, inputs=(pick.name,), saves=(pick.name, "stats"))
-    return replace(block, operators=(pick, final, *others))
+    return replace(block, operators=(*_behind(_pick("head_pick", rows + 1, INPUT), final), *others))
+
+
+def _behind(pick: Operator, norm: Operator) -> list[Operator]:
+    """A weighted mean, and the norm that reads it in place of the stream."""
+    return [pick, replace(norm, inputs=(pick.name,), saves=(pick.name, "stats"))]
 
 
 def _pick(name: str, sources: int, *inputs: str) -> Operator:

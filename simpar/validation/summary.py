@@ -182,10 +182,8 @@ def fit_errors(outcomes: Sequence[RowOutcome]) -> dict[str, float | None]:
 
     Each as predicted, and where the answer must be sure with DEFAULT_FIT_PROBABILITY ("sure"). None without such runs.
     """
-    said: dict[bool, tuple[list[bool], list[bool]]] = {
-        True: ([], []),
-        False: ([], []),
-    }  # by whether it ran: whether it fits as predicted, and surely
+    said: dict[bool, tuple[list[bool], list[bool]]] = {ran: ([], []) for ran in (True, False)}
+    """By whether it ran: whether it fits as predicted, and surely."""
     for one in outcomes:
         certainty = one.prediction.certainty if one.prediction else None
         if one.measured and one.measured.fits is not None and one.prediction and certainty:
