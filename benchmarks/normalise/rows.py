@@ -42,12 +42,18 @@ def normalised(row: Row) -> Row:
     cells = {name: value for name, value in row.items() if name not in REPLACED}
     filled, sources = completed(row)
     cells |= {name: value for name, value in filled.items() if name not in (*LABELS, *REPLACED)}
-    cells |= {"configured_by": "; ".join(sources), "disturbed": disturbed(row)}
+    cells |= {"configured_by": "; ".join(sources) if settings_of(filled) != settings_of(row) else ""}
+    cells["disturbed"] = disturbed(row)
     cells |= _measured({**row, "notes": text(filled, "notes")})  # what is measured is the row's own
     try:
         return cells | _run(filled, sources)
     except (Unmodelled, UserError) as reason:
         return cells | {"not_modelled": str(reason).partition("\n")[0]}
+
+
+def settings_of(row: Row) -> Row:
+    """What a row says but for notes: what these tell of kernels and peaks is no setting that others have filled in."""
+    return {name: value for name, value in row.items() if name != "notes"}
 
 
 def _run(row: Row, sources: tuple[str, ...]) -> dict[str, str]:

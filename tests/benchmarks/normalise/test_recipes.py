@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.normalise.recipes import completed, recipes
+from benchmarks.normalise.rows import normalised
 from simpar.validation.cells import Unmodelled
 from simpar.validation.columns import RUN_COLUMNS
 from tests.benchmarks.normalise.published import case, measured, suspect
@@ -37,6 +38,14 @@ def test_blanks_are_filled_and_the_row_s_own_cells_are_not() -> None:
     own = case({**T5, "tp": "4"})
     assert own.plan["tp"] == 4
     assert "tp 4" not in own.read_as
+
+
+def test_notes_alone_fill_no_settings() -> None:
+    """What they tell of kernels is said of the row, which is still fitted to; filled settings make it another's."""
+    row = {**ROW, "stack": "megatron", "source": "ms-swift examples"}
+    assert "cross entropy in fp32" in normalised(row)["assumed"]
+    assert normalised(row)["configured_by"] == ""
+    assert "launcher_scripts" in normalised(T5)["configured_by"]
 
 
 def test_a_configuration_tells_which_of_two_rows_is_meant() -> None:
