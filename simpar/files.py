@@ -122,15 +122,15 @@ def read_text(path: Path | str, most: int | None = None) -> str:
 
 
 def look_beside(name: str, source: str) -> Path | None:
-    """The file that a text names: as it says, or beside the text's own file; None if it is not there."""
-    places = (Path(os.path.expanduser(name)), Path(source).parent / name)
+    """The file that a text names: as it says, beside the text's own file, or from a folder above; None if not there."""
+    places = (Path(os.path.expanduser(name)), *(above / name for above in Path(source).parents))
     return next((path for path in places if os.path.isfile(path)), None)
 
 
 def find_beside(name: str, source: str) -> Path:
     """As :func:`look_beside`. Raises UserError where the file is not there."""
     if (result := look_beside(name, source)) is None:
-        raise UserError(f"{source}: {name}: no such file; allowed: a file here or beside the text")
+        raise UserError(f"{source}: {name}: no such file; allowed: a file here, beside the text or above it")
     return result
 
 

@@ -25,7 +25,7 @@ from simpar.frameworks.recipe_values import (
     is_tested,
 )
 from simpar.frameworks.target import misspelt
-from simpar.frameworks.words import ReadWords
+from simpar.frameworks.words import ReadWords, WordTable
 
 AUTO = "auto"
 """A value that the program which starts DeepSpeed or Accelerate fills in."""
@@ -76,9 +76,10 @@ class ConfigReader(Mapping[str, Any]):
         left = {key: value for key, value in self.values_.items() if key not in self.used and value is not None}
         return ReadWords(tuple(key for key in self.values_ if key in self.used), left)
 
-    def misspelt(self) -> tuple[str, ...]:
-        """Notes on unused names that look like misspelt ones."""
-        return misspelt(self.words().unread, self.used - set(self.values_))
+    def misspelt(self, known: WordTable | None = None) -> tuple[str, ...]:
+        """Notes on unused names that look like misspelt ones; those that a table has are none."""
+        left = self.words().unread
+        return misspelt(known.sort((), left).unknown if known else left, self.used - set(self.values_))
 
 
 def without_auto(data: Mapping[str, Any], source: str) -> tuple[ConfigReader, list[str]]:

@@ -175,6 +175,11 @@ class TrainerArguments(ConfigReader):
         value = self.one(*keys)
         return None if value is None or value == "auto" else str(value).lower() not in OFF
 
+    def on_any(self, *keys: str) -> bool | None:
+        """Whether one of these names is on, whatever the others say; None if none is given."""
+        told = [self.on(key) for key in keys]
+        return True if True in told else None if set(told) == {None} else False
+
     def suppose(self, **values: Any) -> None:
         """Take values that the text does not say, where it gives none."""
         new = {key: value for key, value in values.items() if self.values_.get(key) is None}

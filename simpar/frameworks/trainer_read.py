@@ -11,6 +11,7 @@ from simpar.frameworks.match import find_released
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
+from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import Assumed
 from simpar.plan.choices.tuning import Tuning
@@ -157,6 +158,8 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
     assumed, notes = tuple(_assumed(given, habits, values, sharding, command)), tuple(_notes(given, habits, command))
+    if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
+        values["precision"] = None  # which 16 bits is left to the device
     note = "" if model else _no_model(named)
     return Imported(
         plan_said(values),
@@ -201,13 +204,13 @@ HALVES = (("bf16", "pure_bf16", "bfloat16"), ("fp16", "float16"))
 
 def _precision(given: TrainerArguments, habits: Habits, *, adapts: bool) -> str:
     """The precision of products: mixed, or that of the parameters where all is low."""
-    bf16, fp16 = (given.on(*names) for names in HALVES)
+    bf16, fp16 = (given.on_any(*names) for names in HALVES)
     mixed = given.one("mixed_precision")
     if mixed in ("bf16", "fp16"):
         return str(mixed)
     dtype = _loaded(given)
-    if given.get("bf16") == "auto":  # Axolotl: where the device has it
-        bf16 = True
+    if given.get("bf16") == "auto":  # Axolotl: where the device has it, and nothing else is asked for
+        bf16 = not fp16
     if bf16 or fp16:
         return "bf16" if bf16 else "fp16"
     untold = bf16 is None and fp16 is None
@@ -223,7 +226,7 @@ def _precision(given: TrainerArguments, habits: Habits, *, adapts: bool) -> str:
 def _says_precision(given: TrainerArguments) -> bool:
     """Whether the arguments say a precision, or a dtype of weights."""
     names = (*HALVES[0], *HALVES[1], "mixed_precision", *DTYPE, *IN_FOUR, *IN_EIGHT)
-    return any(given.values_.get(name) is not None for name in names)
+    return any(given.values_.get(name) not in (None, "auto") for name in names)
 
 
 def _recomputes(given: TrainerArguments, habits: Habits) -> bool:
@@ -423,7 +426,7 @@ def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | No
     if given.number(*MICRO_BATCH) is None:
         own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
         yield f"The micro-batch is the default of {own}: {habits.micro_batch}."
-    yield from given.misspelt()
+    yield from given.misspelt(WORDS)
 
 
 def _assumed(

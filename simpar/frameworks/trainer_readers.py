@@ -28,6 +28,10 @@ OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_on
 KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deepspeed", "model_init_kwargs")
 """Options whose value is a mapping."""
 TRL_STAGES = ("sft",)
+OF_MEGATRON_CORE = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
+)  # fmt: skip
+"""Options of LLaMA-Factory that only its trainer on Megatron-Core has (``hparams/training_args.py``)."""
 FACTORY_STAGES = ("sft", "pt", "None")
 
 EVERY = Tuning().lora_targets
@@ -63,8 +67,8 @@ FACTORY_1 = {
 }  # fmt: skip
 """Options of LLaMA-Factory 1 (``v1/config``) by their earlier names."""
 USUAL_1 = {"finetuning_type": "full", "bf16": True, "micro_batch_size": 1}
-AXOLOTL = Habits("axolotl", length=512, states="low", attention="sdpa")
-"""Weights are loaded in the precision (``loaders/model.py``)."""
+AXOLOTL = Habits("axolotl", precision="bf16", length=512, states="low", attention="sdpa")
+"""bf16 where nothing is said (``bf16: auto``, ``schemas/config.py``), and weights in it (``loaders/model.py``)."""
 UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, states="low", attention="flash2",
                  adapters=Adapters(16, EVERY))  # fmt: skip
 """``unsloth-cli.py``: adapters of all projections, checkpointing to the host."""
@@ -159,6 +163,10 @@ def _stage(command: TrainerCommand | None) -> str:
 
 
 def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
+    if axes := [key for key in OF_MEGATRON_CORE if given.get(key) is not None]:
+        raise UserError(
+            f"{given.source}: {axes[0]}: LLaMA-Factory on Megatron-Core (USE_MCA) is not read; allowed: its trainers"
+        )
     stage = str(given.one("stage"))
     if stage not in FACTORY_STAGES:
         raise given.refused("stage", "sft, pt; preferences and rewards are not modelled")

@@ -69,6 +69,12 @@ class Device(Strict):
             raise ValueError("peak_flop_per_s: needs at least one dtype")
         return self
 
+    def computes_instead(self, precision: str) -> str | None:
+        """The other precision of 16 bits, if this device has units for that one and runs this one at the fp32 rate."""
+        rates, other = self.peak_flop_per_s, {"bf16": "fp16", "fp16": "bf16"}.get(precision)
+        is_slow = other and 0 < rates.get(precision, 0.0) <= rates.get("fp32", 0.0) < rates.get(other, 0.0)
+        return other if is_slow else None
+
 
 @once_if_shipped("devices")
 def load_device(name: str | Path) -> Device:

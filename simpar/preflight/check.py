@@ -210,6 +210,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts, notes)
     cluster = set_price(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
+    plan = _with_units(plan, cluster, notes)
     training = _training(given, facts, cluster.world_size, notes)
     if cluster.world_size == 1 and given.found.stack_of_one and facts.stack is None:
         plan = plan.model_copy(update={"stack": given.found.stack_of_one})
@@ -260,6 +261,19 @@ def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed
             yield value, simulate(graph, problem.cluster, changed, training, stack=stack, with_timeline=False)
         except UserError:
             continue
+
+
+def _with_units(plan: Plan, cluster: Cluster, notes: list[str]) -> Plan:
+    """The plan with 16 bits that devices have units for, where the text does not say which 16 bits."""
+    is_open = "precision" not in plan.numerics.model_fields_set
+    instead = cluster.device.computes_instead(plan.numerics.precision) if is_open else None
+    if instead is None:
+        return plan
+    notes.append(
+        f"{instead} is assumed: the text does not say a dtype, and {cluster.device.name} has no units for "
+        f"{plan.numerics.precision}."
+    )
+    return plan.with_values(precision=instead)
 
 
 def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:

@@ -203,10 +203,10 @@ def emulated_precision(job: TrainingJob, cluster: Cluster) -> str | None:
     precision = job.layout.precision
     for device in cluster.devices:
         rates = device.peak_flop_per_s
-        own, other = rates.get(precision, 0.0), {"bf16": "fp16", "fp16": "bf16"}.get(precision)
-        if other and 0 < own <= rates.get("fp32", 0.0) < rates.get(other, 0.0):
+        if (other := device.computes_instead(precision)) is not None:
             return (
-                f"{device.name} has no {precision} units: products run at the fp32 rate, {own / TERA:.4g} TFLOP/s, and "
+                f"{device.name} has no {precision} units: products run at the fp32 rate, "
+                f"{rates[precision] / TERA:.4g} TFLOP/s, and "
                 f"at up to {rates[other] / TERA:.4g} with precision {other}"
             )
     return None

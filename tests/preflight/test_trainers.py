@@ -94,3 +94,51 @@ def test_accelerates_flags_win_over_its_config(tmp_path, capsys, no_neighbours):
         command = [*launcher.split(), "scripts/run_grpo.py", "--model_name_or_path", "gpt2", "--use_peft"]
         assert run(["check", "--hardware", "dgx-h100", "--", *command]) == 2
         assert "run_grpo.py: preferences and rewards are not modelled" in capsys.readouterr().err
+
+
+AXOLOTL = {
+    "base_model": "Qwen/Qwen2.5-0.5B", "micro_batch_size": 1, "gradient_accumulation_steps": 1, "sequence_len": 512,
+    "sample_packing": True, "model_type": "AutoModelForCausalLM",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hardware", "told", "precision"),
+    [
+        ("dgx-h100", {}, "bf16"),
+        ("dgx-v100", {}, "fp16"),
+        ("dgx-v100", {"bf16": "auto"}, "fp16"),
+        ("dgx-v100", {"bf16": True}, "bf16"),
+        ("dgx-h100", {"bf16": False, "fp16": False, "float16": True}, "fp16"),
+        ("dgx-h100", {"bf16": False}, "fp32"),
+    ],
+)
+def test_axolotl_takes_the_16_bits_of_the_device(tmp_path, capsys, no_neighbours, hardware, told, precision):
+    """``bf16: auto`` where nothing is said, which is fp16 on devices without bf16 units; what is said is what runs."""
+    (tmp_path / "a.yml").write_text(yaml.safe_dump({**AXOLOTL, **told}))
+    _, found = checked(capsys, "--hardware", hardware, "--gpus", "1", str(tmp_path / "a.yml"))
+    assert found["plan"]["numerics"]["precision"] == precision
+    is_open = told.get("bf16", "auto") == "auto"
+    assert any("is assumed: the text does not say a dtype" in note for note in found["notes"]) == (
+        is_open and hardware == "dgx-v100"
+    )
+    assert not any("may be meant" in note for note in found["notes"])
+
+
+def test_a_config_is_found_from_a_folder_above_the_text(tmp_path, capsys, no_neighbours):
+    """Files name others as they are seen from the root of a checkout, wherever check is started."""
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "z3.json").write_text(json.dumps(DEEPSPEED_AUTO))
+    (tmp_path / "examples" / "full").mkdir(parents=True)
+    file = tmp_path / "examples" / "full" / "a.yaml"
+    settings = {"model_name_or_path": "gpt2", "stage": "sft", "finetuning_type": "full", "bf16": True,
+                "deepspeed": "ds/z3.json", "cutoff_len": 512, "packing": True}  # fmt: skip
+    file.write_text(yaml.safe_dump(settings))
+    code, found = checked(capsys, "--hardware", "dgx-h100", "--gpus", "2", str(file))
+    assert (code, found["plan"]["data_parallel"]["zero"]) == (0, 3)
+    file.write_text(yaml.safe_dump({**settings, "mixture_of_depths": "convert"}))
+    code, found = checked(capsys, "--hardware", "dgx-h100", "--gpus", "2", str(file))
+    assert (code, set(found["words"]["not_modelled"])) == (3, {"mixture_of_depths"})
+    file.write_text(yaml.safe_dump({**settings, "expert_model_parallel_size": 2}))
+    assert run(["check", "--hardware", "dgx-h100", "--gpus", "2", str(file)]) == 2
+    assert "expert_model_parallel_size: LLaMA-Factory on Megatron-Core" in capsys.readouterr().err
