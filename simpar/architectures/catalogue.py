@@ -14,8 +14,10 @@ from simpar.units import format_count
 
 PATH, NAMES = (Path(__file__).with_name(name) for name in ("catalogue.yaml", "names.yaml"))
 WIDTHS = "hidden_size|n_embd|d_model"
-HEADS = "num_attention_heads|n_heads?|num_heads"
+HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 """Field names of configs for the width of a model and for its number of attention heads."""
+STATED = {"kv_heads": "num_key_value_heads", "vocab": "vocab_size"}
+"""Fields of configs that, where they stand, are these sizes of the model."""
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
     r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
@@ -71,13 +73,24 @@ def find_shipped(name: str) -> dict[str, Any] | None:
     return next((config for _, config in _some_configs(lambda _, own: bool(start.match(own)))), None)
 
 
+def with_sizes(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Names of the shipped models whose configs have the ``hidden`` size and the ``heads``, in the catalogue's order.
+
+    Without those that state another size of :data:`STATED`, whose texts need no parsing.
+    """
+    told = tuple((field, sizes[size]) for size, field in STATED.items() if size in sizes)
+    return _with_numbers(sizes["hidden"], sizes["heads"], told)
+
+
 @cache
-def with_sizes(hidden: int, heads: int) -> tuple[str, ...]:
-    """Names of the shipped models whose configs have both numbers, in the catalogue's order."""
+def _with_numbers(hidden: int, heads: int, told: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     words = [re.compile(rf"\b(?:{names}): {size}\b") for names, size in ((WIDTHS, hidden), (HEADS, heads))]
 
     def near(shared: str, own: str) -> bool:
-        return all(word.search(own) or word.search(shared) for word in words)
+        texts = f"{shared}\n{own}"
+        return all(word.search(texts) for word in words) and all(
+            f"{field}: " not in texts or re.search(rf"\b{field}: {size}\b", texts) for field, size in told
+        )
 
     return tuple(name for name, config in _some_configs(near) if {hidden, heads} <= _numbers(config))
 

@@ -54,7 +54,7 @@ def models_with(sizes: Mapping[str, int], kind: str = "") -> list[str]:
     kinds = (kind,) if kind else (DECODER, "latent", "other")
     return [
         name
-        for name in with_sizes(*(sizes[key] for key in TELLING))
+        for name in with_sizes(sizes)
         if all(_shipped(name)[key] == value for key, value in sizes.items()) and _kind(name) in kinds
     ]
 
