@@ -38,9 +38,9 @@ class Precision:
 
     ``handed`` is the dtype of activations and of parameters as computed with ("": that of the operands). ``rates`` name
     the device peaks at which it runs: its own, then the wider one whose measured clocks and efficiencies stand in for
-    those that a profile leaves out. A device must have the peak ``needs`` as well. ``in_torch`` is the dtype in which
-    the runtime computes it ("": it does not). ``in_its_place`` is the precision for targets that lack this one ("": all
-    have it).
+    those that a profile leaves out. A device must have the peak ``needs`` as well. ``by_row``: scales are of whole rows
+    of operands along the contraction. ``in_torch`` is the dtype in which the runtime computes it ("": it does not).
+    ``in_its_place`` are those for targets that lack this one, the nearest first (none: all have it).
     """
 
     name: str
@@ -50,8 +50,9 @@ class Precision:
     rates: tuple[str, ...] = ()
     needs: str = ""
     scales: BlockScales | None = None
+    by_row: bool = False
     in_torch: str = ""
-    in_its_place: str = ""
+    in_its_place: tuple[str, ...] = ()
 
     @property
     def is_mixed(self) -> bool:
@@ -78,9 +79,10 @@ class Precision:
         """Bytes, at the speed of a copy, that casting an element moves; 0 where nothing is cast.
 
         The element is read, and written twice: in rows for one product and in columns for another, because scales run
-        along the contraction. (reads x 16-bit bytes + 2 x operand bytes) / rate.
+        along the contraction. (reads x 16-bit bytes + 2 x operand bytes) / rate. By row it is read once for rows, and
+        twice for columns.
         """
-        reads, rate = (self.scales.cast_reads, self.scales.cast_rate) if self.scales else (1, 1.0)
+        reads, rate = (self.scales.cast_reads, self.scales.cast_rate) if self.scales else (1 + 2 * self.by_row, 1.0)
         return (reads * self.handed_bytes + 2 * self.operand_bytes) / rate if self.is_cast else 0.0
 
     @property
@@ -103,7 +105,7 @@ PRECISIONS = {
     each.name: each
     for each in (
         Precision("bf16", "16 bits, fp32's exponents", 16, in_torch="bfloat16"),
-        Precision("fp16", "16 bits, with a scaled loss", 16, in_its_place="bf16"),
+        Precision("fp16", "16 bits, with a scaled loss", 16, in_its_place=("bf16",)),
         Precision("fp32", "32 bits throughout", 32, in_torch="float32"),
         Precision(
             "fp8",
@@ -112,7 +114,16 @@ PRECISIONS = {
             handed="bf16",
             rates=("fp8",),
             in_torch="bfloat16",
-            in_its_place="bf16",
+            in_its_place=("fp8_rowwise", "bf16"),
+        ),
+        Precision(
+            "fp8_rowwise",
+            "8-bit products, a scale for every row and column [torchao, Float8LinearRecipeName.ROWWISE]",
+            8,
+            handed="bf16",
+            rates=("fp8",),
+            by_row=True,
+            in_its_place=("fp8", "bf16"),
         ),
         Precision(
             "fp8_blockwise",
@@ -125,7 +136,7 @@ PRECISIONS = {
             # where the forward product takes 0.90 to 0.94, a factor 1.04 of it because they add into fp32
             # [deepseek-ai/profile-data, output projection of 4,096 tokens].
             scales=BlockScales(128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54),
-            in_its_place="fp8",
+            in_its_place=("fp8", "fp8_rowwise", "bf16"),
         ),
         Precision(
             "mxfp8",
@@ -135,7 +146,7 @@ PRECISIONS = {
             rates=("fp8",),
             needs="fp4",  # scaled blocks came with 4 bits
             scales=BlockScales(32, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE),
-            in_its_place="fp8",
+            in_its_place=("fp8", "fp8_rowwise", "bf16"),
         ),
         Precision(
             "nvfp4",
@@ -146,7 +157,7 @@ PRECISIONS = {
             # another pass finds a tensor's largest value, and columns are rotated by Hadamard matrices in a kernel
             # apart from that for rows [NVIDIA Transformer Engine, NVFP4Quantizer]
             scales=BlockScales(16, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE, cast_reads=3),
-            in_its_place="bf16",
+            in_its_place=("bf16",),
         ),
         Precision(
             "mxfp4",
@@ -155,7 +166,7 @@ PRECISIONS = {
             handed="bf16",
             rates=("fp4", "fp8"),
             scales=BlockScales(32, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE),
-            in_its_place="bf16",
+            in_its_place=("bf16",),
         ),
     )
 }
@@ -179,6 +190,4 @@ def narrower(bits: int) -> tuple[str, ...]:
 
 def in_place_of(name: str, known: Collection[str]) -> str:
     """The precision itself if it is among ``known``, else the one that stands in its place there."""
-    while name not in known:
-        name = PRECISIONS[name].in_its_place
-    return name
+    return next(each for each in (name, *PRECISIONS[name].in_its_place) if each in known)

@@ -28,7 +28,15 @@ def test_a_precision_is_declared_whole(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "operand"),
-    [("bf16", 2), ("fp32", 4), ("fp8", 1), ("fp8_blockwise", 132 / 128), ("mxfp8", 33 / 32), ("nvfp4", 9 / 16)],
+    [
+        ("bf16", 2),
+        ("fp32", 4),
+        ("fp8", 1),
+        ("fp8_rowwise", 1),
+        ("fp8_blockwise", 132 / 128),
+        ("mxfp8", 33 / 32),
+        ("nvfp4", 9 / 16),
+    ],
 )
 def test_operands_have_their_share_of_scales(name: str, operand: float) -> None:
     """Blocks share a scale; of a tensor it is nothing. Only what is cast moves bytes for it."""
@@ -39,7 +47,7 @@ def test_operands_have_their_share_of_scales(name: str, operand: float) -> None:
 def test_precisions_are_grouped_by_their_bits() -> None:
     """As models keep some products in more of them; the runtime computes what torch can."""
     assert narrower(8) == ("nvfp4", "mxfp4")
-    assert narrower(16) == ("fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4")
+    assert narrower(16) == ("fp8", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4")
     assert IN_TORCH == ("bf16", "fp32", "fp8")
 
 

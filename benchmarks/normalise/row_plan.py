@@ -216,6 +216,8 @@ def _precision(row: Row) -> str:
         blackwell = re.search(r"\bg?b[23]00", text(row, "gpu_type").lower())
         if "mx" in words or ("fine-grained" in words and blackwell):
             return "mxfp8"
+        if re.search("row-?wise", f"{words} {text(row, 'notes').lower()}"):
+            return "fp8_rowwise"
         return "fp8_blockwise" if re.search("fine-grained|block|subchannel", words) else "fp8"
     if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
         if words in ("fp32", "float32"):

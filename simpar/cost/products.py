@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -98,8 +98,8 @@ def matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice. 8-bit inputs are cast by
     the norms and activations that write them, gradients in separate passes that read bf16 and write fp8. With block
     scales inputs have such passes too, and scales that tensor cores apply are laid out anew. A stack may cast both
-    operands of each product operation by operation (``tensor_cast``). Where projections of one input are products of
-    their own, its gradient is summed over them.
+    operands of each product operation by operation (``tensor_cast``); with scales by row every stack does
+    (:func:`by_row_s`). Where projections of one input are products of their own, its gradient is summed over them.
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     widths = projection_widths(op, sizes)
@@ -121,6 +121,11 @@ def matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         input_s = kernels.memory_time_s(inputs * blocks.first)
         gradient_s = kernels.memory_time_s(results * blocks.first + weights * blocks.weights)
         columns_s = kernels.memory_time_s(m * (k * blocks.inputs + n * blocks.gradients), kernels=later)
+    elif products.by_row:
+        casts, later = 2, 5  # forward 2, backward 3 for the gradient of inputs and 4 for that of weights
+        input_s = by_row_s(kernels, [inputs, weights])
+        gradient_s = by_row_s(kernels, [results], [weights])
+        columns_s = by_row_s(kernels, [], [results, inputs])
     elif products.is_cast and (cast := sizes.stack.numerics.tensor_cast):
         outputs = sum(times for times, _ in op.columns)  # each is a product that casts the input anew
         casts = later = 2 * cast.kernels * outputs
@@ -156,6 +161,18 @@ def matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         + (apart - 1)
         + adapter.backward_kernels,
     )
+
+
+def by_row_s(kernels: KernelModel, rows: Sequence[Numbers], columns: Sequence[Numbers] = ()) -> Numbers:
+    """Seconds to cast tensors of so many elements with a scale for every row along the contraction.
+
+    ``rows`` lie in memory as the product reads them: a kernel finds the largest value of a row on the chip, reading it
+    once. Along ``columns`` one kernel reads a tensor for the largest values, another reads it again and writes it.
+    Products share nothing, since their scales run along other sides [torchao, matmul_with_hp_or_float8_args].
+    """
+    wide, narrow = kernels.products.handed_bytes, kernels.products.operand_bytes
+    moved = sum(rows) * (wide + narrow) + sum(columns) * (2 * wide + narrow)
+    return kernels.memory_time_s(moved, kernels=len(rows) + 2 * len(columns))
 
 
 def unfused_adapter(op: Operator, sizes: Sizes) -> OperatorTime:

@@ -9,7 +9,7 @@ from simpar.frameworks import rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Options, TargetNumerics
+from simpar.frameworks.target import Options
 from simpar.layout.action_table import schedule_of
 from simpar.plan.schedules.actions import LETTERS
 
@@ -45,8 +45,9 @@ SCHEDULES = {
 OPTIMIZERS = {"adamw": "AdamW"}
 LOAD_BALANCERS = ("zigzag",)
 CSV = "schedule.csv"
-PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
-NUMERICS = TargetNumerics(OPTIMIZERS, tuple(PRECISIONS))
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16", "fp8_rowwise": "bfloat16"}
+BY_ROW = "rowwise"
+"""torchao's word for a scale for every row: the only 8 bits of torchtitan 0.3 (``Float8LinearConverter``)."""
 
 
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "single": "for-loop"}
@@ -235,5 +236,5 @@ def notes(s: Subject) -> Iterator[str]:
         yield "selective is per operator, as torchtitan does it: attention and every second matmul are kept."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
-    if s.plan.numerics.precision == "fp8":
-        yield "fp8 needs torchao."
+    if s.plan.numerics.products.is_cast:
+        yield f"{s.plan.numerics.precision} needs torchao."

@@ -16,7 +16,7 @@ from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.titan import EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
+from simpar.frameworks.titan import BY_ROW, EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
 from simpar.frameworks.words import WordTable
 from simpar.plan.schedules import natural_vpp
 
@@ -97,7 +97,7 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     given = ConfigReader(dict(config.flat()), path)
     values = {
         "recompute": _recompute_of(policy, path),
-        "precision": _precision(given, [each.name for each in converters]),
+        "precision": _precision(given, {each.name: str(each.fields.get("recipe_name", BY_ROW)) for each in converters}),
         "model": _model(spec, path, name_of_recipe),
     }
     return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters)))
@@ -133,11 +133,12 @@ def _recompute_of(policy: Any, path: str) -> str:
     return CHECKPOINTING[name]
 
 
-def _precision(given: ConfigReader, converters: list[str]) -> str:
-    for name in converters:
+def _precision(given: ConfigReader, converters: Mapping[str, str]) -> str:
+    """The precision by converters and, of torchao's 8 bits, their recipes."""
+    for name, recipe in converters.items():
         known = [ours for begin, ours in CONVERTERS.items() if name.lower().startswith(begin)]
         if known:
-            return known[0]
+            return "fp8_rowwise" if known[0] == "fp8" and recipe.startswith(BY_ROW) else known[0]
     return "bf16" if given.get("training.mixed_precision_param", "bfloat16") == "bfloat16" else "fp32"
 
 
@@ -180,10 +181,11 @@ def read_toml(text: str, name: str) -> Imported:
         raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
     converters = given.get("model.converters") or []
     listed = converters.split(",") if isinstance(converters, str) else converters
+    recipe = str(given.get("quantize.linear.float8.recipe_name") or given.get("float8.recipe_name"))
     family, flavor = str(given.get("model.name")), str(given.get("model.flavor"))
     values = {
         "recompute": _recompute(given),
-        "precision": _precision(given, [str(each).rpartition(".")[2].strip() for each in listed]),
+        "precision": _precision(given, {str(each).rpartition(".")[2].strip(): recipe for each in listed}),
         "model": _families().get(family, {}).get(flavor),
     }
     return _imported(given, values, f"{family} {flavor}", ())

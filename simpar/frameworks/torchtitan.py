@@ -8,7 +8,7 @@ from simpar.frameworks import placeholder_data, titan
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 
 MODULE, FUNCTION, HEAD = "simpar_recipe", "plan", "lm_head"
 SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
@@ -86,8 +86,8 @@ def _mixture_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("ep_overlap", True, "a rank waits for its tokens")
     if choice.token_dispatch not in (None, "per_expert"):
         yield Loss("token_dispatch", choice.token_dispatch, "the exporter knows its standard dispatch")
-    if s.plan.numerics.precision == "fp8":
-        yield Loss("precision", "fp8", "the exporter converts dense models only")
+    if s.plan.numerics.products.is_cast:
+        yield Loss("precision", s.plan.numerics.precision, "the exporter converts dense models only")
     if num_prediction_layers(s) and mesh.pp > 1:
         yield Loss("pp", mesh.pp, "stages do not hold layers that predict further tokens")
 
@@ -121,7 +121,7 @@ def _module(s: Subject, given: Options) -> str:
     mixture = titan.mixture(s)
     family = mixture[0] if mixture else titan.family(architecture(s.graph)) or "llama3"
     flavor = mixture[1] if mixture else titan.flavor(s, family)
-    fp8 = s.plan.numerics.precision == "fp8"
+    fp8 = s.plan.numerics.products.is_cast
     quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""
     text = "\n".join(comment(s)) + "\nfrom dataclasses import replace\n\n"
     text += _IMPORTS.format(family=family, fp8=quantization)
@@ -194,5 +194,5 @@ TORCHTITAN = Target(
     files=files,
     notes=titan.notes,
     features=("offload", "expandable_segments", "fused_kernels"),
-    numerics=titan.NUMERICS,
+    numerics=TargetNumerics(titan.OPTIMIZERS, ("bf16", "fp32", "fp8_rowwise")),
 )

@@ -10,7 +10,7 @@ from simpar.frameworks import placeholder_data, placeholders, rules, titan
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 
 HEAD = "output"
 FILE = "torchtitan.toml"
@@ -41,8 +41,10 @@ def options(s: Subject) -> Options:
         "training.dataset": "c4_test",
         "training.dataset_path": f"./{placeholder_data.TEXT}",
     }
-    if s.plan.numerics.precision == "fp8":
+    if s.plan.numerics.products.is_cast:
         values["model.converters"] = ["quantize.linear.float8"]
+    if s.plan.numerics.products.by_row:
+        values["quantize.linear.float8.recipe_name"] = titan.BY_ROW
     values |= titan.parallelism(s, HEAD) | titan.training(s)
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         values["parallelism.enable_async_tensor_parallel"] = True
@@ -104,5 +106,5 @@ TORCHTITAN_TOML = Target(
     files=files,
     notes=titan.notes,
     features=("offload", "expandable_segments", "fused_kernels", "optimizer_kernels", "update_in_backward"),
-    numerics=titan.NUMERICS,
+    numerics=TargetNumerics(titan.OPTIMIZERS, tuple(titan.PRECISIONS)),
 )

@@ -169,6 +169,16 @@ def test_a_product_in_eight_bits() -> None:
     assert kernels(both) == (4 + 1, 4 + 4 + 2)
 
 
+def test_scales_by_row_cast_both_operands_of_each_product() -> None:
+    """Rows are read once (2 + 1 bytes), columns twice (2 + 2 + 1) in two kernels; x forward, y and w, then y and x."""
+    found = timed(PRODUCT, precision="fp8_rowwise")
+    x, w, y = 1024 * 1024, 1024 * 2048, 1024 * 2048
+    casts = [2 + 3e-6 * (x + w), 3 + 3e-6 * y + 5e-6 * w, 4 + 5e-6 * (y + x)]
+    plain = (1 + FLOP / 2e6, 1 + FLOP / 2e6, 1 + 1.25 * FLOP / 2e6)
+    assert us(found) == pytest.approx([a + b for a, b in zip(plain, casts, strict=True)], rel=1e-12)
+    assert kernels(found) == (2 + 1, 3 + 4 + 2)
+
+
 def test_a_fused_product_casts_its_input_for_each_of_its_outputs() -> None:
     """Operation by operation, gate and up are two products: 2 x 2 x 2 kernels, and the input is cast twice."""
     both = replace(PRODUCT, columns=term("ffn", times=2), weights=(Weight("weight", term("hidden", "ffn", times=2)),))

@@ -236,7 +236,8 @@ def test_a_registry_is_read_one_recipe_at_a_time():
     assert any("2 sequences a data-parallel rank" in note for note in found.notes)
     assert found.ignored == ("training.steps",)
     found = read(REGISTRY, f"{name}:llama3_8b_float8", "torchtitan")
-    assert (found.plan.mesh.tp, found.plan.numerics.precision, found.plan.memory.recompute) == (2, "fp8", "none")
+    plan = found.plan
+    assert (plan.mesh.tp, plan.numerics.precision, plan.memory.recompute) == (2, "fp8_rowwise", "none")
     assert found.plan.training == {"seq_len": 8192, "global_batch": 8}
     assert any("for some layers only" in note for note in found.notes)
     with pytest.raises(UserError, match="activation_checkpoint = policy"):
@@ -274,6 +275,8 @@ filter_fqns = "output"
     found = read(text, "llama3_405b.toml", "torchtitan-0.2")
     plan = found.plan
     assert (plan.model, plan.numerics.precision, plan.tensor_parallel.overlap) == ("llama-3.1-405b", "fp8", True)
+    by_row = read(text.replace("[float8]", '[float8]\nrecipe_name = "rowwise"'), "llama3_405b.toml", "torchtitan-0.2")
+    assert by_row.plan.numerics.precision == "fp8_rowwise"
     assert (plan.micro_batch, plan.training) == (2, {"seq_len": 8192})
     assert found.ignored == ("training.compile", "float8.filter_fqns")
 
