@@ -42,6 +42,10 @@ class Algorithm(ABC):
         """The most bytes of size per second, whatever the links, from the values of parameters; None: no cap."""
         return None
 
+    def chain(self, _op: str, _shape: GroupShape) -> int:
+        """Network hops in sequence that a whole step of the buffer must make before the next one does; mostly none."""
+        return 0
+
     @abstractmethod
     def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """How often each latency parameter counts: parameter name -> hops in sequence."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,11 @@ from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
-from simpar.units import GIB, US
+from simpar.units import GIB, KIB, US
 
 _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
+STEP_BYTES = 512 * KIB  # a channel's buffer of 4 MiB has 8 steps [NCCL, NCCL_BUFFSIZE and NCCL_STEPS]
 DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lanes for
 
 
@@ -25,7 +26,8 @@ class RawCost:
     """An algorithm on a group before any fitted parameter: hops in sequence, and seconds per byte of the raw links.
 
     ``mesh_share`` is the part of a mesh port that the group's links make up. ``on_bridge`` counts the groups that share
-    the bridge between the sockets of a PCIe node, 0 where this one does not cross it.
+    the bridge between the sockets of a PCIe node, 0 where this one does not cross it. ``chain`` counts the network hops
+    that wait for a whole step, ``step_bytes`` of which are under way on all NICs of a node.
     """
 
     op: str
@@ -36,6 +38,8 @@ class RawCost:
     network_s_per_byte: float
     mesh_share: float
     on_bridge: int
+    chain: int = 0
+    step_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ def raw_cost(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> 
         # a mesh port is the sum of the links to all others, of which a group uses those to its members
         mesh_share=max(beside - 1, 1) / max(cluster.domain_size - 1, 1) if kind == "mesh" else 1.0,
         on_bridge=_on_bridge(placed.shape, cluster.profile.devices_per_node) if kind == "pcie" else 0,
+        chain=algorithm.chain(op, placed.shape),
+        step_bytes=STEP_BYTES * (cluster.profile.scale_out.nics_per_node if cluster.profile.scale_out else 0.0),
     )
 
 
@@ -164,7 +170,13 @@ def _bridge_share(raw_cost: RawCost, values: Mapping[str, float]) -> float:
 
 
 def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
-    """One line per protocol, under given parameters (see :mod:`simpar.cost.collectives.parameters`)."""
+    """One line per protocol, under given parameters (see :mod:`simpar.cost.collectives.parameters`).
+
+    A chain of h hops takes two: of S bytes a hop forwards the first min(S, c) before the next one has any, c being one
+    step on every NIC (the two rings of a NIC take turns). So S bytes take h min(S, c) at the rate of the network longer
+    than their latency and transfer: a line as steep as S (1 + h), and one that starts h c later; the lower one holds.
+    Which protocol is the fastest is no matter of it, as in NCCL's own choice (graph/tuning.cc).
+    """
     algorithm = ALGORITHMS[raw_cost.algorithm]
     port, nic = _shares(raw_cost, values)
     slope = max(raw_cost.port_s_per_byte / port, raw_cost.network_s_per_byte / nic)
@@ -179,6 +191,7 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     ]
     cap = min(caps, default=None)
     wait_us = values["peer_wait_us"] if raw_cost.op == "send" else 0.0
+    hop_s_per_byte = raw_cost.chain * raw_cost.network_s_per_byte / nic
     result = []
     for protocol in algorithm.PROTOCOLS:
         # bandwidth and hops of the low-latency protocols are relative to those of Simple
@@ -187,6 +200,11 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
         per_byte = max(slope / share, 1 / cap if cap else 0.0)
         name = raw_cost.algorithm
         result.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))
+        if raw_cost.chain:
+            whole = replace(result[-1], latency_s=latency_us * US + hop_s_per_byte * raw_cost.step_bytes)
+            per_byte += hop_s_per_byte
+            result[-1] = replace(result[-1], seconds_per_byte=per_byte, rate_cap_bytes_per_s=1 / per_byte)
+            result.append(whole)
     return result
 
 

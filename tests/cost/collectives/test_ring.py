@@ -8,6 +8,7 @@ import pytest
 from simpar.cost.collectives.choice import collective, collective_time_s
 from simpar.cost.collectives.placement import GroupShape, regular_shape
 from simpar.hardware.catalogue import load_cluster
+from simpar.program.emission.collective_prices import Prices
 from simpar.units import GB, US
 
 from .conftest import make_toy
@@ -41,6 +42,21 @@ def test_latency_counts_steps() -> None:
     four = collective_time_s("all_reduce", 0.0, regular_shape(4, 8), toy, algorithm="ring")
     assert float(one) == pytest.approx(14 * US)
     assert float(four) == pytest.approx((2 * 28 * 2 + 2 * 3 * 10) * US)
+
+
+@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 8 * 2**19, 1e8])
+def test_a_chain_is_filled_hop_by_hop(size_bytes: float) -> None:
+    """Each of n-1 network hops of a broadcast waits for 512 KiB on every NIC, or for all data where these are less."""
+    toy, rate = make_toy(4), 8 * 10 * GB
+    fill = 3 * min(size_bytes, 8 * 2**19) / rate
+    every = np.arange(32)
+    for op in ("broadcast", "reduce"):
+        seconds = collective_time_s(op, size_bytes, regular_shape(4, 8), toy, algorithm="ring")
+        assert float(seconds) == pytest.approx(size_bytes / rate + fill)
+        price = Prices(toy).of(op, every)
+        assert int(price.time_ns(size_bytes)) == pytest.approx(1e9 * (size_bytes / rate + fill), abs=2, rel=1e-9)
+    inside = collective_time_s("broadcast", size_bytes, regular_shape(1, 8), toy, algorithm="ring")
+    assert float(inside) == pytest.approx(size_bytes / (100 * GB))
 
 
 def test_one_device_a_node_has_no_steps_inside() -> None:

@@ -10,6 +10,8 @@ from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, round_of, spread_loads
 
+CHAINS = ("broadcast", "reduce")  # one member has all data, which pass along the ring
+
 
 class Ring(Algorithm):
     """Every member sends to the next."""
@@ -30,6 +32,10 @@ class Ring(Algorithm):
         across = shape.num_domains - 1
         return {"far_hop_us": rounds(op) * inside * shape.node_fill, "nic_hop_us": rounds(op) * across}
 
+    def chain(self, op: str, shape: GroupShape) -> int:
+        """One hop into every domain but the root's: a ring of gathers has all members sending from the start."""
+        return shape.num_domains - 1 if op in CHAINS else 0
+
     def loads(self, op: str, placement: Placement) -> Edges:
         """A member passes every byte on, through its port or (one channel in g) through its NIC.
 
@@ -44,7 +50,7 @@ class Ring(Algorithm):
 
 def volume(op: str, members: int) -> float:
     """Bytes a member sends per byte of the tensor: 2(N-1)/N, (N-1)/N, or 1 for a pipelined chain."""
-    return 1.0 if op in ("broadcast", "reduce") else rounds(op) * (members - 1) / members
+    return 1.0 if op in CHAINS else rounds(op) * (members - 1) / members
 
 
 ALGORITHMS = (Ring(),)
