@@ -32,6 +32,14 @@ CORE_NAMES = {
     "activation_func": "", "init_method": "", "output_layer_init_method": "",
 }  # fmt: skip
 """Fields of Megatron-Core's config, which ``--yaml-cfg`` takes, by the corresponding argument ("" for none)."""
+ON_BY_DEFAULT = {
+    **{name: f"--no-{name.replace('_', '-')}" for name in (
+        "bias_gelu_fusion", "bias_swiglu_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
+        "gradient_accumulation_fusion", "persist_layer_norm",
+    )},
+    "apply_rope_fusion": "--no-rope-fusion", "add_bias_linear": "--disable-bias-linear",
+}  # fmt: skip
+"""Names by which a YAML turns off what is on by default, with the switches that do so in a command."""
 YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
 _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 
@@ -186,7 +194,10 @@ def _from_yaml(text: str, source: str) -> Arguments:
 
 
 def of_mapping(data: Mapping[str, Any], source: str) -> Arguments:
-    """The arguments in a mapping of a YAML: ``true`` is a switch; false and null mean that an argument is absent."""
+    """The arguments in a mapping of a YAML: ``true`` is a switch; false and null mean that an argument is absent.
+
+    False of :data:`ON_BY_DEFAULT` is the switch that turns it off.
+    """
     flat = {str(key): value for key, value in data.items() if not isinstance(value, dict)}
     if isinstance(data.get("ARGS"), dict) or isinstance(data.get("MODEL_ARGS"), dict):
         flat = {}
@@ -197,6 +208,9 @@ def of_mapping(data: Mapping[str, Any], source: str) -> Arguments:
     names: dict[str, str] = {}
     for key, value in flat.items():
         plain = key.removeprefix("--").replace("-", "_")
+        if value is False and plain in ON_BY_DEFAULT:
+            values[ON_BY_DEFAULT[plain]] = []
+            continue
         argument = CORE_NAMES.get(plain, plain)
         flag = f"--{argument.replace('_', '-')}"
         if not argument or value is None or value is False:

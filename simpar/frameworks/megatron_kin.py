@@ -114,7 +114,8 @@ HYBRID = {"hybridadam": "adam", "hybridsgd": "sgd"}
 OF_PAI = ("--patch-tokenizer-type", "--extra-vocab-size", "--max-padding-length")
 PAI_WORDS = MEGATRON_WORDS | WordTable(
     idle=("patch_tokenizer_type", "max_padding_length", "dataset", "train_mode", "epochs", "keep_last",
-          "rotary_scaling_factor", "use_alibi_mask", "padded_dataset", "train_data", "valid_data", "task_list"),
+          "rotary_scaling_factor", "use_alibi_mask", "padded_dataset", "train_data", "valid_data", "task_list",
+          "huggingface_model_path", "megatron_path"),
     deciding={
         "extra_vocab_size": "words beside the model's vocabulary: memory of tables and logits",
         "optimizer_offload_policy": "what of the optimizer is on the host: memory and time",

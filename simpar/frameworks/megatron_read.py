@@ -409,7 +409,8 @@ def _starts(words: Sequence[str]) -> bool:
 
 
 def _owns(data: Mapping[str, Any]) -> bool:
-    return any(flag in of_mapping(data, "").values for flag in TELLING)
+    is_part = {"extends", "_target_", "gpu_memory_utilization"} & set(data)  # of a config of several files
+    return not is_part and any(flag in of_mapping(data, "").values for flag in TELLING)
 
 
 READER = Reader(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simpar import files
+from simpar.architectures.catalogue import config_of
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with
 from simpar.frameworks.reader import Reader, value_of
@@ -59,7 +60,7 @@ def read(text: str, name: str) -> Imported:
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
     sizes, told = _sizes(given)
-    models = models_with(sizes)
+    models = _tied_as_said(models_with(sizes), given)
     values |= {"model": models[0] if models else None}
     plan = plan_said(values)
     config = None if models else _config(given, values["tp"])
@@ -100,6 +101,12 @@ def _sizes(given: ConfigReader) -> tuple[dict[str, int], dict[str, int]]:
     if "num_experts" not in sizes:
         sizes |= {"num_experts": 0, "expert_ffn": 0}
     return sizes, told
+
+
+def _tied_as_said(models: Sequence[str], given: ConfigReader) -> list[str]:
+    """The models whose head has the table of the embeddings as the config says, which is no unless it says so."""
+    told = given.get(f"{MODEL}tie_word_embeddings")
+    return [name for name in models if told is None or bool(config_of(name).get("tie_word_embeddings")) == bool(told)]
 
 
 def _config(given: ConfigReader, tp: int) -> dict[str, Any] | None:
@@ -207,7 +214,8 @@ def _starts(words: Sequence[str]) -> bool:
 
 WORDS = WordTable(
     idle=(
-        "checkpoints*", "data_stages*", "data.*", "general.*", "logging.*", "metrics_logging*", "tokenizer.*",
+        "checkpoints*", "data_stages*", "model.make_vocab_size_divisible_by",
+        "data.*", "general.*", "logging.*", "metrics_logging*", "tokenizer.*",
         "lighteval*", "s3_upload*", "profiler*", "doremi.*", "model.init_method.*", "optimizer.clip_grad",
         "optimizer.learning_rate_scheduler.*", "optimizer.weight_decay*", "optimizer.optimizer_factory.adam_*",
         "tokens.train_steps", "tokens.val_check_interval", "tokens.limit_*", "optimizer.optimizer_factory.torch_adam*",

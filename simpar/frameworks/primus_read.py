@@ -16,7 +16,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
 from simpar.frameworks.megatron_read import plan_of
-from simpar.frameworks.megatron_words import MEGATRON_WORDS
+from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported
@@ -27,17 +27,35 @@ DEFAULTS = {
 }  # fmt: skip
 MEGATRON = "megatron"
 FRAMEWORKS = (MEGATRON, "torchtitan", "maxtext", "megatron_bridge", "maxdiffusion", "hummingbirdxt")
+KERNEL = "another kernel, or how kernels run: time"
 TURBO = "a kernel of Primus-Turbo in place of Transformer Engine's: time"
 WORDS = MEGATRON_WORDS | WordTable(
     idle=("*sink_level", "moe_use_legacy_grouped_gemm",
           "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
-          "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*"),
+          "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*", "hf_path", "sft_*",
+          "per_step_rng_reseed", "use_fla_data", "swiglu_limit", "clean_docker_container", "using_aic",
+          "optimizer_foreach"),
     deciding={
         "use_turbo_*": TURBO,
         "turbo_*": TURBO,
         "enable_turbo_attention_float8": TURBO,
         "moe_use_fused_router_with_aux_score": TURBO,
         "use_sink_attention": TURBO,
+        **dict.fromkeys(("use_fla_*", "use_v4_*", "kda_backend", "use_triton_ops", "use_cpp_fp8_quantize", "legacy_gg",
+                         "nvte_ck_*", "gpu_max_hw_queues", "hsa_no_scratch_reclaim"), KERNEL),
+        **dict.fromkeys(("hybrid_attention_enabled", "attn_sink", "hc_*", "fla_mla_attn", "sink_sliding*",
+                         "sink_window*"), OTHER_LAYERS),
+        **dict.fromkeys(("enable_packed_sequences", "use_packed_attention", "stage"),
+                        "sequences of examples: how full they are, and attention's time"),
+        **dict.fromkeys(("fused_ce_*", "enable_fused_linear_ce"), "the loss in pieces: memory of logits"),
+        **dict.fromkeys(("odc_*", "enable_odc_*", "lb_mini_*", "overlap_grad_norm"),
+                        "how gradients are reduced, and what a microbatch has: time"),
+        **dict.fromkeys(("use_fsdp2_*", "torch_fsdp2_*", "main_grads_dtype"),
+                        "dtypes of states, and what is gathered when: memory and time"),
+        "no_fp8_weight_transpose_cache": "transposed copies of 8-bit weights: memory",
+        "fp8_*": LOW,
+        "empty_cache_interval": "cached memory goes back between steps: time",
+        "recompute_layer_ids": "which layers are recomputed: memory and time",
         "enable_odc": "gradients are reduced by another library: exposed communication",
         "patch_zero_bubble": "a zero-bubble schedule: time and memory",
         "patch_primus_pipeline": "another schedule of the pipeline: time and memory",
@@ -60,8 +78,10 @@ def read(text: str, name: str) -> Imported:
     if framework != MEGATRON:
         raise UserError(f"{name}: framework = {framework}: Primus starts it with a config of that; allowed: {MEGATRON}")
     said = {key: _settled(value) for key, value in dict(module.get("overrides") or {}).items()}
-    given = of_mapping({**DEFAULTS, **said}, name)
     asked = str(_settled(module.get("model") or "")).removesuffix(".yaml")
+    if asked.startswith("diffusion"):
+        raise UserError(f"{name}: model = {asked}: images are not modelled; allowed: language models")
+    given = of_mapping({**DEFAULTS, **said}, name)
     sizes = [flag for flag in SIZES if flag in given.values]
     if sizes and asked:
         raise UserError(f"{name}: {given.name(sizes[0])} beside model: {asked}: allowed: the model as Primus has it")

@@ -44,12 +44,19 @@ WORDS = MEGATRON_WORDS | WordTable(
         "enable_channel_loss", "train_dataloader_shuffle", "columns", "remove_unused_columns", "lazy_tokenize",
         "vit_lr", "aligner_lr", "torch_dtype", "agent_template", "response_prefix", "enable_dft_loss", "task_type",
         "attn_impl", "add_non_thinking_prefix", "interleave_prob", "new_special_tokens", "ignore_args_error",
+        "cached_val_dataset", "external_plugins", "use_ray", "model_kwargs",
+        # of another loop, which other words ask for
+        "advantage_estimator", "beta", "center_rewards*", "colocate_groups", "*desirable_weight", "epsilon*", "gkd_*",
+        "gym_env", "use_gym_env", "importance_sampling_level", "lmbda", "loss_type", "max_turns",
+        "multi_turn_scheduler", "num_labels", "overlong_filter", "rpo_alpha", "sft_alpha", "sleep_level",
+        "steps_per_generation", "tau_*", "temperature", "teacher_kl_coef", "top_k", "top_p",
     ),
     deciding={
         "rlhf_type": OTHER_LOOP,
         "use_vllm": OTHER_LOOP,
         "vllm_*": OTHER_LOOP,
         "num_generations": OTHER_LOOP,
+        **dict.fromkeys(("reward_funcs", "teacher_model*", "max_completion_length", "offload_*"), OTHER_LOOP),
         "freeze_llm": "what is trained: memory and time",
         "freeze_parameters*": "what is trained: memory and time",
         "trainable_parameters*": "what is trained: memory and time",
@@ -146,7 +153,7 @@ def _starts(words: Sequence[str]) -> bool:
 
 def _owns(data: Mapping[str, Any]) -> bool:
     """Whether a mapping is a file of arguments of ms-swift's on Megatron-LM."""
-    own = {"tuner_type", "train_type", "mcore_model", "mcore_adapter"} & set(map(str, data))
+    own = {"tuner_type", "train_type", "mcore_model", "mcore_adapter", "rlhf_type"} & set(map(str, data))
     return bool(own) and bool(
         {"tensor_model_parallel_size", "micro_batch_size", "global_batch_size"} & set(map(str, data))
     )

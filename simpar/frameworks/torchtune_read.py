@@ -219,6 +219,10 @@ READER = Reader(
             "output_dir",
             "tokenizer.*",
             "dataset.*",
+            "datasets",
+            "dataloader.*",
+            "name",
+            "checkpoint_dir",
             "dataset_val.*",
             "seed",
             "shuffle",
@@ -261,6 +265,7 @@ READER = Reader(
             **dict.fromkeys(
                 ("model.image_size", "model.*coder_trainable", "model.fusion_trainable", "tokenizer.image_size"), VISION
             ),
+            **dict.fromkeys(("early_exit_loss.*", "layer_dropout.*"), "layers that are left out: time"),
             "model.apply_lora_to_output": "an adapter beside the head: memory",
             "custom_sharded_layers": "what is sharded apart: memory and time of gathers",
             "compile.*": "parts that are compiled: time and memory",

@@ -55,6 +55,8 @@ UNREAD = (
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
+    Unread("llama-cookbook", argument=r"--(batch_size_training|enable_fsdp)(=.*)?"),
+    Unread("ms-swift's Ray", config=lambda data: "rlhf_type" in data and isinstance(data.get("train"), Mapping)),
     Unread("MindSpeed's FSDP2 back end", r"train_fsdp2\.py|mindspeed_llm\.fsdp2.*"),
     Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py"),
     Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),

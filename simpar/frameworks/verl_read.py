@@ -310,6 +310,7 @@ READER = Reader(
             "*.mtp.enable_train": "layers that predict further tokens: time and memory",
             "*.forward_prefetch": "when parameters are gathered: time and memory",
             "*.wrap_policy.min_num_params": "how many layers are gathered at a time: memory",
+            "*.enable_gradient_checkpointing": "what is recomputed: memory and time",
             "*.full_determinism": "kernels that add in one order: time",
             "*.use_fused_kernels": "the loss in pieces: memory of logits and time",
             "*.exclude_modules": "which matrices have adapters: memory and time",

@@ -54,12 +54,17 @@ class WordTable:
 
 @dataclass(frozen=True)
 class Account:
-    """The words of a text: ``deciding`` map to what they could change; nobody here knows the ``unknown`` ones."""
+    """The words of a text: ``deciding`` map to what they could change; ``unknown`` ones, in no table, may decide."""
 
     used: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     deciding: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+
+    @property
+    def is_understood(self) -> bool:
+        """Whether every word is used or known to be without effect."""
+        return not (self.deciding or self.unknown)
 
     def __add__(self, other: "Account") -> "Account":
         """The words of two texts."""

@@ -10,7 +10,7 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -55,17 +55,15 @@ class Verdict:
         return f"| `{self.path}` | **{self.word}** | {memory_state(result, 'too much')} | {step_time_words(result)} |"
 
     def details(self) -> list[str]:
-        """What decides and is not modelled, and the patch of the best neighbour."""
+        """What decides and is not modelled, what may decide, and the patch of the best neighbour."""
         if self.checked is None:
             return []
-        deciding = [f"- `{word}` decides and is not modelled: {what}" for word, what in self._deciding()]
-        patch = self.checked.patch
-        lines = [*deciding, *(("", "A better layout:", "", "```diff", patch.rstrip(), "```") if patch else ())]
-        lines = lines if deciding else lines[1:]
+        account, patch = self.checked.account, self.checked.patch
+        words = [f"- `{word}` decides and is not modelled: {what}" for word, what in account.deciding.items()]
+        words += [f"- `{word}` is unknown to simpar and may decide" for word in account.unknown]
+        lines = [*words, *(("", "A better layout:", "", "```diff", patch.rstrip(), "```") if patch else ())]
+        lines = lines if words else lines[1:]
         return ["", f"<details><summary>{self.path}</summary>", "", *lines, "", "</details>"] if lines else []
-
-    def _deciding(self) -> Iterable[tuple[str, str]]:
-        return self.checked.account.deciding.items() if self.checked else ()
 
 
 def _cell(text: str) -> str:

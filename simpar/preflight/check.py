@@ -119,8 +119,8 @@ class Checked:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it fits with the wanted probability, and no word decides that was not understood."""
-        return self.fits_surely and not self.account.deciding
+        """Whether it fits with the wanted probability, and no word decides, or may decide, that was not understood."""
+        return self.fits_surely and self.account.is_understood
 
     @property
     def listed(self) -> tuple[Neighbour, ...]:

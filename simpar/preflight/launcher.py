@@ -90,7 +90,9 @@ IDLE = (
     "-r", "--max-restarts", "--monitor-interval", "--role", "--start-method", "--hostfile", "--machine-rank",
     "--main-process-*", "--launcher", "--num-cpu-threads-per-process", "--job-name", "--partition", "--account",
     "--time", "--output", "--error", "--exclusive", "--cpus-per-task", "--mem", "--container-*", "--no-container-*",
-    "--label", "--export", "--ssh-port", "--no-python", "--module", "-m",
+    "--label", "--export", "--ssh-port", "--no-python", "--module", "-m", "--jobid", "--wait", "--kill-on-bad-exit",
+    "--mpi", "--membind", "--mem-bind", "--cpunodebind", "--cpu-bind", "--unbuffered", "--qos", "--constraint",
+    "--chdir",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 

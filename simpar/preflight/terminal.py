@@ -31,7 +31,7 @@ def print_checked(checked: Checked, console: Console) -> None:
     unsure = result.fits or is_at_the_limit(result)
     verdict = "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
     if checked.fits_surely:
-        verdict = "OK" if checked.is_sure else "NOT SURE: words of the text decide that are not modelled"
+        verdict = _verdict(checked.account)
     rows = [
         ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
         ("words", _words(checked.account)),
@@ -49,6 +49,13 @@ def print_checked(checked: Checked, console: Console) -> None:
     print_lines(console, map(_supposed, checked.supposed), "Assumed, because the text does not say it", mark="- ")
     print_lines(console, checked.notes, "Note", mark="- ")
     _print_neighbours(checked, console)
+
+
+def _verdict(account: Account) -> str:
+    """The verdict on a launch that fits, as it was understood."""
+    if account.deciding:
+        return "NOT SURE: words of the text decide that are not modelled"
+    return "NOT SURE: words of the text are unknown to simpar and may decide" if account.unknown else "OK"
 
 
 def _words(account: Account) -> str:
@@ -109,7 +116,7 @@ def _of_neighbours(checked: Checked) -> Iterator[str]:
             f"- {_said(one)}: {format_seconds(result.step_time_s)} ({result.step_time_s / step_s - 1:+.1%}), "
             f"{format_bytes(result.memory.peak_reserved_bytes)}{sure}"
         )
-    goal_s = min([one.result.step_time_s for one in checked.neighbours] + ([step_s] if checked.is_sure else []),
+    goal_s = min([one.result.step_time_s for one in checked.neighbours] + ([step_s] if checked.fits_surely else []),
                  default=None)  # fmt: skip
     if not count:
         has_words = bool(load_reader(checked.given.text.target).written_as)

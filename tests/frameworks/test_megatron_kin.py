@@ -161,12 +161,31 @@ def test_primus(tmp_path, monkeypatch):
             "deepseek_v2_lite}.yaml\n    overrides: {multi_latent_attention: false, ",
             "multi_latent_attention = false: allowed: true",
         ),
+        ("llama3.1_8B}.yaml", "diffusion/flux_535m}.yaml", "model = diffusion/flux_535m: images are not modelled"),
     ],
 )
 def test_primus_refuses_by_name(old, new, told):
     """Another backend, a model of other sizes, no experiment."""
     with pytest.raises(UserError, match=told):
         read(PRIMUS.replace(old, new), "exp.yaml", "primus")
+
+
+def test_what_a_yaml_turns_off_is_the_switch_that_does():
+    """False asks for an unfused kernel there; what has nothing to do beside the rest is without effect."""
+    off = PRIMUS.replace("profile: false", "bias_swiglu_fusion: false, sequence_parallel: false")
+    result = read(off, "exp.yaml", "primus")
+    account = load_reader("primus").words.sort(result.words.used, result.words.unread)
+    assert set(account.deciding) == {"use_turbo_attention", "--no-bias-swiglu-fusion"}
+    assert account.unknown == ()
+
+
+@pytest.mark.parametrize("part", ["extends: [base.yaml]", "_target_: verl.workers.config.McoreEngineConfig"])
+def test_a_part_of_a_config_is_not_megatrons(part, tmp_path):
+    """Files that others are put together from say neither a whole model nor a whole layout."""
+    file = tmp_path / "part.yaml"
+    file.write_text(f"{part}\ntensor_model_parallel_size: 2\nnum_layers: 32\n")
+    with pytest.raises(UserError, match="no config that is known here"):
+        given_words([str(file)])
 
 
 def test_cousins_come_first():

@@ -57,6 +57,18 @@ def test_windows_and_other_models():
         assert (found.config, "give --model" in found.asks["model"]) == (None, True)
 
 
+def test_a_shipped_model_has_its_head_tied_as_said():
+    """SmolLM2 135M has one table; with two, the same sizes are another model."""
+    small = {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152,
+    }  # fmt: skip
+    assert "smollm2-135m" in imported({**small, "tie_word_embeddings": True}).plan.model
+    found = imported({**small, "tie_word_embeddings": False})
+    assert found.plan.model is None
+    assert read_config(found.config).num_parameters() == 134_515_008 + 49152 * 576
+
+
 def test_words_are_sorted():
     """What the stack does anyhow is used, other values decide."""
     plain = {"_attn_implementation": "flash_attention_2", "rope_theta": 1e4, "z_loss_enabled": False}

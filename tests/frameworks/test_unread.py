@@ -25,6 +25,7 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("python examples/start_rlvr_pipeline.py --config_path a", "ROLL"),
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
+        (f"torchrun quickstart/finetuning.py --enable_fsdp --model_name a {SIZES}", "llama-cookbook"),
         ("torchrun -m apps.main.train config=apps/main/configs/llama_1B.yaml", "Lingua"),
     ],
 )
@@ -52,6 +53,7 @@ def test_a_command_is_refused_by_name(command, name):
         ({"trainer": {"devices": 8}, "model": {"peft": {}, "backward_fetch_policy": "pre"}}, "SageMaker HyperPod"),
         ({"model_name": "pythia-160m", "train": {"micro_batch_size": 4}}, "LitGPT"),
         ({"distributed": {"tp_size": 2, "cp_size": 1}, "training": {}}, "Picotron"),
+        ({"rlhf_type": "gkd", "micro_batch_size": 1, "train": {"gpus": 4}, "rollout": {"gpus": 4}}, "ms-swift's Ray"),
     ],
 )
 def test_a_config_is_refused_by_name(data, name):

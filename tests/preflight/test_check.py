@@ -195,6 +195,17 @@ def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
     assert "NOT SURE: words of the text decide that are not modelled" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_word_that_no_table_has_may_decide(capsys):
+    """Nobody here knows what it does: the answer is not sure. A variable of the command is none of the framework's."""
+    code, found = checked(capsys, *HARDWARE, "--", f"MY_OWN=1 {COMMAND}")
+    assert (code, found["is_sure"], found["words"]["unknown"]) == (0, True, [])
+    code, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND), "--mystery", "2")
+    assert (code, found["is_sure"], found["fits"], found["words"]["unknown"]) == (3, False, True, ["--mystery"])
+    assert run(["check", *HARDWARE, "--", *shlex.split(COMMAND), "--mystery", "2"]) == 3
+    assert "NOT SURE: words of the text are unknown to simpar and may decide" in capsys.readouterr().out
+
+
 def test_flags_that_repeat_the_text(usual, capsys, alone):
     """They change nothing, but that a model that is named is not asked for: others of its sizes are as good."""
     words = ["--", *shlex.split(COMMAND)]
