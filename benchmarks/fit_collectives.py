@@ -97,11 +97,12 @@ FITS = (
 )
 STAGED = {"port_efficiency": 0.42, "host_bridge_share": 0.36}
 WHY_STAGED = "half as fast, for these cards have no peer-to-peer: every byte crosses host memory, on one socket or two"
+SOCKETS = {name: PARAMETERS[name][0] for name in NETWORK}
+WHY_SOCKETS = "TCP sockets, with NCCL's own tables and as many threads as it starts there"
 CLOUDS = (  # a cloud's nodes, the board that they have, and the network
     ("aws-p3dn", "dgx-v100", "aws-p5"), ("aws-p5e", "hgx-h200", "aws-p5"), ("aws-p5en", "hgx-h200", "aws-p5"),
     ("aws-p6-b200", "hgx-b200", "aws-p5"), ("aws-p6-b300", "hgx-b300", "aws-p5"),
     ("aws-p6e-gb200", "gb200-nvl72", "aws-p5"), ("aws-g6e", "l40s-8", "aws-p5"),
-    ("gcp-a2-high", "dgx-a100-40gb", "gcp-a3-mega"), ("gcp-a2-ultra", "hgx-a100-80gb", "gcp-a3-mega"),
 )  # fmt: skip
 DERIVED = (
     Derived("dgx-h100", (("hgx-h100", ALL),)),
@@ -127,9 +128,13 @@ DERIVED = (
     Derived("l40s-8", (("a100-pcie-8", ALL),)),
     Derived("h100-pcie-8", (("a100-pcie-8", ALL),)),
     Derived("a10g-8", (("a100-pcie-8", ALL), ("aws-p5", NETWORK))),
-    Derived("l4-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK))),
-    Derived("rtx-3090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED, WHY_STAGED),
-    Derived("rtx-4090-8", (("a100-pcie-8", ALL), ("gcp-a3-mega", NETWORK)), STAGED, WHY_STAGED),
+    Derived("gcp-a2-high", (("dgx-a100-40gb", ALL),), {**SOCKETS, "socket_threads": 4.0}, WHY_SOCKETS),
+    Derived("gcp-a2-ultra", (("hgx-a100-80gb", ALL),), {**SOCKETS, "socket_threads": 4.0}, WHY_SOCKETS),
+    Derived("l4-8", (("a100-pcie-8", ALL),), {**SOCKETS, "socket_threads": 2.0}, WHY_SOCKETS),
+    *(
+        Derived(name, (("a100-pcie-8", ALL),), {**STAGED, **SOCKETS}, f"{WHY_STAGED}; {WHY_SOCKETS}")
+        for name in ("rtx-3090-8", "rtx-4090-8")
+    ),
     Derived("trn2", (("aws-p5", NETWORK),)),
     *(Derived(cloud, ((base, ALL), (network, NETWORK))) for cloud, base, network in CLOUDS),
 )

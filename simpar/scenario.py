@@ -14,6 +14,7 @@ from simpar.architectures.training import Training
 from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
+from simpar.hardware.network import split_network
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import dependent_choices
@@ -227,6 +228,7 @@ def _check_model(name: str) -> None:
 
 def _check_hardware(name: str, by: str = "") -> None:
     """Raises UserError for a name that no hardware profile has; ``by`` says which flag takes a user's own file."""
+    name, _ = split_network(name)
     if is_file(name):
         return
     try:

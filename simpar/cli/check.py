@@ -3,10 +3,11 @@
 from typing import Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, json_out
-from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, with_flags
+from simpar.cli.flags import NETWORK_FLAG, RUN_FLAGS, ScenarioFlag, over_network, with_flags
 
 CHECK_FLAGS = (
     ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file"),
+    NETWORK_FLAG,
     ScenarioFlag("--nodes", "Number of nodes, if the command does not say", kind=int),
     ScenarioFlag("--gpus", "Number of GPUs in all, if the command does not say", kind=int),
     ScenarioFlag("--model", "Model, if the command names none: a shipped name or a config.json"),
@@ -50,6 +51,8 @@ def check(scenario: list[str], **values: Any) -> int:
         "reliability",
     )  # fmt: skip
     facts = {name: values[name] for name in given}
+    if values["network"] is not None:
+        facts["hardware"] = over_network(values["hardware"], values["network"])
     checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, ask=bool(values["ask"]), **facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])

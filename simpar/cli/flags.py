@@ -29,8 +29,13 @@ class ScenarioFlag:
         return f"{word}_" if word in ("set", "json", "from") else word
 
 
-MODEL_CLASS = "model_class"
-"""What ``--model-class`` gives: no key of a scenario, but the end of its model's name."""
+MODEL_CLASS, NETWORK = "model_class", "network"
+"""What ``--model-class`` and ``--network`` give: no keys of a scenario, but the ends of a name."""
+NETWORK_FLAG = ScenarioFlag(
+    "--network",
+    'Network between nodes, where it is not the profile\'s: "25 Gb/s ethernet" (TCP), "4x 100 Gb/s roce" (RDMA)',
+    NETWORK,
+)
 JOB_FLAGS = (
     ScenarioFlag(
         "--model",
@@ -39,6 +44,7 @@ JOB_FLAGS = (
     ),
     ScenarioFlag("--model-class", "Class of transformers that reads the --model's config", MODEL_CLASS),
     ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file", "cluster.hardware"),
+    NETWORK_FLAG,
     ScenarioFlag("--nodes", "Number of nodes", "cluster.nodes", int),
     ScenarioFlag("--gpus", "Number of GPUs in all; fewer than a node has are a part of one", "cluster.devices", int),
     ScenarioFlag("--seq-len", "Tokens per sequence", "training.seq_len", int),
@@ -143,7 +149,19 @@ def values_by_key(values: Mapping[str, Any], flags: tuple[ScenarioFlag, ...] = (
     result = {flag.key: f"{value!r} {flag.unit}" if flag.unit else value for flag, value in given}
     if class_name := result.pop(MODEL_CLASS, None):
         result["model"] = _with_class(result.get("model"), class_name)
+    if network := result.pop(NETWORK, None):
+        result["cluster.hardware"] = over_network(result.get("cluster.hardware"), network)
     return result
+
+
+def over_network(hardware: Any, network: str) -> str:
+    """The name of hardware whose nodes another network joins. Raises UserError."""
+    from simpar.errors import UserError
+    from simpar.hardware.network import OVER
+
+    if hardware is None:
+        raise UserError(f"--network {network}: allowed with --hardware, whose nodes it joins")
+    return f"{hardware}{OVER}{network}"
 
 
 def _with_class(model: Any, class_name: str) -> str:

@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.instances import instance_named
 from simpar.hardware.mixed import MixedCluster
+from simpar.hardware.network import split_network, with_network
 from simpar.hardware.part import part_of_node
 from simpar.hardware.price import set_price
 from simpar.hardware.profile import ClusterProfile, MixedProfile
@@ -23,7 +24,8 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
 
     Without ``nodes`` it has one node, or those of a mixed profile (one with groups of nodes). ``devices`` is the number
     of devices in all, equally many of every node: fewer than a node has are a part of one. Files that a profile file
-    names are relative to it. A name may mean a part of a node (:mod:`simpar.hardware.instances`).
+    names are relative to it. A name may mean a part of a node (:mod:`simpar.hardware.instances`), and name the network
+    between nodes behind "over" (:mod:`simpar.hardware.network`).
 
     >>> cluster = load_cluster("dgx-h100", nodes=2)
     >>> cluster.world_size, cluster.device.name
@@ -33,10 +35,15 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
     >>> load_cluster("g5.xlarge")
     <Cluster 1 x 1 of a10g-8: 1 a10g>
     """
-    said, instance = profile, instance_named(profile) if isinstance(profile, str) else None
+    said, network = profile, ""
+    if isinstance(profile, str):
+        profile, network = split_network(profile)
+    instance = instance_named(profile) if isinstance(profile, str) else None
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
+            if network:
+                raise UserError(f"hardware {said}: has several kinds of nodes; allowed: the network in its own file")
             return make_mixed(files.parse(MixedProfile, document, also=(LIKE,)), nodes, path.parent, devices)
         profile = files.parse(ClusterProfile, document, also=(LIKE,))
         if isinstance(profile.device, str) and Path(profile.device).suffix:
@@ -52,6 +59,8 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
         if instance.devices > whole:
             devices = instance.devices
         profile = instance.of(profile)
+    if network:
+        profile = with_network(profile, network)
     if devices is not None:
         return _of_devices(profile, nodes, devices)
     return make_cluster(profile, 1 if nodes is None else nodes)

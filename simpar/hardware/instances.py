@@ -8,6 +8,7 @@ from functools import cache
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.hardware.network import split_network
 from simpar.hardware.part import part_of_node
 from simpar.hardware.profile import ClusterProfile
 from simpar.profiles import is_file
@@ -39,6 +40,7 @@ class Instance:
 
 def instance_named(name: str) -> Instance | None:
     """What a name means beside its profile; None where it is all of a node of it."""
+    name, _ = split_network(name)
     if name in files.bundled("clusters") or is_file(name):
         return None
     if known := _known().get(files.plain_name(name)):

@@ -49,14 +49,16 @@ class Groups(Strict):
 class ScaleOut(Strict):
     """The network between nodes.
 
-    ``nic_bandwidth`` is per NIC and direction. With ``rails`` the i-th NIC of every node hangs on the same leaf,
-    one leaf per rail; else all NICs of ``nodes_per_leaf`` nodes share one. ``nodes_per_leaf`` left out means one
-    non-blocking switch. ``oversubscription`` divides a leaf's uplinks, which end in one core, or in the spines of
-    ``groups``. With ``rail_only`` nothing above the leaves joins rails: a message to another rail first moves to a
-    device on it over the scale-up fabric, whichever that is [Wang et al. 2023, arXiv 2307.12169].
+    ``nic_bandwidth`` is per NIC and direction. ``ethernet`` is TCP over the kernel's sockets, RDMA over Ethernet is
+    ``roce``, and ``dcn`` what joins slices of TPUs. ``latency`` is that of a message between processes.
+    With ``rails`` the i-th NIC of every node hangs on the same leaf, one leaf per rail; else all NICs of
+    ``nodes_per_leaf`` nodes share one. ``nodes_per_leaf`` left out means one non-blocking switch.
+    ``oversubscription`` divides a leaf's uplinks, which end in one core, or in the spines of ``groups``. With
+    ``rail_only`` nothing above the leaves joins rails: a message to another rail first moves to a device on it over
+    the scale-up fabric, whichever that is [Wang et al. 2023, arXiv 2307.12169].
     """
 
-    kind: Literal["ib", "roce", "efa", "tcpxo", "ethernet"]
+    kind: Literal["ib", "roce", "efa", "tcpxo", "ethernet", "dcn"]
     nics_per_node: Count
     nic_bandwidth: LinkRate
     latency: Seconds

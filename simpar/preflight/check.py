@@ -25,7 +25,7 @@ from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.preflight.environment import account_of
+from simpar.preflight.environment import account_of, hardware_as_told
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.launcher import without_launchers
@@ -409,13 +409,14 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
     """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
     if facts.hardware is None:
         raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
-    one, launch, instance = load_cluster(facts.hardware), given.launch, instance_named(facts.hardware)
+    launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
+    one, instance = load_cluster(hardware), instance_named(hardware)
     whole = one.world_size // one.nodes
-    if one.profile.name != facts.hardware and not Path(facts.hardware).suffix:
-        notes.append(f"{facts.hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
+    if one.profile.name != hardware and not Path(hardware).suffix:
+        notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
     if instance is not None and launch.per_node and launch.per_node > whole:
         ranks_told = f"{launch.per_node} ranks of a node"
-        raise _contradicted(given, f"--hardware {facts.hardware}", f"has {whole} devices in a node", ranks_told)
+        raise _contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
     ranks = launch.world_size or plan.world_size
     nodes = facts.nodes or launch.nodes
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
@@ -429,7 +430,7 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
         notes.append("python starts one process, on one device; if something else starts more, give --nodes or --gpus.")
     if asked is not None and ranks not in (None, asked):
         flag = f"--gpus {facts.devices}" if facts.devices else f"--nodes {facts.nodes}"
-        raise _contradicted(given, flag, f"means {asked} ranks on {facts.hardware}", f"{ranks} ranks")
+        raise _contradicted(given, flag, f"means {asked} ranks on {hardware}", f"{ranks} ranks")
     devices = asked or ranks or (nodes * (each or whole) if nodes else None)
     if devices is None:
         raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N, or --gpus N")
@@ -438,11 +439,11 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
     if one.is_mixed:
         if devices % one.world_size:
             raise UserError(f"{given.where}: starts {devices} ranks; allowed: multiples of {one.world_size}")
-        return load_cluster(facts.hardware, devices // whole)
-    cluster = load_cluster(facts.hardware, nodes, devices)
+        return load_cluster(hardware, devices // whole)
+    cluster = load_cluster(hardware, nodes, devices)
     per_node = cluster.profile.devices_per_node
     if per_node < whole:
-        notes.append(f"{per_node} of the {whole} devices of a node of {facts.hardware} are used.")
+        notes.append(f"{per_node} of the {whole} devices of a node of {hardware} are used.")
     elif launch.per_node not in (None, per_node):
-        notes.append(f"{devices} ranks are {cluster.nodes} of {facts.hardware}'s nodes of {per_node}.")
+        notes.append(f"{devices} ranks are {cluster.nodes} of {hardware}'s nodes of {per_node}.")
     return cluster

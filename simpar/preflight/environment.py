@@ -6,10 +6,15 @@ from fnmatch import fnmatchcase
 
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, WordTable, is_off
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.network import OVER, split_network
 from simpar.layout.deciders import state_choices
 
-READ = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "NGPU")
-"""Variables that the launcher or a reader uses."""
+NO_RDMA = "NCCL_IB_DISABLE"
+READ = (
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "NGPU", NO_RDMA,
+)  # fmt: skip
+"""Variables that the launcher, a reader or :func:`hardware_as_told` uses."""
 WORDS = WordTable(
     idle=("cuda_device_max_connections",),  # a stack's overlap is that of Megatron-LM with the one it asks for
     deciding={
@@ -18,7 +23,8 @@ WORDS = WordTable(
         "nccl_proto": "the protocol of collectives: their time",
         "nccl_p2p_disable": "devices of a node reach each other through the host's memory: slower collectives",
         "nccl_shm_disable": "devices of a node reach each other over the network: slower collectives",
-        "nccl_ib_disable": "nodes are joined by TCP: slower collectives",
+        "nccl_socket_nthreads": "threads of NCCL's sockets: bandwidth between nodes over TCP",
+        "nccl_nsocks_perthread": "sockets of NCCL's threads: bandwidth between nodes over TCP",
         "nccl_net_gdr_level": "whether cards read the devices' memory themselves: time between nodes",
         "nccl_max_nchannels": "channels of collectives: their bandwidth, and the processors that kernels lose",
         "nccl_max_ctas": "channels of collectives: their bandwidth, and the processors that kernels lose",
@@ -55,6 +61,18 @@ def _of_allocator(environment: Mapping[str, str]) -> dict[str, str]:
     text = next((environment[name] for name in ALLOCATOR if environment.get(name)), "")
     pairs = (each.partition(":") for each in text.strip("\"'").split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def hardware_as_told(hardware: str, environment: Mapping[str, str], notes: list[str]) -> str:
+    """The hardware, its nodes joined by TCP where a variable turns NCCL's RDMA off; a note says so."""
+    value = environment.get(NO_RDMA)
+    if not value or is_off(value) or split_network(hardware)[1]:
+        return hardware
+    out = load_cluster(hardware).profile.scale_out
+    if out is None or out.kind not in ("ib", "roce"):
+        return hardware
+    notes.append(f"{NO_RDMA}={value}: nodes are taken to be joined by TCP over the same cards (--network says which).")
+    return f"{hardware}{OVER}ethernet"
 
 
 def account_of(environment: Mapping[str, str]) -> Account:

@@ -88,7 +88,15 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
         fit_causes=riskiest.fit_causes,
         support=support.all,
         ordinary_support=support.ordinary,
-        unsupported=tuple(support.missing()),
+        unsupported=(*support.missing(), *_unmeasured_network(cluster)),
         layout_spread=error.layout,
         own_runs=sum(own.layouts for own in match_runs(traits, own_runs)),
     )
+
+
+def _unmeasured_network(cluster: Cluster) -> list[str]:
+    """A network between nodes that no measured run has, in words."""
+    out = cluster.profile.scale_out
+    if out is None or out.kind != "ethernet" or cluster.world_size <= cluster.domain_size:
+        return []
+    return ["no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables"]

@@ -37,8 +37,8 @@ SMALL = [
 ]  # fmt: skip
 FROZEN_FLAGS = {
     "--tokens", "--price-per-gpu-hour", "--jitter", "--seeds", "--over", "--days", "--reliability", "--checkpoint",
-    "--spares", "--model", "--model-class", "--hardware", "--nodes", "--gpus", "--seq-len", "--global-batch", "--tp",
-    "--pp", "--vpp", "--dp", "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync",
+    "--spares", "--model", "--model-class", "--hardware", "--network", "--nodes", "--gpus", "--seq-len",
+    "--global-batch", "--tp", "--pp", "--vpp", "--dp", "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync",
     "--sequence-parallel/--no-sequence-parallel", "--schedule", "--recompute", "--precision", "--optimizer",
     "--stack", "--set", "--json", "--csv", "--trace", "--timeline", "--memory-plot", "--html", "--advise", "--engine",
     "--seed", "--flops-convention", "--require-fit",

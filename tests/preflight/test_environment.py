@@ -4,7 +4,7 @@ import pytest
 
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
-from simpar.preflight.environment import account_of, with_allocator
+from simpar.preflight.environment import account_of, hardware_as_told, with_allocator
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,19 @@ def test_other_variables_are_accounted_for():
     assert found.idle == ("CUDA_DEVICE_MAX_CONNECTIONS",)
     assert set(found.deciding) == {"max_split_size_mb", "NCCL_ALGO"}
     assert found.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "value", "told"),
+    [
+        ("dgx-h100", "1", "dgx-h100 over ethernet"), ("dgx-h100", "0", "dgx-h100"), ("aws-p5", "1", "aws-p5"),
+        ("dgx-h100 over 25GbE", "1", "dgx-h100 over 25GbE"),
+    ],
+)  # fmt: skip
+def test_nodes_without_rdma_are_joined_by_tcp(hardware, value, told):
+    """Where the profile has RDMA and no flag names the network; a note says so, and the variable was used."""
+    notes = []
+    environment = {"NCCL_IB_DISABLE": value}
+    assert hardware_as_told(hardware, environment, notes) == told
+    assert bool(notes) == (told != hardware)
+    assert account_of(environment).used == ("NCCL_IB_DISABLE",)

@@ -13,11 +13,12 @@ from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
-from simpar.units import GIB, KIB, US
+from simpar.units import GB, GIB, KIB, US
 
 _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
 STEP_BYTES = 512 * KIB  # a channel's buffer of 4 MiB has 8 steps [NCCL, NCCL_BUFFSIZE and NCCL_STEPS]
+NETWORK_HOPS = ("nic_hop_us", "tree_hop_us")
 DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lanes for
 
 
@@ -27,7 +28,8 @@ class RawCost:
 
     ``mesh_share`` is the part of a mesh port that the group's links make up. ``on_bridge`` counts the groups that share
     the bridge between the sockets of a PCIe node, 0 where this one does not cross it. ``chain`` counts the network hops
-    that wait for a whole step, ``step_bytes`` of which are under way on all NICs of a node.
+    that wait for a whole step, ``step_bytes`` of which are under way on all NICs of a node. ``on_thread`` are the bytes
+    that a thread passes on per byte of size over TCP, 0 over other networks; ``wire_s`` is the time of a message there.
     """
 
     op: str
@@ -40,6 +42,8 @@ class RawCost:
     on_bridge: int
     chain: int = 0
     step_bytes: float = 0.0
+    on_thread: float = 0.0
+    wire_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def unit_loads(op: str, placed: Placement, algorithm: Algorithm) -> Edges:
 
 def raw_cost(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> RawCost:
     """The raw cost of an algorithm on a single group, whose ``loads`` are those of :func:`unit_loads`."""
-    cluster = placed.cluster
+    cluster, out = placed.cluster, placed.cluster.profile.scale_out
     per_byte = loads.coefficient / cluster.nominal_capacity(loads.link_id)
     port = is_port(loads.link_id, cluster)
     kind, beside = cluster.profile.scale_up.kind, placed.shape.per_domain
@@ -120,8 +124,23 @@ def raw_cost(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> 
         mesh_share=max(beside - 1, 1) / max(cluster.domain_size - 1, 1) if kind == "mesh" else 1.0,
         on_bridge=_on_bridge(placed.shape, cluster.profile.devices_per_node) if kind == "pcie" else 0,
         chain=algorithm.chain(op, placed.shape),
-        step_bytes=STEP_BYTES * (cluster.profile.scale_out.nics_per_node if cluster.profile.scale_out else 0.0),
+        step_bytes=STEP_BYTES * (out.nics_per_node if out else 0.0),
+        **(_over_sockets(op, placed, loads) if out is not None and out.kind == "ethernet" else {}),
     )
+
+
+def _over_sockets(op: str, placed: Placement, loads: Edges) -> dict[str, float]:
+    """What NCCL's sockets add to a raw cost, of groups that span domains.
+
+    A ring or tree enters and leaves a node through one rank for each card; in an exchange every rank sends.
+    """
+    cluster, out = placed.cluster, placed.cluster.profile.scale_out
+    if out is None or placed.shape.num_domains == 1:
+        return {}
+    cards = np.isin(cluster.block_of(loads.link_id), [cluster.blocks.index(name) for name in ("nic_tx", "nic_rx")])
+    busiest = float(loads.coefficient[cards].max(initial=0.0))
+    senders = max(placed.shape.per_domain / cluster.rails, 1.0) if is_exchange(op) else 1.0
+    return {"on_thread": busiest / senders, "wire_s": out.latency}
 
 
 def _on_bridge(shape: GroupShape, per_node: int) -> int:
@@ -181,12 +200,18 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     port, nic = _shares(raw_cost, values)
     slope = max(raw_cost.port_s_per_byte / port, raw_cost.network_s_per_byte / nic)
     travel_us = sum(values[key] * count for key, count in raw_cost.hops.items())
+    wire_us = raw_cost.wire_s / US * sum(raw_cost.hops.get(key, 0.0) for key in NETWORK_HOPS)
     late_us = values["far_member_us" if raw_cost.shape.num_domains > 1 else "member_us"]
     late_s = raw_cost.shape.members * late_us * US
     # late members delay a collective once per gibibyte: it was measured in tests of that size
+    threads = values["socket_threads"] * values["socket_gb_per_s"] * GB
     caps = [
         cap
-        for cap in (algorithm.rate_cap(raw_cost.op, raw_cost.shape, values), GIB / late_s if late_s else None)
+        for cap in (
+            algorithm.rate_cap(raw_cost.op, raw_cost.shape, values),
+            GIB / late_s if late_s else None,
+            threads / raw_cost.on_thread if raw_cost.on_thread else None,
+        )
         if cap
     ]
     cap = min(caps, default=None)
@@ -196,7 +221,7 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     for protocol in algorithm.PROTOCOLS:
         # bandwidth and hops of the low-latency protocols are relative to those of Simple
         share, hop = values.get(f"{protocol}_efficiency", 1.0), values.get(f"{protocol}_hop_factor", 1.0)
-        latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop
+        latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop + wire_us
         per_byte = max(slope / share, 1 / cap if cap else 0.0)
         name = raw_cost.algorithm
         result.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))

@@ -55,6 +55,11 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "gather_scale_loss": (0.0, "the same of gathers and scatters alone, beside nic_scale_loss"),
     "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),
     "p2p_channel_gb_per_s": (14.0, "rate of one channel of a point-to-point message between domains"),
+    "socket_gb_per_s": (5.25, "what a thread moves through TCP sockets, in or out: 42 Gb/s [Cai et al. 2021, SIGCOMM]"),
+    "socket_threads": (
+        0.5,
+        "threads that send for one card over sockets: of NCCL's proxy, which receives too, half of one",
+    ),
     "p2p_channels": (
         2.0,
         "channels of a point-to-point message between domains; one for every NIC of a device where those are more",

@@ -35,6 +35,8 @@ DEVICES = {
 }  # fmt: skip
 """Shipped devices by PCI vendor and device (pci-ids.ucw.cz). An A800 (20f3) and an H800 (2324) are an A100 and an H100
 with fewer NVLinks; ids of virtual functions stand beside AMD's physical ones."""
+SOCKETS = ("0", "65536")
+"""Port and connections of cards that NCCL reaches over TCP (src/transport/net_socket.cc); RDMA has ports."""
 ENCODING = {2.5: 0.8, 5.0: 0.8}
 """Share of a PCIe lane's bits that are data: 8 of 10 up to the second generation, 128 of 130 since the third."""
 
@@ -128,6 +130,8 @@ def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
         reading.say("scale_out.nics_per_node", count // hosts, MORE)
     if any(pci.get("vendor") == "0x1d0f" for pci in root.iter("pci") if pci.find("nic/net") is not None):
         reading.say("scale_out.kind", "efa")  # Amazon's cards
+    elif cards and {(card.get("port"), card.get("maxconn")) for card in cards} == {SOCKETS}:
+        reading.say("scale_out.kind", "ethernet")
     else:
         reading.unread.append("scale_out.kind: the file does not tell InfiniBand from RoCE")
 

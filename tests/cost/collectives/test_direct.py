@@ -127,3 +127,24 @@ def test_exchange_over_pcie_equals_its_messages() -> None:
     expected = np.bincount(link, minlength=toy.num_links) / 32
     edges = collective("all_to_all", ranks[None, :], toy, size_bytes=1e9).edges
     np.testing.assert_allclose(edges.coefficient, expected[edges.link_id])
+
+
+def test_sockets_bound_what_a_card_moves_and_add_their_latency() -> None:
+    """4 ranks a node, a card of 10 GB/s, threads of 2 GB/s, 30 us: by hand for a message, a ring and an exchange."""
+    tcp = {"out": {"kind": "ethernet", "nics_per_node": 1, "latency": 30 * US}}
+    toy = make_toy(2, 4, **tcp, socket_gb_per_s=4.0, socket_threads=0.5)
+    size = 8.0 * GB
+    send = float(collective_time_s("send", size, (2, 1), toy))
+    assert send == pytest.approx(30 * US + size / (2 * GB))
+    # a ring of 8 ranks: 7/8 of the tensor leaves a node, by one rank; one of its steps crosses
+    gather = float(collective_time_s("all_gather", size, (2, 4), toy))
+    assert gather == pytest.approx(30 * US + 7 / 8 * size / (2 * GB))
+    # all 4 ranks send half of theirs at 2 GB/s each: 8 GB/s of the card's 10
+    exchange = float(collective_time_s("all_to_all", size, (2, 4), toy))
+    assert exchange == pytest.approx(30 * US + size / 2 / (2 * GB))
+    faster = make_toy(2, 4, **tcp, socket_gb_per_s=4.0, socket_threads=4.0)  # now the card binds
+    assert float(collective_time_s("all_gather", size, (2, 4), faster)) == pytest.approx(
+        30 * US + 7 / 8 * size / (10 * GB)
+    )
+    rdma = make_toy(2, 4, out={"kind": "roce", "nics_per_node": 1, "latency": 30 * US})
+    assert float(collective_time_s("send", size, (2, 1), rdma)) == pytest.approx(size / (10 * GB))

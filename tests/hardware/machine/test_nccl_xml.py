@@ -109,3 +109,11 @@ def test_what_is_no_such_file_is_refused(text, words):
     """Entities, cut files, graphs, depths, numbers that are none."""
     with pytest.raises(UserError, match=words):
         read_topology(text, "nccl.xml")
+
+
+def test_sockets_are_told_from_rdma():
+    """Cards of NCCL's sockets have no port and 65,536 connections; one with a port among them tells nothing."""
+    text = topology(2, eth0=25000).replace('speed="400000" port="1"', 'speed="25000" port="0" maxconn="65536"')
+    tcp = text.replace('dev="9"', 'dev="9" port="0" maxconn="65536"')
+    assert values(read_topology(tcp, "x"))["scale_out.kind"] == "ethernet"
+    assert "scale_out.kind" not in values(read_topology(tcp.replace('port="0"', 'port="1"', 1), "x"))
