@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, of_modules, policy_of_every
+from simpar.frameworks.deepspeed_states import states_of_deepspeed
 from simpar.plan.schedules import SCHEDULES, default_schedule, natural_vpp, schedule_named
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled, number, read_count, text
 from simpar.validation.rows import MEGATRONS
-from simpar.validation.sharding import read_sharding, states_of_deepspeed
+from simpar.validation.sharding import read_sharding
 
 from .dense import is_mixture, unfused
 from .labels import is_primus

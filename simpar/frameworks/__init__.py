@@ -33,8 +33,8 @@ from simpar.precisions import in_place_of
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 OPEN = (
-    "framework", "match", "nearest", "overrides", "reader", "recipes", "shell", "shell_calls", "shell_shared",
-    "shell_words", "slurm", "source", "subject", "target", "unread", "words",
+    "deepspeed_states", "framework", "match", "nearest", "overrides", "reader", "recipes", "shell", "shell_calls",
+    "shell_shared", "shell_words", "slurm", "source", "subject", "target", "unread", "words",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

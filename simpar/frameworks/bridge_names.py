@@ -16,7 +16,7 @@ _FIELDS = (
         "cuda_graph_impl", "cuda_graph_modules",
         "moe_expert_capacity_factor", "cp_comm_type", "hierarchical_context_parallel_sizes",
         "pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size", "recompute_granularity",
-        "recompute_method", "recompute_num_layers",
+        "recompute_method", "recompute_num_layers", "cross_entropy_fusion_impl",
     )),
     ("ddp", ("data_parallel_sharding_strategy", "num_distributed_optimizer_instances", "bucket_size")),
     ("checkpoint", ("ckpt_format",)),

@@ -17,6 +17,7 @@ from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
+from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
@@ -139,6 +140,8 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     notes = (*recipes.notes, *_unsure(given))
     arguments = Arguments(values, path, notes, names, untold)
     imported = plan_of(arguments, model)
+    if arguments.text(LOSS_KERNEL) == "native":
+        imported = replace(imported, plan=with_loss(imported.plan, arguments))
     classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
     said = hub or next(classes, "")
     if said and not model and not imported.config and not imported.plan.model:
@@ -407,7 +410,6 @@ _OWN = WordTable(
         "model.kv_channels",
         "model.attention_softmax_in_fp32",
         "model.bf16",
-        "model.cross_entropy_fusion_impl",
         "model.gradient_accumulation_fusion",
         "model.trust_remote_code",
         "model.masked_softmax_fusion",

@@ -18,6 +18,8 @@ from simpar.frameworks.megatron_details import (
 )
 from simpar.frameworks.megatron_execution import (
     BACKENDS,
+    LOSS_FUSION,
+    LOSS_KERNEL,
     UNFUSED_LOSS,
     attention_losses,
     graph_losses,
@@ -337,7 +339,7 @@ def _training(s: Subject) -> Options:
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
         "--attention-backend": "fused" if has_sinks(s) else BACKENDS[s.plan.execution.attention_kernel],
-        **({} if s.plan.execution.fused_kernels == UNFUSED_LOSS else {"--cross-entropy-loss-fusion": FLAG}),
+        **({} if s.plan.execution.fused_kernels == UNFUSED_LOSS else {LOSS_FUSION: FLAG, LOSS_KERNEL: "te"}),
         "--log-interval": 1,
         "--eval-iters": 0,
         "--distributed-timeout-minutes": 10,

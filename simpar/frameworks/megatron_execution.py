@@ -8,6 +8,7 @@ from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options
 from simpar.plan.choices.execution import split_parts
+from simpar.plan.plan import Plan
 
 BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 GRAPHED = {"attention": "attn", "mamba": "mamba", "mlp": "mlp", "router": "moe_router"}
@@ -17,6 +18,7 @@ BESIDE_ROUTER = "moe_preprocess"
 
 UNFUSED_LOSS = "norm+activation+rope"
 """What of a step is fused without ``--cross-entropy-loss-fusion``."""
+LOSS_FUSION, LOSS_KERNEL = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
 
@@ -71,10 +73,29 @@ def _attention(given: Arguments) -> dict[str, Any]:
     return {"attention_kernel": "cudnn"} if backend == "fused" else {}
 
 
+def with_loss(plan: Plan, given: Arguments) -> Plan:
+    """The plan with the loss as the arguments run it: Transformer Engine's, or one that keeps its softmax in fp32.
+
+    Megatron-LM's own ("native", the default) does so fused or not [core/fusions/fused_cross_entropy.py]; fused it is
+    taken for the other, which reads and writes logits a little more often.
+    """
+    is_fused, kernel = given.has(LOSS_FUSION), given.text(LOSS_KERNEL)
+    return plan if is_fused and kernel == "te" else plan.with_values(fused_kernels=UNFUSED_LOSS)
+
+
+def loss_notes(given: Arguments) -> Iterator[str]:
+    """What is not told apart of a loss that is fused by Megatron-LM's own kernel."""
+    if given.has(LOSS_FUSION) and given.text(LOSS_KERNEL) != "te":
+        yield (
+            f"{given.name(LOSS_FUSION)}: Megatron-LM's own kernel keeps its softmax in fp32 as the unfused loss does "
+            f"({LOSS_KERNEL} te does not), and is taken to be as slow as that one."
+        )
+
+
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
     result: dict[str, Any] = {}
-    given.used |= {"--moe-permute-fusion", "--cross-entropy-loss-fusion"}  # as stacks do, other than Megatron-LM
+    given.used |= {"--moe-permute-fusion", LOSS_FUSION}  # as stacks do, other than Megatron-LM
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"
     result |= _attention(given)

@@ -14,6 +14,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.deepspeed_read import CONFIG_FILE
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
+from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
 from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED
@@ -157,7 +158,8 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
     values: dict[str, Any] = {"stack": "megatron-deepspeed", "grad_dtype": None, "overlap_grad_reduce": None}
     notes = [note for note in result.notes if "in fp32, its default" not in note]
     if given.has("--deepspeed"):
-        values |= _zero(given, notes)
+        values, own = as_run(values | _zero(given, notes), result.plan.numerics.precision)
+        notes += own
     if given.has("--ds-sequence-parallel-size") or "--ds-sequence-parallel-size" in given.names.values():
         values |= {"cp_method": "ulysses", "cp_balance": "contiguous"}
     if any(given.has(flag) for flag in FLASH):
@@ -182,7 +184,7 @@ def _zero(given: Arguments, notes: list[str]) -> dict[str, Any]:
         return {"zero": told}
     config = read_deepspeed(files.read_text(str(path)), str(path))
     data = config.plan.data_parallel
-    if "--zero-stage" in given.values and told != data.zero:
+    if "--zero-stage" in given.values and told != data.zero and OWN_STATES not in config.notes:
         notes.append(f"DeepSpeed shards by {path.name}: stage {data.zero}, not {told} of --zero-stage.")
     choices = config.plan.flat_values()
     keys = ("overlap_grad_reduce", "bucket_bytes", "offload_optimizer", "offload_parameters")

@@ -11,7 +11,7 @@ from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_lay
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
-from simpar.frameworks.megatron_execution import UNFUSED_LOSS, read_execution
+from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
 from simpar.frameworks.megatron_model import find_models, sizes_asked
@@ -64,8 +64,7 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
     """
     result = plan_of(given, model)
     mesh = result.plan.mesh
-    if not given.has("--cross-entropy-loss-fusion"):
-        result = replace(result, plan=result.plan.with_values(fused_kernels=UNFUSED_LOSS))
+    result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *loss_notes(given)))
     if given.text("--moe-token-dispatcher-type") == "alltoall" and not given.has("--moe-permute-fusion"):
         result = replace(result, plan=result.plan.with_values(fused_permutation=False))
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:

@@ -12,6 +12,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
 from simpar.frameworks.deepspeed_read import values_of
+from simpar.frameworks.deepspeed_states import as_run
 from simpar.frameworks.match import model_note, models_with
 from simpar.frameworks.overrides import choice, command_of, is_config, load_beside, mapping, real
 from simpar.frameworks.reader import Reader
@@ -64,6 +65,7 @@ def read(text: str, name: str) -> Imported:
         values["offload_optimizer"] = "cpu"
     if tp == 1:
         given.used.add("partition_activations")  # there is nothing to split over
+    values, own = as_run(values, precision)
     sizes, config = _model(given, tp)
     models = models_with(sizes) if sizes else []
     values["model"] = models[0] if models else None
@@ -73,7 +75,7 @@ def read(text: str, name: str) -> Imported:
     local = None if "train_batch_size" in given else values["micro_batch"] * steps
     config = None if models else config
     note = "" if config else model_note(models, sizes)
-    notes = [note] if note else []
+    notes = [*([note] if note else []), *own]
     if precision == "fp32":
         notes.append("Neither fp16 nor bf16 is said: GPT-NeoX trains in fp32, its default.")
     if "train_micro_batch_size_per_gpu" not in given:

@@ -15,6 +15,7 @@ from simpar.architectures.catalogue import find_model, load_model
 from simpar.errors import UserError
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
+from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
 from simpar.frameworks.reader import Reader, value_of
@@ -89,7 +90,8 @@ def read(text: str, name: str) -> Imported:
     if model and said.get("multi_latent_attention") is False and kind_of(load_model(model)) == "latent":
         raise UserError(f"{name}: multi_latent_attention = false: allowed: true, as {asked} has it")
     result = plan_of(with_layers(given, model), model)
-    asks, notes = dict(result.asks), list(result.notes)
+    result = replace(result, plan=with_loss(result.plan, given))
+    asks, notes = dict(result.asks), [*result.notes, *loss_notes(given)]
     if model is None:
         asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model."
         notes.insert(0, asks["model"])

@@ -11,6 +11,7 @@ from typing import Any
 from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
+from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_kin import renamed
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
@@ -81,7 +82,8 @@ def read(text: str, name: str) -> Imported:
     asked = given.text("--model")
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)
-    notes = [note for note in result.notes if note != result.asks.get("model")]
+    result = replace(result, plan=with_loss(result.plan, given))
+    notes = [*(note for note in result.notes if note != result.asks.get("model")), *loss_notes(given)]
     asks = dict(result.asks)
     if model is None:
         asks["model"] = f"{asked or 'The model'} is not a shipped model: give --model." if asked else "Give --model."

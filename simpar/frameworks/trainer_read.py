@@ -32,7 +32,9 @@ ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft"
 IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
            "use_bnb_4bit")  # fmt: skip
 IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
-IN_ITS_NAME = re.compile(r"(bnb[-_]?4bit|awq|gptq|int4)\b", re.IGNORECASE)
+IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]", re.IGNORECASE)
+"""What the name of a model says of the bits that its weights are stored in."""
+EIGHT_IN_ITS_NAME = re.compile(r"(int|w)8(?!\d)|8[-_]?bit", re.IGNORECASE)
 BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit")
 """Bits of frozen weights."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
@@ -315,11 +317,13 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
     rank, chosen = given.number(*RANK), given.one(*TARGETS)
     bits = given.number(*BITS) or habits.adapters.bits
-    packed = IN_ITS_NAME.search(str(given.one(*MODEL) or ""))  # 4 bits of the checkpoint itself
+    packed = _packed(given)  # bits of the checkpoint itself
     four, eight = (
-        given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed is not None,
-        given.on(*IN_EIGHT) or bits == 8,
+        given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed == 4,
+        given.on(*IN_EIGHT) or bits == 8 or packed == 8,
     )
+    if packed == 8:
+        given.leave(*MODEL)
     if eight or bits not in (None, 4, 16, 32):
         given.leave(*IN_EIGHT, *BITS)
     if kind == "freeze":
@@ -338,6 +342,13 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
         "lora_targets": _targets(given, chosen, habits),
         "frozen_dtype": "nf4" if four else "fp32" if _keeps_fp32(given, habits) else "bf16",
     }
+
+
+def _packed(given: TrainerArguments) -> int | None:
+    """The bits in which a checkpoint stores weights, by the model's name; None if it says none."""
+    named = str(given.one(*MODEL) or "")
+    eight = EIGHT_IN_ITS_NAME.search(named) is not None
+    return (8 if eight else 4) if IN_ITS_NAME.search(named) else None
 
 
 def _keeps_fp32(given: TrainerArguments, habits: Habits) -> bool:
@@ -454,6 +465,9 @@ def _assumed(
             "attention_kernel", "sdpa", "what transformers takes unless the script asks otherwise", ("eager",)
         )
     adapts = bool(values.get("lora_rank"))
+    if adapts and _packed(given) == 4 and "bnb" not in str(given.one(*MODEL)).lower():
+        why = "the model's name says 4 bits and a scale for a group: of about its size, and kernels may be slower"
+        yield Assumed("frozen_dtype", "nf4", why)
     if not habits.states and values["precision"] == "fp32" and not _says_precision(given):
         why = "no bf16, fp16 or dtype is asked for: fp32 unless the script sets it"
         yield Assumed("precision", "fp32", why, ("bf16",))

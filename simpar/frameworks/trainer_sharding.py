@@ -7,6 +7,7 @@ from typing import Any
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import accelerate_read, deepspeed_read
+from simpar.frameworks.deepspeed_states import as_run
 from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
@@ -120,14 +121,14 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
         inner = _of_deepspeed(load_beside(str(named), source), str(named), filled)
-        values, more = {**values, **inner.values}, inner.words
+        values, more, notes = {**values, **inner.values}, inner.words, inner.notes
     else:
-        more = ReadWords()
+        (values, notes), more = as_run(values, filled.precision), ReadWords()
     if values.get("stack") == "ddp":
         values.pop("stack")
     read = given.words()
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
-    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()))
+    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()), notes)
 
 
 def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:
@@ -182,7 +183,8 @@ def _of_deepspeed(config: Mapping[str, Any], where: str, filled: Filled) -> Shar
     batch = ("train_batch_size",) if "train_batch_size" in autos else ()  # it follows from the others
     unread = {key: AUTO for key in autos if key not in (*kept, *batch)}
     words = ReadWords((*read.used, *batch), {**read.unread, **unread})
-    return Sharding({key: value for key, value in values.items() if value is not None}, words)
+    values, notes = as_run(values, filled.precision)
+    return Sharding({key: value for key, value in values.items() if value is not None}, words, notes)
 
 
 def _of_hidden(model: str | None) -> dict[str, int]:

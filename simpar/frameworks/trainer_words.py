@@ -140,6 +140,10 @@ WORDS = ACCELERATE | WordTable(
         "trl.*": PREFERENCE,
         "mm_*": VISION,
         "quantize_moe_experts": "weights of experts in other bits: memory and time",
+        **dict.fromkeys(
+            ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "model",
+             "pretrained_model_name_or_path"), "weights in 8 bits, by the model's name: memory and time"
+        ),
         "gptq": "weights of layers in other bits: memory and time",
         "use_sonicmoe": FAST,
         "use_scattermoe": FAST,

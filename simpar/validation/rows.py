@@ -15,6 +15,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, of_modules, policy_of_every
 from simpar.architectures.training import Documents, Training
 from simpar.errors import UserError
+from simpar.frameworks.deepspeed_states import states_of_deepspeed
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.choices import to_file_value
 from simpar.plan.plan import Plan
@@ -40,7 +41,7 @@ from simpar.validation.devices import hardware_of, load_named_profile, unread_of
 from simpar.validation.models import graph_of
 from simpar.validation.networks import network_of
 from simpar.validation.overlaps import expert_overlap, names_plain_exchange
-from simpar.validation.sharding import read_sharding, states_of_deepspeed
+from simpar.validation.sharding import read_sharding
 from simpar.validation.stacks import is_of_profile, nearest_stack
 
 # The plan of a measured run from the columns of its row.

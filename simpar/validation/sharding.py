@@ -1,7 +1,7 @@
 """Words of tables for sharding: stages, FSDP and its degree, parts of the ranks, slices, and states on the host."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from simpar.validation.cells import Unmodelled
@@ -46,17 +46,6 @@ def read_sharding(
         return result
     away = {name: home for name, home in result.items() if name.startswith("offload")}
     return {"zero": 3 if result["zero"] == 3 and "sdp" not in words else 0, **away}
-
-
-def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
-    """The choices of a stage as DeepSpeed runs them: bf16 at stage 0 has an optimizer of its own.
-
-    It keeps whole gradients in fp32 and a share of the states on every replica [DeepSpeed, runtime/bf16_optimizer.py,
-    which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32]. Blank precisions are not
-    taken for bf16.
-    """
-    is_own = "deepspeed" in stack and sharding["zero"] == 0 and precision.lower() in ("bf16", "bfloat16")
-    return {**sharding, **({"zero": 1, "grad_dtype": "fp32", "reduce_dtype": "fp32"} if is_own else {})}
 
 
 def _stage(words: str, ranks: int) -> dict[str, Any] | None:

@@ -117,6 +117,23 @@ def test_what_it_cannot_offload_is_named(values, words):
     assert re.search(words, reason)
 
 
+@pytest.mark.parametrize(
+    ("stage", "half", "more", "read_as"),
+    [
+        (0, "bf16", {}, (1, "fp32")),
+        (0, "fp16", {}, (0, None)),
+        (1, "bf16", {}, (1, None)),
+        (0, "bf16", {"data_types": {"grad_accum_dtype": "bf16"}}, (0, "bf16")),
+    ],
+)
+def test_bf16_at_stage_0_has_an_optimizer_of_its_own(stage, half, more, read_as):
+    """It shares out the states, as stage 1 does, and a note says so."""
+    config = {"zero_optimization": {"stage": stage}, half: {"enabled": True}, **more}
+    found = read(json.dumps(config), "ds.json", "deepspeed")
+    assert (found.plan.data_parallel.zero, found.plan.numerics.grad_dtype) == read_as
+    assert any("optimizer of its own for bf16" in note for note in found.notes) == (read_as == (1, "fp32"))
+
+
 def test_a_config_of_a_user_is_read():
     """Words that the Hugging Face trainer fills in are left open; what is not in a plan is listed."""
     text = """{

@@ -91,6 +91,7 @@ def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path, launcher):
         ("--bf16 --use_lora --torch_dtype float32", 8, 2, "fp32"),
         ("--model_name_or_path unsloth/Qwen3-8B-unsloth-bnb-4bit --use_lora --bf16", 8, 2, "nf4"),
         ("--model_name_or_path Qwen/Qwen2.5-7B-Instruct-AWQ --lora_r 4 --bf16", 4, 2, "nf4"),
+        ("--model_name_or_path Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8 --lora_r 4 --bf16", 4, 2, "bf16"),
         (r"--lora_r 8 --lora_target_modules 'model.layers.[\d]+.(mlp|self_attn).(up|down|q|k|v|o)_proj'", 8, 6, "bf16"),
     ],
 )  # fmt: skip
@@ -100,6 +101,21 @@ def test_adapters_are_never_read_as_full_training(flags, rank, targets, dtype):
     assert values.get("lora_rank") == rank
     assert values["frozen_dtype"] == dtype
     assert rank is None or len(values["lora_targets"]) == targets
+
+
+def test_bits_in_a_models_name_are_said():
+    """4 bits of groups are taken for nf4, which is assumed; 8 bits are not modelled, and decide."""
+    four, eight, own = (
+        read(f"{TRAIN} --lora_r 4 --bf16 --model_name_or_path Qwen/Qwen2.5-7B-Instruct-{name}", "-", "transformers")
+        for name in ("GPTQ-Int4", "GPTQ-Int8", "bnb-4bit")
+    )
+    told = [[each.value for each in found.assumed if each.key == "frozen_dtype"] for found in (four, eight, own)]
+    assert told == [["nf4"], ["bf16"], []]
+    words = load_reader("transformers").words
+    assert [list(words.sort((), found.words.unread).deciding) for found in (four, eight)] == [
+        [],
+        ["--model_name_or_path"],
+    ]
 
 
 def test_a_script_of_4_bits_has_its_own_habits():

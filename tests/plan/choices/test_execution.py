@@ -206,7 +206,10 @@ def test_megatron_fuses_the_loss_where_it_is_told_to(fused):
     plan, training = Plan(dp=8, zero=1, fused_kernels=fused), simpar.Training(seq_len=4096, global_batch=8)
     files = export(plan, simpar.Model("llama-3-8b"), training, "megatron").files
     text = next(text for name, text in files.items() if name.endswith(".sh"))
-    assert ("--cross-entropy-loss-fusion" in text) == (fused is None)
+    assert ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te" in " ".join(text.split())) == (fused is None)
+    native = read(text.replace("fusion-impl te", "fusion-impl native"), "train.sh", "megatron")
+    assert native.plan.get("fused_kernels") == "norm+activation+rope"
+    assert any("keeps its softmax in fp32" in note for note in native.notes) == (fused is None)
     assert read(text, "train.sh", "megatron").plan.get("fused_kernels") == fused
     policies = apply_execution_choices(load_stack("megatron"), plan)
     assert policies.memory.loss_bytes(100) == ((200, 200) if fused is None else (400, 600))

@@ -1,0 +1,31 @@
+"""Which states DeepSpeed keeps where a stage alone does not say it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+OWN_STATES = (
+    "At stage 0 DeepSpeed has an optimizer of its own for bf16: it shares out the states among replicas, as stage 1 "
+    "does, and keeps whole gradients in fp32."
+)
+
+
+def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
+    """The choices of a stage as DeepSpeed runs them: bf16 at stage 0 has an optimizer of its own.
+
+    It keeps whole gradients in fp32 and a share of the states on every replica [DeepSpeed, runtime/bf16_optimizer.py,
+    which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32, as they are where nothing
+    else is said]. Blank precisions are not taken for bf16.
+
+    >>> states_of_deepspeed({"zero": 0}, "bf16", "deepspeed")
+    {'zero': 1, 'grad_dtype': 'fp32', 'reduce_dtype': 'fp32'}
+    """
+    is_own = "deepspeed" in stack and sharding["zero"] == 0 and precision.lower() in ("bf16", "bfloat16")
+    return {**sharding, **({"zero": 1, "grad_dtype": "fp32", "reduce_dtype": "fp32"} if is_own else {})}
+
+
+def as_run(values: Mapping[str, Any], precision: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values of a plan as DeepSpeed runs them in a precision, and what a reader of the text may not expect."""
+    if values.get("grad_dtype") == "bf16" or "zero" not in values:  # said by the text, or not
+        return dict(values), ()
+    result = states_of_deepspeed(values, precision, str(values.get("stack")))
+    return result, (OWN_STATES,) if result["zero"] != values["zero"] else ()
