@@ -84,7 +84,8 @@ def main() -> None:
         return
     effects = dict(zip(pool.effects, found.effects.tolist(), strict=True))
     write(pool, only)
-    write_general_clock(effects)
+    if arguments.population != "ordinary":  # whose runs tell nothing of clocks
+        write_general_clock(effects)
     write_sure(pool, found, only)
     if only:
         write_unseen(effects, [stack for stack in UNSEEN if stack in only])
