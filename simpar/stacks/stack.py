@@ -70,7 +70,8 @@ class HostTimes(Strict):
     ``host_time_per_collective_s`` to launch a tensor-parallel collective. Where data parallelism works block by block,
     on one device as well, ``host_time_per_module_s`` for the hooks of every module with parameters and
     ``host_time_per_unit_s`` for those of a wrapped block, in every pass. ``host_time_per_array_s`` to clip, update and
-    zero one array of parameters.
+    zero one array of parameters. ``document_loops``: Python loops over the documents of packed sequences
+    (:mod:`simpar.program.blocks.documents`).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
@@ -78,6 +79,7 @@ class HostTimes(Strict):
     host_time_per_module_s: Seconds = 0.0
     host_time_per_unit_s: Seconds = 0.0
     host_time_per_array_s: Seconds = 0.0
+    document_loops: bool = False
 
 
 class Launch(HostTimes):

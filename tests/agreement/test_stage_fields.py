@@ -85,6 +85,7 @@ CASES = {
         "optimizer_kernels": [{"optimizer_kernels": "foreach"}],
         "update_in_backward": [{"update_in_backward": True}],
         "fused_permutation": [{"fused_permutation": False}],
+        "document_loops": [{"document_loops": True}],
         "matrix_layout": [{"optimizer": "muon", "matrix_layout": "duplicated"}, {"matrix_layout": "duplicated"}],
     },
     "offload": {

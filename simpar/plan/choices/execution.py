@@ -83,7 +83,8 @@ class Execution(Section):
     kernels that each sort a part [Megatron Core, moe_permute_fusion]. ``matrix_layout`` is how optimizers of whole
     matrices work on those that tensor parallelism divides: each shard as a matrix of its own ("blockwise"), whole ones
     on every rank ("duplicated"), all ranks on each ("distributed"), or every rank on its share ("layer_sharded")
-    [Megatron Core, muon_tp_mode].
+    [Megatron Core, muon_tp_mode]. ``document_loops``: Python loops over the documents of packed sequences to rotate
+    them, where no kernel does, and to exchange them (:mod:`simpar.program.blocks.documents`).
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -97,6 +98,7 @@ class Execution(Section):
     update_in_backward: bool | None = None
     fused_permutation: bool | None = None
     matrix_layout: MatrixLayout | None = None
+    document_loops: bool | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -148,6 +150,7 @@ class DecidedExecution:
     update_in_backward: bool | None = None
     fused_permutation: bool | None = None
     matrix_layout: MatrixLayout | None = None
+    document_loops: bool | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -237,6 +240,10 @@ def _is_mixture(rows: Columns) -> Flags:
     return np.full(rows.count, rows.problem.graph.is_mixture)
 
 
+def _with_document_loops(stack: Stack, is_there: bool) -> Stack:
+    return stack.model_copy(update={"launch": stack.launch.model_copy(update={"document_loops": is_there})})
+
+
 def _sends_what_is_asked(rows: Columns) -> Flags:
     """Rows whose dispatcher sends the copies of tokens that the plan asks for, if it asks for any."""
     result = select_all(rows)
@@ -291,4 +298,5 @@ CHOICES = in_section(
     Choice("update_in_backward", in_stack=_with_update_in_backward),
     Choice("fused_permutation", in_stack=_with_fused_permutation),
     Choice("matrix_layout"),
+    Choice("document_loops", in_stack=_with_document_loops),
 )

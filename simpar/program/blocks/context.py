@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
+from simpar.program.blocks.documents import exchange_host_s, loops_over_documents
 from simpar.program.blocks.phases import CONTEXT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import ANY, RankView
 from simpar.units import Numbers, floats, scalar_truth
@@ -64,7 +65,11 @@ class _RankAttention:
 
     def exchange_heads(self, steps: StepList, *tensors: str) -> None:
         """Ulysses: one all-to-all per tensor, heads for tokens or back."""
-        for tensor in tensors if self.view.tensor["ulysses"] > 1 else ():
+        ranks = self.view.tensor["ulysses"]
+        for tensor in tensors if ranks > 1 else ():
+            if loops_over_documents(self.view.job):
+                steps.host_s = steps.host_s + exchange_host_s(self.view.job, ranks)
+                steps.in_turn = True
             self._move(steps, tensor, CollectiveUse(HEADS, "all_to_all", self.bytes_of[tensor]))
 
     def share_keys(self, steps: StepList, op: str) -> None:

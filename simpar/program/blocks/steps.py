@@ -17,7 +17,7 @@ from simpar.architectures.recompute import is_full
 from simpar.architectures.recompute import operators as recomputed_operators
 from simpar.cost.products import OperatorTime
 from simpar.plan.placement import Transfer
-from simpar.program.blocks import experts
+from simpar.program.blocks import documents, experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, StepList
@@ -112,6 +112,7 @@ class _Walk:
                 self._ahead(sequence, op.name, change)
             for use in self.view.loss_sums(op):
                 sequence.add(BlockStep.moving(f"{op.name}.sums", use))
+            sequence.in_turn |= documents.rotates_in_loop(self.view.job, op)
             if op.kind == "attention":
                 self.view.attention(sequence, op, time, kind)
             elif op.kind in experts.MOVES:
@@ -121,7 +122,11 @@ class _Walk:
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
-        kernels = (time.forward_kernels * each for time, each in zip(times, rounds, strict=True))
+        own = (
+            documents.kernels_of(self.view.job, op, time.forward_kernels, backward=False)
+            for op, time in zip(block.operators, times, strict=True)
+        )
+        kernels = (number * each for number, each in zip(own, rounds, strict=True))
         hooks_s = self.view.hooks_s(sum(time.modules for time in times), float(part is None))
         return self._phase(sequence, block, kernels, hooks_s)
 
@@ -146,7 +151,10 @@ class _Walk:
             if tensor not in inside:
                 self._gradient_arrives(sequence, tensor)
         share = 1.0 if half == "both" else 0.5
-        kernels = (share * time.backward_kernels * self.view.rounds(op) for op, time in pairs)
+        kernels = (
+            share * documents.kernels_of(self.view.job, op, time.backward_kernels, backward=True) * self.view.rounds(op)
+            for op, time in pairs
+        )
         hooks_s = share * self.view.hooks_s(sum(time.modules for time in self.view.times), 1.0)
         return self._phase(sequence, block, kernels, hooks_s)
 
