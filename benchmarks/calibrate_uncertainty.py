@@ -23,28 +23,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from calibrate_memory import (
+    allocator,
+    fit_probability,
+    memory_errors,
+    memory_runs,
+    mistakes,
+    percentile,
+    refused_stacks,
+)
 from calibrate_uncertainty_rows import Run, errors_under, kept_runs
 from fit_devices import clock_before_runs
 from numpy.typing import NDArray
 from pooled import FEW_RUNS, ORDINARY_STACKS, Fitted, Pool, highest, told_by
 from scipy.optimize import minimize
-from scipy.special import ndtr
 from tables import ROOT
 
 from simpar.files import write_atomic
 from simpar.learning.parameters import CLOCKS, Name, tuning_of
-from simpar.plan.routing import expected_maximum
-from simpar.uncertainty.memory import SOME_RUNS, MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Support, Traits, support_of
-from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, load_error_table
+from simpar.uncertainty.table import PATH, ErrorTable, TimeErrors, load_error_table
 from simpar.validation.predict import ParameterOverrides
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-FULLEST_EXPERTS, ROUTED_EXPERTS = (0.72, 0.04, 0.52, 0.04), 64
-"""What the fullest of so many experts of a layer has above the mean, in means, over a validation set: models of 1B and
-3B parameters, each balanced by an auxiliary loss and without one (arXiv 2408.15664, tables 2 and 5)."""
 ALIKE_RUNS = 60
 """Runs of one source that count as so many in the spread of errors, whatever there are."""
 KINDS = ("source", "family", "population")
@@ -55,24 +58,6 @@ GROUP = 30  # runs that are enough to say how often intervals hold
 SEEN = 4  # runs of a stack on a device that are enough to say how far they lie at least
 LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
 LEAST_LAYOUTS = 2  # of a cell that says what a choice comes to
-MOST_UNKNOWN = 0.3  # a source whose memory is farther off counts as one that is so far
-COMMUNICATORS = 0.1  # of stacks whose sizes are those under which layouts ran out of memory as published
-REPORTED_GB = (
-    (1.0 + 0.544, 1.0 + 0.4),  # all-reduce of 2 A100 (NVIDIA/nccl issue 964), communicators alone as all without "all"
-    (1.0 + 0.688, 1.0 + 0.4),  # of 3 and 4 (there)
-    (1.6, 1.0 + 0.4),  # one communicator, all that the device shows (NVIDIA/nccl issue 864)
-    (6.0, 1.0 + 3 * 0.4),  # three, all (there)
-    (4.34, 1.0 + 0.4),  # all-to-all of 8 H100, all but tensors (NVIDIA/nccl issue 1685)
-    (1.2 + 7.0, 1.2 + 3 * 0.4),  # Megatron tp 2, pp 2, dp 2 on 8 H100 (verl pull request 6408)
-    (1.2 + 9.5, 1.2 + 4 * 0.4),  # the same with experts (there)
-    (1.0 + 2.47, 1.0 + 3 * 0.4),  # three of RCCL, 1 GiB and 0.65 GiB for each further one (LUMI-AI-Guide issue 111)
-    (1.0 + 1.0, 1.0 + 2 * 0.4),  # tp and ep of 8 devices in inference (vllm pull request 46234)
-)
-"""What lay outside of the allocator, and what stacks say of it: context, and 0.4 GB a kind of groups.
-
-Where a report is of communicators alone, the context is taken as predicted.
-"""
-DOUBT = 0.01  # share of verdicts on memory that have another cause
 ROUNDING = 1e-12  # of shares of weights that are added up
 PENALTY = 1.0
 """Of the square of what a lack multiplies spreads by, as a logarithm: a lack that few runs show counts little."""
@@ -204,13 +189,6 @@ def widths(errors: Errors) -> tuple[Floats, float, float]:
     return logs, *shortest(scaled, errors.weight, 0.9)
 
 
-def percentile(values: Floats, weight: Floats, share: float) -> float:
-    """The value below which a share of the weight lies."""
-    order = np.argsort(values)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order][min(int(np.searchsorted(reached, share)), len(order) - 1)])
-
-
 def shortest(values: Floats, weight: Floats, share: float) -> tuple[float, float]:
     """The ends of the shortest interval, between two of the values, in which a share of the weight lies."""
     order = np.argsort(values)
@@ -237,88 +215,6 @@ def layout_share(runs: Sequence[Run], errors: Errors, spread: Floats) -> float:
     return min(1.0, percentile(np.concatenate(within), np.concatenate(weight), 0.9) / whole)
 
 
-def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
-    """From verdicts (it ran, or ran out of memory) what the allocator adds; from peaks of sources what stacks keep.
-
-    A need is normally distributed: the share of what comes and goes by which it spreads, and by which it is biased, are
-    the most likely for the verdicts of sources that print GROUP failures or more. What sources differ by in the median
-    is what nobody knows of a stack beforehand; half of its variance is left where one source shows its memory.
-    """
-    failures = Counter(run.source for run in runs if run.fits is False)
-    failing = {source for source, count in failures.items() if count >= GROUP}
-    told = [run for run in runs if run.fits is not None and run.source in failing]
-    needed, capacity = (np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity"))
-    moving, fits = (np.array([run.parts_bytes.moving_bytes for run in told]), np.array([run.fits for run in told]))
-
-    def loss(values: Floats) -> float:
-        spread = np.exp(values[1]) * moving
-        fit = DOUBT + (1 - 2 * DOUBT) * ndtr((capacity - needed - values[0] * moving) / spread)
-        return float(-np.log(np.where(fits, fit, 1 - fit)).sum())
-
-    bias, allocator = minimize(loss, np.array([0.0, np.log(0.2)]), method="Nelder-Mead").x
-    peaks = [(run, run.peak_error) for run in runs if run.peak_error is not None]
-    by_source = defaultdict(list)
-    for run, error in peaks:
-        by_source[run.source].append(error)
-    middles = {source: float(np.median(found)) for source, found in by_source.items()}
-    unknown = float(np.sqrt(np.mean(np.minimum(np.abs(list(middles.values())), MOST_UNKNOWN) ** 2)))
-    habits = (0.0, unknown / 2**0.5, unknown)
-    errors = MemoryErrors(
-        bias=float(bias),
-        allocator=float(np.exp(allocator)),
-        communicators=(COMMUNICATORS, unseen_communicators()),
-        imbalance=imbalance(),
-        habits=habits,
-        low=-1,
-        high=1,
-    )
-    shown, counts = memory_runs(runs), Counter(run.source for run, _ in peaks)
-    scaled, weight = [], []
-    for run, error in peaks:
-        risk = MemoryRisk.of_runs(  # its own are left out
-            shown[run.traits.stack] - counts[run.source], errors, False
-        )
-        spread = risk.spread(run.parts_bytes)
-        scaled.append(error / spread)
-        weight.append(min(1.0, ALIKE_RUNS / counts[run.source]))
-    low, high = (percentile(np.array(scaled), np.array(weight), share) for share in (0.05, 0.95))
-    return errors.model_copy(update={"low": low, "high": high})
-
-
-def unseen_communicators() -> float:
-    """The root mean square of reported errors of what lies outside the allocator, in shares of what is predicted."""
-    measured, predicted = np.array(REPORTED_GB).T
-    return float(np.sqrt(np.mean((measured / predicted - 1) ** 2)))
-
-
-def imbalance() -> tuple[float, float]:
-    """(Mean, standard deviation) over published models of how unlike the loads of experts are.
-
-    The largest of that many normals is ``expected_maximum`` standard deviations above their mean.
-    """
-    found = np.array(FULLEST_EXPERTS) / expected_maximum(ROUTED_EXPERTS)
-    return float(found.mean()), float(found.std())
-
-
-def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
-    """How many runs show the memory of each stack: peaks, or layouts that ran out of it.
-
-    A source of ordinary runs counts as SOME_RUNS at most: it shows one release, and settings that others change.
-    """
-    shown = [run for run in runs if run.peak_error is not None or run.fits is False]
-    ordinary = Counter((run.traits.stack, run.source) for run in shown if run.population == "ordinary")
-    result = Counter(run.traits.stack for run in shown if run.population == "tuned")
-    for (stack, _), count in ordinary.items():
-        result[stack] += min(SOME_RUNS, count)
-    return dict(sorted(result.items()))
-
-
-def refused_stacks(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Stacks of which GROUP or more published runs ran out of memory."""
-    counts = Counter(run.traits.stack for run in runs if run.fits is False)
-    return tuple(sorted(stack for stack, count in counts.items() if count >= GROUP))
-
-
 def decisions(runs: Sequence[Run], table: ErrorTable, probability: float) -> str:
     """What choosing the best predicted layout of every cell that fits so probably comes to, in words.
 
@@ -343,12 +239,6 @@ def decisions(runs: Sequence[Run], table: ErrorTable, probability: float) -> str
             regrets.append(pick.measured_s / min(ran) - 1)
     mean = float(np.mean(regrets)) if regrets else 0.0
     return f"{failed} of {failed + len(regrets)} winners out of memory, regret {mean:.1%} in the mean"
-
-
-def fit_probability(run: Run, table: ErrorTable) -> float:
-    """How probable it is that a run fits."""
-    risk = MemoryRisk.of(run.traits.stack, table)
-    return risk.fit_probability(run.capacity_bytes, run.needed_bytes, run.parts_bytes)
 
 
 def calibrated(runs: Sequence[Run], kept: Path | None = None) -> tuple[ErrorTable, Errors, Floats]:
@@ -467,6 +357,7 @@ def main() -> None:
     runs = kept_runs(arguments.rows)
     table, errors, spread = calibrated(runs, arguments.rows)
     print(table.time, table.memory, table.memory_runs, sep="\n")
+    print(allocator(runs), *mistakes(runs, table), sep="\n")
     groups = coverage(runs, errors, spread, table)
     for group, count, inside, half in groups:
         print(f"{group:60s} {count:5d} {inside:6.1%} +-{half:.0%}")

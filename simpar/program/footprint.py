@@ -103,7 +103,8 @@ class Footprint:
     def parts_bytes(self) -> Parts:
         """The bytes that it needs, split by source of error."""
         inside = float(self.static.resident_bytes), float(self.moving_bytes)
-        return Parts(*inside, self.overhead_bytes, *self.experts_bytes)
+        gaps = float(self.job.stack.memory.allocator.tight_gaps(self._alternates))
+        return Parts(*inside, self.overhead_bytes, *self.experts_bytes, gaps)
 
     @property
     def fit_causes(self) -> dict[str, float]:

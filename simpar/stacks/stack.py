@@ -267,10 +267,11 @@ class AllocatorHabits(Strict):
     ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
     passes of different microbatches alternate; ``settling``: more of it in the first steps, which a layout has to get
     through and logs of later ones do not show; ``expandable``: its recipes turn on segments that expand where
-    memory is tight, which leaves next to no gaps, and ``always_expandable`` everywhere; ``held_outputs``: how many
-    partial sums of row-parallel products a communication stream still holds after they are freed, because the host
-    runs ahead by a queue of launches. ``context_bytes`` of the device context and its kernels, ``communicator_bytes``
-    per communicator, ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
+    memory is tight, which leaves next to no gaps, and ``always_expandable`` everywhere; ``planned``: a compiler
+    plans all buffers of a step, and computes again what would not fit (XLA); ``held_outputs``: how many partial sums of
+    row-parallel products a communication stream still holds after they are freed, because the host runs ahead by a
+    queue of launches. ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
+    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
     """
 
     fragmentation: Fraction = 0.05
@@ -278,6 +279,7 @@ class AllocatorHabits(Strict):
     settling: Fraction = 0.0
     expandable: bool = False
     always_expandable: bool = False
+    planned: bool = False
     held_outputs: float = Field(0.0, ge=0, allow_inf_nan=False)
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0

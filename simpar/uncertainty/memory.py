@@ -1,9 +1,9 @@
 """The risk of memory: how far a rank's need may be from the prediction, by cause, and whether it still fits.
 
 A need is taken to be normally distributed around its prediction. Its causes are independent of each other: gaps of the
-allocator and unlisted workspaces grow with the bytes that come and go, communicators with all bytes outside the
-allocator, unknown tensors of a stack with all bytes inside it, and tokens of experts with those routed to the fullest
-rank. Sizes are scalars or arrays.
+allocator grow with the predicted ones, unlisted workspaces with the bytes that come and go, communicators with all
+bytes outside the allocator, unknown tensors of a stack with all bytes inside it, and tokens of experts with those
+routed to the fullest rank. Sizes are scalars or arrays.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ DEFAULT_FIT_PROBABILITY = 0.95
 class Parts(NamedTuple):
     """Bytes of a need, scalars or arrays: those that stay in the allocator, come and go there, and lie outside it.
 
+    ``gaps`` are bytes of gaps that are predicted for each byte that comes and goes.
     ``experts_mean_bytes`` and ``experts_bytes`` are the mean and the standard deviation of routed tokens on the fullest
     rank beyond the predicted ones (:mod:`simpar.cost.memory.routed`).
     """
@@ -43,21 +44,31 @@ class Parts(NamedTuple):
     outside_bytes: Numbers
     experts_mean_bytes: Numbers = 0.0
     experts_bytes: Numbers = 0.0
+    gaps: Numbers = 0.0
 
 
 @dataclass(frozen=True)
 class MemoryRisk:
     """How a rank's need spreads around its prediction: errors by cause, and those that depend on its stack.
 
-    ``habits`` is the spread of the tensors that the stack keeps, ``communicators`` that of bytes outside the allocator.
+    ``habits`` is the spread of the tensors that the stack keeps, ``communicators`` that of bytes outside the allocator;
+    ``planned``: a compiler plans all buffers of a step.
     """
 
     errors: MemoryErrors
     habits: float
     communicators: float
+    planned: bool = False
 
     @staticmethod
-    def of(stack: str, table: ErrorTable, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False) -> MemoryRisk:
+    def of(
+        stack: str,
+        table: ErrorTable,
+        own: Sequence[OwnRuns] = (),
+        *,
+        has_few_channels: bool = False,
+        planned: bool = False,
+    ) -> MemoryRisk:
         """The risk under a stack, by how many runs show its memory: published runs, and those it was learnt from.
 
         With ``has_few_channels`` (slow links) a communicator's buffers are at most what the stack states, so that
@@ -69,29 +80,35 @@ class MemoryRisk:
         """
         published, peaks = table.memory_runs.get(stack, 0), sum(one.peaks for one in own)
         knows_outside = has_few_channels or stack in table.refused
-        before = MemoryRisk.of_runs(published, table.memory, knows_outside)
+        before = MemoryRisk.of_runs(published, table.memory, knows_outside, planned=planned)
         if not peaks:
             return before
-        weight, after = (table.learned.weight, MemoryRisk.of_runs(published + peaks, table.memory, knows_outside))
+        after = MemoryRisk.of_runs(published + peaks, table.memory, knows_outside, planned=planned)
+        weight = table.learned.weight
         squares = weight * after.habits**2 + sum(one.peaks * one.peak_error**2 for one in own)
         shown = max(after.habits, sqrt(squares / (weight + peaks)))
         return replace(after, habits=min(before.habits, shown))
 
     @staticmethod
-    def of_runs(count: int, errors: MemoryErrors, knows_outside: bool) -> MemoryRisk:
+    def of_runs(count: int, errors: MemoryErrors, knows_outside: bool, *, planned: bool = False) -> MemoryRisk:
         """The risk under a stack whose memory ``count`` runs show; ``knows_outside``: bytes outside the allocator too.
 
         These are known from runs that ran out of memory; logged peaks do not show them.
         """
         known, hardly, unknown = errors.habits
         habits = known if count >= MANY_RUNS else hardly if count >= SOME_RUNS else unknown
-        return MemoryRisk(errors, habits, errors.communicators[0 if knows_outside else 1])
+        return MemoryRisk(errors, habits, errors.communicators[0 if knows_outside else 1], planned)
 
     def causes(self, parts: Parts) -> dict[str, tuple[Numbers, Numbers]]:
         """By cause, the (mean, standard deviation) in bytes of the need beyond the prediction."""
-        errors = self.errors
+        errors, moving = self.errors, parts.moving_bytes
+        mean, deviation = errors.gaps
+        planned = errors.planned if self.planned else 0.0
         return {
-            "allocator": (errors.bias * parts.moving_bytes, errors.allocator * parts.moving_bytes),
+            "allocator": (
+                (mean * parts.gaps + planned) * moving,
+                np.hypot(deviation * parts.gaps, errors.workspaces) * moving,
+            ),
             "stack": (0.0, self.habits * (parts.static_bytes + parts.moving_bytes)),
             "communicators": (0.0, self.communicators * parts.outside_bytes),
             "experts": (parts.experts_mean_bytes, parts.experts_bytes),

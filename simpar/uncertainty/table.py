@@ -3,6 +3,7 @@
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -34,17 +35,19 @@ class TimeErrors(Strict):
 class MemoryErrors(Strict):
     """Errors of memory, each a standard deviation as a share of the bytes that cause it.
 
-    ``allocator`` is relative to bytes that come and go (blocks that cannot be reused, unlisted workspaces);
-    ``communicators`` to bytes outside the allocator, for a stack that ran out of memory in published runs and for
-    others; ``habits`` to all bytes in the allocator: unknown tensors of a stack with many, some and no runs that show
-    its memory. ``imbalance`` is the (mean, standard deviation) of the spread of experts' loads where a plan states
-    none. ``bias`` is the share of bytes that come and go by which needs are overestimated (negative) or underestimated;
-    ``low`` and ``high`` are the 5th and 95th percentile of log(measured / predicted) of reserved peaks, in units of
-    their spreads.
+    ``gaps`` are the (mean, standard deviation) of what blocks that cannot be reused need beyond the prediction, in
+    shares of it: there are gaps, so that the mean is above -1. ``workspaces`` is relative to bytes that come and go
+    (workspaces that no profile lists), and so is ``planned``, by how much more a step needs whose buffers a compiler
+    plans. ``communicators`` is relative to bytes outside the allocator, for a stack that ran out of memory in published
+    runs and for others; ``habits`` to all bytes in the allocator: unknown tensors of a stack with many, some and no
+    runs that show its memory. ``imbalance`` is the (mean, standard deviation) of the spread of experts' loads where a
+    plan states none. ``low`` and ``high`` are the 5th and 95th percentile of log(measured / predicted) of reserved
+    peaks, in units of their spreads.
     """
 
-    bias: float
-    allocator: float = Field(ge=0)
+    gaps: tuple[Annotated[float, Field(gt=-1)], Annotated[float, Field(ge=0)]]
+    workspaces: float = Field(ge=0)
+    planned: float
     communicators: tuple[float, float]
     imbalance: tuple[float, float]
     habits: tuple[float, float, float]

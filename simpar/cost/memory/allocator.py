@@ -76,7 +76,8 @@ def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
     cluster with several kinds of nodes has few channels if one kind has.
     """
     few = any(part.profile.scale_up.kind not in MANY_CHANNELS for part in cluster.parts)
-    return MemoryRisk.of(stack.known_as, load_error_table(), stack.own_runs, has_few_channels=few)
+    planned = stack.memory.allocator.planned
+    return MemoryRisk.of(stack.known_as, load_error_table(), stack.own_runs, has_few_channels=few, planned=planned)
 
 
 def held_outputs_bytes(

@@ -81,8 +81,8 @@ class Least:
     """The least that pipeline ranks of rows hold at some moment of the schedule, arrays [places, rows].
 
     Fields: the rank, its layers, the most microbatches of a layer in flight; bytes of states, saved activations,
-    workspaces beside these, and memory outside the allocator; and the device memory for all of it, with the requested
-    probability and as predicted.
+    workspaces beside these, and memory outside the allocator; predicted gaps for each byte that comes and goes; and the
+    device memory for all of it, with the requested probability and as predicted.
     """
 
     rank: Floats
@@ -92,6 +92,7 @@ class Least:
     activations_bytes: Floats
     transient_bytes: Floats
     overhead_bytes: Floats
+    gaps: Floats
     needed_bytes: Floats
     predicted_bytes: Floats
 
@@ -214,10 +215,12 @@ def _of_alike(
     asked = replace(template, expert_imbalance=said)
     experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
-    parts = Parts(resident, saved + beside, outside, *unsure)
-    needed = _needed_bytes(problem, parts, microbatches > 1, stack.memory.allocator)
+    alternates = microbatches > 1
+    gaps = stack.memory.allocator.tight_gaps(alternates)
+    parts = Parts(resident, saved + beside, outside, *unsure)._replace(gaps=gaps)
+    needed = _needed_bytes(problem, parts, alternates, stack.memory.allocator)
     pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
-    return (*pipelined, resident, saved, beside, outside, *needed)
+    return (*pipelined, resident, saved, beside, outside, gaps, *needed)
 
 
 def _needed_bytes(

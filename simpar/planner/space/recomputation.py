@@ -127,7 +127,8 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
     """
     habits = memory_risk(problem.stack, problem.cluster)
     sure = problem.constraints.fit_probability
-    parts, stays = Parts(held.static_bytes, 0.0, held.overhead_bytes), held.static_bytes + held.overhead_bytes
+    parts = Parts(held.static_bytes, 0.0, held.overhead_bytes, gaps=held.gaps)
+    stays = held.static_bytes + held.overhead_bytes
     most = problem.cluster.device.memory_bytes - stays
     result = habits.most_moving_bytes(sure, parts, lambda risk: most - risk, ROUNDS + 1)
     return np.minimum(result, problem.memory_limit_bytes - stays)
