@@ -61,7 +61,7 @@ def values_of(given: ConfigReader) -> dict[str, Any]:
 def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
     if auto:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
-    if file := given.get("deepspeed_config.deepspeed_config_file"):
+    if file := given.values_.get("deepspeed_config.deepspeed_config_file"):  # which a table says to decide
         yield f"{file} is another file: import it with --from deepspeed."
 
 
@@ -146,9 +146,11 @@ WORDS = WordTable(
         "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.*_nvme_path",
         "deepspeed_config.deepspeed_hostfile", "deepspeed_config.gradient_accumulation_steps", "mpirun_config*",
         "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
+        "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_sharding_strategy",  # where FSDP does not run
         "parallelism_config.*_backend", "machine_*", "fp16", "quiet",
     ),
     deciding={
+        "deepspeed_config.deepspeed_config_file": "how states are shared out, in another file: memory and time",
         "fp8_config*": "products in 8 bits: time",
         "fsdp_config.fsdp_min_num_params": "how many layers are gathered at a time: memory",
         "fsdp_config.fsdp_activation_checkpointing_offload": "where saved activations wait: memory and time",

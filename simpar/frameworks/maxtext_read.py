@@ -249,6 +249,10 @@ READER = Reader(
             "log_*",
             "compile_topology*",
             "olmo_*",
+            "cost_estimate_*",
+            "enable_single_replica_ckpt_restoring",
+            "profile_periodically_period",
+            "*_calibration_method",
             "save_checkpoint_on_completion",
             "shardy",
             "kv_quant_*",
@@ -301,6 +305,16 @@ READER = Reader(
             "scan_pipeline*",
         ),
         deciding={
+            **dict.fromkeys(
+                ("fsdp_shard_on_exp", "shard_exp_on_fsdp", "use_2d_fsdp_sharding"),
+                "which dimension of experts is shared out: communication",
+            ),
+            **dict.fromkeys(
+                ("dq_reduction_steps", "use_max_logit_estimate", "use_custom_sort_vjp", "float32_weight_sum"),
+                "kernels of attention and experts: time",
+            ),
+            "use_qwix_quantization": "which library rounds products: time",
+            "use_random_routing": "how evenly experts are loaded: time",
             "*diloco*": "replicas that average now and then: communication and memory",
             "ici_*": "an axis of the mesh: memory and communication",
             "dcn_*": "an axis of the mesh: memory and communication",

@@ -17,7 +17,7 @@ from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
 from simpar.frameworks.megatron_read import of_arguments, plan_of
-from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED
+from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import WordTable
@@ -77,14 +77,17 @@ OF_MINDSPEED = (
     "--use-fused-ring-attention-update", "--recompute-activation-function", "--recompute-in-bubble",
     "--use-ascend-coc", "--use-mc2", "--overlap-alltoall",
     "--use-fused-moe-token-permute-and-unpermute", "--moe-alltoall-overlap-comm", "--use-glm-rope",
-    "--gemm-gradient-accumulation-fusion", "--ampipe-degree", "--use-nd-matmul", "--noop-layers",
+    "--gemm-gradient-accumulation-fusion", "--ampipe-degree", "--use-nd-matmul", "--noop-layers", "--ai-framework",
+    "--is-instruction-dataset", "--prompt-type", "--lora-target-modules", "--lora-fusion",
 )  # fmt: skip
 ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     idle=("use_fused_*", "enable_hf2mg_convert", "model_type_hf", "shape_order", "beta_*", "rope_scaling*", "seq_aux",
           "first_k_dense_replace", "n_shared_experts", "prompt_type",
           "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
-          "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic"),
+          "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic",
+          "high_freq_factor", "low_freq_factor", "no_shared_storage", "norm_topk_prob", "swiglu_limit", "workers",
+          "lora_alpha", "rope_factor", "original_seq_len"),
     deciding={
         "swap_*": OFFLOADED,
         "reuse_fp32_param": "32-bit parameters share memory with those of 16 bits: memory",
@@ -104,6 +107,14 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "noop_layers": "places of the pipeline without a layer: time and memory",
         "lora_*": "adapters: memory and time",
         "schedules_method": "another schedule of the pipeline: time and memory",
+        "ai_framework": "MindSpore runs it: time and memory",
+        **dict.fromkeys(("dpo_*", "is_pairwise_dataset"), "another loss than the next token's: further passes"),
+        **dict.fromkeys(("*compress*", "*dsa*", "enable_mhc", "hc_mult", "use_triton_mhc", "index_*", "o_groups",
+                         "o_lora_rank", "n_hash_layers", "use_sparse_flash_attn"), OTHER_LAYERS),
+        **dict.fromkeys(("*window_size", "attention_mask_type"), "which keys are seen: attention's time"),
+        "neat_pack": "documents in a sequence: attention's time",
+        "moe_tp_extend_ep": "how experts are split: memory and communication",
+        "gemm_gradient_accumulation_fusion": ASCEND,
         "quant_states": "the optimizer's states in 8 bits: memory",
         "use_cp_send_recv_overlap": ASCEND,
         "mla_*": ASCEND,

@@ -147,6 +147,7 @@ MEGATRON_WORDS = WordTable(
         "no_async_tensor_model_parallel_allreduce": "a collective that nothing overlaps with: exposed communication",
         "pp_partition_method": "which layers a stage has: time and memory",
         "use_bnb_optimizer": "states in 8 bits: memory, and the time of the update",
+        "lora_*": "adapters: memory and time",
         "bitfit": "which parameters are trained: memory and time",
         "export_force_local_attention": UNFUSED,
         "muon_num_ns_steps": "steps of Newton-Schulz, five in simpar: time of the update",

@@ -215,9 +215,17 @@ WORDS = DEEPSPEED_WORDS | WordTable(
         "scaled_upper_triang_masked_softmax_fusion", "mup_*", "use_mup", "coord_check", "precision",
         "memory_profiling*", "bias_gelu_fusion", "layernorm_fusion", "rmsnorm_fusion", "rope_fusion",
         "attention_config", "gpt_j_tied", "opt_pos_emb_offset", "data_parallel_size", "world_size", "is_pipe_parallel",
+        "use_wandb", "decay_lr_to", "warmup_iters", "use_bias_in_attn_linear",
     ),
     deciding={
         "partition_activations": "inputs of recomputed layers are split over tensor-parallel ranks: memory",
+        **dict.fromkeys(
+            ("dpo_*", "kto_*", "kl_*", "fp32_reinforce", "reinforce*", "online_*", "serve_model_weights"),
+            "another loss than the next token's: further passes, sequences and models",
+        ),
+        **dict.fromkeys(("pack_impl", "allow_chopped"), "how full sequences are: time"),
+        "gpt_j_residual": "attention and MLP beside each other: time",
+        "no_weight_tying": "whether the head has a table of its own: memory",
         "checkpoint_num_layers": "how many layers are recomputed together: memory",
         "checkpoint_in_cpu": "what is kept waits on the host: memory and time",
         "use_flashattn_swiglu": "kernels that are fused: time and memory",

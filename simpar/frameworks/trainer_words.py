@@ -167,6 +167,11 @@ WORDS = ACCELERATE | WordTable(
         "use_apollo": "gradients projected to a lower rank: memory",
         "use_adam_mini": "one second moment for a block: memory",
         "mixture_of_depths": "which tokens a layer computes: time and memory",
+        **dict.fromkeys(
+            ("use_customized_optim", "customized_optim", "optim_dummy_*"),
+            "states of other sizes: memory, and the time of the update",
+        ),
+        **dict.fromkeys(("arch_type", "llava_loading"), VISION),
         "use_muon": "one state for a matrix: memory and time",
         "use_llama_pro": "which parameters are trained: memory and time",
         "sequence_parallel*": "ranks that share a sequence: memory and time",

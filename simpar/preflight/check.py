@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
+SHOWN_TWICE = {
+    ("maxtext", "tpu-v7x"): "JAX shows two devices of a chip, taken for one: the batch, and the axes of the mesh"
+}
+"""What launches of a reader count otherwise than the devices of a name are counted here."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -237,6 +241,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     near = _nearby(problem, settled, target) if target else None
     words, idle = without_launchers(given.found.words)
     account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
+    if (given.text.target, cluster.device.name) in SHOWN_TWICE:
+        account += Account(deciding={"per_device_batch_size": SHOWN_TWICE[given.text.target, cluster.device.name]})
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
     if near is None:

@@ -36,6 +36,7 @@ PER_NODE: Flags = {
     "srun": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
     "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
     "deepspeed": ("--num_gpus", "--num-gpus"),
+    "msrun": ("--local_worker_num", "--local-worker-num"),
     "mpirun": ("-npernode", "--npernode"),
     "train.sh": ("--gpus-per-node", "--gpus_per_node"),
     "setup_experiment.py": ("--gpus-per-node", "--gpus_per_node", "-gn"),
@@ -44,6 +45,7 @@ PER_NODE: Flags = {
 RANKS: Flags = {
     "mpirun": ("-np", "-n", "--n"),
     "accelerate": ("--num_processes", "--num-processes"),
+    "msrun": ("--worker_num", "--worker-num"),
     "srun": ("--ntasks", "-n", "--gpus", "-G"),
     "sbatch": ("--ntasks", "-n", "--gpus", "-G"),
     "setup_experiment.py": ("--num_gpus", "-ng"),
@@ -92,7 +94,7 @@ IDLE = (
     "--time", "--output", "--error", "--exclusive", "--cpus-per-task", "--mem", "--container-*", "--no-container-*",
     "--label", "--export", "--ssh-port", "--no-python", "--module", "-m", "--jobid", "--wait", "--kill-on-bad-exit",
     "--mpi", "--membind", "--mem-bind", "--cpunodebind", "--cpu-bind", "--unbuffered", "--qos", "--constraint",
-    "--chdir",
+    "--chdir", "--join", "--cluster-time-out", "--bind-core",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 

@@ -10,7 +10,7 @@ from simpar import files
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
-GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)")
+GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)|google\.com/tpu")
 """Resources of a container that are devices."""
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion)[\"']?\s*:|^\{")
 """Keys of which a file of a cluster has one, at the left or in a mapping of one line."""
@@ -58,39 +58,48 @@ def _of_pods(data: Mapping[str, Any]) -> StartedCommand | None:
     """The first container of a pod that has a command; a job of Kubeflow has as many pods as its replicas."""
     if "apiVersion" not in data:
         return None
-    container = next((each for each in _containers(data) if each.get("command") or each.get("args")), None)
+    every = (each for pod in _pod_containers(data) for each in pod)
+    container = next((each for each in every if each.get("command") or each.get("args")), None)
     if container is None:
         return None
     words = [str(word) for key in ("command", "args") for word in container.get(key) or []]
-    limits = (container.get("resources") or {}).get("limits") or {}
-    counts = [int(value) for name, value in limits.items() if GPUS.fullmatch(str(name)) and str(value).isdigit()]
-    devices, nodes = (sum(counts) or None), _pods_of(data)
+    pod = next(each for each in _pod_containers(data) if container in each)
+    devices, nodes = sum(map(_devices_of, pod)) or None, _pods_of(data)
     named = [(each.get("name"), each.get("value")) for each in container.get("env") or [] if isinstance(each, Mapping)]
     of_kubeflow = {"PET_NNODES": nodes, "PET_NODE_RANK": 0} if "Job" in str(data.get("kind")) and nodes > 1 else {}
     return StartedCommand(_with({**of_kubeflow, **_plain(dict(named))}, shlex.join(words)), nodes, devices)
 
 
-def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
-    """The containers anywhere in a manifest, in order."""
+def _devices_of(container: Mapping[str, Any]) -> int:
+    """The devices that a container may use; those of a TPU host may be shared out among its containers."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(int(value) for name, value in limits.items() if GPUS.fullmatch(str(name)) and str(value).isdigit())
+
+
+def _pod_containers(node: Any) -> Iterator[list[Mapping[str, Any]]]:
+    """The containers of every pod anywhere in a manifest, in order."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "containers" and isinstance(value, list):
-                yield from (each for each in value if isinstance(each, Mapping))
+                yield [each for each in value if isinstance(each, Mapping)]
             else:
-                yield from _containers(value)
+                yield from _pod_containers(value)
     elif isinstance(node, list):
         for each in node:
-            yield from _containers(each)
+            yield from _pod_containers(each)
 
 
 def _pods_of(data: Mapping[str, Any]) -> int:
-    """Pods that run at a time: replicas of Kubeflow's kinds, the parallelism of a job, else one."""
+    """Pods that run at a time: replicas of Kubeflow's kinds, the parallelism of a job or of a set's jobs, else one."""
     spec = data.get("spec")
     if not isinstance(spec, Mapping):
         return 1
     kinds = next((value for key, value in spec.items() if str(key).endswith("ReplicaSpecs")), None)
     if isinstance(kinds, Mapping):
         return sum(int(each.get("replicas") or 1) for each in kinds.values() if isinstance(each, Mapping)) or 1
+    jobs = spec.get("replicatedJobs")
+    if isinstance(jobs, list) and all(isinstance(each, Mapping) for each in jobs):
+        return sum(int(each.get("replicas") or 1) * _pods_of(each.get("template") or {}) for each in jobs) or 1
     told = spec.get("parallelism") or spec.get("numNodes") or (spec.get("trainer") or {}).get("numNodes")
     return told if isinstance(told, int) and told > 0 else 1
 

@@ -31,6 +31,7 @@ modules:
         (f"deepspeed {MEGATRON} --zero-stage 1 --deepspeed", "megatron-deepspeed"),
         (f"deepspeed {MEGATRON} --deepspeed-activation-checkpointing --deepspeed_config a.json", "megatron-deepspeed"),
         (f"torchrun {MEGATRON} --use-fused-rmsnorm --use-flash-attn", "mindspeed"),
+        (f"msrun --worker_num 8 {MEGATRON} --ai-framework mindspore --lora-r 16", "mindspeed"),
         (f"torchrun {MEGATRON} --patch-tokenizer-type LLama3Tokenizer", "pai-megatron-patch"),
         (f"NPROC_PER_NODE=4 {SWIFT}", "megatron-swift"),
         ("python swift/cli/_megatron/sft.py --model a/b", "megatron-swift"),

@@ -196,6 +196,16 @@ def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
 
 
 @pytest.mark.usefixtures("no_neighbours")
+@pytest.mark.parametrize(("hardware", "decides"), [("tpu-v7x-pod", ["per_device_batch_size"]), ("tpu-v6e-pod", [])])
+def test_devices_that_jax_shows_twice_leave_no_verdict_ok(capsys, hardware, decides):
+    """A chip of TPU7x is one device here and two of MaxText's, each of which takes the batch of a device."""
+    words = "python3 -m maxtext.trainers.pre_train.train configs/base.yml model_name=llama3-8b per_device_batch_size=1"
+    code, found = checked(capsys, "--hardware", hardware, "--gpus", "4", "--", *words.split())
+    assert list(found["words"]["not_modelled"]) == decides
+    assert code == 3 or not decides
+
+
+@pytest.mark.usefixtures("no_neighbours")
 def test_a_word_that_no_table_has_may_decide(capsys):
     """Nobody here knows what it does: the answer is not sure. A variable of the command is none of the framework's."""
     code, found = checked(capsys, *HARDWARE, "--", f"MY_OWN=1 {COMMAND}")

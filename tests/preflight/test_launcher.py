@@ -36,6 +36,7 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"deepspeed --include=worker-0:0,1@worker-1:2,3 {TRAIN}", 2, 2, None),
         (f"deepspeed -i worker-0@worker-1 {TRAIN}", 2, None, None),
         (f"accelerate launch --num_processes 4 {TRAIN}", None, None, 4),
+        (f"msrun --worker_num 16 --local_worker_num 8 --join=False {TRAIN}", None, 8, 16),
         (f"CUDA_VISIBLE_DEVICES=0 python {TRAIN}", None, 1, None),
         (f"export HIP_VISIBLE_DEVICES=0,1\npython {TRAIN}", None, 2, None),
         (f"#SBATCH --nodes=4\n#SBATCH --gpus-per-node=a100:4\nsrun python {TRAIN}", 4, 4, None),

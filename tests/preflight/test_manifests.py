@@ -48,6 +48,18 @@ def test_the_command_that_a_manifest_starts_is_read(text: str, devices: int, tmp
     assert result.text.syntax is None
 
 
+def test_a_set_of_jobs_has_the_pods_and_tpus_of_all(tmp_path: Path) -> None:
+    """Two containers of a pod share the chips of a host; every job of the set has its own pods."""
+    container = """{name: %s, resources: {limits: {google.com/tpu: 2}}, command: [bash, -c], args: ["python3 -m
+      maxtext.trainers.pre_train.train configs/base.yml model_name=llama3-8b per_device_batch_size=1"]}"""
+    pod = f"{{spec: {{containers: [{container % 'a'}, {container % 'b'}]}}}}"
+    job = f"{{replicas: 2, template: {{spec: {{parallelism: 16, completions: 16, template: {pod}}}}}}}"
+    path = tmp_path / "set.yaml"
+    path.write_text(f"apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nspec: {{replicatedJobs: [{job}]}}\n")
+    result = given_words([str(path)])
+    assert (result.text.target, result.launch.nodes, result.launch.per_node) == ("maxtext", 32, 4)
+
+
 @pytest.mark.parametrize(
     "text", ["run: simulation\n", "apiVersion: v1\nkind: Service\n", "a: 1\n---\n- b\n", "run: |\n  x\nname: y\n"]
 )
