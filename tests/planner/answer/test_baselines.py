@@ -30,7 +30,7 @@ def test_no_point_of_the_front_is_beaten():
         constraints=Constraints(fixed={"tp": (1, 8), "cp": 1, "pp": 1, "micro_batch": 1}),
     )
     front = found.details["pareto"]
-    assert len(front) > 3
+    assert len(front) > 2
     assert front[0]["step_time_s"] <= found.shortest.step_time_s * (1 + 1e-9)  # swept without contention
     for more, less in pairwise(front):
         assert less["needed_bytes"] < more["needed_bytes"]
