@@ -36,12 +36,17 @@ def show(
 
     Inherited values are marked with the profile that they come from; fitted constants have their 90 % interval.
     """
+    from simpar.files import Document
     from simpar.hardware.catalogue import load_cluster
+    from simpar.hardware.network import split_network
     from simpar.hardware.shown import annotate_profile
-    from simpar.profiles import load_profile
+    from simpar.profiles import as_written, load_profile
 
     shown = load_cluster(profile).profile  # reports errors in it
-    document, path = load_profile(profile, "clusters", "hardware")
+    named, network = split_network(profile)
+    document, path = load_profile(named, "clusters", "hardware")
+    if network:
+        document = Document(as_written(shown), str(path), {})
     if device:
         document = _device(document, str(path))
     if not json_out(document.data, json_):

@@ -54,7 +54,7 @@ def with_network(profile: ClusterProfile, words: str) -> ClusterProfile:
     if out is None or kind != out.kind:
         changed |= {"latency": LATENCY_US[kind] * US}
         update["jobs"] = Jobs()
-    if out is None or not {kind, out.kind} <= {"ib", "roce"}:
+    if out is None or (kind != out.kind and {kind, out.kind} != {"ib", "roce"}):
         update["collectives"] = {key: each for key, each in profile.collectives.items() if key not in OF_NETWORK}
     kept = {} if out is None else out.model_dump()
     if out is not None and kind != out.kind:

@@ -7,11 +7,12 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device
 from simpar.hardware.instances import instance_named
+from simpar.hardware.network import OVER, split_network, with_network
 from simpar.hardware.profile import ClusterProfile
 from simpar.profiles import load_profile
 from simpar.units import GB
 from simpar.validation.cells import Row, Unmodelled, text
-from simpar.validation.networks import without_rates
+from simpar.validation.networks import sockets_of, unread_rates, without_rates
 
 _PROFILES = (  # words for the device, word for the network, profile; the first match counts
     ("a100 pcie", "", "a100-pcie-8"),
@@ -76,7 +77,8 @@ _OTHER_WORDS = frozenset([
 _NETWORKS = frozenset([
     "infiniband", "ib", "roce", "rdma", "efa", "ethernet", "nvlink", "nvswitch", "xgmi", "pcie", "ici", "dcn", "none",
     "intra", "inter", "node", "omni", "path", "opa", "slingshot", "connectx", "fdr", "edr", "hdr", "ndr", "xdr", "tcp",
-    "2d", "3d", "torus", "per", "slice", "slices", "between", "a", "of", "and", "with", "nics", "nic",
+    "sockets", "over", "2d", "3d", "torus", "per", "slice", "slices", "between", "a", "of", "and", "with", "nics",
+    "nic",
 ])  # fmt: skip
 """Words for networks, of which some choose a profile; other words are listed with a row as not read."""
 
@@ -84,8 +86,10 @@ _NETWORKS = frozenset([
 @lru_cache(maxsize=64)
 def load_named_profile(name: str) -> ClusterProfile:
     """A cluster profile by name or file, read once. Raises UserError."""
+    name, network = split_network(name)
     profile, instance = files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0]), instance_named(name)
-    return profile if instance is None else instance.of(profile)
+    profile = profile if instance is None else instance.of(profile)
+    return with_network(profile, network) if network else profile
 
 
 @lru_cache(maxsize=64)
@@ -105,13 +109,17 @@ def hardware_of(row: Row) -> str:
         except UserError as error:
             raise Unmodelled(str(error).partition("\n")[0]) from None
         return named
-    return _by_words(text(row, "gpu_type").lower(), text(row, "interconnect").lower())
+    network = text(row, "interconnect")
+    name = _by_words(text(row, "gpu_type").lower(), network.lower())
+    out, sockets = load_named_profile(name).scale_out, sockets_of(network)
+    return f"{name}{OVER}{sockets}" if sockets and out is not None and out.kind != "dcn" else name
 
 
 def unread_of_network(row: Row) -> tuple[str, ...]:
-    """Words of the column ``interconnect`` that choose nothing: no kind of network, count or rate."""
+    """Words of the column ``interconnect`` that choose nothing: no kind of network or count, and rates of nothing."""
     words = _words(without_rates(text(row, "interconnect").lower()))
-    return tuple(sorted(word for word in words - _NETWORKS if not word[0].isdigit()))
+    rates = unread_rates(text(row, "interconnect"))
+    return (*sorted(word for word in words - _NETWORKS if not word[0].isdigit()), *rates)
 
 
 @lru_cache(maxsize=1024)

@@ -18,6 +18,12 @@ _NICS = re.compile(rf"(\d+)\s*(?:x|NICs? (?:of|at))\s*{RATE}")
 _COUNTED = re.compile(rf"(?:\d+\s*x\s*)?{RATE}", re.IGNORECASE)
 _OF_DEVICE = re.compile(rf"{RATE}[^;,|]*?(?:per|/)\s*(?:GPU|device|accelerator|chip)", re.IGNORECASE)
 _OF_NODE = re.compile(rf"{RATE}[^;,|]*?(?:(?:per|/)\s*node|inter-?node|between nodes|across nodes)")
+_TCP, _RDMA = (
+    re.compile(rf"\b(?:{names})\b", re.IGNORECASE)
+    for names in ("ethernet|tcp|sockets", r"roce\w*|rdma|ib|infiniband|efa")
+)
+"""Networks of TCP, and words of those that have RDMA."""
+_CARDS_OF_RATE = re.compile(rf"(?:(\d+)\s*x\s*)?{RATE}", re.IGNORECASE)
 _CARDS = re.compile(
     r"(\d+)\s*(?:x\s*)?(?:Mellanox |NVIDIA |Intel )?(ConnectX-?\d|CX-?\d|XDR|NDR|HDR|EDR|FDR|Omni-?Path|OPA)",
     re.IGNORECASE,
@@ -59,6 +65,33 @@ def network_of(words: str, devices: int, usual: ScaleOut | None) -> Network | No
     if named is None or named == Network(usual.nics_per_node, usual.nic_bandwidth):
         return None
     return _even(named, devices)
+
+
+def sockets_of(words: str) -> str:
+    """The network of a table's words as hardware names it, where that is TCP over Ethernet; "" for others.
+
+    >>> sockets_of("NVLink; 2x 25 Gb/s Ethernet"), sockets_of("100 Gb/s RoCE over Ethernet")
+    ('2x 25 Gb/s ethernet', '')
+    """
+    if not _TCP.search(words) or _RDMA.search(words):
+        return ""
+    clause = next(each for each in _CLAUSES.split(words) if _TCP.search(each))
+    rate = _CARDS_OF_RATE.search(clause)
+    if rate is None:
+        return "ethernet"
+    number = _bytes_per_s(rate[2], rate[3], rate[4]) * BITS_OF_BYTE / GIGA
+    return f"{int(rate[1] or 1)}x {number:g} Gb/s ethernet"
+
+
+def unread_rates(words: str) -> list[str]:
+    """Rates that say neither of how many cards nor of what they are, so that nothing is read of them.
+
+    >>> unread_rates("NVLink 900 GB/s; 100 Gb/s RoCE"), unread_rates("4x 100 Gb/s RoCE"), unread_rates("25 Gb/s TCP")
+    (['100 Gb/s'], [], [])
+    """
+    read, said = (_NICS, _CARDS, _OF_DEVICE, _OF_NODE), [] if sockets_of(words) else _CLAUSES.split(words)
+    open_ = [each for each in said if not _INSIDE.search(each) and not any(form.search(each) for form in read)]
+    return [rate[0] for each in open_ if (rate := _COUNTED.search(each))]
 
 
 def without_rates(words: str) -> str:

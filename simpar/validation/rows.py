@@ -39,7 +39,7 @@ from simpar.validation.cells import (
 from simpar.validation.columns import PLAN_COLUMNS
 from simpar.validation.devices import hardware_of, load_named_profile, unread_of_network
 from simpar.validation.models import graph_of
-from simpar.validation.networks import network_of
+from simpar.validation.networks import network_of, sockets_of
 from simpar.validation.overlaps import expert_overlap, names_plain_exchange
 from simpar.validation.sharding import read_sharding
 from simpar.validation.stacks import is_of_profile, nearest_stack
@@ -91,7 +91,7 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
     tp, pp, cp = read_count(row, "tp", 1), read_count(row, "pp", 1), read_count(row, "cp", 1)
     replicas, rest = divmod(devices, tp * cp * pp)
     if rest:
-        raise Unmodelled("tp x cp x pp does not divide n_gpus")
+        raise Unmodelled(f"tp x cp x pp = {tp * cp * pp} does not divide n_gpus = {devices}")
     if read_count(row, "dp", replicas) != replicas:
         raise Unmodelled(f"tp x cp x pp x dp is not n_gpus: {tp * cp * pp * read_count(row, 'dp')} and {devices}")
     schedule, vpp = _schedule(row, pp)
@@ -337,7 +337,7 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
 def _network(row: Row, profile: ClusterProfile, devices: int, per_node: int) -> dict[str, Any]:
     """Fields of the profile that the words for the network between nodes replace: NICs a node, and the rate of each."""
     given = network_of(text(row, "interconnect"), per_node, profile.scale_out) if devices > per_node else None
-    if given is None or text(row, "hardware"):
+    if given is None or text(row, "hardware") or sockets_of(text(row, "interconnect")):
         return {}
     return {"scale_out.nics_per_node": given.nics, "scale_out.nic_bandwidth": given.nic_bandwidth}
 

@@ -351,6 +351,8 @@ def test_a_profile_is_shown_as_it_is_read(tmp_path, capsys):
     assert "nics_per_node: 8 # like hgx-h100" in said
     assert cli.run(["hardware", "show", str(path), "--device", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "h100-sxm-80gb"
+    assert cli.run(["hardware", "show", "dgx-h100 over 25GbE"]) == 0
+    assert "kind: ethernet\n  nics_per_node: 1\n  nic_bandwidth: 3.125 GB/s" in capsys.readouterr().out
     path.write_text("name: ours\nlike: dgx-h101\n")
     assert cli.run(["hardware", "show", str(path)]) == 2
     assert "did you mean 'dgx-h100'" in capsys.readouterr().err

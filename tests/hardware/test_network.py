@@ -40,6 +40,8 @@ def test_parameters_of_the_old_network_go_with_it() -> None:
     assert tcp.collectives == {key: each for key, each in efa.collectives.items() if key not in OF_NETWORK}
     roce = load_cluster("dgx-h100 over roce").profile
     assert roce.collectives == load_cluster("dgx-h100").profile.collectives
+    faster = load_cluster("gcp-a2-high over 50 Gb/s").profile
+    assert faster.collectives == load_cluster("gcp-a2-high").profile.collectives
     assert (roce.scale_out.sharp, roce.scale_out.nodes_per_leaf) == (False, None)
 
 

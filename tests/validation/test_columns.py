@@ -105,7 +105,7 @@ def test_nothing_searches_texts_for_patterns():
         ({"n_gpus": ""}, "n_gpus not published"),
         ({"n_gpus": "0"}, "n_gpus = 0 is not a positive integer"),
         ({"n_gpus": "20", "dp": ""}, "n_gpus is not a multiple of gpus_per_node"),
-        ({"tp": "3", "dp": ""}, "tp x cp x pp does not divide n_gpus"),
+        ({"tp": "3", "dp": ""}, "tp x cp x pp = 3 does not divide n_gpus = 16"),
         ({"n_heads": "7"}, "hidden is not a multiple of n_heads"),
         ({"n_kv_heads": "5"}, "does not fit 5 key-value heads"),
         ({"iteration_time_s": ""}, "nothing measured"),

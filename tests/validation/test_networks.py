@@ -54,3 +54,25 @@ def test_rates_in_words_replace_those_of_the_profile() -> None:
     assert found.hardware_changes == {"scale_out.nics_per_node": 4, "scale_out.nic_bandwidth": 12.5e9}
     assert "of interconnect not read: dragonfly" in found.read_as
     assert case({**ROW, "interconnect": "4x 100 Gb/s RoCE", "n_gpus": "8", "dp": "4"}).hardware_changes == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("25 Gb/s Ethernet", "dgx-h100 over 1x 25 Gb/s ethernet"), ("RoCE over Ethernet", "h100-roce-400"),
+        ("NVLink; 2x 100 Gbps TCP", "dgx-h100 over 2x 100 Gb/s ethernet"),
+        ("Ethernet, TCP sockets", "dgx-h100 over ethernet"),
+    ],
+)  # fmt: skip
+def test_ethernet_without_rdma_is_tcp(words: str, named: str) -> None:
+    """A network of its own kind, whose words are all read; RDMA over Ethernet is none."""
+    found = case({**ROW, "interconnect": words})
+    assert found.hardware == named
+    assert "not read" not in found.read_as
+    assert not found.hardware_changes
+
+
+def test_a_rate_of_nothing_is_listed() -> None:
+    """Of one card or of all of a node? Those inside a node, and all that are counted, are no question."""
+    assert "of interconnect not read: 100 Gb/s" in case({**ROW, "interconnect": "NVLink; 100 Gb/s RoCE"}).read_as
+    assert "not read" not in case({**ROW, "interconnect": "NVLink 900 GB/s; 4x 100 Gb/s RoCE"}).read_as
