@@ -33,7 +33,8 @@ SHARE = 0.25
 def problem_for(model, **options):
     """A small search: a model on as few nodes as hold its states, micro-batches of 1."""
     graph, nodes = load_model(model), 1
-    training = simpar.Training(seq_len=min(1024, graph.dims.get("positions") or 1024), global_batch=16)
+    longest = graph.dims.get("positions") or graph.facts.get("longest", 1024)
+    training = simpar.Training(seq_len=min(1024, longest), global_batch=16)
     cluster = simpar.Cluster("dgx-h100")
     while 18 * graph.num_parameters() > SHARE * nodes * 8 * cluster.device.memory_bytes:
         nodes *= 2
