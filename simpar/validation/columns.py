@@ -26,7 +26,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "gpu_type": "device, such as H100 SXM 80GB",
     "gpus_per_node": "devices of a node; blank: those of the profile",
     "n_gpus": "devices of the job",
-    "interconnect": "InfiniBand, RoCE, EFA, ..., with NICs of a node and their rate: 8x400 Gb/s",
+    "interconnect": "InfiniBand, RoCE, EFA, Ethernet (TCP), ..., with NICs of a node and their rate: 8x400 Gb/s",
     "hardware": "name of `simpar list hardware`, or a file, in place of the device and network in words",
     "zero_stage_or_fsdp": "0 to 3, zero1, ZeRO-1 within 8 ranks, FSDP, FSDP 64 (the degree), DDP, HYBRID SHARD, ...",
     "overlap_notes": "of experts' exchange `EP overlap on` or `off` and `all-to-all` are read, other words are printed",

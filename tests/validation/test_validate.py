@@ -68,7 +68,7 @@ def test_memory_is_of_the_rank_that_a_stack_logs() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"n_experts": "8"}, "topk not published"), ({"cp": "3"}, "tp x cp x pp does not divide"),
+        ({"n_experts": "8"}, "topk not published"), ({"cp": "3"}, "tp x cp x pp = 6 does not divide n_gpus = 16"),
         ({"hidden": "", "model_name": "ours"}, "hidden not published"), (MIXTURE, "micro_batch not published"),
         ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 1"}, "no profile"), ({"n_gpus": "many"}, "not a number"),
         ({"gpu_type": "TPU v3"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
