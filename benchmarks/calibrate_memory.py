@@ -10,7 +10,7 @@ Rows whose plan was not published whole tell nothing. calibrate_uncertainty.py c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,10 +89,10 @@ class Verdicts:
     mixed: NDArray[np.bool_]
 
     @staticmethod
-    def of(runs: Sequence[Run]) -> Verdicts:
-        """Those of runs whose plan was published whole."""
-        known = zip(runs, published(runs), strict=True)
-        rows = [(run, one.few) for run, one in known if one is not None and run.fits is not None]
+    def of(runs: Sequence[Run], known: Sequence[Published | None]) -> Verdicts:
+        """Those of runs whose plan was published whole; ``known`` is what :func:`published` gives."""
+        both = zip(runs, known, strict=True)
+        rows = [(run, one.few) for run, one in both if one is not None and run.fits is not None]
         told, shown, refused = [run for run, _ in rows], memory_runs(runs), set(refused_stacks(runs))
         failed = {run.source for run in told if run.fits is False}
         only = MemoryErrors(
@@ -190,7 +190,8 @@ def allocator(runs: Sequence[Run]) -> Allocated:
     Means of gaps and of what a compiler plans, and the logarithms of the spreads of gaps, of workspaces, and of tensors
     of unknown stacks. Gaps exist: their mean is above -1. Workspaces have long tails (a Laplace distribution).
     """
-    verdicts, (middles, within) = Verdicts.of(runs), peaks_of(runs)
+    known = list(published(runs))
+    verdicts, (middles, within) = Verdicts.of(runs, known), peaks_of(runs, known)
 
     def loss(values: Floats) -> float:
         if values[0] <= -1:
@@ -205,9 +206,8 @@ def allocator(runs: Sequence[Run]) -> Allocated:
     return Allocated(values, standard_errors(loss, values), len(near), len({run.source for run in near}))
 
 
-def standard_errors(loss: object, values: Floats, step: float = 0.02) -> Floats:
+def standard_errors(loss: Callable[[Floats], float], values: Floats, step: float = 0.02) -> Floats:
     """From the curvature of a loss around its least value."""
-    assert callable(loss)
     steps = np.eye(len(values)) * step
 
     def curvature(one: Floats, two: Floats) -> float:
@@ -218,17 +218,18 @@ def standard_errors(loss: object, values: Floats, step: float = 0.02) -> Floats:
     return np.sqrt(np.maximum(np.diag(np.linalg.pinv(curved)), 0.0))
 
 
-def peaks_of(runs: Sequence[Run]) -> tuple[Floats, Floats]:
+def peaks_of(runs: Sequence[Run], known: Sequence[Published | None]) -> tuple[Floats, Floats]:
     """By how much every source's peaks differ from the prediction in the median, and allocated ones from that.
 
-    float64[sources], and float64[peaks] in shares of the bytes that come and go.
+    ``known`` is what :func:`published` gives. float64[sources], and float64[peaks] in shares of the bytes that come
+    and go.
     """
     by_source = defaultdict(list)
-    for run, known in zip(runs, published(runs), strict=True):
-        if run.peak_error is not None and known is not None:
+    for run, one in zip(runs, known, strict=True):
+        if run.peak_error is not None and one is not None:
             parts = run.parts_bytes
             moving = float(parts.moving_bytes) / float(parts.static_bytes + parts.moving_bytes)
-            by_source[run.source].append((run.peak_error, moving if known.peak_counts == "allocated" else np.nan))
+            by_source[run.source].append((run.peak_error, moving if one.peak_counts == "allocated" else np.nan))
     middles, within = [], []
     for each in by_source.values():
         errors, moving = np.array(each).T

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from calibrate_memory import (
+    ALIKE,
     allocator,
     fit_probability,
     memory_errors,
@@ -48,8 +49,6 @@ from simpar.validation.predict import ParameterOverrides
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-ALIKE_RUNS = 60
-"""Runs of one source that count as so many in the spread of errors, whatever there are."""
 KINDS = ("source", "family", "population")
 """What is left out of a fit in turn."""
 NOT_SUPPORT = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
@@ -161,7 +160,7 @@ def errors_of(runs: Sequence[Run], folds: Sequence[Fold], conditions: Sequence[s
     error, run, fold_of = (np.array(column) for column in zip(*rows, strict=True))
     source = np.array([runs[at].source for at in run])
     counts = Counter(source.tolist())
-    weight = np.array([min(1.0, ALIKE_RUNS / counts[name]) for name in source.tolist()])
+    weight = np.array([min(1.0, ALIKE / counts[name]) for name in source.tolist()])
     ordinary = np.array([runs[at].population == "ordinary" for at in run])
     if ordinary.any():  # a user's run is as likely of one population as of the other
         weight[ordinary] *= weight[~ordinary].sum() / weight[ordinary].sum()

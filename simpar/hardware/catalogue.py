@@ -35,10 +35,10 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
     >>> load_cluster("g5.xlarge")
     <Cluster 1 x 1 of a10g-8: 1 a10g>
     """
-    said, network = profile, ""
+    said, network, instance = profile, "", None
     if isinstance(profile, str):
         profile, network = split_network(profile)
-    instance = instance_named(profile) if isinstance(profile, str) else None
+        instance = instance_named(profile)
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:

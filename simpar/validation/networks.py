@@ -15,7 +15,7 @@ RATE = r"(\d+(?:\.\d+)?)\s*([TG])(b(?:/s|ps|it/s|\b)|B/s)"
 _CLAUSES, _INSIDE = re.compile(r"[;,|+]"), re.compile(r"nvlink|nvswitch|xgmi|pcie", re.IGNORECASE)
 """Separators between words for different networks, and names of links inside a node."""
 _NICS = re.compile(rf"(\d+)\s*(?:x|NICs? (?:of|at))\s*{RATE}")
-_COUNTED = re.compile(rf"(?:\d+\s*x\s*)?{RATE}", re.IGNORECASE)
+_COUNTED = re.compile(rf"(?:(\d+)\s*x\s*)?{RATE}", re.IGNORECASE)
 _OF_DEVICE = re.compile(rf"{RATE}[^;,|]*?(?:per|/)\s*(?:GPU|device|accelerator|chip)", re.IGNORECASE)
 _OF_NODE = re.compile(rf"{RATE}[^;,|]*?(?:(?:per|/)\s*node|inter-?node|between nodes|across nodes)")
 _TCP, _RDMA = (
@@ -23,7 +23,6 @@ _TCP, _RDMA = (
     for names in ("ethernet|tcp|sockets", r"roce\w*|rdma|ib|infiniband|efa")
 )
 """Networks of TCP, and words of those that have RDMA."""
-_CARDS_OF_RATE = re.compile(rf"(?:(\d+)\s*x\s*)?{RATE}", re.IGNORECASE)
 _CARDS = re.compile(
     r"(\d+)\s*(?:x\s*)?(?:Mellanox |NVIDIA |Intel )?(ConnectX-?\d|CX-?\d|XDR|NDR|HDR|EDR|FDR|Omni-?Path|OPA)",
     re.IGNORECASE,
@@ -76,7 +75,7 @@ def sockets_of(words: str) -> str:
     if not _TCP.search(words) or _RDMA.search(words):
         return ""
     clause = next(each for each in _CLAUSES.split(words) if _TCP.search(each))
-    rate = _CARDS_OF_RATE.search(clause)
+    rate = _COUNTED.search(clause)
     if rate is None:
         return "ethernet"
     number = _bytes_per_s(rate[2], rate[3], rate[4]) * BITS_OF_BYTE / GIGA

@@ -125,17 +125,17 @@ def raw_cost(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> 
         on_bridge=_on_bridge(placed.shape, cluster.profile.devices_per_node) if kind == "pcie" else 0,
         chain=algorithm.chain(op, placed.shape),
         step_bytes=STEP_BYTES * (out.nics_per_node if out else 0.0),
-        **(_over_sockets(op, placed, loads) if out is not None and out.kind == "ethernet" else {}),
+        **_over_sockets(op, placed, loads),
     )
 
 
 def _over_sockets(op: str, placed: Placement, loads: Edges) -> dict[str, float]:
-    """What NCCL's sockets add to a raw cost, of groups that span domains.
+    """What NCCL's sockets add to a raw cost, of groups that span domains over TCP; nothing for others.
 
     A ring or tree enters and leaves a node through one rank for each card; in an exchange every rank sends.
     """
     cluster, out = placed.cluster, placed.cluster.profile.scale_out
-    if out is None or placed.shape.num_domains == 1:
+    if out is None or out.kind != "ethernet" or placed.shape.num_domains == 1:
         return {}
     cards = np.isin(cluster.block_of(loads.link_id), [cluster.blocks.index(name) for name in ("nic_tx", "nic_rx")])
     busiest = float(loads.coefficient[cards].max(initial=0.0))
