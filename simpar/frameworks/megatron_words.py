@@ -60,7 +60,7 @@ MEGATRON_WORDS = WordTable(
         # how processes find each other, and what is only of the start
         "distributed_backend", "distributed_timeout*", "local_rank", "lazy_mpu_init", "disable_gloo_process_groups",
         "enable_gloo_process_groups", "use_cpu_initialization", "use_gpu_initialization", "init_model_with_meta_device",
-        "enable_experimental", "use_mcore_models", "use_legacy_models", "yaml_cfg", "exit_on_missing_checkpoint",
+        "enable_experimental", "use_mcore_models", "use_legacy_models", "exit_on_missing_checkpoint",
         "onnx_safe", "test_mode", "nccl_communicator_config_path", "fake_process_group", "barrier*", "timeout*",
         # numbers of the model without a size
         "norm_epsilon", "rotary_base", "rotary_percent", "rotary_interleaved", "rotary_scaling_factor",
@@ -145,6 +145,7 @@ MEGATRON_WORDS = WordTable(
             "beside what else is asked for, it is not read: time and memory",
         ),
         "no_async_tensor_model_parallel_allreduce": "a collective that nothing overlaps with: exposed communication",
+        "yaml_cfg": "a file of arguments that is not read",
         "pp_partition_method": "which layers a stage has: time and memory",
         "use_bnb_optimizer": "states in 8 bits: memory, and the time of the update",
         "lora_*": "adapters: memory and time",

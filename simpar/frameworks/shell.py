@@ -31,6 +31,7 @@ from simpar.frameworks.shell_calls import (
     without_submitter,
 )
 from simpar.frameworks.shell_conditions import holds, value_in_test
+from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_undecided
 from simpar.frameworks.shell_loops import run_counted
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
 from simpar.frameworks.shell_words import (
@@ -52,7 +53,6 @@ MAX_STEPS = 100_000
 MAX_CALLS = 10  # scripts that start or source one another
 NO_FILE = "no such file here"
 """What a note says of a script that is not found."""
-OPTION = re.compile(r"--[a-zA-Z][\w-]*")
 _WRITERS = ("cat", "tee", "echo", "printf")
 _NESTED = ("program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments")
 
@@ -63,7 +63,7 @@ class Script:
     ``environments`` has the variables of every command: those that the script set by then, and those before its words.
     A command of another script has the launcher before it that started that script (``srun -N 4 bash other.sh``).
     ``directives`` are the words of the ``#SBATCH`` lines of each text. ``written`` are the texts of files that the
-    script writes.
+    script writes. ``gaps`` map what it takes from where it cannot be read to what that may do.
 
     ``variables`` have a list of words for every name; a value that only running would tell is the name itself,
     ``${NAME}``. The arguments of a function exist while it is read: as ``1``, ``@`` and, if all are known, ``#``.
@@ -77,6 +77,7 @@ class Script:
         self.written: dict[str, str] = {}
         self.variables = Variables(lambda text: output_of(text, self.variables, self.folder))
         self.notes: list[str] = []
+        self.gaps: dict[str, str] = {}
         self.functions: dict[str, Node] = {}
         self.outside: list[dict[str, list[str] | None]] = []  # hidden by each call
         self.exported: set[str] = set()
@@ -182,6 +183,8 @@ class Script:
                 self.read_statement(child)
             if is_own and name is not None and name.type == "variable_name":
                 self.outside[-1].setdefault(text_of(name), hidden)
+            if name is not None and name.type == "command_substitution":  # export $(cat .env)
+                self.gaps |= gaps_of_output([text_of(name)])
             if name is not None and (node.children[0].type == "export" or text_of(node.named_children[0]) == "-x"):
                 self.exported.add(text_of(name))
         return True
@@ -295,6 +298,7 @@ class Script:
         """Read another file as if its text stood here."""
         called = self._called(Call([], words[0], words[1:]))
         if called is None:
+            self.gaps |= gap_of_source(words[0])
             return None
         source, line, arguments = self.source, self.line, self.variables.arguments
         self.source = called[0]
@@ -316,6 +320,7 @@ class Script:
 
     def _evaluated(self, words: list[str]) -> bool | None:
         """Read words as a text of their own."""
+        self.gaps |= gaps_of_output(words)
         count = len(self.commands)
         try:
             self.run(" ".join(words))
@@ -466,17 +471,8 @@ class Script:
         return self.leave_undecided(node, text_of(node).splitlines()[0])
 
     def leave_undecided(self, node: Node, condition: str) -> bool | None:
-        """Variables that branches set become unknown; arguments that they add are listed."""
-        assigned = list(descendants(node, lambda child: child.type == "variable_assignment"))
-        for each in assigned:
-            name = each.child_by_field_name("name")
-            if name is not None and not any(child.type == "+=" for child in each.children):
-                self.variables[text_of(name)] = [f"${{{text_of(name)}}}"]
-        flags = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
-        if flags:
-            line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
-            self.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(flags)}.")
-        return None
+        """Leave out a statement whose ``condition`` the script alone does not decide."""
+        return leave_undecided(self, node, condition)
 
     def _compound_statement(self, node: Node) -> bool | None:
         if node.children[0].type != "((":

@@ -22,6 +22,8 @@ DEEPSPEED_KEYS = (
     "deepspeed_multinode_launcher", "deepspeed_config_file",
 )  # fmt: skip
 """Flags of ``accelerate launch`` that are DeepSpeed's (``commands/launch.py``)."""
+OF_MACHINE = "default_config.yaml"
+"""The config of a machine, which ``accelerate launch`` takes where it is told none (``commands/config``)."""
 NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
 CONFIG_FILE = "deepspeed_config.deepspeed_config_file"
 
@@ -111,9 +113,10 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
             used[home] = spelt[key]
     given, _ = without_auto(nest_names({**config, **own}), str(file or source))
     if not file and "distributed_type" not in own:
-        told = () if "num_processes" in flags else (NO_CONFIG,)
+        told = () if file or "num_processes" in flags else (NO_CONFIG,)
+        unread = {OF_MACHINE: NO_CONFIG} if told else {}
         precision = {"precision": given["mixed_precision"]} if given.get("mixed_precision") not in (None, "no") else {}
-        return Sharding(precision, ReadWords((*(["--config_file"] if file else []), *used.values())), told)
+        return Sharding(precision, ReadWords((*(["--config_file"] if file else []), *used.values()), unread), told)
     values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
     if str(given.get("mixed_precision", "no")) == "no":
         values.pop("precision")  # the arguments say it

@@ -67,6 +67,7 @@ WORDS = ACCELERATE | WordTable(
         "liger_rms_norm", "liger_rope", "liger_glu_activation", "lora_target_linear",
     ),
     deciding={
+        "default_config.yaml": "accelerate's config of the machine: how many processes, and what shards the states",
         "tf32": "products of fp32 in 19 bits: time",
         "optim": "states of other sizes: memory, and the time of the update",
         "optimizer": "states of other sizes: memory, and the time of the update",

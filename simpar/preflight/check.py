@@ -15,7 +15,8 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
-from simpar.frameworks.words import Account, Assumed
+from simpar.frameworks.shell_gaps import account_of_gaps, gaps_of_command
+from simpar.frameworks.words import Account, Assumed, WordTable
 from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.instances import instance_named
@@ -239,8 +240,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
-    words, idle = without_launchers(given.found.words)
-    account = reader.words.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
+    account = _account(given, reader.words)
     if (given.text.target, cluster.device.name) in SHOWN_TWICE:
         account += Account(deciding={"per_device_batch_size": SHOWN_TWICE[given.text.target, cluster.device.name]})
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
@@ -249,6 +249,14 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         return checked
     better = tuple(_better(given, problem, plan, near, settled))
     return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
+
+
+def _account(given: ParsedLaunch, table: WordTable) -> Account:
+    """Every word of the text and variable of its command, and what it takes from where it cannot be read."""
+    words, idle = without_launchers(given.found.words)
+    gaps = {**given.launch.gaps, **gaps_of_command(given.launch.words, words.used)}
+    account = table.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
+    return account + account_of_gaps(gaps, table)
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

@@ -17,6 +17,7 @@ from simpar.frameworks.reader import trains_on_preferences
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
+from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
@@ -28,10 +29,10 @@ from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
 
-ENVIRONMENTS = re.compile(r"\b(activate|conda\.sh|modules?\.sh|set_env\.sh|\.bashrc|profile)\b")
-"""Files that only set up what programs run in."""
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
+SCRIPT = "a script that is not read: the batch, what is recomputed, the dtype of weights"
+"""What a script may decide of which only the launcher's config is read."""
 STDIN = "standard input"
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
@@ -262,7 +263,7 @@ def _with_script(launch: LaunchCommand, source: str) -> LaunchCommand:
     if trains_on_preferences(script):
         raise UserError(f"{source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
     note = f"{script} and its own arguments are not read, only the config of {launch.target}."
-    return replace(launch, notes=(*launch.notes, note))
+    return replace(launch, notes=(*launch.notes, note), gaps={**launch.gaps, script: SCRIPT})
 
 
 def _dotted(launch: LaunchCommand) -> dict[str, str]:

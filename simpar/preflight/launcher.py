@@ -106,7 +106,8 @@ class LaunchCommand:
     ``target`` is None if no framework is recognised; numbers are None if they are not given. ``environment`` are the
     variables of the command, ``words`` its words. ``config_text`` is the text of the config file if that was found.
     ``is_single`` is a command that nothing starts more than once, as far as the text says. ``unread`` is the front end
-    that it starts if that is known and not read.
+    that it starts if that is known and not read. ``gaps`` map what the text takes from where it cannot be read to what
+    that may do.
     """
 
     target: str | None
@@ -120,6 +121,7 @@ class LaunchCommand:
     notes: tuple[str, ...] = ()
     is_single: bool = False
     unread: str | None = None
+    gaps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int | None:
@@ -168,7 +170,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     started = started or next((words for words in script.commands if _is_start(words)), [])
     return LaunchCommand(
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
-        is_single,
+        is_single, gaps=script.gaps,
     )  # fmt: skip
 
 

@@ -1,0 +1,62 @@
+"""What a script takes from where it cannot be read: each is named, and what only sets up programs is not."""
+
+import pytest
+
+from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_gaps import account_of_gaps, gaps_of_command
+from simpar.frameworks.words import WordTable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("source ./settings.sh", ["./settings.sh"]),
+        (". conf/$MODEL.env", ["conf/${MODEL}.env"]),
+        ("set -a; source .env; set +a", [".env"]),
+        ("[ -f x.sh ] && . x.sh", ["x.sh"]),
+        ("if [ -f x.sh ]; then source x.sh; fi", ["x.sh"]),
+        ('eval "$(python settings.py)"', ["$(python settings.py)"]),
+        ("export $(grep -v '^#' .env | xargs)", ["$(grep -v '^#' .env | xargs)"]),
+        ("if [ -n \"$(hostname)\" ]; then A+=' --tp 8'; fi", ["--tp"]),
+        ("while read line; do A+=\" $line\"; done < args.txt", ["${A}"]),
+        ("source ~/.bashrc; . /opt/v/bin/activate; source /opt/conda/etc/profile.d/conda.sh", []),
+        ("source /usr/share/modules/init/bash; eval \"$(conda shell.bash hook)\"", []),
+        ("source set_env.sh; ./prepare.sh; export A=$(hostname)", []),
+    ],
+)  # fmt: skip
+def test_what_a_script_takes_from_elsewhere(text, expected):
+    """Files that it sources, text that programs print, flags of conditions that it does not decide."""
+    assert list(Script(f"{text}\n", "train.sh").gaps) == expected
+
+
+def test_a_file_that_is_here_is_no_gap(tmp_path, monkeypatch):
+    """It is read in its place, and what it sources itself is looked up as well."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.sh").write_text("TP=8\nsource more.sh\n")
+    script = Script("source settings.sh\nrun $TP\n", "train.sh")
+    assert (list(script.gaps), script.commands) == (["more.sh"], [["run", "8"]])
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train.py --bf16 ${EXTRA_ARGS}", ["${EXTRA_ARGS}"]),
+        ("train.py ${MORE} --tp 8", ["${MORE}"]),
+        ("train.py --bf16 ${MORE}", ["${MORE}"]),
+        ("train.py --tp 8 @args.txt", ["@args.txt"]),
+        ("train.py --data 1 ${A} 2 ${B} --lr ${LR}", []),
+        ("train.py --tp 8 $@", []),
+        ("bash wrap.sh torchrun train.py --tp 8", ["wrap.sh"]),
+        ("docker run --env-file run.env image python train.py --tp 8", ["run.env"]),
+    ],
+)
+def test_words_that_only_running_would_tell(command, expected):
+    """A loose word, or one behind a switch, may hold arguments; the value of a flag that is not read does not."""
+    assert list(gaps_of_command(command.split(), ("--bf16", "--tp"))) == expected
+
+
+def test_gaps_decide_unless_their_flag_is_idle():
+    """A condition that only adds flags without effect leaves nothing open."""
+    script = Script("if [ -n \"$(hostname)\" ]; then A+=' --wandb-name x --tp 8'; fi\nsource a.sh\n", "train.sh")
+    account = account_of_gaps(script.gaps, WordTable(idle=("wandb*",)))
+    assert (list(account.deciding), account.is_understood) == (["--tp", "a.sh"], False)
