@@ -5,7 +5,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks.deepspeed_states import as_run
+from simpar.frameworks.deepspeed_states import of_versions
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
@@ -33,12 +33,12 @@ def read(text: str, name: str) -> Imported:
     given, auto = without_auto(data, name)
     batch, _ = _batch(given)
     values = values_of(given, auto)
-    values, own = as_run(values, values["precision"])
+    values, own, assumed = of_versions(values, values["precision"])
     plan = plan_said(values)
     local, microbatches = _local(given, auto), _microbatches(given, auto)
     asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
     notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *own, *given.misspelt())
-    return Imported(plan, given.words(), notes, local, microbatches, asks=asks)
+    return Imported(plan, given.words(), notes, local, microbatches, asks=asks, assumed=assumed)
 
 
 def values_of(given: ConfigReader, auto: list[str]) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from simpar.frameworks.words import Assumed
+
 OWN_STATES = (
     "At stage 0 DeepSpeed has an optimizer of its own for bf16: it shares out the states among replicas, as stage 1 "
     "does, and keeps whole gradients in fp32."
 )
+SINCE = "DeepSpeed 0.17.6 and later keep whole states at stage 0; earlier ones share out those of bf16, as stage 1 does"
 
 
 def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
@@ -14,7 +17,8 @@ def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str)
 
     It keeps whole gradients in fp32 and a share of the states on every replica [DeepSpeed, runtime/bf16_optimizer.py,
     which runtime/engine.py takes for bf16 parameters whose gradients are added up in fp32, as they are where nothing
-    else is said]. Blank precisions are not taken for bf16.
+    else is said]. So did every engine until 0.17.5, and since then that of pipelines and of fp32 that is asked for.
+    Blank precisions are not taken for bf16.
 
     >>> states_of_deepspeed({"zero": 0}, "bf16", "deepspeed")
     {'zero': 1, 'grad_dtype': 'fp32', 'reduce_dtype': 'fp32'}
@@ -24,8 +28,24 @@ def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str)
 
 
 def as_run(values: Mapping[str, Any], precision: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The values of a plan as DeepSpeed runs them in a precision, and what a reader of the text may not expect."""
+    """The values of a plan as DeepSpeed's pipelines run them in a precision, and what a reader may not expect."""
     if values.get("grad_dtype") == "bf16" or "zero" not in values:  # said by the text, or not
         return dict(values), ()
     result = states_of_deepspeed(values, precision, str(values.get("stack")))
     return result, (OWN_STATES,) if result["zero"] != values["zero"] else ()
+
+
+def of_versions(
+    values: Mapping[str, Any], precision: str
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[Assumed, ...]]:
+    """The values of a plan as DeepSpeed runs them without a pipeline, notes, and what its version decides.
+
+    Since 0.17.6 stage 0 keeps whole states, and gradients in the dtype of parameters (``runtime/engine.py``,
+    ``_do_optimizer_sanity_check``). Gradients that the text asks for in fp32 have the optimizer of their own
+    (:func:`states_of_deepspeed`), in versions that take them.
+    """
+    own, notes = as_run(values, precision)
+    if not notes or values.get("grad_dtype") == "fp32":
+        return own, notes, ()
+    earlier = {key: own[key] for key in ("grad_dtype", "reduce_dtype")}
+    return dict(values), (), (Assumed("zero", 0, SINCE, (1,), {1: earlier}),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_calls import is_script_name
@@ -60,7 +61,7 @@ def gaps_of_command(words: Sequence[str], used: Sequence[str]) -> dict[str, str]
             result[word] = ARGUMENTS
         elif _is_untold(word) and (not flag or flag in read or OF_ARGUMENTS.search(word.lower())):
             result[word] = UNTOLD
-    files = (after for word, after in zip(words, words[1:], strict=False) if word in ("--env-file", "--export-file"))
+    files = (after for word, after in pairwise(words) if word in ("--env-file", "--export-file"))
     return result | dict.fromkeys(files, MISSING)
 
 
@@ -80,8 +81,8 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
         elif name is not None and value is not None and not OPTION.search(text_of(value)) and "$" in text_of(value):
             script.gaps[f"${{{text_of(name)}}}"] = UNTOLD
     for each in descendants(node, lambda child: child.type == "command"):
-        name, *words = script.variables.words(each.named_children[0]), *map(text_of, each.named_children[1:2])
-        if name in (["source"], ["."]) and words and script.find(words[0].strip("\"'")) is None:
+        program, *words = map(text_of, each.named_children[:2])
+        if program in ("source", ".") and words and script.find(words[0].strip("\"'")) is None:
             script.gaps |= gap_of_source(words[0])
     flags = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
     if flags:

@@ -169,7 +169,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         tuple(filter(None, (note, *sharding.notes, *notes))),
         per_replica=None if shape["global_batch"] else micro * accumulation,
         asks={"model": note} if note else {},
-        assumed=assumed,
+        assumed=(*sharding.assumed, *assumed),
         stack_of_one="huggingface" if stack == "ddp" else "",
     )
 

@@ -7,12 +7,12 @@ from typing import Any
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import accelerate_read, deepspeed_read
-from simpar.frameworks.deepspeed_states import as_run
+from simpar.frameworks.deepspeed_states import of_versions
 from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
 from simpar.frameworks.trainer_arguments import LAUNCHED_AS, TrainerArguments, TrainerCommand, split_command, words_of
-from simpar.frameworks.words import ReadWords, plain
+from simpar.frameworks.words import Assumed, ReadWords, plain
 
 WORDS_OF_FSDP = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Words of ``fsdp`` (transformers, ``FSDPOption``)."""
@@ -30,11 +30,15 @@ CONFIG_FILE = "deepspeed_config.deepspeed_config_file"
 
 @dataclass(frozen=True)
 class Sharding:
-    """What shards a job: the ``values`` of a plan (none if nothing is said), the words of its files, and notes."""
+    """What shards a job: the ``values`` of a plan (none if nothing is said), the words of its files, and notes.
+
+    ``assumed`` is what the version decides.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     words: ReadWords = field(default_factory=ReadWords)
     notes: tuple[str, ...] = ()
+    assumed: tuple[Assumed, ...] = ()
 
     @property
     def is_deepspeed(self) -> bool:
@@ -66,18 +70,22 @@ def sharding_of(
     named = given.one("deepspeed", "deepspeed_config")
     if isinstance(named, str) and named in presets:
         own = _of_deepspeed(presets[named], named, filled)
-        return Sharding({**launched.values, **own.values}, launched.words, (*launched.notes, *own.notes))
+        return _joined(launched, own, launched.words)
     if named is True:
         own = _of_deepspeed(_of_switches(given, filled), "--zero_stage", filled)
-        return Sharding({**launched.values, **own.values}, launched.words, (*launched.notes, *own.notes))
+        return _joined(launched, own, launched.words)
     if named and str(named).lower() not in ("false", "none"):
         config = named if isinstance(named, dict) else load_beside(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)
         own = _of_deepspeed(config, where, filled)
-        return Sharding({**launched.values, **own.values}, launched.words + own.words, (*launched.notes, *own.notes))
+        return _joined(launched, own, launched.words + own.words)
     own = _of_fsdp(given, command)
-    return replace(own, values={**launched.values, **own.values}, words=launched.words + own.words,
-                   notes=(*launched.notes, *own.notes))  # fmt: skip
+    return replace(_joined(launched, own, launched.words + own.words), assumed=launched.assumed)
+
+
+def _joined(launched: Sharding, own: Sharding, words: ReadWords) -> Sharding:
+    """What the launcher says, and over it what the arguments say."""
+    return Sharding({**launched.values, **own.values}, words, (*launched.notes, *own.notes), own.assumed)
 
 
 def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
@@ -124,14 +132,14 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
         inner = _of_deepspeed(load_beside(str(named), source), str(named), filled)
-        values, more, notes = {**values, **inner.values}, inner.words, inner.notes
+        values, more, notes, assumed = {**values, **inner.values}, inner.words, inner.notes, inner.assumed
     else:
-        (values, notes), more = as_run(values, filled.precision), ReadWords()
+        (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()
     if values.get("stack") == "ddp":
         values.pop("stack")
     read = given.words()
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
-    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()), notes)
+    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()), notes, assumed)
 
 
 def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:
@@ -186,8 +194,8 @@ def _of_deepspeed(config: Mapping[str, Any], where: str, filled: Filled) -> Shar
     batch = ("train_batch_size",) if "train_batch_size" in autos else ()  # it follows from the others
     unread = {key: AUTO for key in autos if key not in (*kept, *batch)}
     words = ReadWords((*read.used, *batch), {**read.unread, **unread})
-    values, notes = as_run(values, filled.precision)
-    return Sharding({key: value for key, value in values.items() if value is not None}, words, notes)
+    values, notes, assumed = of_versions(values, filled.precision)
+    return Sharding({key: value for key, value in values.items() if value is not None}, words, notes, assumed)
 
 
 def _of_hidden(model: str | None) -> dict[str, int]:

@@ -118,20 +118,35 @@ def test_what_it_cannot_offload_is_named(values, words):
 
 
 @pytest.mark.parametrize(
-    ("stage", "half", "more", "read_as"),
+    ("stage", "half", "accumulated", "read_as", "of_version"),
     [
-        (0, "bf16", {}, (1, "fp32")),
-        (0, "fp16", {}, (0, None)),
-        (1, "bf16", {}, (1, None)),
-        (0, "bf16", {"data_types": {"grad_accum_dtype": "bf16"}}, (0, "bf16")),
+        (0, "bf16", None, (0, None), True),
+        (0, "fp16", None, (0, None), False),
+        (1, "bf16", None, (1, None), False),
+        (0, "bf16", "bf16", (0, "bf16"), False),
+        (0, "bf16", "fp32", (1, "fp32"), False),
     ],
 )
-def test_bf16_at_stage_0_has_an_optimizer_of_its_own(stage, half, more, read_as):
-    """It shares out the states, as stage 1 does, and a note says so."""
+def test_bf16_at_stage_0_is_as_the_version_has_it(stage, half, accumulated, read_as, of_version):
+    """Whole states since 0.17.6, as stage 1 before; only the optimizer of its own adds gradients up in fp32."""
+    more = {"data_types": {"grad_accum_dtype": accumulated}} if accumulated else {}
     config = {"zero_optimization": {"stage": stage}, half: {"enabled": True}, **more}
     found = read(json.dumps(config), "ds.json", "deepspeed")
     assert (found.plan.data_parallel.zero, found.plan.numerics.grad_dtype) == read_as
-    assert any("optimizer of its own for bf16" in note for note in found.notes) == (read_as == (1, "fp32"))
+    assert any("optimizer of its own for bf16" in note for note in found.notes) == (
+        read_as == (1, "fp32") and not stage
+    )
+    earlier = {1: {"grad_dtype": "fp32", "reduce_dtype": "fp32"}}
+    assert [(each.key, each.value, each.together) for each in found.assumed] == [("zero", 0, earlier)] * of_version
+
+
+def test_stage_0_is_read_back_as_it_is_written():
+    """With the dtype of gradients that DeepSpeed keeps there, which leaves nothing to its version."""
+    plan = checked(dp=8, zero=0, grad_dtype="bf16")
+    text = exported("deepspeed", plan)["ds_config.json"]
+    found = read(text, "ds.json", "deepspeed")
+    assert (json.loads(text)["zero_optimization"]["stage"], found.plan.zero, found.assumed) == (0, 0, ())
+    assert (found.plan.numerics.grad_dtype, found.plan.numerics.precision) == ("bf16", "bf16")
 
 
 def test_a_config_of_a_user_is_read():

@@ -191,8 +191,8 @@ def test_a_script_that_no_reader_knows_may_decide(tmp_path, monkeypatch, capsys)
     """Of a launch of which only accelerate's config is read, the script says the rest."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n")
-    shape = ("--seq-len", "2048", "--global-batch", "8", "--")
-    code, found = checked(capsys, *HARDWARE, *shape, *"accelerate launch --config_file fsdp.yaml own.py".split())
+    command = ("accelerate", "launch", "--config_file", "fsdp.yaml", "own.py")
+    code, found = checked(capsys, *HARDWARE, "--seq-len", "2048", "--global-batch", "8", "--", *command)
     assert (code, list(found["words"]["not_modelled"])) == (3, ["own.py"])
 
 
