@@ -34,7 +34,7 @@ from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 OPEN = (
     "deepspeed_states", "framework", "match", "nearest", "overrides", "reader", "recipes", "shell", "shell_calls",
-    "shell_shared", "shell_words", "slurm", "source", "subject", "target", "unread", "words",
+    "shell_gaps", "shell_shared", "shell_words", "slurm", "source", "subject", "target", "unread", "words",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

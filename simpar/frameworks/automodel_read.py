@@ -18,7 +18,7 @@ from simpar.frameworks.overrides import (
     mapping,
     reader_of,
 )
-from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import SCHEDULES
@@ -261,7 +261,7 @@ READER = Reader(
     read=read,
     starts=_starts,
     owns=owns,
-    spawns=True,
+    devices=SPAWNS,
     words=WordTable(
         idle=(
             "seed",

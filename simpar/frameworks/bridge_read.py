@@ -21,7 +21,7 @@ from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
@@ -466,7 +466,7 @@ WORDS = WordTable(
 
 READER = Reader(
     name="megatron-bridge", description="Megatron-Bridge: a recipe in Python, and commands that name one", read=read,
-    starts=starts, spawns=True, words=WORDS, written_as="megatron-bridge",
+    starts=starts, devices=SPAWNS, words=WORDS, written_as="megatron-bridge",
 )  # fmt: skip
 NEMO_READER = Reader(
     name="nemo-run", description="NeMo 2: a recipe in Python", read=read, words=WORDS, written_as="nemo-run"

@@ -12,7 +12,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.overrides import assigned, choice, command_of, is_config, laid_over, load_beside, mapping
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import Assumed, WordTable
@@ -120,7 +120,7 @@ READER = Reader(
     read=read,
     starts=_starts,
     owns=owns,
-    spawns=True,
+    devices=SPAWNS,
     words=WordTable(
         idle=(
             "variables.*", "run_name", "tokenizer.*", "tokenizer_name", "train_loader.*", "eval_loader.*",

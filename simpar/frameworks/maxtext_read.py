@@ -1,6 +1,7 @@
 """MaxText back to a plan: a YAML over its base config, and ``python -m maxtext...train base.yml key=value``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from simpar.frameworks.overrides import (
     reader_of,
     real,
 )
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import DeviceHabits, Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import WordTable
@@ -60,6 +61,8 @@ ATTENTION = {"dot_product": "eager", "cudnn_flash_te": "cudnn", "cudnn_flash_jax
 """Kernels of attention; the flash ones are the stack's."""
 CP_METHODS = {"all_gather": "all_gather", "ring": "ring", "ulysses": "ulysses"}
 OPTIMIZERS = {"adamw": "adamw", "adam_pax": "adamw", "sgd": "sgd", "muon": "muon"}
+SHOWN = {"tpu-v7x": 2}
+"""Devices that JAX shows of a chip of two TensorCores (Google Cloud, TPU7x: each has its own half of the memory)."""
 CONFIGS = ("base.yml", "base.yaml")
 
 
@@ -127,6 +130,30 @@ def read(text: str, name: str) -> Imported:
     given.used |= {key for key, value in given.values_.items() if key.startswith(("ici_", "dcn_")) and value in (1, -1)}
     asks = {"model": "" if config else note}
     return Imported(plan_said(values), given.words(), notes, local, sizes=told, asks=asks, config=config)
+
+
+def merged(imported: Imported, count: int) -> Imported:
+    """The plan on chips, of which JAX shows ``count`` devices each: they are taken for one. Raises UserError.
+
+    They are devices of the axis of data, whose batches a chip has all, if the size of that allows it, else of the axis
+    of experts, tensors or contexts.
+    """
+    mesh, hsdp = imported.plan.mesh, imported.plan.data_parallel.hsdp
+    dp = mesh.dp and mesh.dp // count
+    is_whole = mesh.dp is None or mesh.dp % count == 0
+    if is_whole and (dp is None or (dp * mesh.cp) % mesh.ep == 0 or mesh.ep % count == 0):
+        values: dict[str, Any] = {"dp": dp, "micro_batch": imported.plan.micro_batch * count}
+        values |= {"ep": mesh.ep // count} if dp and (dp * mesh.cp) % mesh.ep else {}
+        values |= {"hsdp": hsdp // count} if dp and dp % hsdp else {}
+        imported = replace(imported, per_replica=imported.per_replica and imported.per_replica * count)
+    elif axis := next((axis for axis in ("tp", "cp") if getattr(mesh, axis) % count == 0), None):
+        values = {axis: getattr(mesh, axis) // count}
+        values |= {"sequence_parallel": None} if values.get("tp") == 1 else {}
+        values |= {"cp_method": None, "cp_balance": None} if values.get("cp") == 1 else {}
+    else:
+        raise UserError(f"devices of the mesh: allowed: a multiple of {count} in an axis, the devices of a chip")
+    told = f"JAX shows {count} devices of a chip, which are taken for one."
+    return replace(imported, plan=imported.plan.with_values(**values), notes=(*imported.notes, told), written_as="")
 
 
 def owns(data: Mapping[str, Any]) -> bool:
@@ -224,7 +251,7 @@ READER = Reader(
     starts=_starts,
     owns=owns,
     written_as="maxtext",
-    spawns=True,
+    devices=DeviceHabits(spawns=True, shown=SHOWN, merged=merged),
     words=WordTable(
         idle=(
             "base_config",

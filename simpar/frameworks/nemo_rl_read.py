@@ -28,7 +28,7 @@ from simpar.frameworks.policy_update import (
     samples_of_micro_batch,
     update_of,
 )
-from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS as OF_TORCH
@@ -345,7 +345,7 @@ READER = Reader(
     starts=_starts,
     owns=_owns,
     has_dotted_flags=False,
-    spawns=True,
+    devices=SPAWNS,
     words=core_words("policy.megatron_cfg.model_overrides", "policy.megatron_cfg")
     | WordTable(
         idle=IDLE,

@@ -19,7 +19,7 @@ from simpar.frameworks.overrides import (
     mapping,
     reader_of,
 )
-from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
@@ -299,6 +299,6 @@ READER = Reader(
     read=read,
     starts=_starts,
     owns=owns,
-    spawns=True,
+    devices=SPAWNS,
     words=NEMO_WORDS,
 )

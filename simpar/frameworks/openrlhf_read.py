@@ -19,7 +19,7 @@ from simpar.frameworks.policy_update import (
     samples_of_micro_batch,
     update_of,
 )
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
@@ -199,7 +199,7 @@ READER = Reader(
     read=read,
     starts=_starts,
     has_dotted_flags=False,
-    spawns=True,
+    devices=SPAWNS,
     words=WordTable(
         idle=IDLE,
         deciding={

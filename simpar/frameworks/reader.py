@@ -14,6 +14,23 @@ def _never(_: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class DeviceHabits:
+    """How a framework takes devices, and counts them.
+
+    ``spawns``: one ``python`` trains on all devices of a node, as it starts their processes or is the only one.
+    ``shown`` are the devices that it counts where one of a name is one here; ``merged`` makes a plan of its devices
+    one of those here. Raises UserError where it cannot.
+    """
+
+    spawns: bool = False
+    shown: Mapping[str, int] = field(default_factory=dict)
+    merged: Callable[[Imported, int], Imported] = field(default=lambda imported, _: imported)
+
+
+SPAWNS = DeviceHabits(spawns=True)
+
+
+@dataclass(frozen=True)
 class Reader:
     """What reads the launches or configs of one framework.
 
@@ -23,9 +40,8 @@ class Reader:
     a mapping of a YAML or JSON file is a config of it. ``words`` sorts what ``read`` does not use. ``written_as`` is
     the export target whose options have the same names, for proposals; "" if there is none. ``has_dotted_flags``:
     options of sections are flags of its commands, too. ``trains`` tells whether a command of it trains: if another one
-    of the text does, that is read. ``spawns``: one ``python`` trains on all devices of a node, as it starts their
-    processes or is the only one. ``takes_files``: a command may be known only by the file of arguments that it gives to
-    its script.
+    of the text does, that is read. ``takes_files``: a command may be known only by the file of arguments that it gives
+    to its script.
     """
 
     name: str
@@ -38,7 +54,7 @@ class Reader:
     written_as: str = ""
     has_dotted_flags: bool = True
     trains: Callable[[Sequence[str]], bool] = field(default=lambda _: True)
-    spawns: bool = False
+    devices: DeviceHabits = field(default_factory=DeviceHabits)
     takes_files: bool = False
 
 

@@ -24,7 +24,7 @@ from simpar.frameworks.policy_update import (
     samples_of_micro_batch,
     update_of,
 )
-from simpar.frameworks.reader import Reader
+from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
@@ -137,7 +137,7 @@ READER = Reader(
     read=read,
     starts=_starts,
     written_as="megatron",
-    spawns=True,
+    devices=SPAWNS,
     words=MEGATRON_WORDS
     | WordTable(
         idle=IDLE,

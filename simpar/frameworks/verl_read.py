@@ -27,7 +27,7 @@ from simpar.frameworks.policy_update import (
     update_of,
     vocabulary_chunks,
 )
-from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS
 from simpar.frameworks.trainer_read import DTYPES, KERNEL_OF, low_states
@@ -293,7 +293,7 @@ READER = Reader(
     starts=_starts,
     owns=_owns,
     has_dotted_flags=False,
-    spawns=True,
+    devices=SPAWNS,
     words=WordTable(
         idle=IDLE,
         deciding={

@@ -16,6 +16,7 @@ from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
 from simpar.frameworks.shell_gaps import account_of_gaps, gaps_of_command
+from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
 from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.cluster import Cluster
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
-SHOWN_TWICE = {
-    ("maxtext", "tpu-v7x"): "JAX shows two devices of a chip, taken for one: the batch, and the axes of the mesh"
-}
-"""What launches of a reader count otherwise than the devices of a name are counted here."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -208,6 +205,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
         raise UserError(f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1")
+    given = _as_counted(given, facts.hardware)
     notes = list(dict.fromkeys((*given.found.notes, *given.launch.notes)))
     if facts.model is not None:
         _answered("model", given, notes)
@@ -241,14 +239,28 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
     account = _account(given, reader.words)
-    if (given.text.target, cluster.device.name) in SHOWN_TWICE:
-        account += Account(deciding={"per_device_batch_size": SHOWN_TWICE[given.text.target, cluster.device.name]})
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
     if near is None:
         return checked
     better = tuple(_better(given, problem, plan, near, settled))
     return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
+
+
+def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:
+    """What was read, in devices as they are counted here: a framework may count several of one.
+
+    The text is not edited then. Raises UserError.
+    """
+    devices = load_reader(given.text.target).devices
+    count = devices.shown.get(load_cluster(hardware).device.name) if hardware and devices.shown else None
+    if count is None:
+        return given
+
+    def again(text: str) -> Imported:
+        return devices.merged(given.text.read(text), count)
+
+    return replace(given, found=devices.merged(given.found, count), text=replace(given.text, syntax=None, read=again))
 
 
 def _account(given: ParsedLaunch, table: WordTable) -> Account:

@@ -164,7 +164,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
             "srun starts one task of a node unless --ntasks-per-node says more: taken as one for every device."
         )
     is_python = re.fullmatch(r"python[\d.]*", PurePath(next(iter(started), "")).name) is not None
-    is_single = is_python and not told and target is not None and not load_reader(target).spawns
+    is_single = is_python and not told and target is not None and not load_reader(target).devices.spawns
     text_of = None if config is None else script.text_of_file(config)
     config, config_text = (config, None) if text_of is None else text_of
     started = started or next((words for words in script.commands if _is_start(words)), [])
@@ -227,7 +227,8 @@ def _sizes(
 def _chips(words: Sequence[str]) -> int | None:
     """The TPU chips that xpk asks for: ``--device-type=v6e-256`` or ``tpu7x-4x4x4``, of every slice.
 
-    Names of v4 and v5p count cores, two of a chip (docs of Cloud TPU, accelerator types).
+    Names of v4, v5p and 7x count cores, two of a chip (docs of Cloud TPU, accelerator types; xpk,
+    ``core/system_characteristics.py``).
     """
     named = value_of(words, ("--device-type", "--tpu-type", "--device_type", "--tpu_type")) or ""
     slices = value_of(words, ("--num-slices", "--num_slices")) or "1"
@@ -235,7 +236,7 @@ def _chips(words: Sequence[str]) -> int | None:
     if match is None or not slices.isdigit():
         return None
     chips = prod(map(int, match[2].split("x")))
-    return chips * int(slices) // (2 if match[1] in ("v4", "v5p") and "x" not in match[2] else 1)
+    return chips * int(slices) // (2 if match[1] in ("v4", "v5p", "tpu7x") and "x" not in match[2] else 1)
 
 
 def _is_untold(told: Sequence[tuple[str, list[str]]]) -> bool:

@@ -92,6 +92,31 @@ def test_what_a_policy_keeps_decides(words: str, recompute: str, deciding: set[s
     assert (found.plan.recompute, set(account.deciding), account.unknown) == (recompute, deciding, ())
 
 
+@pytest.mark.parametrize(
+    ("words", "expected", "batch"),
+    [
+        ("ici_fsdp_parallelism=-1", {"dp": None, "tp": 1, "micro_batch": 4}, 4),
+        ("ici_fsdp_parallelism=8 dcn_data_parallelism=2", {"dp": 8, "hsdp": 2, "micro_batch": 4}, 4),
+        ("ici_fsdp_parallelism=1 dcn_data_parallelism=2", {"dp": 1, "hsdp": 1, "micro_batch": 4}, 4),
+        ("ici_fsdp_parallelism=1 ici_tensor_parallelism=8", {"dp": 1, "tp": 4, "micro_batch": 16}, 16),
+        ("ici_fsdp_parallelism=1 ici_tensor_parallelism=2", {"tp": 1, "sequence_parallel": None, "micro_batch": 4}, 4),
+        ("ici_fsdp_parallelism=1 ici_expert_parallelism=8", {"dp": 4, "ep": 4, "micro_batch": 4}, 4),
+    ],
+)
+def test_two_devices_of_a_chip(words: str, expected: dict[str, object], batch: int) -> None:
+    """A chip has the sequences of both, 2 each; they are of the axis of data, else of experts, tensors, contexts."""
+    of_chips = READER.devices.merged(imported(words), 2)
+    plan = of_chips.plan
+    values = {
+        **plan.flat_values(),
+        "dp": plan.mesh.dp,
+        "sequence_parallel": plan.flat_values().get("sequence_parallel"),
+    }
+    assert ({key: values[key] for key in expected}, of_chips.per_replica) == (expected, batch)
+    with pytest.raises(UserError, match="a multiple of 2 in an axis"):
+        READER.devices.merged(imported("ici_fsdp_parallelism=1"), 2)
+
+
 def test_the_model_of_the_base_config() -> None:
     """Llama's layers of its sizes, with those that the command gives."""
     text = RUN.replace("model_name=llama3.1-8b", "base_num_decoder_layers=8 vocab_size=1000")
@@ -103,7 +128,7 @@ def test_the_model_of_the_base_config() -> None:
 
 def test_a_workload_of_xpk() -> None:
     """The command inside, on the chips that it asks for."""
-    for kind, chips in (("v6e-256", 512), ("v5p-256", 256), ("tpu7x-4x4x4", 128)):
+    for kind, chips in (("v6e-256", 512), ("v5p-256", 256), ("tpu7x-4x4x4", 128), ("tpu7x-128", 128)):
         text = f"xpk workload create --device-type={kind} --num-slices=2 --command='export A=1 && {RUN}'"
         given = given_words([text])
         assert (given.found.plan.model, given.launch.target, given.launch.world_size) == (

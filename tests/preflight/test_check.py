@@ -218,13 +218,16 @@ def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
 
 
 @pytest.mark.usefixtures("no_neighbours")
-@pytest.mark.parametrize(("hardware", "decides"), [("tpu-v7x-pod", ["per_device_batch_size"]), ("tpu-v6e-pod", [])])
-def test_devices_that_jax_shows_twice_leave_no_verdict_ok(capsys, hardware, decides):
+@pytest.mark.parametrize(("hardware", "batch"), [("tpu-v7x-pod", 8), ("tpu-v6e-pod", 4)])
+def test_devices_that_jax_shows_twice_are_one(capsys, hardware, batch):
     """A chip of TPU7x is one device here and two of MaxText's, each of which takes the batch of a device."""
-    words = "python3 -m maxtext.trainers.pre_train.train configs/base.yml model_name=llama3-8b per_device_batch_size=1"
-    code, found = checked(capsys, "--hardware", hardware, "--gpus", "4", "--", *words.split())
-    assert list(found["words"]["not_modelled"]) == decides
-    assert code == 3 or not decides
+    words = (
+        "python3 -m maxtext.trainers.pre_train.train configs/base.yml model_name=llama3.1-8b per_device_batch_size=1"
+    )
+    _, found = checked(capsys, "--hardware", hardware, "--gpus", "4", "--", *words.split())
+    assert (found["cluster"]["devices"], found["words"]["not_modelled"]) == (4, {})
+    assert f"The global batch is {batch} sequences: {batch // 4} of every data-parallel rank." in found["notes"]
+    assert any("2 devices of a chip" in note for note in found["notes"]) == (batch == 8)
 
 
 @pytest.mark.usefixtures("no_neighbours")
