@@ -9,9 +9,12 @@ from simpar.architectures.families import DECLARED
 from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_details import details
+from simpar.architectures.transformer import clipped
 from simpar.architectures.vision_reading import TEXT_CONFIGS, TOWERS
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
+
+__all__ = ["TOWERS", "read", "reason_unread"]
 
 
 def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
@@ -24,7 +27,8 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
     if left_out:
         graph = replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, *left_out)})
-    return replace(graph, details=details(fields, graph, family))
+    graph = replace(graph, details=details(fields, graph, family))
+    return clipped(graph) if graph.details.caps.projections else graph
 
 
 def reason_unread(config: Mapping[str, Any], name: str) -> str:

@@ -89,7 +89,8 @@ class Style:
     """The differences between decoder families beside their sizes.
 
     ``norms`` per layer is 2 (pre-norm), 4 (before and after both branches) or 1 (parallel branches on one norm);
-    ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
+    ``qk_norm`` is "", "head" (one weight of head_dim), "full" (one weight per feature) or "bare" (no weight, in layers
+    that rotate). ``extra`` holds rarer flags:
     "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit per head without a key),
     "attention_gate" (a sigmoid on every feature, from the packed product), "qk_norm_last" (after the rotation),
     "qk_norm_bias", "clamped" (inputs of the MLP's activation are limited), "embedding_kept" (no dropout on embeddings),
@@ -154,7 +155,7 @@ def attention(source: str, style: Style, kind: LayerVariant, dropout: bool) -> l
         ops.append(_qk_norm(style, ops[-1].name))
     if turns:
         ops.append(Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(ops[-1].name,)))
-    if style.qk_norm and last:
+    if style.qk_norm and last and (turns or style.qk_norm != "bare"):
         ops.append(_qk_norm(style, ops[-1].name))
     causal = not style.extra.get("bidirectional", False)
     core = AttentionPattern(causal=causal, window=kind.window, chunked=kind.chunked, dropout=dropout)
@@ -179,10 +180,33 @@ def attention(source: str, style: Style, kind: LayerVariant, dropout: bool) -> l
     return ops
 
 
+def clipped(graph: ModelGraph) -> ModelGraph:
+    """The model with queries, keys and values limited behind their product: one more pass, which keeps what it reads.
+
+    [OLMo, arXiv 2402.00838, section 2.3; MPT and DBRX, llm-foundry]
+    """
+    return replace(graph, blocks={name: _clipped(block) for name, block in graph.blocks.items()})
+
+
+def _clipped(block: Block) -> Block:
+    ops: list[Operator] = []
+    for op in block.operators:
+        if op.name != "qkv":
+            swapped = [tuple(CLIP if name == "qkv" else name for name in names) for names in (op.inputs, op.saves)]
+            ops.append(replace(op, inputs=swapped[0], saves=swapped[1]))
+            continue
+        limit = Operator(CLIP, "activation", op.rows, op.columns, "tensor", inputs=("qkv",), saves=("qkv",))
+        ops += [op, limit]
+    return replace(block, operators=tuple(ops))
+
+
+CLIP = "qkv_clip"
+
+
 def _qk_norm(style: Style, source: str) -> Operator:
-    """The norm of queries and keys: one weight (and bias) of a head's width, or one of all heads' features."""
+    """The norm of queries and keys: one weight (and bias) of a head's width, one of all heads' features, or none."""
     sizes = {"head": term("head_dim", times=2), "full": (*QUERY, *term("kv_heads", "head_dim"))}
-    weights = [Weight("qk_norm.weight", sizes[style.qk_norm], "vector")]
+    weights = [Weight("qk_norm.weight", sizes[style.qk_norm], "vector")] if style.qk_norm in sizes else []
     if style.extra.get("qk_norm_bias"):
         weights.append(Weight("qk_norm.bias", sizes[style.qk_norm], "vector"))
     return Operator(

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from simpar.architectures.details import Details
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.architectures.recompute import of_layer
+from simpar.architectures.transformer import CLIP
 from simpar.errors import UserError
 from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import CoreAttention, Place, Rotary
@@ -25,6 +26,7 @@ from simpar.runtime.operators import (
     SHARED_GATE,
     Activation,
     Add,
+    Clip,
     GatedProjection,
     HeadNorm,
     Joined,
@@ -256,10 +258,9 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         result.scale = details.scales.embedding
         return result
 
-    def matmul(op: Operator) -> nn.Module:
-        product = _product(op)(op, dims)
-        product.limit = details.caps.projections if op.name == "qkv" else None
-        return product
+    def activation(op: Operator) -> nn.Module:
+        limit = details.caps.projections if op.name == CLIP else None
+        return Activation(_activation(details)) if limit is None else Clip(limit)
 
     def dropout(op: Operator) -> nn.Module:
         rates = details.dropout
@@ -271,7 +272,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         "grouped_matmul": lambda op: GroupedExperts(op, dims),
         "combine": lambda _: Combine(),
         "clamp": lambda _: ExpertClamp(),
-        "matmul": matmul,
+        "matmul": lambda op: _product(op)(op, dims),
         "norm": norm,
         "add": add,
         "embedding": table,
@@ -279,7 +280,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         "attention": lambda op: CoreAttention(
             op.attention, dims["head_dim"], place, details, sinks=dims["heads"] if op.weights else 0
         ),
-        "activation": lambda _: Activation(_activation(details)),
+        "activation": activation,
         "gated_activation": gated,
         "dropout": dropout,
         **of_latents,

@@ -37,14 +37,10 @@ class CastingLinear(nn.Linear):
 
 
 class Projection(nn.Module):
-    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple.
-
-    Outputs are clamped to -``limit``..``limit``, if there is a limit.
-    """
+    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple."""
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
-        self.limit: float | None = None
         self.whole = op.region == "sequence"  # on every tensor-parallel rank
         width = int(evaluate(op.contraction, dims))
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
@@ -54,8 +50,6 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
         outputs = tuple(part(x) for part in self.parts)
-        if self.limit is not None:
-            outputs = tuple(each.clamp(-self.limit, self.limit) for each in outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -157,6 +151,18 @@ class Activation(nn.Module):
             gate, up = x
             return self.function(gate) * up
         return self.function(x)
+
+
+class Clip(nn.Module):
+    """Clamps every output of a product to -``limit``..``limit``."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Shapes [batch, seq, out] in and out."""
+        return tuple(each.clamp(-self.limit, self.limit) for each in outputs)
 
 
 class Add(nn.Module):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED
-from simpar.tracing.masks import Constants
+from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, TracedCall, TraceShape, length, refs_of
 
 if TYPE_CHECKING:
@@ -70,14 +70,17 @@ def _without_collections() -> Iterator[None]:
 def _captured(name: str, seq_len: int, make: Callable[[], Any]) -> Capture:
     import torch
 
-    with torch.device("meta"):
+    from simpar.tracing.recording import Construction
+
+    with torch.device("meta"), Construction.recorded() as construction:
         made = _made(name, make)
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"model = {name}: returns {type(module).__name__}; {ALLOWED}")
     module = _without_cache(module).to("meta").train()
     examples = _Examples.of(name, inputs, seq_len)
-    return replace(_joined(*_pair(name, module, examples)), module=type(module).__name__)
+    joined = _joined(*_pair(name, module, examples), construction.buffers(module))
+    return replace(joined, module=type(module).__name__)
 
 
 def _pair(name: str, module: Any, examples: _Examples) -> tuple[ModuleRun, ModuleRun, tuple[TraceShape, TraceShape]]:
@@ -185,9 +188,9 @@ def _record(name: str, module: Any, examples: _Examples, shape: TraceShape) -> M
         ) from None
 
 
-def _joined(long: ModuleRun, short: ModuleRun, shapes: tuple[TraceShape, TraceShape]) -> Capture:
-    """The calls of both traces as one list with symbolic sizes."""
-    parameters, inputs, constants = {*long.parameters}, {*long.inputs}, Constants(long.calls)
+def _joined(long: ModuleRun, short: ModuleRun, shapes: tuple[TraceShape, TraceShape], made: Made) -> Capture:
+    """The calls of both traces as one list with symbolic sizes; buffers have the values that they were made with."""
+    parameters, inputs, constants = {*long.parameters}, {*long.inputs}, Constants(long.calls, made=made)
     nodes: dict[str, CallNode] = {}
     for one, two in zip(long.calls, short.calls, strict=True):
         shape, sizes, floating = _sizes(one, two, shapes)

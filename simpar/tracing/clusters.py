@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import CallNode
+from simpar.tracing.nodes import CallNode, rows_and_columns
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
 
@@ -49,7 +49,19 @@ class PointwiseGroup:
 
 
 def classify(cluster: PointwiseGroup, rows: Size, columns: int) -> list[OperatorDraft]:
-    """The cluster as an operator; one that only sums several streams is a residual sum."""
+    """The cluster as an operator; one that only sums several streams is a residual sum.
+
+    A limit in front of a rotation is an operator of its own, as other tensors of the same attention have it alone.
+    """
+    first, rest = cluster.nodes[0], cluster.nodes[1:]
+    plain = not {known.base(node.op) for node in rest} & known.NONLINEAR
+    if cluster.tables and known.base(first.op) in known.LIMITS and plain:
+        limit = OperatorDraft(
+            first.name, "activation", *rows_and_columns(first), tuple(cluster.sources), (first.name,), first.owners,
+            saves=tuple(cluster.sources),
+        )  # fmt: skip
+        turned = PointwiseGroup(cluster.path, nodes=rest, sources=[first.name], pieces=cluster.pieces, tables=True)
+        return [limit, *classify(turned, rows, columns)]
     ops = {known.base(node.op) for node in cluster.nodes}
     last = cluster.nodes[-1]
     sources = tuple(cluster.sources)

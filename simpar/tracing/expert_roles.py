@@ -24,15 +24,17 @@ def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
         return
     router, dispatch = by_kind["router"], by_kind["dispatch"]
     up, down = [draft for draft in roles.drafts if draft.kind == "grouped_matmul"][:2]
+    count = _count(down) or router.columns
     roles.dims |= {
-        "experts": router.columns, "num_experts": router.columns, "expert_ffn": down.contraction,
+        "experts": count, "num_experts": count, "expert_ffn": down.contraction,
         "topk": dispatch.rows[0][0] // router.rows[0][0],
     }  # fmt: skip
     wide = term("expert_ffn", times=up.columns // down.contraction)
     for draft in roles.drafts:
         before = _made_by(made, draft)
         if draft.kind == "router":
-            roles.columns[draft.name] = term("num_experts")
+            others = draft.columns - count  # choices that are no experts
+            roles.columns[draft.name] = (*term("num_experts"), *(term(times=others) if others else ()))
             roles.name(draft, "router")
         elif draft.kind in ("dispatch", "combine"):
             roles.name(draft, draft.kind)
@@ -52,6 +54,24 @@ def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
             roles.rows[draft.name], roles.regions[draft.name] = ROUTED, "expert"
 
 
+def _count(down: OperatorDraft) -> int:
+    """Matrices in the stack of a grouped product (0 without one)."""
+    held = sum(piece.numel for piece in down.pieces if piece.kind == "expert")
+    return held // (down.contraction * down.columns)
+
+
+def shared_last(roles: Roles) -> list[OperatorDraft]:
+    """The drafts with a shared expert behind the routed ones, whichever are called first: neither reads the other."""
+    names = [roles.names.get(draft.name, "") for draft in roles.drafts]
+    at = [where for where, name in enumerate(names) if name.startswith("shared_")]
+    if not at or "combine" not in names or at[-1] > names.index("combine"):
+        return roles.drafts
+    end = names.index("combine") + 1
+    shared = [roles.drafts[where] for where in at]
+    before, behind = roles.drafts[:end], roles.drafts[end:]
+    return [*(draft for draft in before if draft not in shared), *shared, *behind]
+
+
 def _made_by(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> str:
     """Kind of the operator that makes a draft's first input ("" where none does)."""
     return made[draft.inputs[0]].kind if draft.inputs and draft.inputs[0] in made else ""
@@ -60,8 +80,8 @@ def _made_by(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> str:
 def expert_weights(name: str, draft: OperatorDraft, contraction: Size, columns: Size) -> tuple[Weight, ...]:
     """The stacked matrices of a grouped product, one per expert, and its biases where it has them."""
     sizes = {"weight": times(term("experts"), contraction, columns), "bias": times(term("experts"), columns)}
-    pieces = zip(sizes.items(), draft.pieces, strict=False)
-    return tuple(Weight(f"{name}.{leaf}", size, "expert") for (leaf, size), _ in pieces)
+    held = [leaf for leaf, kind in (("weight", "expert"), ("bias", "vector")) if kind in {p.kind for p in draft.pieces}]
+    return tuple(Weight(f"{name}.{leaf}", sizes[leaf], "expert") for leaf in held)
 
 
 def without_shared_gate(drafts: list[OperatorDraft]) -> list[OperatorDraft]:

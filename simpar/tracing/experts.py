@@ -2,6 +2,8 @@
 
 The calls between (scores, top-k, sorting tokens by expert and back) become three operators: router, dispatch and
 combine. The experts are two grouped products, each of a stack of matrices, one per expert, with their tokens' rows.
+Where a class runs every expert on every token, those that a token did not choose read zeros and add nothing: they count
+as routed, as training runs them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from math import prod
 
 from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divide_size
+from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divide_size, times
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
 SUMS = frozenset(["sum", "index_add", "scatter_add"])
@@ -22,7 +24,8 @@ Pieces = Callable[[CallNode], tuple[DraftWeight, ...]]
 class TracedMixture:
     """One mixture: the router's product, its input, both grouped products, the final sum, the calls between.
 
-    Tokens are ``hidden`` wide; the input of the down product is ``narrow`` wide.
+    Tokens are ``hidden`` wide; the input of the down product is ``narrow`` wide. ``count`` matrices are stacked.
+    ``chosen`` experts are a token's where every expert reads every token, scaled by 0 unless it was chosen; else 0.
     """
 
     router: CallNode
@@ -33,6 +36,8 @@ class TracedMixture:
     between: tuple[CallNode, ...]
     hidden: int
     narrow: int
+    count: int
+    chosen: int = 0
 
 
 def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
@@ -43,11 +48,37 @@ def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
         for ref in node.refs:
             readers.setdefault(ref, []).append(node)
     for node in nodes.values():
-        if known.base(node.op) in known.GROUPED and node.name not in done:
+        if _is_stacked(nodes, node) and node.name not in done:
             mixture = _mixture(nodes, readers, node)
             if mixture is not None:
                 done |= {mixture.up.name, mixture.down.name}
                 yield mixture
+
+
+def _is_stacked(nodes: Mapping[str, CallNode], node: CallNode) -> bool:
+    """Whether a call multiplies with a stack of matrices: a grouped product, or one of a batch of experts."""
+    op = known.base(node.op)
+    return op in known.GROUPED or (op == "bmm" and nodes[node.refs[1]].kind == WEIGHTS)
+
+
+def _scored(nodes: Mapping[str, CallNode], node: CallNode) -> int:
+    """Experts of a token where a call scales tokens, repeated for every expert, by the scores of these; else 0."""
+    if known.base(node.op) != "mul" or len(node.refs) < 2:
+        return 0
+    waiting, seen = [node.refs[1]], set[str]()
+    while waiting:
+        each = nodes[waiting.pop()]
+        if known.base(each.op) in known.SORTS:
+            return _largest(nodes, each)
+        if known.base(each.op) not in known.PRODUCTS:
+            waiting += [ref for ref in each.refs if ref not in seen]
+            seen.update(each.refs)
+    return 0
+
+
+def _largest(nodes: Mapping[str, CallNode], sort: CallNode) -> int:
+    """How many values a choice of the largest keeps."""
+    return next((node.sizes[-1] for node in nodes.values() if node.op == "getitem" and sort.name in node.refs), 0)
 
 
 def _source(nodes: Mapping[str, CallNode], name: str) -> CallNode:
@@ -62,10 +93,11 @@ def _mixture(
     nodes: Mapping[str, CallNode], readers: Mapping[str, list[CallNode]], up: CallNode
 ) -> TracedMixture | None:
     picked = _source(nodes, up.refs[0])
-    if known.base(picked.op) not in PICKS:
+    chosen = _scored(nodes, picked)
+    if known.base(picked.op) not in PICKS and not chosen:
         return None
     source = _source(nodes, picked.refs[0])
-    down = _next(readers, up, lambda node: known.base(node.op) in known.GROUPED)
+    down = _next(readers, up, lambda node: _is_stacked(nodes, node))
     if down is None:
         return None
     size = prod(source.sizes)
@@ -74,7 +106,8 @@ def _mixture(
         return None
     count = nodes[up.refs[1]].sizes[0]
     before = _before(nodes, end, source.name)
-    products = [node for node in before if known.base(node.op) in known.PRODUCTS and node.sizes[-1] == count]
+    plain = [node for node in before if known.base(node.op) in known.PRODUCTS]
+    products = [node for node in plain if node.sizes[-1] == count] or [n for n in plain if _chooses(readers, n, count)]
     if not products:
         return None
     behind = {products[-1].name}
@@ -83,7 +116,14 @@ def _mixture(
             behind.add(node.name)
     between = tuple(node for node in before if node.name in behind)
     narrow = nodes[down.refs[1]].sizes[-2]
-    return TracedMixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow)
+    return TracedMixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow, count, chosen)
+
+
+def _chooses(readers: Mapping[str, list[CallNode]], product: CallNode, count: int) -> bool:
+    """Whether a product scores more than ``count`` experts: some of its choices are none of the stacked ones."""
+    if product.sizes[-1] <= count:
+        return False
+    return _next(readers, product, lambda node: known.base(node.op) in known.SORTS) is not None
 
 
 def _next(
@@ -119,10 +159,11 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
     """The operators of a mixture, the router first, which reads the value ``source``."""
     router, up, end = mixture.router, mixture.up, mixture.end
     experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
-    tokens, rows = divide_size(router.numel, experts), divide_size(up.numel, wide)
+    tokens = divide_size(router.numel, experts)
+    rows = times(tokens, ((mixture.chosen, ()),)) if mixture.chosen else divide_size(up.numel, wide)
     own = pieces(router)
     held = dict.fromkeys(piece for node in mixture.between for piece in pieces(node) if piece not in own)
-    up_pieces, down_pieces, rest = _shared_out(list(held), mixture)
+    up_pieces, down_pieces, rest = _shared_out(list(held), mixture, pieces)
     sized = [replace(each, kind="matrix" if each.numel == experts * hidden else "vector") for each in own]
     others = [replace(piece, kind="vector") for piece in rest]
 
@@ -131,7 +172,7 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
 
     dispatch, enter, clamp, act, leave = (f"{end.name}.{part}" for part in range(5))
     inner = mixture.between[mixture.between.index(up) : mixture.between.index(mixture.down)]
-    clamps = any(known.base(node.op).startswith("clamp") for node in inner)
+    clamps = any(known.base(n.op) in known.LIMITS and not known.is_unlimited(n.op, n.args) for n in inner)
     first = draft(router.name, "router", (tokens, experts), source)
     entering = draft(enter, "grouped_matmul", (rows, wide), dispatch)
     leaving = draft(leave, "grouped_matmul", (rows, hidden), act)
@@ -149,16 +190,17 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
 
 
 def _shared_out(
-    held: Sequence[DraftWeight], mixture: TracedMixture
+    held: Sequence[DraftWeight], mixture: TracedMixture, pieces: Pieces
 ) -> tuple[list[DraftWeight], list[DraftWeight], list[DraftWeight]]:
-    """Parameters of the up product, of the down product, and the others, told apart by their sizes."""
-    experts, rest = mixture.router.sizes[-1], list(held)
+    """Parameters of the up product, of the down product, and the others; biases are told by their sizes."""
+    rest = list(held)
     parts: list[list[DraftWeight]] = []
-    for contraction, columns in ((mixture.hidden, mixture.up.sizes[-1]), (mixture.narrow, mixture.hidden)):
-        parts.append([])
-        for size in (experts * contraction * columns, experts * columns):
-            piece = next((each for each in rest if each.numel == size), None)
-            if piece is not None:
-                rest.remove(piece)
-                parts[-1].append(replace(piece, kind="expert"))
+    for product, columns in ((mixture.up, mixture.up.sizes[-1]), (mixture.down, mixture.hidden)):
+        stacks = [replace(each, kind="expert") for each in pieces(product)]
+        rest = [each for each in rest if each.node not in {stack.node for stack in stacks}]
+        bias = next((each for each in rest if each.numel == mixture.count * columns), None)
+        if bias is not None:
+            rest.remove(bias)
+            stacks.append(replace(bias, kind="vector"))
+        parts.append(stacks)
     return parts[0], parts[1], rest

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from simpar.architectures.graph import ModelGraph, evaluate
+from simpar.architectures.hf_config import TOWERS
 from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
@@ -28,12 +29,21 @@ def trace_code(name: str, seq_len: int) -> ModelGraph:
 
 
 def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len: int, why: str) -> ModelGraph:
-    """The graph of the module that a library makes of a config (:mod:`simpar.tracing.library`). Raises UserError."""
-    return _traced(name, seq_len, partial(make_module, config, class_name, why), f" of {LIBRARY} {installed()[1]}")
+    """The graph of the module that a library makes of a config (:mod:`simpar.tracing.library`). Raises UserError.
+
+    Of a class that reads tokens alone of what its config describes, towers are left out.
+    """
+    towers = tuple(tower for tower in TOWERS if config.get(tower))
+    make = partial(make_module, config, class_name, why)
+    return _traced(name, seq_len, make, f" of {LIBRARY} {installed()[1]}", towers)
 
 
-def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str) -> ModelGraph:
+def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str, towers: tuple[str, ...] = ()) -> ModelGraph:
     captured = capture(name, seq_len, make)
+    if towers and (unread := _unread(captured)):
+        kept = {each: sizes for each, sizes in captured.parameters.items() if each not in unread}
+        origin += f" without {sum(unread.values()):,} parameters of {' and '.join(towers)}"
+        captured = replace(captured, parameters=kept)
     chain = segments(name, read_drafts(name, captured))
     _require_head(name, chain[-1])
     graph = _assembled(name, _read_all(name, chain))
@@ -59,13 +69,18 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
             )
     if refusal := graph.facts.get("no_tensor_parallel"):
         yield f"{refusal}: no tensor parallelism"
-    read = {ref for node in captured.nodes.values() for ref in node.refs}
-    if unread := sum(prod(sizes) for each, sizes in captured.parameters.items() if each not in read):
+    if unread := sum(_unread(captured).values()):
         yield f"{unread:,} of its parameters are read by no operator"
     if any(node.op == SELECTIVE for node in captured.nodes.values()):
         yield "selective scans of Mamba-1 count as those of Mamba-2 with heads of one feature"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
+
+
+def _unread(captured: Capture) -> dict[str, int]:
+    """Sizes of the parameters that no call reads."""
+    read = {ref for node in captured.nodes.values() for ref in node.refs}
+    return {each: prod(sizes) for each, sizes in captured.parameters.items() if each not in read}
 
 
 def _ends(graph: ModelGraph, chain: Sequence[DraftSegment]) -> Iterator[str]:
@@ -182,13 +197,14 @@ def _like(layers: list[Traced]) -> list[Traced]:
 
 
 def _model_dims(traced: list[Traced]) -> dict[str, int]:
-    """The dims of the layers that do most of the products; layers of the training's length come first."""
+    """The dims of the layers that do most of the products; of the training's length, and with experts, come first."""
     counts: dict[tuple[tuple[str, int], ...], int] = {}
     for layer in traced[1:-1]:
         key = tuple(sorted(layer.dims.items()))
         counts[key] = counts.get(key, 0) + _weight(layer)
     long = {key: n for key, n in counts.items() if "seq" not in dict(key)} or counts
-    dims = dict(max(long.items(), key=lambda item: item[1])[0])
+    mixed = {key: n for key, n in long.items() if "experts" in dict(key)} or long  # experts are divided in no scope
+    dims = dict(max(mixed.items(), key=lambda item: item[1])[0])
     for name in OF_LENGTH:
         dims.pop(name, None)
     for key in counts:  # layers with and without experts, or attention, share the dims that they have in common

@@ -14,11 +14,9 @@ from simpar.tracing.code import LIBRARY
 INSTALL = "pip install 'simpar-planner[torch]' transformers"
 NOT_OF_THE_MODEL = ("auto_map", "quantization_config", "architectures", "transformers_version", "use_cache", "source")
 """Fields that change no operator, or that would ask for code of others."""
-SOURCE_OF_CLASS = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-)
+SOURCE_OF_CLASS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING")
+SOURCE_OF_PAIRS = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", *SOURCE_OF_CLASS)
+"""Tables of classes in the order in which they are looked up; the causal class of a pair is its decoder alone."""
 
 
 def installed() -> tuple[str, str]:
@@ -100,7 +98,7 @@ def _module(config: Any, class_name: str, architectures: tuple[str, ...], why: s
     for name in architectures:
         if hasattr(transformers, name):
             return _class(name, why)(config)
-    for table in SOURCE_OF_CLASS:
+    for table in SOURCE_OF_PAIRS if config.is_encoder_decoder else SOURCE_OF_CLASS:
         if type(config) in (mapping := getattr(transformers, table)):
             return mapping[type(config)](config)
     raise UserError(

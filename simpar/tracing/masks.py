@@ -1,6 +1,6 @@
 """Constants of a trace, evaluated to see which keys their masks hide."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,22 +10,35 @@ MOST_ELEMENTS = 2**28
 HIDDEN_BELOW = -1e4
 
 
+@dataclass(frozen=True)
+class Made:
+    """Calls that made a module, and by the name of a buffer the one among them that made it."""
+
+    calls: Sequence[Any] = ()
+    buffers: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Constants:
-    """Calls that depend on no input but those whose values are ``known``, evaluated on the CPU when asked for."""
+    """Calls that depend on no input but those whose values are ``known``, evaluated on the CPU when asked for.
+
+    Buffers have the values that they were ``made`` with.
+    """
 
     calls: Sequence[Any]
     known: dict[str, Any] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
     masks: dict[tuple[str, bool], Mask | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._by_name = {call.name: call for call in self.calls}
+        self._before = Constants(self.made.calls) if self.made.calls else None
 
     def mask(self, name: str, *, hides: bool) -> Mask | None:
         """Which keys a constant mask [..., queries, keys] lets be seen: those of true, or near 0 in a float mask.
 
-        ``hides`` reverses a boolean mask. None where the values are unknown (a buffer made with the module) or the form
-        is neither full, causal nor a causal window. Each mask is read once, as layers share them.
+        ``hides`` reverses a boolean mask. None where the values are unknown (a buffer that was made at random) or the
+        form is neither full, causal nor a causal window. Each mask is read once, as layers share them.
         """
         if (name, hides) not in self.masks:
             self.masks[name, hides] = self._mask(name, hides=hides)
@@ -65,6 +78,8 @@ class Constants:
 
     def _run(self, name: str) -> Any:
         call = self._by_name[name]
+        if self._before is not None and name in self.made.buffers:
+            return self._before.value(self.made.buffers[name])
         if call.op == "placeholder" or getattr(call.value, "numel", int)() > MOST_ELEMENTS:
             raise _Unknown
         if call.op == "_assert_tensor_metadata":

@@ -1,6 +1,6 @@
 """One call of a trace as plain data, with sizes as polynomials in batch and sequence. No torch here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -32,6 +32,13 @@ class Mask:
 
     causal: bool = False
     window: int | None = None
+
+
+def narrowest(masks: Iterable[Mask | None]) -> Mask | None:
+    """The keys that a query sees under several masks of one attention; None without any."""
+    known = [mask for mask in masks if mask is not None]
+    windows = [mask.window for mask in known if mask.window is not None]
+    return Mask(any(mask.causal for mask in known), min(windows, default=None)) if known else None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from simpar.tracing.nodes import (
     Ref,
     constant_value,
     divide_size,
+    narrowest,
     rows_and_columns,
     times,
     turned,
@@ -167,6 +168,8 @@ class _CallReader:
         op = known.base(node.op)
         if op in known.VIEWS:
             return not self._sorts(node)
+        if known.is_unlimited(node.op, node.args):
+            return True
         data = [ref for ref in node.refs if self.nodes[ref].kind == node.kind]
         if node.kind != DATA or len(data) != 1:
             return False
@@ -369,7 +372,7 @@ class _CallReader:
             return
         scores, between, softmax = result
         if softmax:
-            mask = next((self.nodes[name].mask for name in between if self.nodes[name].mask), None)
+            mask = narrowest(self.nodes[name].mask for name in between)
             self.eager[node.name] = (scores, mask)
             self._take(self._beside(scores, between, node.name), node.name)
 

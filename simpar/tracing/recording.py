@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
+from simpar.tracing.expert_loops import grouped_experts
 from simpar.tracing.fused import whole_kernels
-from simpar.tracing.masks import Constants
+from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import Ref, TracedCall, refs_of
 
 PLACEHOLDER = "placeholder"
@@ -54,16 +55,41 @@ def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -
     eager = torch.compiler.set_stance("force_eager")
     whole = whole_kernels(module, recorder.note_kernel)
     torch.distributions.Distribution.set_default_validate_args(False)  # its checks ask for values
-    with torch.device("meta"), torch.inference_mode(), eager, recorder.knowing_modules(module), whole, recorder:
+    known_as, loops = recorder.knowing_modules(module), grouped_experts(module)
+    with torch.device("meta"), torch.inference_mode(), eager, known_as, whole, loops, recorder:
         module(*positional, **named)
     return ModuleRun(recorder.calls, tuple(parameters), tuple(inputs))
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Adds a call for each operator. Tensors are known by identity, so all are kept alive."""
+class Construction:
+    """Calls that made a module's tensors, for the values of those buffers that depend on nothing else."""
 
     def __init__(self) -> None:
+        self._recorder = _Recorder(reads=True)
+
+    @staticmethod
+    @contextmanager
+    def recorded() -> Iterator[Construction]:
+        """While it lasts, calls are added to what it gives."""
+        result = Construction()
+        with result._recorder:
+            yield result
+
+    def buffers(self, module: Any) -> Made:
+        """The calls, and by the name that a buffer has in recordings, the call that made it."""
+        names = {f"b_{path}": self._recorder.name_of(each) for path, each in module.named_buffers()}
+        return Made(self._recorder.calls, {own: name for own, name in names.items() if name})
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Adds a call for each operator. Tensors are known by identity, so all are kept alive.
+
+    With ``reads``, Python gets the numbers that it asks for from tensors that have some.
+    """
+
+    def __init__(self, *, reads: bool = False) -> None:
         super().__init__()
+        self._reads = reads
         self.calls: list[TracedCall] = []
         self.unknown: set[str] = set()
         self.tokens: dict[str, Tensor] = {}
@@ -79,6 +105,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if id(tensor) not in self._names:
             self._add(TracedCall(name, PLACEHOLDER, (), tensor, (), None), tensor)
         return self._names[id(tensor)]
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The call that made a tensor, or changed all of it last ("" where none is known, or parts were changed)."""
+        whole = self._whole.get(tensor.untyped_storage()._cdata)
+        if whole is None or id(whole) in self._changes:
+            return ""
+        alike = whole.shape == tensor.shape and whole.stride() == tensor.stride()
+        return self._names.get(id(whole if alike else tensor), "")
 
     @contextmanager
     def knowing_modules(self, module: Any) -> Iterator[None]:
@@ -116,7 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             func,
             (given, named),
         )
-        if op in _READS_VALUE:
+        if op in _READS_VALUE and not self._reads:
             return self._value(call)
         if op in known.SUMS_OF_PRODUCTS:
             with self:

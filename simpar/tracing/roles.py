@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from simpar.architectures.graph import Size, term
-from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
+from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
 from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merge_drafts
 from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
@@ -71,6 +71,7 @@ def find_roles(drafts: Sequence[OperatorDraft], memory: str, output: str = "", l
     for draft in joined:
         if draft.kind in ("activation", "gated_activation") and draft.name not in roles.names:
             _mlp(roles, made, draft, output)
+    roles.drafts = shared_last(roles)
     _norms_and_sums(roles, made)
     return roles
 
@@ -116,24 +117,36 @@ def _is_sum(draft: OperatorDraft) -> bool:
 
 
 def _joined(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
-    """The drafts with products on one tensor for one attention or one gate merged, and their rotations likewise."""
+    """The drafts with products on one tensor for one attention or one gate merged, and their rotations likewise.
+
+    The product of a gate on an attention's output is one of them.
+    """
     made = dict(makers(drafts))
     groups: dict[tuple[str, str, str], list[str]] = {}
     for draft in drafts:
         if draft.core is None and draft.kind != "gated_activation":
             continue
-        for value in draft.inputs:
+        gates = _gates(drafts, draft) if draft.core is not None else ()
+        for value in (*draft.inputs, *gates):
             path = list(_path(value, made))
             product = path[-1] if path and path[-1].kind == "matmul" else None
             if product is None:
                 continue
-            for each in path:
+            for each in path if value in draft.inputs else (product,):
                 group = groups.setdefault((draft.name, each.kind, product.inputs[0]), [])
                 if each.name not in group:
                     group.append(each.name)
     order = {draft.name: at for at, draft in enumerate(drafts)}
     several = [sorted(group, key=order.__getitem__) for group in groups.values() if len(group) > 1]
     return merge_drafts(drafts, several)
+
+
+def _gates(drafts: list[OperatorDraft], attention: OperatorDraft) -> tuple[str, ...]:
+    """What multiplies the output of an attention that nothing else reads."""
+    readers = [each for each in drafts if {*attention.outputs} & {*each.inputs}]
+    if len(readers) != 1 or not readers[0].kind.endswith("activation"):
+        return ()
+    return tuple(value for value in readers[0].inputs if value not in attention.outputs)
 
 
 def _path(value: str, made: dict[str, OperatorDraft]) -> Iterator[OperatorDraft]:
@@ -205,8 +218,9 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     wanted = _shares(paths, (query, key, value))
     for name, columns in wanted.items():
         whole = columns
-        if "heads" in columns[0][1] and products[name].columns == _value((*columns, *query), sizes):
-            whole = add_sizes(columns, query)  # a head's query beside its gate
+        for gate in (query, term("heads")):  # a head's query beside its gate, of every feature or of the whole head
+            if "heads" in columns[0][1] and products[name].columns == _value((*columns, *gate), sizes):
+                whole = add_sizes(columns, gate)
         if _value(whole, sizes) != products[name].columns:
             roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
             continue
@@ -222,7 +236,8 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
             if path[-1].name in passing:  # columns that are neither rotated nor normed pass through
                 roles.columns[each.name] = passing[path[-1].name]
                 roles.rows[each.name] = path[-1].rows
-                roles.covers.setdefault(path[-1].name, path[0].name)
+                for before in path[1:]:
+                    roles.covers.setdefault(before.name, path[0].name)
             roles.name(each, prefix + {"norm": "qk_norm"}.get(each.kind, each.kind))
     roles.name(draft, f"{prefix}attention")
     roles.columns[draft.name] = query if core.key_dim == core.value_dim else ((core.value_dim, ("heads",)),)

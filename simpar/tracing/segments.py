@@ -1,5 +1,6 @@
 """Where a chain of drafts can be cut: at the members of module lists, and between them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,8 @@ def _lists(drafts: Sequence[OperatorDraft]) -> dict[str, bool]:
     """Paths of module lists that are cut into their members.
 
     Lists whose members hold attention or several products count; without any, all lists do. A list inside a member
-    is cut instead where all its members are of one class.
+    is cut instead where all its members are of one class, unless the member has several such lists (of its attentions,
+    of its MLPs).
     """
     result: dict[str, dict[str, list[OperatorDraft]]] = {}
     classes: dict[str, set[str]] = {}
@@ -65,11 +67,13 @@ def _lists(drafts: Sequence[OperatorDraft]) -> dict[str, bool]:
     }
     if not any(layered.values()):
         return dict.fromkeys(result, False)
-    return {
+    uniform = {
         parent: len(classes[parent]) == 1 and len(result[parent]) > 1
         for parent, is_layered in layered.items()
         if is_layered
     }
+    inside = Counter(parent.rpartition(".")[0] for parent, is_uniform in uniform.items() if is_uniform)
+    return {parent: each and inside[parent.rpartition(".")[0]] == 1 for parent, each in uniform.items()}
 
 
 def _key(owners: Owners, lists: Mapping[str, bool]) -> str:

@@ -1,5 +1,8 @@
 """ATen operators by their cost: none, a pass over memory, a product. Operators in no list are refused."""
 
+from math import isinf
+from typing import Any
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -65,6 +68,16 @@ NONLINEAR = _words(
     logsigmoid log_sigmoid logsumexp prelu threshold sin cos
     """
 )
+
+
+LIMITS = frozenset(["clamp", "clamp_min", "clamp_max"])
+
+
+def is_unlimited(op: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call limits its tensor to numbers that are infinite, which costs nothing."""
+    numbers = [each for each in args[1:] if each is not None]
+    infinite = [isinstance(each, float) and isinf(each) for each in numbers]
+    return base(op) in LIMITS and bool(numbers) and all(infinite)
 
 
 def base(op: str) -> str:

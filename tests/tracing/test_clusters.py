@@ -68,3 +68,12 @@ def test_absorbed_calls_are_sources_no_more():
     two.absorb(one)
     assert two.sources == ["y", "x"]
     assert [node.name for node in two.nodes] == ["b", "a"]
+
+
+def test_a_limit_in_front_of_a_rotation_is_a_pass_of_its_own():
+    """It keeps what it reads; the rotation keeps nothing and reads what is limited."""
+    sized = {"shape": (TOKENS, ((8, ()),)), "sizes": (6, 8)}
+    calls = (call("a", "clamp_", "x", **sized), call("b", "mul", "a"), call("c", "add", "b"))
+    limit, turned = classify(cluster(*calls, table=True), TOKENS, 8)
+    assert (limit.kind, limit.inputs, limit.saves) == ("activation", ("x",), ("x",))
+    assert (turned.kind, turned.inputs, turned.saves) == ("rope", ("a",), ())

@@ -1,5 +1,7 @@
 """Names and sizes of the operators of mixtures."""
 
+from dataclasses import replace
+
 from simpar.architectures.graph import term
 from simpar.tracing.expert_roles import ROUTED, expert_weights, without_shared_gate
 from simpar.tracing.raw_operators import DraftWeight
@@ -70,7 +72,7 @@ def test_stacks_of_matrices():
     up = mixture()[2]
     sizes = (term("hidden"), term("expert_ffn"))
     with_bias = draft(
-        up.name, up.kind, 48, pieces=(DraftWeight("a", "w", 1, "expert"), DraftWeight("a", "b", 1, "expert"))
+        up.name, up.kind, 48, pieces=(DraftWeight("a", "w", 1, "expert"), DraftWeight("b", "b", 1, "vector"))
     )
     found = expert_weights("expert_up", with_bias, *sizes)
     assert [weight.name for weight in found] == ["expert_up.weight", "expert_up.bias"]
@@ -78,3 +80,25 @@ def test_stacks_of_matrices():
         ((1, ("expert_ffn", "experts", "hidden")),), ((1, ("expert_ffn", "experts")),),
     ]  # fmt: skip
     assert expert_weights("expert_up", up, *sizes) == ()
+
+
+def test_a_shared_expert_stands_behind_the_routed_ones():
+    """Whichever comes first in the code, as neither reads the other."""
+    plain = [
+        draft("s_up", "matmul", 64, "x", contraction=16),
+        draft("s_act", "gated_activation", 32, "s_up"),
+        draft("s_down", "matmul", 16, "s_act", contraction=32),
+    ]
+    router, *experts = mixture()
+    names = ["router", "sent", "up", "act", "down", "out", "s_up", "s_act", "s_down"]
+    for drafts in ([*plain, router, *experts], [router, *plain, *experts], [router, *experts, *plain]):
+        assert [each.name for each in find_roles(drafts, "").drafts] == names
+
+
+def test_choices_that_are_no_experts():
+    """A router of 6 columns in front of stacks of 4 matrices scores two that are none."""
+    router, sent, up, act, down, out = mixture()
+    held = DraftWeight("down", "w", 4 * 24 * 16, "expert")
+    drafts = [replace(router, columns=6), sent, up, act, replace(down, pieces=(held,)), out]
+    roles = find_roles(drafts, "")
+    assert (roles.dims["experts"], roles.columns["router"]) == (4, ((1, ("num_experts",)), (2, ())))

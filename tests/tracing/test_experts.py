@@ -8,7 +8,7 @@ import pytest
 
 from simpar.architectures.graph import Size
 from simpar.tracing.experts import drafts_of, mixtures
-from simpar.tracing.nodes import DATA, WEIGHTS, CallNode
+from simpar.tracing.nodes import DATA, WEIGHTS, CallNode, Ref
 from simpar.tracing.raw_operators import DraftWeight
 from tests.tracing.drafts import call
 
@@ -94,3 +94,35 @@ def test_clamps_and_plain_activations() -> None:
     assert (clamp.kind, act.inputs) == ("clamp", clamp.outputs)
     (plain,) = mixtures(mixture(gate=1))
     assert drafts_of(plain, "x", pieces)[3].kind == "activation"
+
+
+def test_every_expert_on_every_token_is_routing() -> None:
+    """Where tokens are repeated for all experts and scaled by scores of 0 but for the chosen: Llama 4's own code."""
+    nodes = mixture()
+    nodes["order"] = replace(nodes["order"], op="topk")
+    best = call("best", "getitem", "order", **wide(TOP))
+    nodes["picked"] = replace(nodes["picked"], op="mul", args=(Ref("flat"), Ref("best")))
+    for name in ("up", "down"):
+        nodes[name] = replace(nodes[name], op="bmm", args=(nodes[name].args[0], nodes[name].args[1]))
+    at = list(nodes).index("picked")
+    items = [*nodes.items()]
+    nodes = dict([*items[:at], ("best", best), *items[at:]])
+    (found,) = mixtures(nodes)
+    assert found.chosen == TOP
+    assert drafts_of(found, "x", pieces)[1].rows == ROWS
+
+
+def test_weights_below_each_other_are_one_stack() -> None:
+    """DBRX keeps gates and ups apart; a bias is told by its size."""
+    (found,) = mixtures(mixture())
+
+    def several(node: CallNode) -> tuple[DraftWeight, ...]:
+        if node.name == "up":
+            half = EXPERTS * HIDDEN * NARROW
+            return (DraftWeight("w1", "w1", half, "matrix"), DraftWeight("v1", "v1", half, "matrix"))
+        if node.name == "act":
+            return (DraftWeight("b", "b", EXPERTS * 2 * NARROW, "matrix"),)
+        return pieces(node)
+
+    up = drafts_of(found, "x", several)[2]
+    assert [(each.node, each.kind) for each in up.pieces] == [("w1", "expert"), ("v1", "expert"), ("b", "vector")]

@@ -1,8 +1,12 @@
 """Blocks as a ModelGraph."""
 
+import pytest
+
+from simpar.architectures.families import DECLARED
 from simpar.architectures.graph import Operator, term
+from simpar.architectures.hf_config import read
 from simpar.tracing.blocks import Traced
-from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes
+from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes, trace_library
 
 PRODUCT = Operator("p", "matmul", term("batch", "seq"), term("hidden"), "tensor", term("hidden"))
 
@@ -46,3 +50,21 @@ def test_dims_of_the_model_are_those_of_most_of_it():
     assert (found["hidden"], found["ffn"], found["heads"], found["positions"]) == (16, 64, 1, 0)
     pictures = block({"hidden": 16, "seq": 4}, operators=(PRODUCT,) * 3)
     assert _model_dims([ends, few, pictures, ends])["hidden"] == 8
+
+
+def test_layers_with_experts_have_the_dims_of_the_model():
+    """Experts are divided by the mesh of the model, not in a scope."""
+    ends, few = block({"hidden": 8}), block({"hidden": 16, "ffn": 4, "experts": 4})
+    many = block({"hidden": 16, "ffn": 64}, operators=(PRODUCT,) * 3)
+    assert _model_dims([ends, few, many, ends])["ffn"] == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_towers_that_text_reads_nothing_of_are_left_out():
+    """The graph is that of the language model, and says how many parameters it leaves out."""
+    pytest.importorskip("transformers")
+    config = {**DECLARED["qwen3_vl"].tiny, "model_type": "qwen3_vl"}
+    graph = trace_library(config, "", "seen", 16, "")
+    whole, text = read(config).num_parameters(), read({**config, "images_per_sequence": 0}).num_parameters()
+    assert graph.num_parameters() == text
+    assert f"without {whole - text:,} parameters of vision_config" in graph.facts["notes"][0]

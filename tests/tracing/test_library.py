@@ -48,6 +48,7 @@ def test_the_class_of_a_config(torch):
     heard = made(torch, sound, "WhisperForConditionalGeneration")[1]
     assert heard["input_features"].shape == (1, 8, 32)
     assert heard["decoder_input_ids"].shape == (1, 64)
+    assert made(torch, sound)[0] == "WhisperForConditionalGeneration", "the causal class is the decoder alone"
     assert made(torch, {"model_type": "vit", "image_size": 32}, "ViTModel")[1]["pixel_values"].shape == (1, 3, 32, 32)
     name, inputs = made(torch, {"model_type": "t5", "num_layers": 1, "architectures": ["T5ForConditionalGeneration"]})
     assert name == "T5ForConditionalGeneration"

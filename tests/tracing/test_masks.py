@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.tracing.masks import Constants  # noqa: E402
+from simpar.tracing.masks import Constants, Made  # noqa: E402
 from simpar.tracing.nodes import Mask, Ref, TracedCall  # noqa: E402
 
 
@@ -62,3 +62,11 @@ def test_a_mask_is_looked_at_once():
     assert known.mask("mask", hides=False) is known.mask("mask", hides=False)
     assert known.mask("mask", hides=True) is None
     assert asked == [1]
+
+
+def test_buffers_have_the_values_that_they_were_made_with():
+    """Where the calls that made the module are known and depend on nothing: a window made with it is one."""
+    inside = TracedCall("b_bias", "placeholder", (), torch.ones(4, 4), (), None)
+    before = Made([made("window", lambda: ONES.tril().triu(-2))], {"b_bias": "window"})
+    known = Constants([inside, made("copy", torch.clone, Ref("b_bias"))], made=before)
+    assert known.mask("copy", hides=False) == Mask(causal=True, window=3)

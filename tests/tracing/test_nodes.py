@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar.tracing.nodes import CallNode, Ref, TraceShape, constant_value, divide_size, length, times
+from simpar.tracing.nodes import CallNode, Mask, Ref, TraceShape, constant_value, divide_size, length, narrowest, times
 from tests.tracing.drafts import call
 
 SHAPES = (TraceShape(batch=6, seq=40), TraceShape(batch=4, seq=24))
@@ -60,3 +60,10 @@ def test_what_a_call_reads():
     assert node.numel == ((16, ("batch",)),)
     assert node.path == "layers.0"
     assert call("x", "add").path == ""
+
+
+def test_several_masks_of_one_attention():
+    """A key is seen if none hides it: the causal one and the narrowest window hold; nothing known is nothing seen."""
+    assert narrowest([Mask(causal=True), None, Mask(window=8), Mask(causal=True, window=4)]) == Mask(True, 4)
+    assert narrowest([Mask()]) == Mask()
+    assert narrowest([None]) is None

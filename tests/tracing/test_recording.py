@@ -5,8 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from simpar.errors import UserError  # noqa: E402
+from simpar.tracing.masks import Constants  # noqa: E402
 from simpar.tracing.nodes import Ref  # noqa: E402
-from simpar.tracing.recording import record  # noqa: E402
+from simpar.tracing.recording import Construction, record  # noqa: E402
 
 
 class Module(torch.nn.Module):
@@ -96,3 +97,16 @@ def test_equal_calls_have_equal_results():
         ("sum", (8,), whole), ("sum", (4,), whole), ("exp", (4, 8), half), ("exp", (4, 8), whole),
         ("exp", (8, 4), whole),
     ]  # fmt: skip
+
+
+def test_values_of_buffers_that_construction_made():
+    """Each by its name in recordings; one that was changed in parts is unknown."""
+    with torch.device("meta"), Construction.recorded() as construction:
+        module = Module(lambda _, x: x)
+        module.register_buffer("bias", torch.ones(3, 3).tril().mul_(2))
+        parts = torch.ones(3, 3)
+        parts[0, 0] = 0
+        module.register_buffer("parts", parts)
+    made = construction.buffers(module)
+    assert [*made.buffers] == ["b_bias"]
+    assert Constants(made.calls).value(made.buffers["b_bias"]).tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]

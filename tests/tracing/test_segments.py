@@ -75,3 +75,28 @@ def test_one_block_is_no_chain():
     ]
     with pytest.raises(UserError, match=r"layers\.0 is not read by the next block"):
         segments("m", lost)
+
+
+def test_lists_inside_a_member_are_cut_unless_there_are_several():
+    """Stages are cut into their blocks; a layer with its attentions in one list and its MLPs in another is one."""
+
+    def nested(at, inner, member):
+        path = f"layers.{at}.{inner}"
+        return (*inside(at), (path, "ModuleList"), (f"{path}.{member}", inner))
+
+    def model(*inners):
+        drafts, stream = decoder(0)[:1], "embed"
+        for at in range(2):
+            for inner in inners:
+                for member in range(2):
+                    name = f"{inner}{at}{member}"
+                    owners = nested(at, inner, member)
+                    up = draft(f"up_{name}", "matmul", 32, stream, owners=owners)
+                    drafts += [up, draft(name, "matmul", 8, f"up_{name}", owners=owners)]
+                    stream = name
+        return [*drafts, draft("head", "matmul", 64, stream, owners=(("", "Model"), ("head", "Linear")))]
+
+    assert [each.group for each in segments("m", model("blocks"))][1:-1] == [
+        "layers.0.blocks", "layers.0.blocks", "layers.1.blocks", "layers.1.blocks",
+    ]  # fmt: skip
+    assert [each.group for each in segments("m", model("attentions", "mlps"))][1:-1] == ["layers", "layers"]

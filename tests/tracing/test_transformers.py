@@ -33,30 +33,31 @@ WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_tex
 OF_PICTURES = ("vit",)
 """A config gets the library's language model; classes of another kind are chosen by name."""
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
-             "qwen3_5", "qwen3_5_moe", "minimax_m3_vl")  # fmt: skip
+             "qwen3_5", "qwen3_5_moe", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v",
+             "glm4v_moe", "step3p7")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
+SECTIONS = {
+    **{name: [2, 1, 1] for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    "glm4v": [2, 1, 1], "glm4v_moe": [1, 1, 0],
+}  # fmt: skip
+"""Of the frequencies of a head, those that turn with time, height and width: defaults are those of large heads."""
+LONG_ENOUGH = {"whisper": {"max_target_positions": 64}, "longcat_flash": {"head_dim": 4, "zero_expert_num": 0}}
+"""Fields of tiny configs that a class needs for the tests' sequences, and for rotary parts of another width."""
+WRAPPED = ("gemma3n",)
+"""Families whose tiny config is that of the text alone, which the library expects within the whole."""
 NO_PREDICTION = {"qwen3_5_text": {"mtp_num_hidden_layers": 0}}
 """Fields that leave out layers for multi-token prediction, which classes of transformers do not have."""
 DIFFERENT = {
-    **dict.fromkeys(("llama4", "llama4_text"), "its code runs every expert on every token"),
     **dict.fromkeys(
         ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "minimax_m3_vl_text"),
         "an indexer counts as products, and its choice hides no key",
     ),
-    **dict.fromkeys(
-        ("dbrx", "longcat_flash", "step3p7"), "its code loops over experts, which depends on data, so it is refused"
-    ),
-    **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"),
-        "its class holds the tower, which a capture of text reads nothing of",
-    ),
     **dict.fromkeys(("gemma4", "gemma4_text"), "keys and values that layers share get no tensor parallelism"),
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text"), "its streams count call by call, and shared keys get no tensor parallelism"
+    ),
     "minimax": "its lightning attention counts as the products of its code, which no kernel stands for",
     "deepseek_v4": "its compressed keys are of another length, which is refused",
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its sparse activations ask for values, so it is refused"),
-    "whisper": "the library's language model is its decoder alone",
-    "gpt_neo": "its windows are buffers, which have no values without weights",
-    "olmo-clipped": "clipped queries, keys and values are no plain products",
 }  # fmt: skip
 """Where capture and declaration differ by more than the test allows, and why."""
 
@@ -74,9 +75,15 @@ def cases() -> list[Any]:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """The tiny config of a family, or of a variant."""
+    """The tiny config of a family, or of a variant, with what its class asks for at that size."""
     kind = name if name in DECLARED else name.split("-")[0]
-    return {**MODELS.get(name, DECLARED[kind].tiny), "model_type": kind, **NO_PREDICTION.get(kind, {})}
+    config = {**MODELS.get(name, DECLARED[kind].tiny), **NO_PREDICTION.get(kind, {}), **LONG_ENOUGH.get(kind, {})}
+    if kind in SECTIONS:
+        rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": SECTIONS[kind]}
+        config["text_config"] = {**config["text_config"], "rope_parameters": rope}
+    if kind in WRAPPED:
+        config = {"text_config": config}
+    return {**config, "model_type": kind}
 
 
 def both(name: str) -> tuple[ModelGraph, ModelGraph]:

@@ -34,3 +34,14 @@ def test_what_is_in_no_list_is_unknown():
     """A Fourier transform has no rule; attention, tables and inputs have theirs."""
     assert not known.is_known("fft_fft")
     assert all(known.is_known(each) for each in (known.ATTENTION, "embedding", "placeholder"))
+
+
+def test_limits_that_are_infinite_cost_nothing():
+    """A clamp to infinity is a view; one to a number, at one end or both, is a pass, as is one of unknown numbers."""
+    inf = float("inf")
+    assert known.is_unlimited("clamp", ("x", None, inf))
+    assert known.is_unlimited("clamp_", ("x", -inf, inf))
+    assert not known.is_unlimited("clamp", ("x", -inf, 7.0))
+    assert not known.is_unlimited("clamp", ("x", 0, None))
+    assert not known.is_unlimited("clamp", ("x",))
+    assert not known.is_unlimited("add", ("x", inf))

@@ -8,7 +8,7 @@ from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import experts_of, llama_shape, mark_unbuilt, style_of, with_experts
-from simpar.architectures.transformer import LayerVariant, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
 from simpar.architectures.weights import LLAMA, Packing
@@ -27,11 +27,13 @@ def _read(config: Config, name: str) -> ModelGraph:
         for layer in range(1, shape.layers + 1)
     ]
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size_mlp") if step > 1 else 0)
+    normed = config.flag("use_qk_norm", default=True)
+    style = Style(qk_norm="bare", extra={"qk_norm_last": True}) if normed else Style()
     graph = build(
-        name, full, style_of(config),
+        name, full, style_of(config, style),
         layers=tuple(replace(layer, experts=number % step == 0) for number, layer in enumerate(layers, 1)),
     )  # fmt: skip
-    return mark_unbuilt(graph, BARE_NORM) if config.flag("use_qk_norm", default=True) else graph
+    return mark_unbuilt(graph, BARE_NORM) if normed else graph
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:

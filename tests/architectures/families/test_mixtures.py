@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import simpar
+from simpar.architectures.graph import evaluate
 from simpar.architectures.hf_config import read
 from simpar.errors import UserError
 
@@ -57,3 +59,23 @@ def test_what_cannot_be_says_why(config: dict[str, Any], said: str) -> None:
         read(config, "config.json")
     assert str(error.value).startswith("config.json: ")
     assert said in str(error.value)
+
+
+def test_norms_without_weights() -> None:
+    """Llama 4 norms queries and keys behind their rotation, in layers that rotate: 16 experts do, 128 do not."""
+    scout, maverick = simpar.Model("llama-4-scout"), simpar.Model("llama-4-maverick")
+    rotating = [any(op.kind == "rope" for op in block.operators) for block in scout.blocks.values()]
+    normed = [any(op.name == "qk_norm" for op in block.operators) for block in scout.blocks.values()]
+    assert normed == rotating == [True, False]
+    assert all(not op.weights for block in scout.blocks.values() for op in block.operators if op.name == "qk_norm")
+    assert not any(op.name == "qk_norm" for block in maverick.blocks.values() for op in block.operators)
+
+
+def test_clipped_queries_are_one_more_pass() -> None:
+    """It keeps the product's output: DBRX's (48 + 2 x 8) x 128 columns of 16 bits, 16,384 B a token and layer."""
+    block = simpar.Model("dbrx").blocks["layer_moe"]
+    assert [op.name for op in block.operators][1:5] == ["qkv", "qkv_clip", "rope", "attention"]
+    clip = block.operator("qkv_clip")
+    assert (clip.inputs, clip.saves) == (("qkv",), ("qkv",))
+    assert 2 * evaluate(clip.columns, simpar.Model("dbrx").dims) == 16_384
+    assert "qkv_clip" not in [op.name for op in read({**LLAMA, "model_type": "olmo"}).blocks["layer"].operators]
