@@ -10,17 +10,19 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from simpar import files
 from simpar.errors import UserError
+from simpar.frameworks.bridge_recipes import TARGETS
 from simpar.frameworks.deepspeed_read import CONFIG_FILE
+from simpar.frameworks.deepspeed_read import WORDS as WORDS_OF_DEEPSPEED
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
 from simpar.frameworks.megatron_read import of_arguments, plan_of
-from simpar.frameworks.megatron_words import MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS
+from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
+from simpar.frameworks.overrides import text_beside
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import ReadWords, WordTable
 
 OF_DEEPSPEED = (
     "--zero-stage", "--deepspeed", "--deepspeed-config", "--deepspeed-activation-checkpointing",
@@ -32,16 +34,24 @@ SAME_AS = {
 }  # fmt: skip
 """Megatron-DeepSpeed's names of arguments that Megatron-LM has by another name."""
 FLASH = ("--use-flash-attn", "--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton")
-DEEPSPEED_WORDS = MEGATRON_WORDS | WordTable(
+DEEPSPEED_WORDS = MEGATRON_WORDS | WORDS_OF_DEEPSPEED | WordTable(
     idle=(
         "deepspeed*", "ds_*", "zero_*", "use_pin_memory", "contigious_checkpointing", "synchronize_each_layer",
         "profile_backward", "log_optimizer_states_to_tensorboard", "create_moe_param_group", "abort_on_unmet_fused*",
         "inference", "embed_layernorm", "pad_vocab_size_to", "tokenizer_name_or_path", "universal_checkpoint",
         "kill_switch_path", "codecarbon_dir", "skip_train_iteration_range", "sync_tp_duplicated_parameters",
         "train_weighted_split_paths*", "valid_weighted_split_paths*", "no_load_lr_state", "train_tokens",
+        "aml_data*", "train_data_exact*", "return_data_index", "train_*_path", "repeated_dataloader",
+        "moe_loss_coeff",
+        "use_dataset_only", "kill_switch_file", "rotary_position_embeddings_theta", "disable_moe_top2_2nd*", "topk",
+        "overlap_p2p_communication", "retro_encoder_*", "retro_cyclic*", "retro_num*", "retro_return*",
         "lr_decay_tokens", "lr_warmup_tokens", "shape_order", "data_efficiency*", "reset_iteration", "load_tag",
     ),
     deciding={
+        **dict.fromkeys(
+            (each.lstrip("-").replace("-", "_") for each in CONFIG_FILE[:2]),
+            "DeepSpeed's config, which is not here: the stage, offloading, buckets",
+        ),
         "partition_activations": "inputs of recomputed layers are split over tensor-parallel ranks: memory",
         "checkpoint_in_cpu": OFFLOADED,
         "cpu_optimizer": "the optimizer's states and update on the host: memory and time",
@@ -62,6 +72,18 @@ DEEPSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "mos": "a teacher's forward beside the step: time and memory",
         "kd": "a teacher's forward beside the step: time and memory",
         "compression_training": "weights that are pruned or quantised: time",
+        **dict.fromkeys(("*_teacher", "kd_*"), "a teacher's forward beside the step: time and memory"),
+        **dict.fromkeys(("fp8_e4m3", "fp8_hybrid"), LOW),
+        **dict.fromkeys(("num_experts_switch", "use_tutel"), ROUTED),
+        **dict.fromkeys(("pipeline_model_parallel_split_rank", "standalone_embedding_stage"),
+                        "which layers a stage has: time and memory"),
+        "moe_min_capacity": "how many tokens an expert takes: time and memory",
+        "embedding_weights_in_fp32": "tables in 32 bits: memory",
+        "distribute_checkpointed_activations": "inputs of recomputed layers are split over ranks of tp: memory",
+        "force_ds_sequence_parallel": "ranks that share a sequence: memory and communication",
+        "use_flash_attn_builder": "the kernel of attention: time and memory",
+        "disable_mem_efficient_ln": "what norms keep: memory",
+        "no_scatter_gather_tensors_in_pipeline": "bytes between stages: time",
         "glu_activation": "the MLP's activation: time and memory",
     },
 )  # fmt: skip
@@ -87,7 +109,7 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
           "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
           "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic",
           "high_freq_factor", "low_freq_factor", "no_shared_storage", "norm_topk_prob", "swiglu_limit", "workers",
-          "lora_alpha", "rope_factor", "original_seq_len"),
+          "qlora_save_dequantize", "rope_factor", "original_seq_len"),
     deciding={
         "swap_*": OFFLOADED,
         "reuse_fp32_param": "32-bit parameters share memory with those of 16 bits: memory",
@@ -105,7 +127,7 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "moe_fb_overlap": "experts' exchange beside computation: time",
         "use_nd_matmul": "products split in two dimensions: communication",
         "noop_layers": "places of the pipeline without a layer: time and memory",
-        "lora_*": "adapters: memory and time",
+        "qlora": "frozen weights in 4 bits: memory and time",
         "schedules_method": "another schedule of the pipeline: time and memory",
         "ai_framework": "MindSpore runs it: time and memory",
         **dict.fromkeys(("dpo_*", "is_pairwise_dataset"), "another loss than the next token's: further passes"),
@@ -121,6 +143,17 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     },
 )  # fmt: skip
 
+OLD_TARGETS = {
+    "query_key_value": TARGETS["linear_qkv"], "dense": TARGETS["linear_proj"],
+    "dense_h_to_4h": TARGETS["linear_fc1"], "dense_4h_to_h": TARGETS["linear_fc2"],
+}  # fmt: skip
+"""Targets of adapters by their names before Megatron-Core."""
+NUMBERS_OF_ADAPTERS = (
+    "--lora-alpha", "--lora-dropout", "--lora-load", "--lora-register-forward-hook", "--lora-ckpt-filter",
+)  # fmt: skip
+"""Arguments of adapters without effect on time and memory."""
+ADAPTER_RANK = 16
+"""Default of MindSpeed-LLM's ``--lora-r``."""
 HYBRID = {"hybridadam": "adam", "hybridsgd": "sgd"}
 """Pai-Megatron-Patch's optimizers on the host, by what they are."""
 OF_PAI = ("--patch-tokenizer-type", "--extra-vocab-size", "--max-padding-length")
@@ -168,8 +201,10 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
     result = plan_of(given)
     values: dict[str, Any] = {"stack": "megatron-deepspeed", "grad_dtype": None, "overlap_grad_reduce": None}
     notes = [note for note in result.notes if "in fp32, its default" not in note]
+    of_config = ReadWords()
     if given.has("--deepspeed"):
-        values, own = as_run(values | _zero(given, notes), result.plan.numerics.precision)
+        zero, of_config = _zero(given, notes)
+        values, own = as_run(values | zero, result.plan.numerics.precision)
         notes += own
     if given.has("--ds-sequence-parallel-size") or "--ds-sequence-parallel-size" in given.names.values():
         values |= {"cp_method": "ulysses", "cp_balance": "contiguous"}
@@ -177,29 +212,32 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
         values["attention_kernel"] = "flash2"
     if given.has("--cpu-optimizer"):
         values["offload_optimizer"] = "cpu"
-    given.has("--deepspeed-activation-checkpointing")
+    for flag in ("--deepspeed-activation-checkpointing", "--no-pipeline-parallel"):
+        given.has(flag)  # what is recomputed, and stages where there is one
     plan = result.plan.with_values(**{key: value for key, value in values.items() if key != "stack"})
     plan = plan.model_copy(update={"stack": values["stack"]})
-    return replace(result, plan=plan, words=given.words(), notes=tuple(notes))
+    return replace(result, plan=plan, words=given.words() + of_config, notes=tuple(notes))
 
 
-def _zero(given: Arguments, notes: list[str]) -> dict[str, Any]:
-    """The stage, and what else DeepSpeed's config says; without the file, what the arguments say."""
+def _zero(given: Arguments, notes: list[str]) -> tuple[dict[str, Any], ReadWords]:
+    """The stage, and what else DeepSpeed's config says, with its words; without the file, what the arguments say."""
     flag = next((each.replace("_", "-") for each in CONFIG_FILE if given.values.get(each.replace("_", "-"))), None)
     named = given.values[flag][0] if flag and given.has(flag) else ""
     told = int(given.text("--zero-stage") or 1) if (given.text("--zero-stage") or "1").isdigit() else 1
-    path = files.look_beside(named, given.source) if named else None
-    if path is None:
+    file = text_beside(named, given.source) if named else None
+    if file is None:
         missing = f"{PurePath(named).name} is not here; " if named else ""
         notes.append(f"{missing}ZeRO stage {told} is that of --zero-stage (1 by default).")
-        return {"zero": told}
-    config = read_deepspeed(files.read_text(str(path)), str(path))
+        if flag:
+            given.used.discard(flag)
+        return {"zero": told}, ReadWords()
+    config = read_deepspeed(file[1], file[0])
     data = config.plan.data_parallel
     if "--zero-stage" in given.values and told != data.zero and OWN_STATES not in config.notes:
-        notes.append(f"DeepSpeed shards by {path.name}: stage {data.zero}, not {told} of --zero-stage.")
+        notes.append(f"DeepSpeed shards by {PurePath(file[0]).name}: stage {data.zero}, not {told} of --zero-stage.")
     choices = config.plan.flat_values()
-    keys = ("overlap_grad_reduce", "bucket_bytes", "offload_optimizer", "offload_parameters")
-    return {"zero": data.zero, **{key: choices[key] for key in keys if choices.get(key) is not None}}
+    keys = ("overlap_grad_reduce", "bucket_bytes", "offload_optimizer", "offload_parameters", "grad_dtype")
+    return {"zero": data.zero, **{key: choices[key] for key in keys if choices.get(key) is not None}}, config.words
 
 
 def read_mindspeed(text: str, name: str) -> Imported:
@@ -214,8 +252,8 @@ def read_mindspeed(text: str, name: str) -> Imported:
         if degree:
             values["--hierarchical-context-parallel-sizes"] = [str(degree)]
         given = replace(given, values=values)
-    result = plan_of(given)
-    plan = result.plan
+    result = of_arguments(given)
+    plan = result.plan.with_values(fused_kernels=_fused(given), **_adapters(given))
     if listed := given.text("--num-layer-list"):
         layers = listed.split(",")
         if not all(each.isdigit() for each in layers):
@@ -225,6 +263,29 @@ def read_mindspeed(text: str, name: str) -> Imported:
         plan = plan.with_values(attention_kernel="eager")
     note = "MindSpeed runs on Ascend devices, whose kernels no profile here has: the hardware is that of --hardware."
     return replace(result, plan=plan, words=given.words(), notes=(*result.notes, note))
+
+
+def _fused(given: Arguments) -> str:
+    """What is fused: a switch for each of what Llama's layers have, and no loss (MindSpeed-LLM, ``arguments.py``)."""
+    is_fused = {
+        "norm": given.has("--use-fused-rmsnorm") or given.text("--normalization") != "RMSNorm",
+        "activation": given.has("--use-fused-swiglu") or not given.has("--swiglu"),
+        "rope": given.has("--use-fused-rotary-pos-emb"),
+    }
+    return "+".join(part for part, is_one in is_fused.items() if is_one) or "none"
+
+
+def _adapters(given: Arguments) -> dict[str, Any]:
+    """Adapters, where products are named that have them, by Megatron-Core's names or older ones. Raises UserError."""
+    flag = "--lora-target-modules"
+    if not given.has(flag) or not given.values[flag]:
+        return {}
+    known = {**TARGETS, **OLD_TARGETS}
+    if unknown := [each for each in given.values[flag] if each not in known]:
+        raise UserError(f"{given.source}: {flag} = {unknown[0]}: allowed: {', '.join(known)}")
+    kept = dict.fromkeys(part for each in given.values[flag] for part in known[each])
+    given.used |= {*NUMBERS_OF_ADAPTERS} & set(given.values)
+    return {"lora_rank": given.number("--lora-r") or ADAPTER_RANK, "lora_targets": tuple(kept)}
 
 
 def read_pai(text: str, name: str) -> Imported:

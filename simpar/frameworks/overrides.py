@@ -69,15 +69,37 @@ def _value(text: str) -> Any:
 
 def load_beside(path: str, source: str) -> dict[str, Any]:
     """A config that a text names: where a command would find it, or beside the text. Raises UserError."""
-    file = files.find_beside(path, source)
+    result = text_beside(path, source)
+    if result is None:
+        raise UserError(f"{source}: {path}: no such file; allowed: a file here, beside the text or above it")
+    return mapping(result[1], result[0])
+
+
+def text_beside(path: str, source: str) -> tuple[str, str] | None:
+    """(Path, text) of a file that a text names or writes itself; None if there is none. Raises UserError."""
+    if (text := _IN_PLACE.get().get(os.path.realpath(path))) is not None:
+        return path, text
+    file = files.look_beside(path, source)
+    if file is None:
+        return None
     text = _IN_PLACE.get().get(os.path.realpath(file))
-    return mapping(files.read_text(file) if text is None else text, str(file))
+    return str(file), files.read_text(file) if text is None else text
+
+
+def written_by(text: str, source: str) -> Mapping[str, str]:
+    """The texts of files that a script writes, by path; none of other texts."""
+    if is_config(source) or source.endswith((".py", ".toml")) or ".py:" in source:
+        return {}
+    try:
+        return script_of(text, source).written
+    except UserError:  # a reader of other texts than scripts says what is wrong with it
+        return {}
 
 
 @contextmanager
-def in_place_of(path: str, text: str) -> Iterator[None]:
-    """A text in place of a config that another text names."""
-    token = _IN_PLACE.set({**_IN_PLACE.get(), os.path.realpath(path): text})
+def with_texts(texts: Mapping[str, str]) -> Iterator[None]:
+    """Texts in place of files that another text names, by path."""
+    token = _IN_PLACE.set({**_IN_PLACE.get(), **{os.path.realpath(path): text for path, text in texts.items()}})
     try:
         yield
     finally:

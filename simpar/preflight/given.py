@@ -12,7 +12,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
-from simpar.frameworks.overrides import files_of_script, flagged, in_place_of
+from simpar.frameworks.overrides import files_of_script, flagged, with_texts
 from simpar.frameworks.reader import trains_on_preferences
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
@@ -215,7 +215,7 @@ def _with_file(text: str, source: str, target: str, file: str, launch: LaunchCom
     """The plan of a command and of the file of arguments that it names, in which edits are made."""
 
     def again(changed: str) -> Imported:
-        with in_place_of(file, changed):
+        with with_texts({file: changed}):
             return with_allocator(read(before + text, source, target), launch.environment)
 
     inner = files.read_text(file)

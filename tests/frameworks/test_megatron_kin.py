@@ -194,3 +194,57 @@ def test_cousins_come_first():
     names = list(READERS)
     assert max(map(names.index, ("megatron-swift", "megatron-deepspeed", "mindspeed"))) < names.index("deepspeed")
     assert names[-1] == "megatron"
+
+
+SIZED = f"{MEGATRON} --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048"
+ZERO_2 = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, %s}'
+
+
+def test_deepspeeds_config_that_a_script_writes():
+    """It is read in its place, and its words are those of the launch; one that is not here decides."""
+    more = '"bf16": {"enabled": true}, "communication_data_type": "fp32"'
+    script = f"C=ds.json\ncat <<EOF > $C\n{ZERO_2 % more}\nEOF\ndeepspeed {SIZED} --deepspeed --deepspeed_config"
+    reader, result = load_reader("megatron-deepspeed"), read(f"{script} $C\n", "train.sh", "megatron-deepspeed")
+    account = reader.words.sort(result.words.used, result.words.unread)
+    assert (result.plan.zero, list(account.deciding)) == (2, ["communication_data_type"])
+    gone = read(f"{script} gone.json\n", "train.sh", "megatron-deepspeed")
+    account = reader.words.sort(gone.words.used, gone.words.unread)
+    assert (gone.plan.zero, list(account.deciding)) == (1, ["--deepspeed-config"])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--partition-activations", "--pp-partition-method type:transformer", "--fp8-hybrid", "--moe-min-capacity 4"],
+)
+def test_arguments_of_megatron_deepspeed_decide(flag):
+    """What no plan says is named."""
+    result = read(f"deepspeed {SIZED} --deepspeed {flag}", "train.sh", "megatron-deepspeed")
+    account = load_reader("megatron-deepspeed").words.sort(result.words.used, result.words.unread)
+    assert (list(account.deciding), account.unknown) == ([flag.split()[0]], ())
+
+
+@pytest.mark.parametrize(
+    ("flags", "fused"),
+    [
+        ("", "norm+activation"),
+        ("--normalization RMSNorm --swiglu", "none"),
+        ("--normalization RMSNorm --swiglu --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb",
+         "norm+activation+rope"),
+    ],
+)  # fmt: skip
+def test_what_mindspeed_fuses(flags, fused):
+    """Each by a switch, and never the loss."""
+    assert read(f"{SIZED} {flags}", "train.sh", "mindspeed").plan.execution.fused_kernels == fused
+
+
+def test_adapters_of_mindspeed():
+    """The rank and the products that have them; their other numbers have no effect, fusion and 4 bits decide."""
+    words = "--lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv dense --lora-fusion --qlora"
+    result = read(f"{SIZED} {words}", "train.sh", "mindspeed")
+    tuning = result.plan.tuning
+    assert (tuning.lora_rank, tuning.lora_targets) == (8, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    account = load_reader("mindspeed").words.sort(result.words.used, result.words.unread)
+    assert (list(account.deciding), account.unknown) == (["--lora-fusion", "--qlora"], ())
+    assert read(f"{SIZED} --lora-target-modules linear_fc2", "train.sh", "mindspeed").plan.tuning.lora_rank == 16
+    with pytest.raises(UserError, match="--lora-target-modules = router: allowed: linear_qkv"):
+        read(f"{SIZED} --lora-target-modules router", "train.sh", "mindspeed")
