@@ -40,9 +40,11 @@ from pooled import FEW_RUNS, ORDINARY_STACKS, Fitted, Pool, highest, told_by
 from scipy.optimize import minimize
 from tables import ROOT
 
+from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.files import write_atomic
+from simpar.hardware.catalogue import load_cluster
 from simpar.learning.parameters import CLOCKS, Name, tuning_of
-from simpar.uncertainty.step_time import StepTimeError, lacks
+from simpar.uncertainty.step_time import NINE_IN_TEN, StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Support, Traits, support_of
 from simpar.uncertainty.table import PATH, ErrorTable, TimeErrors, load_error_table
 from simpar.validation.predict import ParameterOverrides
@@ -53,6 +55,8 @@ KINDS = ("source", "family", "population")
 """What is left out of a fit in turn."""
 NOT_SUPPORT = ("Megatron-FSDP GB200",)  # its exchange is another than Megatron-Core's
 PLAYBOOK = ("ultrascale-playbook",)  # prints layouts that ran out of memory beside those that ran
+TOLD_NETWORKS = ("hgx-h100", "hgx-a100-80gb", "mi300x-8", "aws-p5", "aws-p4d", "gcp-a3-mega", "tpu-v5e-pod")
+"""Clusters of whose network between nodes measured collectives or runs tell the part that collectives reach."""
 GROUP = 30  # runs that are enough to say how often intervals hold
 SEEN = 4  # runs of a stack on a device that are enough to say how far they lie at least
 LEAST_LACK = 0.005  # what multiplies a spread by less is left out of the table
@@ -257,7 +261,9 @@ def calibrated(runs: Sequence[Run], kept: Path | None = None) -> tuple[ErrorTabl
     count = len({run.source for run in moved})
     table = ErrorTable(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
-        time=TimeErrors(base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout),
+        time=TimeErrors(
+            base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout, network=network_errors()
+        ),
         learned=load_error_table().learned,
         memory=memory_errors(runs),
         evidence=evidence,
@@ -265,6 +271,17 @@ def calibrated(runs: Sequence[Run], kept: Path | None = None) -> tuple[ErrorTabl
         refused=refused_stacks(runs),
     )
     return table, errors, spread
+
+
+def network_errors() -> tuple[float, float]:
+    """Ends of nine in ten logarithms of the time of a network that nothing tells, over that of the default parameters.
+
+    From the parts of their cards that the networks of TOLD_NETWORKS reach.
+    """
+    default = PARAMETERS["nic_efficiency"][0]
+    times = [np.log(default / parameters(load_cluster(name, 2))["nic_efficiency"]) for name in TOLD_NETWORKS]
+    half = NINE_IN_TEN / 2 * np.std(times, ddof=1)
+    return float(np.mean(times) - half), float(np.mean(times) + half)
 
 
 def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) -> dict[str, dict[str, float]]:

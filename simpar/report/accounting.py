@@ -107,6 +107,14 @@ class Accounts:
         """Seconds by cause of one class; they sum to the length of its step."""
         return {cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)}
 
+    def communication_s(self) -> dict[str, tuple[float, float]]:
+        """By kind of communication, the seconds of the critical class in which it is (under way, exposed)."""
+        critical = self.critical_class()
+        causes, busy_ns = self.breakdown_s(critical), self.busy_ns[critical].tolist()
+        exposed_s = [causes[_CAUSE_OF_KIND[kind]] for kind in COMMUNICATION]
+        busy_s = [busy / NS_PER_S for busy in busy_ns]
+        return dict(zip(COMMUNICATION, zip(busy_s, exposed_s, strict=True), strict=True))
+
     def bubble_fraction(self, multiplicity: Ints) -> float:
         """The pipeline bubble as a share of the window of passes, averaged over ranks.
 

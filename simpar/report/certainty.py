@@ -1,16 +1,18 @@
 """How sure a result is: intervals of its step time and memory, the probability that it fits, and what supports them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import exp
 
 from pydantic import Field
 
 from simpar.calls import Strict
+from simpar.cost.collectives.parameters import reached_share
 from simpar.hardware.cluster import Cluster
 from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.program.job import TrainingJob
 from simpar.stacks.stack import Stack
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, match_runs
-from simpar.uncertainty.step_time import StepTimeError
+from simpar.uncertainty.step_time import NetworkTime, StepTimeError
 from simpar.uncertainty.support import LONG_SEQUENCE, Traits, support_of
 from simpar.uncertainty.table import load_error_table
 
@@ -61,21 +63,39 @@ def layouts_measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
     return [one for one in stack.measured if one.cluster == cluster]
 
 
-def step_time_error(traits: Traits, step_time_s: float, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
-    """The error distribution of a step, from published runs and from those its profiles were learnt from."""
+def step_time_error(
+    traits: Traits, step_time_s: float, own_runs: Sequence[OwnRuns] = (), network: NetworkTime | None = None
+) -> StepTimeError:
+    """The error distribution of a step, from published runs and from those its profiles were learnt from.
+
+    ``network`` is the part of one that no published run tells; runs that the profiles were learnt from do.
+    """
     table = load_error_table()
     known = StepTimeError.of(support_of(traits, table.evidence), table.time, step_time_s)
+    known = known.over(network, table.time) if network else known
     return after(known, match_runs(traits, own_runs), table.learned)
 
 
-def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
+def certainty_of(
+    job: TrainingJob,
+    cluster: Cluster,
+    held: Sequence[Footprint],
+    step_time_s: float,
+    between_domains_s: Callable[[], tuple[float, float]],
+) -> Certainty:
     """How sure a simulated step is, by the shipped table of errors.
 
-    On several kinds of devices, the least known kind decides.
+    On several kinds of devices, the least known kind decides. ``between_domains_s`` gives the seconds in which
+    communication between domains is (under way, exposed); it is asked for where no run tells their network.
     """
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
-    errors = [step_time_error(traits, step_time_s, own_runs) for traits in everything]
+    unmeasured = _unmeasured_network(cluster)
+    network = None
+    if unmeasured:
+        busy, exposed = (min(seconds / step_time_s, 1.0) for seconds in between_domains_s())
+        network = NetworkTime(busy, exposed, reached_share(cluster))
+    errors = [step_time_error(traits, step_time_s, own_runs, network) for traits in everything]
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
     shown = [*load_error_table().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
@@ -88,7 +108,7 @@ def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], 
         fit_causes=riskiest.fit_causes,
         support=support.all,
         ordinary_support=support.ordinary,
-        unsupported=(*support.missing(), *_unmeasured_network(cluster)),
+        unsupported=(*support.missing(), *unmeasured),
         layout_spread=error.layout,
         own_runs=sum(own.layouts for own in match_runs(traits, own_runs)),
     )
@@ -99,4 +119,8 @@ def _unmeasured_network(cluster: Cluster) -> list[str]:
     out = cluster.profile.scale_out
     if out is None or out.kind != "ethernet" or cluster.world_size <= cluster.domain_size:
         return []
-    return ["no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables"]
+    least, most = (exp(end) for end in load_error_table().time.network)
+    joined = "no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables, and "
+    return [
+        f"{joined}its time is uncertain by a factor of {least:.2g} to {most:.2g}, as other networks differ from these"
+    ]

@@ -1,6 +1,5 @@
 """From a timed Program to a Result: speed, breakdown, communication, memory, bill, and why."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan, nan
 from typing import Any
@@ -84,9 +83,9 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
             slow_ranks=_slow_ranks(context, step_s),
             expert_load=_expert_load(context),
             emulated=emulated_precision(context.job, context.cluster),
-            certainty=certainty_of(context.job, context.cluster, held, step_s),
+            certainty=certainty_of(context.job, context.cluster, held, step_s, lambda: between_domains_s(context)),
         ),
-        communication=_communication(context, accounts, critical, breakdown),
+        communication=_communication(context, accounts, critical),
         memory=_memory(context, stages, held),
         bill=bill_of(context, accounts.kernels_s(), step_s),
         setup=_setup(context),
@@ -254,25 +253,41 @@ def _waiting(context: SummaryInputs, accounts: Accounts, critical: int) -> tuple
     return tuple(result)
 
 
-def _communication(
-    context: SummaryInputs, accounts: Accounts, critical: int, breakdown: Mapping[str, float]
-) -> dict[str, Communication]:
+def between_domains_s(context: SummaryInputs) -> tuple[float, float]:
+    """Seconds in which kinds of communication between domains are (under way, exposed), on the critical class."""
+    quotient, seconds = context.lowered.quotient, context.accounts.communication_s()
+    far = {
+        _communication_of(group.kind)
+        for group in quotient.groups
+        if len(np.unique(context.cluster.domain_of(group.ranks))) > 1
+    }
+    busy_s, exposed_s = np.sum([seconds[kind] for kind in sorted(far)], axis=0) if far else (0.0, 0.0)
+    return float(busy_s), float(exposed_s)
+
+
+def _communication_of(group: str) -> str:
+    """The kind of communication of a kind of process groups."""
+    return PIPELINE if group.startswith(PIPELINE) or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
+
+
+def _communication(context: SummaryInputs, accounts: Accounts, critical: int) -> dict[str, Communication]:
     """Kinds of communication that the plan has, on the critical class."""
     algorithms: dict[str, set[str]] = {}
     layout = context.job.layout
     sent_as = {"all_gather": layout.gather_dtype} | dict.fromkeys(REDUCTIONS, layout.reduce_dtype)
     for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
-        kind = PIPELINE if group.startswith(PIPELINE) or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
+        kind = _communication_of(group)
         dtype = sent_as.get(op) if kind == "dp" else None
         algorithms.setdefault(kind, set()).add(f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else ""))
     result = {}
-    columns = (accounts.busy_ns[critical].tolist(), accounts.moved_bytes[critical].tolist())
-    for kind, busy_ns, size in zip(COMMUNICATION, *columns, strict=True):
-        if busy_ns or kind in algorithms:
+    seconds = accounts.communication_s()
+    for kind, size in zip(COMMUNICATION, accounts.moved_bytes[critical].tolist(), strict=True):
+        busy_s, exposed_s = seconds[kind]
+        if busy_s or kind in algorithms:
             result[kind] = Communication(
                 bytes_per_rank=float(size),
-                busy_s=busy_ns / NS_PER_S,
-                exposed_s=breakdown[kind if kind == "offload" else f"exposed_{kind}"],
+                busy_s=busy_s,
+                exposed_s=exposed_s,
                 algorithm=", ".join(sorted(algorithms.get(kind, set()))),
             )
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp, hypot, inf, log
 
 from simpar.uncertainty.support import ASPECTS, ENOUGH_SOURCES, FEW_RUNS, Support
 from simpar.uncertainty.table import TimeErrors
@@ -12,6 +12,8 @@ THRESHOLDS = (1, 2, ENOUGH_SOURCES)
 """Numbers of pairs of source and family; errors are larger below each of them."""
 SHORT_STEP_S = 1.0
 """Seconds below which a step is short: what a host does once, small kernels and waits decide, which differ the most."""
+NINE_IN_TEN = 2 * 1.645
+"""Standard deviations of a normal between the ends of the interval that holds nine in ten."""
 CONDITIONS = ("mixture", "spread", "long", "bits8", "bits4")
 """Traits that make errors larger by themselves."""
 
@@ -26,6 +28,28 @@ def lacks(support: Support, step_time_s: float = inf) -> dict[str, bool]:
     result["runs"] = support.runs < FEW_RUNS
     conditions = (traits.mixture, traits.spread, traits.long, traits.bits == 8, traits.bits == 4)
     return result | dict(zip(CONDITIONS, conditions, strict=True)) | {"short": step_time_s < SHORT_STEP_S}
+
+
+@dataclass(frozen=True)
+class NetworkTime:
+    """Shares of a step during which a network that no run tells is ``busy``, and in which ranks wait for it: exposed.
+
+    ``least`` is the least part of its predicted time that it can take: at the rate of its wires.
+    """
+
+    busy: float
+    exposed: float
+    least: float
+
+    def errors(self, factors: tuple[float, float]) -> tuple[float, float]:
+        """By how much the logarithm of the step may be below and above, (<= 0, >= 0), if the network takes so long.
+
+        ``factors`` are logarithms of its time over the predicted one. What is exposed grows and shrinks with it; and
+        no step is shorter than its network is busy.
+        """
+        faster, slower = max(exp(factors[0]), self.least), exp(factors[1])
+        above = max(1 + self.exposed * (slower - 1), self.busy * slower)
+        return log(1 + self.exposed * (min(faster, 1.0) - 1)), log(max(above, 1.0))
 
 
 @dataclass(frozen=True)
@@ -47,6 +71,16 @@ class StepTimeError:
         spread = errors.base * exp(sum(value for name, value in errors.lacking.items() if missing[name]))
         spread = max(spread, errors.seen.get(support.traits.stack, {}).get(support.traits.device, 0.0))
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)
+
+    def over(self, network: NetworkTime, errors: TimeErrors) -> StepTimeError:
+        """The same where a network carries the step that no run tells: independent errors, added in squares.
+
+        The whole interval of the network counts as three and a quarter of its spreads, as that of a normal does.
+        """
+        low, high = network.errors(errors.network)
+        spread = hypot(self.spread, (high - low) / NINE_IN_TEN)
+        layout = self.layout * spread / self.spread
+        return StepTimeError(spread, layout, -hypot(self.low, low), hypot(self.high, high))
 
     @property
     def half_width(self) -> float:

@@ -21,7 +21,8 @@ class TimeErrors(Strict):
     sum of ``lacking``, whose keys are aspects and numbers of pairs. ``low`` and ``high`` are the ends of the shortest
     interval of nine in ten errors, in units of the spread; ``layout`` is the part of a spread by which layouts of one
     model on one cluster differ, and the rest is common to them. A spread is never below that of the fitted runs
-    themselves, which is ``seen`` by stack and device where there are many.
+    themselves, which is ``seen`` by stack and device where there are many. ``network`` bounds nine in ten logarithms of
+    the time that a network takes over the predicted one, where no run tells its parameters.
     """
 
     base: float = Field(gt=0)
@@ -30,6 +31,7 @@ class TimeErrors(Strict):
     low: float = Field(lt=0)
     high: float = Field(gt=0)
     layout: float = Field(gt=0, le=1)
+    network: tuple[Annotated[float, Field(le=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
 
 
 class MemoryErrors(Strict):

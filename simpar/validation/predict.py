@@ -32,7 +32,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
-from simpar.report.summarise import summarise
+from simpar.report.summarise import between_domains_s, summarise
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import Stack, load_stack
 from simpar.units import TERA
@@ -100,7 +100,9 @@ def predict(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Prediction:
         peak_allocated_bytes=max(one.allocated_bytes for one in shown),
         peak_reserved_bytes=fullest.reserved_bytes,
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
-        certainty=certainty_of(lowered.job, cluster, held, step_time_s).model_copy(update=interval),
+        certainty=certainty_of(
+            lowered.job, cluster, held, step_time_s, lambda: between_domains_s(inputs_of(lowered, timing, cluster))
+        ).model_copy(update=interval),
         peak_device_bytes=max(one.held_bytes for one in shown),
     )
 
@@ -113,8 +115,12 @@ def predict_time_s(case: Case, tuning: ParameterOverrides = NO_TUNING) -> float:
 def result_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Result:
     """The full result of a case's step, as :func:`predict` predicts it. Raises Unmodelled."""
     cluster = cluster_of(case, tuning)
-    context = SummaryInputs(*time_ops(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
-    return summarise(context, with_timeline=False)
+    return summarise(inputs_of(*time_ops(case, cluster, tuning), cluster), with_timeline=False)
+
+
+def inputs_of(lowered: Lowered, timing: Timing, cluster: Cluster) -> SummaryInputs:
+    """What is summarised of a case."""
+    return SummaryInputs(lowered, timing, cluster, "sweep", "full", Perturbation())
 
 
 def time_ops(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> tuple[Lowered, Timing]:

@@ -54,6 +54,41 @@ def test_a_stack_that_nobody_measured_is_wider_and_says_so() -> None:
     assert "no measured run of stack torchtune" in unknown.certainty.unsupported
 
 
+def _over(network: str, nodes: int = 2, **plan: object) -> tuple[float, float, Result]:
+    """(Low, high) ends of the interval over the step, of 8B on nodes of A100 that a network joins, and the result."""
+    result = simpar.simulate(
+        "llama-3-8b",
+        simpar.Cluster(f"dgx-a100-80gb over {network}", nodes=nodes),
+        simpar.Plan.model_validate({"micro_batch": 1, **plan}),
+        simpar.Training(seq_len=4096, global_batch=32),
+    )
+    assert result.certainty is not None
+    low, high = result.certainty.step_time_interval_s
+    return low / result.step_time_s, high / result.step_time_s, result
+
+
+def test_a_network_that_no_run_tells_makes_a_step_less_sure() -> None:
+    """By what it is of the step: ZeRO-3's gathers are most of it over TCP; within a node nothing is."""
+    known, told, alone = _over("25 Gb/s roce", zero=3), _over("25 Gb/s ethernet", zero=3), _over("25 Gb/s ethernet", 1)
+    assert known[2].time_breakdown_s.exposed_dp > 0.8 * known[2].step_time_s
+    assert known[1] < 1.5
+    assert alone[1] < 1.5
+    assert told[1] > 2.0
+    assert told[0] > 0.8  # it cannot be faster than the threads of its sockets or its wires
+    (unsupported,) = (words for words in told[2].certainty.unsupported if "TCP" in words)  # type: ignore[union-attr]
+    assert "its time is uncertain by" in unsupported
+
+
+def test_only_communication_between_nodes_rests_on_their_network() -> None:
+    """Tensor-parallel collectives within a node do not, however much of the step they are exposed."""
+    inside, across = _over("25 Gb/s ethernet", tp=8, pp=2), _over("25 Gb/s ethernet", tp=16)
+    parts = inside[2].time_breakdown_s
+    assert parts.exposed_tp > 3 * parts.exposed_pp
+    assert parts.exposed_tp > 0.1 * inside[2].step_time_s
+    assert inside[1] < 1.5
+    assert across[1] > 2.0
+
+
 def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
     """Memory far below the device is sure, far above it is not, and the verdict agrees where it is clear."""
     roomy, full = _result("nemo", recompute="full"), _result("nemo", micro_batch=8)

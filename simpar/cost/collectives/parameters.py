@@ -9,7 +9,7 @@ from functools import lru_cache
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.hardware.cluster import Cluster
-from simpar.units import US
+from simpar.units import GB, US
 
 # name: (default, what it is). Defaults: the latency and efficiency tables of NCCL 2.30's tuner
 # (graph/tuning.cc), with latencies about doubled, as measured logs ask for.
@@ -92,6 +92,15 @@ def parameters(cluster: Cluster) -> Mapping[str, float]:
     profile = cluster.profile
     said = {**_channels(cluster), **profile.collectives, **cluster.state}
     return _merged(tuple(said.items()), profile.name)
+
+
+def reached_share(cluster: Cluster) -> float:
+    """The largest share of cards of nodes that collectives reach; over TCP, at most what threads of sockets move."""
+    values, out = parameters(cluster), cluster.profile.scale_out
+    share = max(values["nic_efficiency"], values["exchange_nic_efficiency"])
+    if out is None or out.kind != "ethernet":
+        return share
+    return min(share, values["socket_threads"] * values["socket_gb_per_s"] * GB / out.nic_bandwidth)
 
 
 def _channels(cluster: Cluster) -> dict[str, float]:
