@@ -120,7 +120,5 @@ def _unmeasured_network(cluster: Cluster) -> list[str]:
     if out is None or out.kind != "ethernet" or cluster.world_size <= cluster.domain_size:
         return []
     least, most = (exp(end) for end in load_error_table().time.network)
-    joined = "no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables, and "
-    return [
-        f"{joined}its time is uncertain by a factor of {least:.2g} to {most:.2g}, as other networks differ from these"
-    ]
+    joined = "no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables, "
+    return [f"{joined}uncertain by a factor of {least:.2g} to {most:.2g}, as other networks differ from these"]

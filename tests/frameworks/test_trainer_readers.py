@@ -64,7 +64,8 @@ def test_a_deepspeed_config_of_auto_is_filled_in_from_the_arguments(tmp_path):
 
 def test_a_deepspeed_config_that_the_script_writes_is_read():
     """Before the launch, by a here-document; it need not be on the disk."""
-    command = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --deepspeed $C"
+    arguments = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --deepspeed $C"
+    command = f"torchrun --nproc_per_node 8 run_clm.py {arguments}"
     script = f'C=/data/ds.json\ncat <<EOF > $C\n{{"zero_optimization": {{"stage": 2}}}}\nEOF\n{command}\n'
     result = read(script, "train.sh", "transformers")
     assert (result.plan.stack, result.plan.zero) == ("deepspeed", 2)
