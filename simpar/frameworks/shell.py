@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import slurm
+from simpar.frameworks import schedulers, slurm
 from simpar.frameworks.shell_built_in import BUILT_IN
 from simpar.frameworks.shell_calls import (
     JOBS,
@@ -62,8 +62,9 @@ class Script:
 
     ``environments`` has the variables of every command: those that the script set by then, and those before its words.
     A command of another script has the launcher before it that started that script (``srun -N 4 bash other.sh``).
-    ``directives`` are the words of the ``#SBATCH`` lines of each text. ``written`` are the texts of files that the
-    script writes. ``gaps`` map what it takes from where it cannot be read to what that may do.
+    ``directives`` are the words of the ``#SBATCH`` lines of each text, or those of another batch system as Slurm's.
+    ``written`` are the texts of files that the script writes. ``gaps`` map what it takes from where it cannot be read
+    to what that may do.
 
     ``variables`` have a list of words for every name; a value that only running would tell is the name itself,
     ``${NAME}``. The arguments of a function exist while it is read: as ``1``, ``@`` and, if all are known, ``#``.
@@ -99,7 +100,8 @@ class Script:
         is_file = os.path.isfile(source)
         known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""]}
         known["PWD"] = [os.path.abspath(self.folder)]
-        self.directives += [own] if (own := slurm.directives(text)) else []
+        own = slurm.directives(text)
+        self.directives += [asked for asked in (own, schedulers.directives(text)) if asked]
         known |= slurm.variables_of([*slurm.plain_flags(asked), *own])
         self.stack.append(os.path.realpath(source) if is_file else source)
 

@@ -12,8 +12,8 @@ JOBS = ("sbatch", "salloc", "qsub", "bsub")
 XPK = ("xpk", "xpk.py")
 """Submits a workload to TPUs: ``xpk workload create --command "..."`` (github.com/AI-Hypercomputer/xpk)."""
 WRAPPERS = (
-    *JOBS, "srun", "mpirun", "mpiexec", "exec", "nohup", "time", "timeout", "numactl", "taskset", "stdbuf", "nice",
-    "singularity", "apptainer", "docker", "podman", "enroot", "sudo", "command",
+    *JOBS, "srun", "mpirun", "mpiexec", "mpiexec.hydra", "jsrun", "aprun", "flux", "exec", "nohup", "time", "timeout",
+    "numactl", "taskset", "stdbuf", "nice", "singularity", "apptainer", "docker", "podman", "enroot", "sudo", "command",
 )  # fmt: skip
 """Commands that start another command."""
 PLAIN = ("exec", "nohup", "time", "command", "sudo")

@@ -34,6 +34,8 @@ def plain_flags(words: Iterator[str] | Sequence[str]) -> Iterator[str]:
 def count_of(value: str | None) -> int | None:
     """A number of nodes, tasks or devices: ``8``, or of a kind (``gpu:h100:8``); None if it is not one number."""
     parts = (value or "").split(",")  # of several kinds of resources
+    if range_ := re.fullmatch(r"(\d+):(\d+)", parts[0]):  # from so many nodes to so many
+        return int(range_[1]) or None if range_[1] == range_[2] else None
     last = _COUNT.fullmatch(next((part for part in parts if part.startswith("gpu")), parts[0]))
     return int(last[1]) or None if last else None
 
@@ -52,6 +54,14 @@ def nodes_of(words: Sequence[str]) -> int | None:
         return -(-tasks // each)
     is_of_node = value_of(words, DEVICES_OF_NODE) is not None
     return 1 if is_of_node and tasks is None else None
+
+
+def devices_of_node(words: Sequence[str]) -> int | None:
+    """Devices of a node that are asked for by task; None if they are not."""
+    of_task, of_node = (count_of(value_of(words, names)) for names in (DEVICES_OF_TASK, TASKS_OF_NODE))
+    tasks, nodes = count_of(value_of(words, TASKS)), count_of(value_of(words, NODES))
+    each = of_node or (tasks and nodes and tasks // nodes) or 1
+    return of_task * each if of_task else None
 
 
 def variables_of(words: Sequence[str]) -> dict[str, list[str]]:

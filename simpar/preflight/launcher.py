@@ -13,6 +13,7 @@ from pathlib import PurePath
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
+from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
@@ -29,6 +30,7 @@ NODES: Flags = {
     "accelerate": ("--num_machines", "--num-machines"),
     "train.sh": ("--nodes",),
     "setup_experiment.py": ("--nodes",),
+    "flux": ("--nodes", "-N"),
 }
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
@@ -37,7 +39,9 @@ PER_NODE: Flags = {
     "sbatch": ("--gpus-per-node", "--ntasks-per-node", "--gres"),
     "deepspeed": ("--num_gpus", "--num-gpus"),
     "msrun": ("--local_worker_num", "--local-worker-num"),
-    "mpirun": ("-npernode", "--npernode"),
+    "mpirun": ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--perhost", "-N"),
+    "aprun": ("-N",),
+    "flux": ("--tasks-per-node", "--gpus-per-node"),
     "train.sh": ("--gpus-per-node", "--gpus_per_node"),
     "setup_experiment.py": ("--gpus-per-node", "--gpus_per_node", "-gn"),
 }
@@ -50,6 +54,9 @@ RANKS: Flags = {
     "sbatch": ("--ntasks", "-n", "--gpus", "-G"),
     "setup_experiment.py": ("--num_gpus", "-ng"),
     "xpk": (),
+    "jsrun": (),
+    "aprun": ("-n",),
+    "flux": ("--ntasks", "-n"),
 }
 """Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
@@ -61,7 +68,10 @@ ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
-ALIASES = {"xpk.py": "xpk", "mpiexec": "mpirun", "horovodrun": "mpirun", "salloc": "sbatch", "automodel": "torchrun"}
+ALIASES = {
+    "xpk.py": "xpk", "salloc": "sbatch", "automodel": "torchrun",
+    **dict.fromkeys(("mpiexec", "mpiexec.hydra", "horovodrun"), "mpirun"),
+}  # fmt: skip
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""
 OF_RAY = {
@@ -94,7 +104,8 @@ IDLE = (
     "--time", "--output", "--error", "--exclusive", "--cpus-per-task", "--mem", "--container-*", "--no-container-*",
     "--label", "--export", "--ssh-port", "--no-python", "--module", "-m", "--jobid", "--wait", "--kill-on-bad-exit",
     "--mpi", "--membind", "--mem-bind", "--cpunodebind", "--cpu-bind", "--unbuffered", "--qos", "--constraint",
-    "--chdir", "--join", "--cluster-time-out", "--bind-core",
+    "--chdir", "--join", "--cluster-time-out", "--bind-core", "--allow-run-as-root", "--bind-to", "--map-by", "--mca",
+    "--report-bindings", "--oversubscribe", "--tag-output", "--host", "--hosts", "--depth", "--cc",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 
@@ -154,6 +165,8 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     told += [("sbatch", words) for words in script.directives]
     notes = list(script.notes)
     nodes, per_node, ranks = _sizes(told, environment, target, notes)
+    if (hosts := _hosts(told, script)) is not None:
+        nodes, per_node = nodes or hosts[0], per_node or hosts[1]
     of_ray = {key: slurm.count_of(value_of(started, names)) for key, names in OF_RAY.items()}
     if any(of_ray.values()):
         nodes, per_node, ranks = of_ray["nodes"], of_ray["each"], None
@@ -170,7 +183,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     started = started or next((words for words in script.commands if _is_start(words)), [])
     return LaunchCommand(
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
-        is_single, gaps=script.gaps,
+        is_single, gaps={**script.gaps, **({} if _any(environment, OF_NODES) else _gaps(told, nodes))},
     )  # fmt: skip
 
 
@@ -201,6 +214,10 @@ def _sizes(
         nodes, per_node = (of_included, devices) if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None else (
             nodes, per_node
         )  # fmt: skip
+    if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
+        ranks = ranks or ranks_of_jsrun(sets)
+    if per_node is None and ranks is None:
+        per_node = _of_mapping(told) or slurm.devices_of_node(batch)
     if (slices := next((words for launcher, words in told if launcher == "xpk"), None)) is not None:
         ranks = ranks or _chips(slices)
     torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
@@ -219,9 +236,47 @@ def _sizes(
         per_node = _of_environment(environment, OF_NODE) or _visible(environment)
     if target in OF_ONE and not told and per_node is None and ranks is None:
         per_node = 1
-    if nodes is None and ranks is None and _starts_alone(told, target, per_node) and not _any(environment, OF_NODES):
-        nodes = 1
+    if _any(environment, OF_NODES):
+        return nodes, per_node, ranks
+    alone = "" if _spreads(told) else _alone(told)
+    if alone and (nodes or 1) > 1:
+        notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
+    if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
+        nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks
+
+
+def _spreads(told: Iterable[tuple[str, list[str]]]) -> bool:
+    """Whether a launcher starts others on several nodes."""
+    return any(launcher in ("srun", "mpirun", "jsrun", "aprun", "flux") for launcher, _ in told)
+
+
+def _gaps(told: Sequence[tuple[str, list[str]]], nodes: int | None) -> dict[str, str]:
+    """The number of nodes, where one launcher has it and the one that it starts has not."""
+    if not (alone := _alone(told) if _spreads(told) and (nodes or 1) > 1 else ""):
+        return {}
+    return {NODES[alone][0]: f"{alone} is not told it: on each of {nodes} nodes it starts a job of its own"}
+
+
+def _of_mapping(told: Iterable[tuple[str, list[str]]]) -> int | None:
+    """Ranks of a node that Open MPI maps there: ``--map-by ppr:8:node``."""
+    values = (value_of(words, ("--map-by", "-map-by")) or "" for launcher, words in told if launcher == "mpirun")
+    return next((int(match[1]) for value in values if (match := re.search(r"ppr:(\d+):node", value))), None)
+
+
+def _hosts(told: Iterable[tuple[str, list[str]]], script: Script) -> tuple[int, int | None] | None:
+    """Nodes and slots of each of a launcher's hosts, listed or in a file that is here; None if it tells none."""
+    for launcher, words in told:
+        if launcher not in ("deepspeed", "mpirun") or any(value_of(words, (flag,)) for flag in RANKS.get(launcher, ())):
+            continue
+        file = value_of(words, ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f"))
+        listed = value_of(words, ("-H", "--host", "-host", "-hosts"))
+        text = None if file is None or UNKNOWN.search(file) else script.text_of_file(file)
+        if text is not None:
+            return hosts_of(text[1])
+        if listed and not UNKNOWN.search(listed):
+            return hosts_of("\n".join(listed.split(",")))
+    return None
 
 
 def _chips(words: Sequence[str]) -> int | None:
@@ -327,18 +382,15 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     return result
 
 
-def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
-    """Whether a launcher starts a single node because nothing else is asked of it."""
-    if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
-        return False
-    return any(
-        launcher in ALONE and value_of(words, (*NODES[launcher], *ALONE[launcher])) is None for launcher, words in told
-    )
+def _alone(told: Sequence[tuple[str, list[str]]]) -> str:
+    """The launcher that starts a single node because nothing else is asked of it; "" if none does."""
+    asked = ((launcher, (*NODES[launcher], *ALONE[launcher]), words) for launcher, words in told if launcher in ALONE)
+    return next((launcher for launcher, flags, words in asked if value_of(words, flags) is None), "")
 
 
 def _starts_alone(told: Sequence[tuple[str, list[str]]], target: str | None, per_node: int | None) -> bool:
     """Whether a single node is started: nothing else is asked of a launcher, or of a front end that is one."""
-    return _is_alone(told) or (target in OF_ONE and not told) or (per_node is not None and target in STARTS_ITSELF)
+    return (target in OF_ONE and not told) or (per_node is not None and target in STARTS_ITSELF)
 
 
 def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:

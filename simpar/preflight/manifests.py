@@ -1,4 +1,7 @@
-"""Files of YAML that start a command on a cluster, as shell text: SkyPilot's tasks, and pods and jobs of Kubernetes."""
+"""Files of YAML that start a command on a cluster, as shell text: tasks of SkyPilot and dstack, jobs of Kubernetes.
+
+Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay, Volcano. Azure ML's commands, too.
+"""
 
 import re
 import shlex
@@ -12,7 +15,9 @@ OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "env
 """Keys that a task of SkyPilot has beside ``run``."""
 GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)|google\.com/tpu")
 """Resources of a container that are devices."""
-STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion)[\"']?\s*:|^\{")
+ALONE = ("Pod", "Job", "Deployment", "StatefulSet", "ReplicaSet", "JobSet")
+"""Kinds that have one pod unless they say how many."""
+STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command)[\"']?\s*:|^\{")
 """Keys of which a file of a cluster has one, at the left or in a mapping of one line."""
 
 
@@ -31,7 +36,10 @@ def manifest_of(text: str, source: str) -> StartedCommand | None:
         return None
     for part in re.split(r"(?m)^---[ \t]*$", text):
         data = files.read_yaml(part, source) if STARTS.search(part) else None
-        if isinstance(data, Mapping) and (result := _of_task(data) or _of_pods(data)) is not None:
+        if (
+            isinstance(data, Mapping)
+            and (result := next(filter(None, (each(data) for each in KINDS)), None)) is not None
+        ):
             return result
     return None
 
@@ -55,19 +63,91 @@ def _of_task(data: Mapping[str, Any]) -> StartedCommand | None:
 
 
 def _of_pods(data: Mapping[str, Any]) -> StartedCommand | None:
-    """The first container of a pod that has a command; a job of Kubeflow has as many pods as its replicas."""
+    """The first container of a pod that has a command; a job has as many pods as its replicas."""
     if "apiVersion" not in data:
         return None
-    every = (each for pod in _pod_containers(data) for each in pod)
-    container = next((each for each in every if each.get("command") or each.get("args")), None)
+    pods = list(_pod_containers(data))
+    container = next((each for pod in pods for each in pod if each.get("command") or each.get("args")), None)
     if container is None:
         return None
-    words = [str(word) for key in ("command", "args") for word in container.get(key) or []]
-    pod = next(each for each in _pod_containers(data) if container in each)
-    devices, nodes = sum(map(_devices_of, pod)) or None, _pods_of(data)
+    own = next(pod for pod in pods if container in pod)
+    workers = [own, *pods] if data.get("kind") == "MPIJob" else [own]  # MPI's launcher has no devices
+    devices = next(filter(None, (sum(map(_devices_of, pod)) for pod in workers)), None)
+    nodes = _pods_of(data)
     named = [(each.get("name"), each.get("value")) for each in container.get("env") or [] if isinstance(each, Mapping)]
-    of_kubeflow = {"PET_NNODES": nodes, "PET_NODE_RANK": 0} if "Job" in str(data.get("kind")) and nodes > 1 else {}
-    return StartedCommand(_with({**of_kubeflow, **_plain(dict(named))}, shlex.join(words)), nodes, devices)
+    variables = {**_of_operator(data, nodes), **_plain(dict(named))}
+    return StartedCommand(_with(variables, shlex.join(_words_of(container))), nodes, devices)
+
+
+def _words_of(container: Mapping[str, Any]) -> list[str]:
+    return [str(word) for key in ("command", "args") for word in container.get(key) or []]
+
+
+def _of_operator(data: Mapping[str, Any], nodes: int | None) -> dict[str, Any]:
+    """Variables that the operator of a kind sets: those of torchrun, and the size of a group."""
+    spec, kind = data.get("spec"), str(data.get("kind"))
+    told: dict[str, Any] = {"LWS_GROUP_SIZE": nodes} if kind == "LeaderWorkerSet" else {}
+    if "Job" in kind and nodes and nodes > 1:
+        told |= {"PET_NNODES": nodes, "PET_NODE_RANK": 0}
+    each = spec.get("nprocPerNode") if isinstance(spec, Mapping) else None
+    return told | ({"PET_NPROC_PER_NODE": each} if str(each).isdigit() else {})
+
+
+def _of_trainer(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A job of Kubeflow's Trainer, whose command stands beside its nodes; torchrun starts it on all of them."""
+    spec = data.get("spec")
+    trainer = spec.get("trainer") if data.get("kind") == "TrainJob" and isinstance(spec, Mapping) else None
+    if not isinstance(trainer, Mapping) or not (words := _words_of(trainer)):
+        return None
+    each = trainer.get("numProcPerNode")
+    devices = _devices_of({"resources": trainer.get("resourcesPerNode")}) or None
+    nodes = _count(trainer.get("numNodes")) or 1
+    per_node = each if str(each).isdigit() else devices
+    variables = {"PET_NNODES": nodes, "PET_NODE_RANK": 0, **({"PET_NPROC_PER_NODE": per_node} if per_node else {})}
+    return StartedCommand(_with(variables, shlex.join(words)), nodes, devices)
+
+
+def _of_ray(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A job of KubeRay: its entry point, which Ray starts once, on the devices of its workers' groups."""
+    spec = data.get("spec")
+    entry = spec.get("entrypoint") if data.get("kind") == "RayJob" and isinstance(spec, Mapping) else None
+    if not isinstance(entry, str):
+        return None
+    cluster = spec.get("rayClusterSpec") if isinstance(spec, Mapping) else None
+    groups = cluster.get("workerGroupSpecs") if isinstance(cluster, Mapping) else None
+    listed = [each for each in groups if isinstance(each, Mapping)] if isinstance(groups, list) else []
+    nodes = sum(_count(each.get("replicas")) or 1 for each in listed) or None
+    pods = [pod for each in listed for pod in _pod_containers(each)]
+    return StartedCommand(entry, nodes, sum(map(_devices_of, pods[0])) or None if pods else None)
+
+
+def _of_dstack(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A task of dstack, with the variables that it sets."""
+    commands = data.get("commands")
+    if data.get("type") != "task" or not isinstance(commands, list):
+        return None
+    nodes, resources = _count(data.get("nodes")) or 1, data.get("resources")
+    asked = resources.get("gpu") if isinstance(resources, Mapping) else None
+    count = asked.get("count") if isinstance(asked, Mapping) else str(asked or "").rpartition(":")[2]
+    devices = _count(count)
+    variables = {
+        **_plain(data.get("env")), "DSTACK_NODES_NUM": nodes, "DSTACK_NODE_RANK": 0,
+        **({"DSTACK_GPUS_PER_NODE": devices, "DSTACK_GPUS_NUM": devices * nodes} if devices else {}),
+    }  # fmt: skip
+    return StartedCommand(_with(variables, "\n".join(map(str, commands))), nodes, devices)
+
+
+def _of_azure(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A command job of Azure ML, which starts the processes of every instance itself."""
+    command, asked = data.get("command"), data.get("distribution")
+    if not isinstance(command, str) or not (isinstance(asked, Mapping) or "azureml" in str(data.get("$schema"))):
+        return None
+    resources = data.get("resources")
+    nodes = _count(resources.get("instance_count")) or 1 if isinstance(resources, Mapping) else 1
+    each = _count(asked.get("process_count_per_instance")) if isinstance(asked, Mapping) else None
+    launcher = f"torchrun --nnodes {nodes} --nproc_per_node {each} " if each else ""
+    text = command.replace("python ", launcher, 1) if launcher else command
+    return StartedCommand(_with(_plain(data.get("environment_variables")), text), nodes, each)
 
 
 def _devices_of(container: Mapping[str, Any]) -> int:
@@ -89,19 +169,35 @@ def _pod_containers(node: Any) -> Iterator[list[Mapping[str, Any]]]:
             yield from _pod_containers(each)
 
 
-def _pods_of(data: Mapping[str, Any]) -> int:
-    """Pods that run at a time: replicas of Kubeflow's kinds, the parallelism of a job or of a set's jobs, else one."""
+def _pods_of(data: Mapping[str, Any]) -> int | None:
+    """Pods that run at a time: replicas of Kubeflow's kinds, the parallelism of a job or of a set's jobs, else one.
+
+    None for kinds that are not known here.
+    """
     spec = data.get("spec")
     if not isinstance(spec, Mapping):
         return 1
     kinds = next((value for key, value in spec.items() if str(key).endswith("ReplicaSpecs")), None)
     if isinstance(kinds, Mapping):
-        return sum(int(each.get("replicas") or 1) for each in kinds.values() if isinstance(each, Mapping)) or 1
+        roles = {role: each for role, each in kinds.items() if isinstance(each, Mapping)}
+        if data.get("kind") == "MPIJob":
+            roles.pop("Launcher", None)
+        return sum(_count(each.get("replicas")) or 1 for each in roles.values()) or 1
     jobs = spec.get("replicatedJobs")
     if isinstance(jobs, list) and all(isinstance(each, Mapping) for each in jobs):
-        return sum(int(each.get("replicas") or 1) * _pods_of(each.get("template") or {}) for each in jobs) or 1
-    told = spec.get("parallelism") or spec.get("numNodes") or (spec.get("trainer") or {}).get("numNodes")
-    return told if isinstance(told, int) and told > 0 else 1
+        counts = [(_count(each.get("replicas")) or 1) * (_pods_of(each.get("template") or {}) or 1) for each in jobs]
+        return sum(counts) or 1
+    if isinstance(tasks := spec.get("tasks"), list):  # Volcano's
+        return sum(_count(each.get("replicas")) or 1 for each in tasks if isinstance(each, Mapping)) or 1
+    if isinstance(group := spec.get("leaderWorkerTemplate"), Mapping):
+        return _count(group.get("size"))
+    told = _count(spec.get("parallelism")) or _count(spec.get("numNodes"))
+    return told or (1 if data.get("kind") in (*ALONE, None) else None)
+
+
+def _count(value: Any) -> int | None:
+    """A positive number."""
+    return int(value) if str(value).isdigit() and int(value) else None
 
 
 def _plain(values: Any) -> dict[str, Any]:
@@ -117,3 +213,7 @@ def _plain(values: Any) -> dict[str, Any]:
 def _with(variables: Mapping[str, Any], text: str) -> str:
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in variables.items()]
     return "\n".join([*lines, text, ""])
+
+
+KINDS = (_of_task, _of_trainer, _of_ray, _of_dstack, _of_azure, _of_pods)
+"""What is asked in turn whether a file starts a command."""

@@ -160,7 +160,8 @@ def test_a_script_gets_arguments_and_variables(tmp_path, monkeypatch, capsys):
     assert (found["cluster"]["devices"], found["plan"]["mesh"]["tp"]) == (4, 2)
     assert found["plan"]["memory"]["recompute"] == "selective"
     _, found = checked(capsys, *HARDWARE, "--", "sbatch", "-N", "2", "--export=ALL,MORE=", "run.sh", "8", "2")
-    assert found["cluster"]["devices"] == 16
+    assert found["cluster"]["devices"] == 8
+    assert any("torchrun starts one node: no number of them" in note for note in found["notes"])
     assert run(["check", *HARDWARE, "run.sh"]) == 2
     assert "--tensor-model-parallel-size = ${2}: a value that the file does not say; allowed: arguments" in (
         capsys.readouterr().err

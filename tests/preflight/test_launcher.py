@@ -47,10 +47,25 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"#SBATCH --ntasks=16\n#SBATCH --ntasks-per-node=8\nsrun python {TRAIN}", 2, 8, 16),
         (f"srun -N 1 -n 1 hostname\nsrun -N 4 --ntasks-per-node 8 bash -c 'python {TRAIN}'", 4, 8, None),
         (f"sbatch -N 2 <<EOF\n#!/bin/bash\n#SBATCH --gpus-per-node=8\ntorchrun --nproc-per-node 8 {TRAIN}\nEOF",
-         2, 8, None),
+         1, 8, None),
         (PRINTED, 4, 8, None),
         (WRITTEN, 16, 4, None),
         (f"#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4\nsrun torchrun --nnodes 2 {TRAIN}", 2, 1, None),
+        (f"#SBATCH -N 2\ntorchrun --nproc_per_node 8 {TRAIN}", 1, 8, None),
+        (f"#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-task=4\nsrun accelerate launch --multi_gpu {TRAIN}", 2, 4, None),
+        (f"torchrun --nnodes 1:4 --nproc_per_node 8 {TRAIN}", None, 8, None),
+        (f"#PBS -l select=4:ncpus=64:ngpus=8\nmpiexec python {TRAIN}", 4, 8, None),
+        (f"#PBS -l select=1:ngpus=4:mpiprocs=4+3:ngpus=4:mpiprocs=4,place=scatter\nmpiexec python {TRAIN}", 4, 4, None),
+        (f"#PBS -l nodes=2:ppn=64:gpus=8\nmpirun python {TRAIN}", 2, 8, None),
+        (f"#BSUB -n 16\n#BSUB -gpu 'num=8:mode=shared'\n#BSUB -R 'span[ptile=8]'\nmpirun python {TRAIN}", 2, 8, None),
+        (f"#BSUB -nnodes 4\njsrun -n 24 -a 2 -g 2 python {TRAIN}", 4, None, 48),
+        (f"flux run -N4 -n 32 python {TRAIN}", 4, None, 32),
+        (f"#flux: -N 4\n#flux: --gpus-per-node=8\nflux run python {TRAIN}", 4, 8, None),
+        (f"aprun -n 32 -N 8 python {TRAIN}", None, 8, 32),
+        (f"mpiexec.hydra -ppn 8 -n 32 python {TRAIN}", None, 8, 32),
+        (f"mpirun -H a:8,b:8 python {TRAIN}", 2, 8, None),
+        (f"mpirun -np 32 --map-by ppr:8:node python {TRAIN}", None, None, 32),
+        (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h {TRAIN}", 2, 4, None),
     ],
 )  # fmt: skip
 def test_nodes_and_ranks(text: str, nodes: int | None, per_node: int | None, ranks: int | None) -> None:
@@ -107,6 +122,13 @@ def test_what_a_program_submits_is_what_counts(submit: str) -> None:
     assert (found.target, found.per_node, found.words[0]) == ("megatron", 4, "torchrun")
     assert "starts what stands after --" in " ".join(found.notes)
     assert launch_of(f"srun -N 2 -- torchrun --nproc-per-node 4 {TRAIN}", "job.sh").nodes == 2
+
+
+def test_nodes_that_a_launcher_is_not_told_may_decide() -> None:
+    """Each of srun's tasks is a job of its own where torchrun gets no number of nodes."""
+    untold = launch_of(f"srun -N 4 torchrun --nproc-per-node 8 {TRAIN}", "job.sh")
+    assert (untold.world_size, list(untold.gaps)) == (32, ["--nnodes"])
+    assert launch_of(f"srun -N 4 torchrun --nnodes 4 --nproc-per-node 8 {TRAIN}", "job.sh").gaps == {}
 
 
 def test_a_script_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

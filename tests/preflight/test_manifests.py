@@ -60,6 +60,73 @@ def test_a_set_of_jobs_has_the_pods_and_tpus_of_all(tmp_path: Path) -> None:
     assert (result.text.target, result.launch.nodes, result.launch.per_node) == ("maxtext", 32, 4)
 
 
+NAMED = TRAIN.replace("$MODEL", "Qwen/Qwen3-8B")
+IMAGE = f"resources: {{limits: {{nvidia.com/gpu: 8}}}}, command: [bash, -c], args: ['torchrun %s {TRAIN}']"
+POD_OF = f"template: {{spec: {{containers: [{{{IMAGE}, env: [{{name: MODEL, value: Qwen/Qwen3-8B}}]}}]}}}}"
+OPERATED = {
+    "MPIJob": f"""
+spec:
+  mpiReplicaSpecs:
+    Launcher: {{template: {{spec: {{containers: [{{command: [bash, -c], args: ["mpirun python {NAMED}"]}}]}}}}}}
+    Worker: {{replicas: 2, template: {{spec: {{containers: [{{resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}}}}}
+""",
+    "PyTorchJob": f"""spec: {{nprocPerNode: "8", pytorchReplicaSpecs: {{Worker: {{replicas: 2, {POD_OF % ""}}}}}}}""",
+    "LeaderWorkerSet": f"""spec: {{replicas: 3, leaderWorkerTemplate: {{size: 2, workerTemplate: {{
+      {(POD_OF % "--nnodes $LWS_GROUP_SIZE --nproc_per_node 8").removeprefix("template: {").removesuffix("}")}}}}}}}""",
+    "Job": f"""spec: {{tasks: [{{replicas: 1, {POD_OF % "--nnodes $N --nproc_per_node 8"}}}, {{replicas: 1}}]}}""",
+}
+
+
+@pytest.mark.parametrize("kind", OPERATED)
+def test_operators_start_as_many_pods_as_they_are_asked_for(kind: str, tmp_path: Path) -> None:
+    """Without the launcher of MPI; a group of LeaderWorkerSet is a job; Volcano's has tasks."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"apiVersion: x/v1\nkind: {kind}\n{OPERATED[kind]}\n")
+    result = given_words([str(path)])
+    assert (result.found.plan.model, result.launch.world_size) == ("qwen3-8b", 16)
+
+
+STARTED = {
+    "train_job": f"""apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+spec: {{trainer: {{numNodes: 2, resourcesPerNode: {{limits: {{nvidia.com/gpu: 8}}}}, command: [bash, -c],
+        args: ["torchrun {NAMED}"]}}}}
+""",
+    "dstack": f"""type: task
+nodes: 2
+env: {{MODEL: Qwen/Qwen3-8B}}
+resources: {{gpu: "H100:8"}}
+commands: ["torchrun --nnodes $DSTACK_NODES_NUM --nproc_per_node $DSTACK_GPUS_PER_NODE {TRAIN}"]
+""",
+    "azure": f"""$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
+command: python {NAMED}
+resources: {{instance_count: 2}}
+distribution: {{type: pytorch, process_count_per_instance: 8}}
+""",
+}
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_commands_of_other_clusters(name: str, tmp_path: Path) -> None:
+    """Nodes and devices of each, in the variables that these set or as what starts the processes."""
+    path = tmp_path / "job.yaml"
+    path.write_text(STARTED[name])
+    result = given_words([str(path)])
+    assert (result.found.plan.model, result.launch.world_size) == ("qwen3-8b", 16)
+
+
+def test_a_job_of_ray_starts_its_entry_point(tmp_path: Path) -> None:
+    """On the workers of its cluster; the command says how many nodes it takes."""
+    path = tmp_path / "ray.yaml"
+    path.write_text(
+        "apiVersion: ray.io/v1\nkind: RayJob\nspec:\n  entrypoint: python3 -m verl.trainer.main_ppo trainer.nnodes=2 "
+        "trainer.n_gpus_per_node=8 actor_rollout_ref.actor.use_dynamic_bsz=True "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct data.train_batch_size=256\n"
+        "  rayClusterSpec: {workerGroupSpecs: [{replicas: 2}]}\n"
+    )
+    assert given_words([str(path)]).launch.world_size == 16
+
+
 @pytest.mark.parametrize(
     "text", ["run: simulation\n", "apiVersion: v1\nkind: Service\n", "a: 1\n---\n- b\n", "run: |\n  x\nname: y\n"]
 )
