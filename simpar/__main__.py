@@ -11,13 +11,15 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     code = 130  # simpar.cli.app.INTERRUPTED, before that is there
     try:
-        signal.signal(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):  # what ends a job, of Slurm or in a container, is its Ctrl-C
+            signal.signal(number, interrupt)
         from simpar.cli import main as run_command
 
         code = run_command()
     except KeyboardInterrupt:  # before or behind the command, which answers its own
         sys.stderr.write("interrupted\n")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is Python's own end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # what is left is Python's own end
     sys.exit(code)
 
 

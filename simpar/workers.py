@@ -125,6 +125,7 @@ def _begin(function: Callable[[Any], Any]) -> None:
     """Set the function of a new process, and leave Ctrl-C to the process that started it."""
     _Own.function = staticmethod(function)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _call_own(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends the executable with one word and its own exit code, also while modules are loaded."""
+"""Ctrl-C and SIGTERM end the executable with one word and its own exit code, also while modules are loaded."""
 
 import importlib
 import signal
@@ -9,6 +9,7 @@ import time
 import pytest
 
 from simpar.interrupts import interrupt
+from simpar.plan.plan import Plan
 from tests.gate import some
 
 MODULE = """
@@ -23,7 +24,7 @@ import simpar.__main__ as executable
 class Interrupting:
     def find_spec(name, path=None, target=None):
         if name == "{name}":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{signal})
 
 sys.meta_path.insert(0, Interrupting)
 sys.argv = ["simpar", "list", "models"]
@@ -50,9 +51,44 @@ def _load_and_wait():
 
 
 @pytest.mark.parametrize("name", some(["typer", "simpar.cli.about", "pydantic"], ["simpar.cli.about"]))
-def test_an_interrupt_while_modules_load_is_one_word(name):
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_while_modules_load_is_one_word(name, stop):
     """Whatever was being loaded: no traceback, and the exit code of what was interrupted."""
-    ran = subprocess.run(
-        [sys.executable, "-c", WHILE_LOADING.format(name=name)], check=False, capture_output=True, timeout=300
-    )
+    code = WHILE_LOADING.format(name=name, signal=stop)
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=300)
     assert (ran.returncode, ran.stderr, ran.stdout) == (130, b"interrupted\n", b"")
+
+
+SEARCH_THAT_IS_ENDED = """
+import os, signal, sys
+import simpar.__main__ as executable
+from simpar.planner.certify.branch_and_bound import BranchAndBound
+
+simulate = BranchAndBound.simulate
+
+def ended(self, frontier, row):
+    found = simulate(self, frontier, row)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return found
+
+BranchAndBound.simulate = ended
+sys.argv = ["simpar", "search", "--model", "gpt2-small", "--hardware", "dgx-h100", "--global-batch", "64",
+            "--seq-len", "1024", "--jobs", "1", "-o", sys.argv[1]]
+executable.main()
+"""
+
+
+def test_a_search_that_a_scheduler_ends_answers_with_the_best_so_far(tmp_path):
+    """SIGTERM, as batch systems and containers send it, is Ctrl-C: the plan, its gap and its file."""
+    plan = tmp_path / "plan.json"
+    ran = subprocess.run(
+        [sys.executable, "-c", SEARCH_THAT_IS_ENDED, str(plan)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ran.returncode, ran.stderr) == (130, "")
+    assert "stopped early (interrupted)" in ran.stdout
+    assert "not certified" in ran.stdout
+    assert Plan.load(plan).mesh.world_size == 8
