@@ -21,6 +21,7 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     """The graph of a config. Raises UserError naming file, field, value and rule."""
     if why := reason_unread(config, name):
         raise UserError(why)
+    config = {"model_type": config.get("_class_name"), **config}
     config, left_out = _unwrapped(config)
     family = DECLARED[str(config["model_type"])]
     fields = Config(config, name)
@@ -35,11 +36,18 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     """Why no declared family reads a config, as a refusal of one line; "" where one does. Raises UserError."""
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: a model config is a mapping with a model_type")
+    made_by = config.get("_class_name")
     kind = str(_unwrapped(config)[0].get("model_type") or "")
+    if not kind and made_by in DECLARED:
+        return ""
     if kind in UNCAPTURED:
         raise UserError(f"{name}: model_type = {kind!r}: {UNCAPTURED[kind]} are neither modelled nor captured")
-    if not kind and (made_by := config.get("_class_name")):
-        raise UserError(f"{name}: _class_name = {made_by!r}: configs of diffusers are not read; allowed: a model_type")
+    if not kind and made_by:
+        read_ones = ", ".join(kind for kind in DECLARED if kind.endswith("2DModel"))
+        raise UserError(
+            f"{name}: _class_name = {made_by!r}: this class of diffusers is not read; allowed: {read_ones}, or a "
+            "model_type"
+        )
     if kind in UNMODELLED:
         return f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled"
     if kind not in DECLARED:

@@ -31,7 +31,7 @@ def classifier(name: str, patches: Patches, shape: Shape, style: Style, labels: 
     """An encoder of images with one product of their class tokens with ``labels``."""
     both_ways = replace(style, extra=BOTH_WAYS)
     chosen = project("lm_head", "final_norm", HIDDEN, term(times=labels), bias=True, region="sequence")
-    end = (norm("final_norm", INPUT, style), replace(chosen, rows=IMAGES), _loss(IMAGES, term(times=labels)))
+    end = (norm("final_norm", INPUT, style), replace(chosen, rows=IMAGES), loss_of_images(IMAGES, term(times=labels)))
     return ModelGraph(
         name=name,
         dims=shape.dims,
@@ -58,12 +58,12 @@ def diffusion_transformer(name: str, patches: Patches, shape: Shape, labels: int
     )
 
 
-def _loss(rows: Size, columns: Size) -> Operator:
+def loss_of_images(rows: Size, columns: Size) -> Operator:
     """Cross entropy of labels; or a squared error, which is counted as the cross entropy of as many logits."""
     return Operator("loss", "loss", rows, columns, "sequence", inputs=("lm_head",), saves=("lm_head",))
 
 
-def _of_image(name: str, source: str, contraction: Size, columns: Size) -> Operator:
+def product_of_image(name: str, source: str, contraction: Size, columns: Size) -> Operator:
     """A product with one row for each image; without a source, with the embedding that travels beside the patches."""
     op = replace(project(name, source, contraction, columns, bias=True, region="sequence"), rows=IMAGES)
     return op if source else replace(op, inputs=(), saves=())
@@ -72,9 +72,9 @@ def _of_image(name: str, source: str, contraction: Size, columns: Size) -> Opera
 def _conditioned(patches: Patches) -> Iterator[Operator]:
     """The embeddings of time, by an MLP, and label; then patches with positions that are not trained."""
     table = Weight("label_embedding.weight", term("labels", "hidden"), "embedding")
-    yield _of_image("time_up", "", term(times=FREQUENCIES), HIDDEN)
+    yield product_of_image("time_up", "", term(times=FREQUENCIES), HIDDEN)
     yield Operator("time_activation", "activation", IMAGES, HIDDEN, "sequence", inputs=("time_up",), saves=("time_up",))
-    yield _of_image("time_down", "time_activation", HIDDEN, HIDDEN)
+    yield product_of_image("time_down", "time_activation", HIDDEN, HIDDEN)
     yield Operator("label_embedding", "embedding", IMAGES, HIDDEN, "sequence", weights=(table,))
     yield Operator("condition", "add", IMAGES, HIDDEN, "sequence", inputs=("time_down", "label_embedding"))
     *made, last = embed_patches(patches, VIT)
@@ -85,24 +85,25 @@ def _conditioned(patches: Patches) -> Iterator[Operator]:
 def _modulated_layer() -> list[Operator]:
     """Attention and an MLP, each between a shift and scale of a norm and a gate before the sum."""
     return [
-        _of_image("modulation", "", HIDDEN, term("hidden", times=6)),
-        *_modulate("attention", INPUT),
+        product_of_image("modulation", "", HIDDEN, term("hidden", times=6)),
+        *modulate("attention", INPUT),
         *attention("attention_modulate", PLAIN, LayerVariant(), dropout=False),
-        _gated("attention", INPUT, "o_proj"),
-        *_modulate("mlp", "attention_residual"),
+        gated("attention", INPUT, "o_proj"),
+        *modulate("mlp", "attention_residual"),
         *mlp("mlp_modulate", PLAIN),
-        _gated("mlp", "attention_residual", "mlp_down"),
+        gated("mlp", "attention_residual", "mlp_down"),
     ]
 
 
-def _modulate(branch: str, source: str) -> list[Operator]:
-    """A norm without weights, and one kernel that scales and shifts."""
+def modulate(branch: str, source: str, rows: Size = TOKENS, by: str = "modulation") -> list[Operator]:
+    """A norm of ``rows`` without weights, and one kernel that scales and shifts, ``by`` what a product has made."""
     name = f"{branch}_norm"
-    read = (name, "modulation")
-    return [norm(name, source, PLAIN), mix(f"{branch}_modulate", HIDDEN, HIDDEN, *read, saves=read)]
+    read = (name, by)
+    both = (norm(name, source, PLAIN), mix(f"{branch}_modulate", HIDDEN, HIDDEN, *read, saves=read))
+    return [replace(op, rows=rows) for op in both]
 
 
-def _gated(branch: str, source: str, made: str) -> Operator:
+def gated(branch: str, source: str, made: str) -> Operator:
     """One kernel that multiplies what a branch ends with and adds it."""
     return mix(f"{branch}_residual", term("hidden", times=2), HIDDEN, source, made, saves=(made,))
 
@@ -110,8 +111,8 @@ def _gated(branch: str, source: str, made: str) -> Operator:
 def _predict(columns: Size) -> list[Operator]:
     """Shift and scale of the last norm, a product with what is predicted for a patch, and the loss."""
     return [
-        _of_image("modulation", "", HIDDEN, term("hidden", times=2)),
-        *_modulate("final", INPUT),
+        product_of_image("modulation", "", HIDDEN, term("hidden", times=2)),
+        *modulate("final", INPUT),
         project("lm_head", "final_modulate", HIDDEN, columns, bias=True, region="sequence"),
-        _loss(TOKENS, columns),
+        loss_of_images(TOKENS, columns),
     ]

@@ -89,7 +89,7 @@ def decoder_layer(style: Style) -> tuple[Operator, ...]:
     ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, LayerVariant(), dropout=False)]
     ops.append(add("attention_residual", INPUT, "o_proj"))
     ops.append(norm("cross_norm", "attention_residual", style))
-    ops += _cross_attention("cross_norm", style)
+    ops += cross_attention("cross_norm", style)
     ops.append(add("cross_residual", "attention_residual", "cross_o_proj"))
     ops.append(norm("mlp_norm", "cross_residual", style))
     ops += mlp("mlp_norm", style)
@@ -97,7 +97,7 @@ def decoder_layer(style: Style) -> tuple[Operator, ...]:
     return tuple(ops)
 
 
-def _cross_attention(source: str, style: Style) -> list[Operator]:
+def cross_attention(source: str, style: Style) -> list[Operator]:
     """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end)."""
     query = project("cross_q", source, HIDDEN, QUERY, bias=style.qkv_bias)
     pairs = project("cross_kv", "memory", HIDDEN, KEYS_VALUES, bias=style.qkv_bias)

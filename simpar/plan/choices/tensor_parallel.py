@@ -86,6 +86,13 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
         np.asarray(visual > seq_len),
         lambda: f"seq_len = {seq_len}: {graph.name} has {visual} visual tokens a sequence; allowed: as many or more",
     )
+    prompt = graph.dims.get("prompt.seq", 0)
+    yield (
+        np.asarray(seq_len <= prompt),
+        lambda: (
+            f"seq_len = {seq_len}: {graph.name} has {prompt} tokens of text a sequence; allowed: more, for an image"
+        ),
+    )
     longest = graph.facts.get("longest", seq_len)
     yield (
         np.asarray(seq_len > longest),

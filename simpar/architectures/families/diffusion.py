@@ -1,0 +1,149 @@
+"""PixArt, Stable Diffusion 3 and Flux, by the configs of diffusers' classes (``transformer/config.json``).
+
+Their text comes from other models' encoders, which do not train here; how many tokens of it a sequence has stands in no
+config: ``text_tokens`` beside the fields says it [arXiv 2310.00426; arXiv 2403.03206; diffusers, models/transformers].
+"""
+
+from dataclasses import replace
+
+from simpar.architectures.config import Config
+from simpar.architectures.details import Details
+from simpar.architectures.families.family import ModelFamily
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.images import FREQUENCIES
+from simpar.architectures.joint import Conditioned, JointStyle, crossed_transformer, joint_transformer
+from simpar.architectures.transformer import Shape
+from simpar.architectures.vision import Patches
+from simpar.errors import UserError
+
+SILENT = (
+    "_class_name", "_diffusers_version", "_name_or_path", "quantization_config", "axes_dims_rope", "norm_eps",
+    "norm_elementwise_affine", "norm_num_groups", "num_embeds_ada_norm", "upcast_attention", "interpolation_scale",
+    "attention_type", "double_self_attention", "only_cross_attention", "num_vector_embeds", "use_linear_projection",
+)  # fmt: skip
+TIME = ("time", FREQUENCIES, 1, 1)
+CLIP_AND_T5, T5_OF_FLUX, T5_OF_PIXART = 77 + 256, 512, 120
+"""Tokens of text that the pipelines of diffusers give these models where nothing else is asked for."""
+
+
+def _shape(config: Config, *, heads: int, head_dim: int, layers: int) -> Shape:
+    """The sizes of a layer; an MLP is four times as wide."""
+    for field in SILENT:
+        config.data.get(field)
+    if rate := config.rate("dropout"):
+        raise UserError(f"{config.source}: dropout = {rate:g}: allowed: 0, dropout is not modelled here")
+    heads, head_dim = (
+        config.size("num_attention_heads", default=heads),
+        config.size("attention_head_dim", default=head_dim),
+    )
+    hidden = heads * head_dim
+    return Shape(
+        vocab=1, hidden=hidden, ffn=4 * hidden, layers=config.size("num_layers", default=layers), heads=heads,
+        kv_heads=heads, head_dim=head_dim,
+    )  # fmt: skip
+
+
+def _as_wide(config: Config, field: str, hidden: int) -> None:
+    """Raise UserError unless a width is that of the model."""
+    if (width := config.size(field, default=hidden)) != hidden:
+        raise UserError(f"{config.source}: {field} = {width}: allowed: {hidden}, the width of all heads")
+
+
+def _only(config: Config, field: str, *usual: object) -> None:
+    """Raise UserError for a value that is not modelled."""
+    if (value := config.data.get(field)) not in (None, *usual):
+        allowed = ", ".join(str(each) for each in usual)
+        raise UserError(f"{config.source}: {field} = {value!r}: allowed: {allowed}")
+
+
+def _patches(config: Config, channels: int, largest: int) -> tuple[Patches, int]:
+    """Patches of ``largest`` x ``largest`` at most, and the numbers that are predicted for one."""
+    side, read = config.size("patch_size", default=2), config.size("in_channels", default=channels)
+    made = config.size("out_channels", default=read) if config.data.get("out_channels") else read
+    return Patches(read * side * side, largest**2), made * side * side
+
+
+def _told(graph: ModelGraph, said: str, longest: int | None) -> ModelGraph:
+    facts = {**graph.facts, "assumed": (f"{said}; no encoder of text or images makes them here",)}
+    return replace(graph, facts=facts | ({"longest": longest} if longest else {}))
+
+
+def _read_flux(config: Config, name: str) -> ModelGraph:
+    shape = _shape(config, heads=24, head_dim=128, layers=19)
+    once = [TIME, ("pooled", config.size("pooled_projection_dim", default=768), 1, 1)]
+    if config.flag("guidance_embeds", default=False):
+        once.insert(1, ("guidance", FREQUENCIES, 1, 1))
+    text = Conditioned(
+        config.size("text_tokens", default=T5_OF_FLUX), config.size("joint_attention_dim", default=4096), tuple(once)
+    )
+    patches, predicted = _patches(config.having({"patch_size": 1}, unless_given=True), 64, 1)
+    style = JointStyle(config.size("num_single_layers", default=38), qk_norm=True, rotary=True)
+    graph = joint_transformer(name, patches, shape, text, style, predicted)
+    return _told(graph, f"a sequence is {text.prompt} tokens of text (text_tokens) and the patches of an image", None)
+
+
+def _read_sd3(config: Config, name: str) -> ModelGraph:
+    shape = _shape(config, heads=18, head_dim=64, layers=18)
+    _as_wide(config, "caption_projection_dim", shape.hidden)
+    _only(config, "qk_norm", "rms_norm")
+    if config.data.get("dual_attention_layers"):
+        raise UserError(
+            f"{config.source}: dual_attention_layers: a second attention of the image alone is not modelled; "
+            "allowed: []"
+        )
+    pooled = ("pooled", config.size("pooled_projection_dim", default=2048), 1, 1)
+    text = Conditioned(
+        config.size("text_tokens", default=CLIP_AND_T5), config.size("joint_attention_dim", default=4096),
+        (TIME, pooled),
+    )  # fmt: skip
+    side = config.size("pos_embed_max_size", default=96)
+    patches, predicted = _patches(config, 16, side)
+    usual = (config.size("sample_size", default=128) // config.size("patch_size", default=2)) ** 2
+    style = JointStyle(qk_norm=config.data.get("qk_norm") is not None)
+    graph = joint_transformer(name, replace(patches, positions=side**2), shape, text, style, predicted)
+    said = f"a sequence is {text.prompt} tokens of text (text_tokens) and the patches of an image, usually {usual:,}"
+    return _told(graph, said, side**2 + text.prompt)
+
+
+def _read_pixart(config: Config, name: str) -> ModelGraph:
+    shape = _shape(config, heads=16, head_dim=72, layers=28)
+    _as_wide(config, "cross_attention_dim", shape.hidden)
+    _only(config, "norm_type", "ada_norm_single")
+    _only(config, "attention_bias", True)
+    _only(config, "activation_fn", "gelu-approximate")
+    size, side = config.size("sample_size", default=128), config.size("patch_size", default=2)
+    sized = config.data.get("use_additional_conditions")
+    once = [TIME]
+    if size == 128 if sized is None else sized:  # height and width, and their ratio, a third of the width each
+        third = shape.hidden // 3
+        once += [("resolution", FREQUENCIES, 2, third), ("ratio", FREQUENCIES, 1, third)]
+    text = Conditioned(
+        config.size("text_tokens", default=T5_OF_PIXART), config.size("caption_channels", default=4096), tuple(once)
+    )
+    made = config.having({"out_channels": 8}, unless_given=True)
+    patches, predicted = _patches(made, 4, size // side)
+    graph = crossed_transformer(name, patches, shape, text, predicted)
+    said = (
+        f"a sequence is a latent image of {patches.count:,} patches beside {text.prompt} tokens of text (text_tokens)"
+    )
+    return _told(graph, said, patches.count)
+
+
+TINY = {"num_attention_heads": 4, "attention_head_dim": 12, "num_layers": 2, "text_tokens": 8}
+FAMILIES = (
+    ModelFamily(
+        "FluxTransformer2DModel", _read_flux, Details("gelu_pytorch_tanh"), None,
+        {**TINY, "num_single_layers": 2, "in_channels": 16, "joint_attention_dim": 24, "pooled_projection_dim": 20,
+         "guidance_embeds": True},
+    ),
+    ModelFamily(
+        "SD3Transformer2DModel", _read_sd3, Details("gelu_pytorch_tanh"), None,
+        {**TINY, "caption_projection_dim": 48, "joint_attention_dim": 24, "pooled_projection_dim": 20,
+         "sample_size": 16, "pos_embed_max_size": 12, "qk_norm": "rms_norm"},
+    ),
+    ModelFamily(
+        "PixArtTransformer2DModel", _read_pixart, Details("gelu_pytorch_tanh"), None,
+        {**TINY, "cross_attention_dim": 48, "caption_channels": 24, "sample_size": 16,
+         "use_additional_conditions": True},
+    ),
+)  # fmt: skip
