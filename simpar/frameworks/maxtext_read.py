@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
-from simpar.frameworks.match import is_telling, model_note, models_with
+from simpar.frameworks.match import is_telling, model_note, models_with, sizes_of
 from simpar.frameworks.maxtext import MINIMAL, MODELS, REMAT
 from simpar.frameworks.overrides import (
     assigned,
@@ -204,6 +205,8 @@ def _model(given: ConfigReader) -> tuple[str | None, dict[str, int], dict[str, A
     read_sizes = {own: given.whole(key) for key, own in SIZES.items()}
     told = {own: size for own, size in read_sizes.items() if size is not None}
     if named != "default":
+        own = sizes_of(load_model(ours)) if ours else {}
+        given.used -= {key for key, name in SIZES.items() if told.get(name, own.get(name)) != own.get(name)}
         return ours, {}, None, "" if ours else f"The model {named} is not shipped: give --model."
     models = models_with(told) if is_telling(told) else []
     config = None if models else _config(given)
@@ -312,9 +315,6 @@ READER = Reader(
             "model_call_mode",
             "use_dpo",
             "num_epoch",
-            "vocab_size",
-            "base_*",
-            "head_dim",
             "mlp_activations*",
             "normalization*",
             "rope_*",
@@ -332,6 +332,7 @@ READER = Reader(
             "scan_pipeline*",
         ),
         deciding={
+            **dict.fromkeys((*SIZES, "head_dim"), "a size that is not the named model's: memory and time"),
             **dict.fromkeys(
                 ("fsdp_shard_on_exp", "shard_exp_on_fsdp", "use_2d_fsdp_sharding"),
                 "which dimension of experts is shared out: communication",

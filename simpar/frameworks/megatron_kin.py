@@ -104,7 +104,8 @@ OF_MINDSPEED = (
 )  # fmt: skip
 ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
-    idle=("use_fused_*", "enable_hf2mg_convert", "model_type_hf", "shape_order", "beta_*", "rope_scaling*", "seq_aux",
+    idle=("use_fused_*", "use_glm_rope", "enable_thinking",
+          "enable_hf2mg_convert", "model_type_hf", "shape_order", "beta_*", "rope_scaling*", "seq_aux",
           "first_k_dense_replace", "n_shared_experts", "prompt_type",
           "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
           "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic",
@@ -134,6 +135,7 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         **dict.fromkeys(("*compress*", "*dsa*", "enable_mhc", "hc_mult", "use_triton_mhc", "index_*", "o_groups",
                          "o_lora_rank", "n_hash_layers", "use_sparse_flash_attn"), OTHER_LAYERS),
         **dict.fromkeys(("*window_size", "attention_mask_type"), "which keys are seen: attention's time"),
+        "pack": "documents in a sequence: attention's time",
         "neat_pack": "documents in a sequence: attention's time",
         "moe_tp_extend_ep": "how experts are split: memory and communication",
         "gemm_gradient_accumulation_fusion": ASCEND,

@@ -30,6 +30,12 @@ DIVISOR = 128
 """Vocabularies are padded to a multiple of this, for every tensor-parallel rank (make_vocab_size_divisible_by)."""
 
 
+NEAR = 4096
+"""Words by which vocabularies differ that are one with other padding or a few special tokens."""
+OWN_LAYERS = "--extra-vocab-size"
+"""Pai-Megatron-Patch's models have their biases without a switch."""
+
+
 def kind_asked(given: Arguments) -> str:
     """The kind of model (:func:`~simpar.frameworks.match.kind_of`) that arguments ask for; "other" for unknown ones."""
     pattern = pattern_asked(given)
@@ -45,7 +51,8 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
     """Sizes of the model, including Megatron-LM's defaults."""
     sizes = {name: given.number(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):
-        sizes["kv_heads"] = sizes["heads"]
+        is_one = given.text("--attention-head-type") == "multiquery"  # BigCode's
+        sizes["kv_heads"] = 1 if is_one else sizes["heads"]
     if sizes["num_experts"] is None:
         sizes |= {"num_experts": 0, "expert_ffn": 0}
     else:
@@ -61,7 +68,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
     kind = kind_asked(given)
     models = _narrowed(given, models_with(sizes, kind))
     if models or not is_telling(sizes):
-        return models, None, []
+        return _with_vocabulary(given, sizes, models) if is_telling(sizes) else (models, None, [])
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
@@ -84,6 +91,25 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
     return [], config, notes
 
 
+def _with_vocabulary(
+    given: Arguments, sizes: Mapping[str, int], models: list[str]
+) -> tuple[list[str], Mapping[str, Any] | None, list[str]]:
+    """The first model of those with its own vocabulary, or that of the tokenizer that the text names; with a note."""
+    if "vocab" in sizes or not models:
+        return models, None, []
+    own, told = load_model(models[0]).dims["vocab"], _vocabulary(given, sizes)
+    if not given.text("--tokenizer-type") and not given.text("--padded-vocab-size"):
+        told = None  # GPT-2's by default
+    if told is not None and abs(told - own) <= NEAR:
+        return models, None, []
+    if told is None:
+        note = f"The vocabulary is not said: {own} words, as {models[0]} has (--vocab-size in the text says another)."
+        return models, None, [note]
+    words = _padded(given, told)
+    note = f"The model is {models[0]} with the vocabulary of the text's tokenizer, {words} words with padding."
+    return [], {**config_of(models[0]), "vocab_size": words}, [note]
+
+
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     """Those with the text's tokenizer, biases and windows, and of several those with its rotary base."""
     tokenizer = "".join(given.values.get("--tokenizer-model", [])[:1])
@@ -96,6 +122,8 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
         models = [named] if named in models else models
     if given.has("--add-qkv-bias"):
         models = [name for name in models if "qkv" in architecture(load_model(name)).biases]
+    elif given.has("--disable-bias-linear") and OWN_LAYERS not in given.values:
+        models = [name for name in models if "qkv" not in architecture(load_model(name)).biases]
     base = given.text("--rotary-base") if len(models) > 1 else None
     if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
         models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))

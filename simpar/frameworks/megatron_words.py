@@ -148,7 +148,9 @@ MEGATRON_WORDS = WordTable(
         "yaml_cfg": "a file of arguments that is not read",
         "pp_partition_method": "which layers a stage has: time and memory",
         "use_bnb_optimizer": "states in 8 bits: memory, and the time of the update",
-        "lora_*": "adapters: memory and time",
+        **dict.fromkeys(
+            ("lora_r", "lora_rank", "lora_target*", "lora_fusion", "lora_modules*"), "adapters: memory and time"
+        ),
         "bitfit": "which parameters are trained: memory and time",
         "export_force_local_attention": UNFUSED,
         "muon_num_ns_steps": "steps of Newton-Schulz, five in simpar: time of the update",

@@ -79,6 +79,10 @@ def read(text: str, name: str) -> Imported:
     if not owns(data):
         raise UserError(f"{name}: no config of NeMo 1: it has sections trainer and model with parallel sizes")
     given = reader_of(data, name)
+    if "model.encoder.num_layers" in given:
+        raise UserError(
+            f"{name}: model.encoder: T5, an encoder and a decoder: not modelled; allowed: GPT's and Llama's"
+        )
     values = _arguments_of(given)
     for key, theirs in (("seq_length", "max_seq_length"), ("micro_batch_size",) * 2, ("global_batch_size",) * 2):
         tuned = given.get(f"model.data.train_ds.{theirs}")  # fine-tuning has them there

@@ -394,7 +394,7 @@ class Script:
         """Keep the text that a command writes to a file; False if it writes none that is known."""
         to, is_added = self.variables.redirected(node, words)
         text = self.variables.here_text(here) if here is not None else printed(words)
-        if not to or to.startswith("/dev/") or text is None or UNKNOWN.search(to):
+        if not to or to.startswith("/dev/") or text is None:
             return False
         self.written[to] = (self.written.get(to, "") if is_added else "") + text
         return True

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_calls import is_script_name
-from simpar.frameworks.shell_words import UNKNOWN, descendants, text_of
+from simpar.frameworks.shell_words import descendants, text_of
 from simpar.frameworks.words import Account, WordTable, plain
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def gap_of_source(name: str) -> dict[str, str]:
 
 
 def gaps_of_output(words: Sequence[str]) -> dict[str, str]:
-    """The gaps of words that are read as text of the script, and that programs print."""
+    """The gaps of words that are read as text of the script, and that begin with what a program prints."""
     whole = " ".join(words)
-    return {whole: PRINTED} if UNKNOWN.search(whole) and not ENVIRONMENTS.search(whole) else {}
+    return {whole: PRINTED} if bool(re.match(r"\$[({]", whole)) and not ENVIRONMENTS.search(whole) else {}
 
 
 def gaps_of_command(words: Sequence[str], used: Sequence[str]) -> dict[str, str]:

@@ -86,7 +86,7 @@ def variables_of(words: Sequence[str]) -> dict[str, list[str]]:
     known = {name: [str(value)] for name, value in values.items() if value}
     if "SLURM_JOB_NODELIST" in known:
         known["SLURM_NODELIST"] = known["SLURM_JOB_NODELIST"]
-    return {"SLURM_JOB_ID": ["1"], **known}
+    return {"SLURM_JOB_ID": ["1"], "SLURM_JOBID": ["1"], **known}
 
 
 def _split(line: str) -> list[str]:

@@ -241,6 +241,8 @@ def _sizes(
     alone = "" if _spreads(told) else _alone(told)
     if alone and (nodes or 1) > 1:
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
+    if alone == "deepspeed":
+        notes.append("deepspeed starts the devices of this machine, unless /job/hostfile names more (--hostfile).")
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
         nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks

@@ -65,6 +65,15 @@ def test_what_no_plan_has_is_refused() -> None:
         assert message in str(error.value)
 
 
+def test_sizes_beside_a_named_model_decide() -> None:
+    """Unless they are that model's own."""
+    for words, deciding in (("base_num_decoder_layers=4", {"base_num_decoder_layers"}),
+                            ("base_num_decoder_layers=32 vocab_size=128256", set())):  # fmt: skip
+        result = imported(f"override_model_config=True {words}")
+        account = READER.words.sort(result.words.used, result.words.unread)
+        assert (set(account.deciding), account.unknown) == (deciding, ())
+
+
 def test_what_is_written_is_read_back() -> None:
     """The exporter's own config."""
     plan = checked(dp=8, zero=3, recompute="full")

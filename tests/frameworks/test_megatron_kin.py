@@ -120,6 +120,8 @@ def test_adapters_of_swift():
     adapters = "--tuner_type lora --lora_rank 16 --target_modules linear_qkv --max_length 2048"
     result = read(f"{SWIFT} {adapters}", "train.sh", "megatron-swift")
     assert (result.plan.lora_rank, result.plan.lora_targets) == (16, ("q_proj", "k_proj", "v_proj"))
+    scaled = read(f"{SWIFT} {adapters} --lora_alpha 32", "train.sh", "megatron-swift")
+    assert load_reader("megatron-swift").words.sort(scaled.words.used, scaled.words.unread).deciding == {}
     assert [each.key for each in result.assumed] == ["seq_len"]
     assert result.assumed[0].others == (1024, 512)
     old = read(f"{SWIFT} --train_type lora", "train.sh", "megatron-swift")
@@ -198,6 +200,15 @@ def test_cousins_come_first():
 
 SIZED = f"{MEGATRON} --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048"
 ZERO_2 = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, %s}'
+
+
+def test_a_written_file_may_have_a_name_that_only_running_tells():
+    """It is the same where it is written and where it is named."""
+    more = '"bf16": {"enabled": true}'
+    script = (
+        f"C=ds.$JOB.json\ncat <<EOF > $C\n{ZERO_2 % more}\nEOF\ndeepspeed {SIZED} --deepspeed --deepspeed_config $C\n"
+    )
+    assert read(script, "train.sh", "megatron-deepspeed").plan.zero == 2
 
 
 def test_deepspeeds_config_that_a_script_writes():

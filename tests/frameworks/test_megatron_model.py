@@ -220,3 +220,38 @@ def test_of_models_of_equal_sizes_the_likest_is_taken(words, model):
     """By positions, norms, gates and the width of an MLP that is not said."""
     heads = "" if "attention-heads" in words else "--num-attention-heads 32"
     assert imported(f"{words} {heads}").plan.model == model
+
+
+QWEN_SIZED = (
+    "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 5504 --num-attention-heads 16 --swiglu "
+    "--normalization RMSNorm --untie-embeddings-and-output-weights"
+)
+
+
+def test_a_model_with_biases_is_that_of_a_text_that_has_them():
+    """Of Qwen 1.5's sizes: without biases it is another model, whose vocabulary nothing says."""
+    asked = imported(f"{QWEN_SIZED} --disable-bias-linear --add-qkv-bias")
+    assert (asked.plan.model, asked.config) == ("qwen1.5-1.8b", None)
+    assert any("The vocabulary is not said: 151936 words, as qwen1.5-1.8b has" in note for note in asked.notes)
+    other = imported(f"{QWEN_SIZED} --disable-bias-linear --tokenizer-type SentencePieceTokenizer")
+    assert (other.plan.model, other.config) == (None, None)
+    assert any("The vocabulary of SentencePieceTokenizer is not known" in note for note in other.notes)
+
+
+def test_a_vocabulary_that_the_text_says_needs_no_note():
+    """By itself, padded, or by the name of a tokenizer."""
+    hub = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B"
+    for told in ("--vocab-size 128256", "--padded-vocab-size 128256", hub):
+        assert not any("vocabulary" in note for note in imported(f"{LLAMA_8B} {told}").notes)
+
+
+def test_the_tokenizer_of_gpt_2_has_its_vocabulary_whatever_the_layers():
+    """Llama's layers with a mock's tokenizer: 50,257 words, padded to 128."""
+    mock = imported(f"{LLAMA_8B} --tokenizer-type GPT2BPETokenizer")
+    assert (mock.plan.model, mock.config["vocab_size"]) == (None, 50304)
+
+
+def test_one_head_of_keys_by_its_name_in_bigcode():
+    """``--attention-head-type multiquery``, as StarCoder's scripts have it."""
+    one = imported("--num-layers 40 --hidden-size 6144 --num-attention-heads 48 --attention-head-type multiquery")
+    assert (one.sizes["kv_heads"], "--attention-head-type" in one.words.used) == (1, True)

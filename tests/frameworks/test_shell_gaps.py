@@ -15,6 +15,7 @@ from simpar.frameworks.words import WordTable
         ("set -a; source .env; set +a", [".env"]),
         ("[ -f x.sh ] && . x.sh", ["x.sh"]),
         ("if [ -f x.sh ]; then source x.sh; fi", ["x.sh"]),
+        ("eval torchrun train.py $MORE", []),
         ('eval "$(python settings.py)"', ["$(python settings.py)"]),
         ("export $(grep -v '^#' .env | xargs)", ["$(grep -v '^#' .env | xargs)"]),
         ("if [ -n \"$(hostname)\" ]; then A+=' --tp 8'; fi", ["--tp"]),
