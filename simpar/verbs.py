@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.errors import BadCall, UserError
-from simpar.files import COMMAND_LINE, parse, short
+from simpar.files import COMMAND_LINE, parse, read_text, short
 from simpar.formats import RESULT
+from simpar.frameworks import load_reader
+from simpar.frameworks.overrides import script_in
+from simpar.frameworks.recipes import split_name
+from simpar.frameworks.shell_gaps import account_of_gaps
+from simpar.frameworks.words import Account
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.given import given_words
+from simpar.preflight.launcher import without_launchers
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
 from simpar.scenario import find_scenario, load_scenario
@@ -24,6 +30,7 @@ from simpar.simulation import simulate
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
 if TYPE_CHECKING:
+    from simpar.frameworks.target import Imported
     from simpar.report.compare import Comparison
     from simpar.report.sweep import Sweep, Swept
 
@@ -191,3 +198,12 @@ def check(
 
         given = ask_framework(given)
     return check_launch(given, facts)
+
+
+def account_of_import(file: str | Path, framework: str, imported: Imported) -> Account:
+    """Every word of a text that was imported: used, without effect, deciding but not in the plan, or unknown."""
+    words, idle = without_launchers(imported.words)
+    table, path = load_reader(framework).words, split_name(str(file))[0]
+    script = script_in(read_text(path), str(file))
+    gaps = account_of_gaps(script.gaps, table) if script else Account()
+    return table.sort(words.used, words.unread) + Account(idle=idle) + gaps

@@ -25,15 +25,18 @@ def import_plan(
 
     Nothing in the file is executed. A model that the file states in full is written beside the plan, as its config.
     """
-    from simpar import translate
+    from simpar import translate, verbs
 
     imported = translate.import_plan(file, source, model=model)
     written = translate.save_imported(imported, output)
+    account = verbs.account_of_import(file, source, imported)
     report = {
         "plan": output,
         "written": list(written),
         "ignored": list(imported.ignored),
         "notes": list(imported.notes),
+        "words": account.to_dict(),
+        "assumed": [{"key": each.key, "value": each.value, "why": each.why} for each in imported.assumed],
     }
     if json_out(report, json_):
         return
@@ -41,5 +44,11 @@ def import_plan(
     out.print(f"wrote {' and '.join(written)}", soft_wrap=True)
     for note in imported.notes:
         out.print(f"note: {note}", soft_wrap=True, markup=False)
-    if imported.ignored:
-        out.print(f"not part of a plan: {', '.join(imported.ignored)}", soft_wrap=True, markup=False)
+    for each in imported.assumed:
+        out.print(f"assumed: {each.key} = {each.value} ({each.why})", soft_wrap=True, markup=False)
+    for word, what in account.deciding.items():
+        out.print(f"decides, but is not in the plan: {word}: {what}", soft_wrap=True, markup=False)
+    if account.unknown:
+        out.print(f"unknown to simpar, may decide: {', '.join(account.unknown)}", soft_wrap=True, markup=False)
+    if account.idle:
+        out.print(f"without effect on time and memory: {', '.join(account.idle)}", soft_wrap=True, markup=False)

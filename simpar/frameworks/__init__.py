@@ -21,7 +21,7 @@ from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
-from simpar.frameworks.overrides import with_texts, written_by
+from simpar.frameworks.overrides import script_in, with_texts
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
@@ -334,7 +334,8 @@ def read(text: str, name: str, target: str) -> Imported:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")
     check_digits(text, name)
     try:
-        with with_texts(written_by(text, name)):
+        script = script_in(text, name)
+        with with_texts(script.written if script else {}):
             return load_reader(target).read(text, name)
     except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]

@@ -8,7 +8,7 @@ from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.deepspeed_read import PARTS, home_of
 from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
-from simpar.frameworks.deepspeed_states import of_versions
+from simpar.frameworks.deepspeed_states import of_script, of_versions
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
@@ -37,6 +37,7 @@ def read(text: str, name: str) -> Imported:
     of_one = ALONE if values["stack"] == "ddp" else ""
     written_as = "" if values["stack"] == "deepspeed" else None
     notes = (MODEL_NOTE, *_notes(given, auto), *own, *given.misspelt())
+    assumed = (*assumed, *of_script(values))
     return Imported(
         plan_said(values), given.words(), notes, asks={"model": MODEL_NOTE}, assumed=assumed, stack_of_one=of_one,
         written_as=written_as,

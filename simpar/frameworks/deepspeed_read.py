@@ -5,7 +5,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks.deepspeed_states import of_versions
+from simpar.frameworks.deepspeed_states import of_script, of_versions
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
@@ -38,6 +38,7 @@ def read(text: str, name: str) -> Imported:
     local, microbatches = _local(given, auto), _microbatches(given, auto)
     asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
     notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *own, *given.misspelt())
+    assumed = (*assumed, *of_script({**values, "micro_batch": 1} if microbatches else values))
     return Imported(plan, given.words(), notes, local, microbatches, asks=asks, assumed=assumed)
 
 

@@ -12,6 +12,19 @@ OWN_STATES = (
 SINCE = "DeepSpeed 0.17.6 and later keep whole states at stage 0; earlier ones share out those of bf16, as stage 1 does"
 
 
+OF_SCRIPT = "an argument of the script, which is not in this file"
+
+
+def of_script(values: Mapping[str, Any]) -> tuple[Assumed, ...]:
+    """What a config of a launcher leaves to the script: the micro-batch, and what is recomputed."""
+    result = []
+    if values.get("micro_batch") is None:
+        result.append(Assumed("micro_batch", 1, OF_SCRIPT, (4, 16)))
+    if values.get("recompute") in (None, "none"):
+        result.append(Assumed("recompute", "none", OF_SCRIPT, ("full",)))
+    return tuple(result)
+
+
 def states_of_deepspeed(sharding: Mapping[str, Any], precision: str, stack: str) -> dict[str, Any]:
     """The choices of a stage as DeepSpeed runs them: bf16 at stage 0 has an optimizer of its own.
 

@@ -10,6 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader, flat, nest_names
+from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_shared import script_of
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -86,14 +87,14 @@ def text_beside(path: str, source: str) -> tuple[str, str] | None:
     return str(file), files.read_text(file) if text is None else text
 
 
-def written_by(text: str, source: str) -> Mapping[str, str]:
-    """The texts of files that a script writes, by path; none of other texts."""
+def script_in(text: str, source: str) -> Script | None:
+    """A text as a script; None for configs and recipes, and what is no shell text."""
     if is_config(source) or source.endswith((".py", ".toml")) or ".py:" in source:
-        return {}
+        return None
     try:
-        return script_of(text, source).written
+        return script_of(text, source)
     except UserError:  # a reader of other texts than scripts says what is wrong with it
-        return {}
+        return None
 
 
 @contextmanager

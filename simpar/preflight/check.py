@@ -282,6 +282,8 @@ def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed
             elif assumed.key == "stack":
                 stack = load_stack(value)
                 changed = changed.model_copy(update={"stack": value})
+            elif assumed.key in Plan.model_fields:
+                changed = changed.model_copy(update={assumed.key: value})
             else:
                 changed = state_choices(changed, {assumed.key: value})
             yield value, simulate(graph, problem.cluster, changed, training, stack=stack, with_timeline=False)

@@ -31,7 +31,7 @@ def test_a_scenario_is_exported_imported_and_exported_again(exported, tmp_path, 
     first, second, plan = exported, tmp_path / "second", tmp_path / "plan.json"
     assert {"README.md", "command.sh"} <= {path.name for path in first.iterdir()}
     assert cli.run(["import", str(first / "command.sh"), "--from", "megatron", "-o", str(plan)]) == 0
-    assert "not part of a plan: --kv-channels" in capsys.readouterr().out
+    assert "without effect on time and memory: --kv-channels" in capsys.readouterr().out
     again = ["export", str(plan), "--to", "megatron", "-o", str(second), "--nodes", "8"]
     assert cli.run([*again, "--model", Plan.load(first / "plan.json").model or ""]) == 0
     assert "wrote README.md, command.sh" in capsys.readouterr().out
@@ -278,3 +278,18 @@ def test_a_key_of_a_scenario_in_the_wrong_place_is_named(tmp_path, capsys):
     assert cli.run(["export", str(path), "--to", "megatron", "-o", str(tmp_path / "there")]) == 2
     line = f"{path}:2: unknown key hardware; did you mean cluster.hardware?\n"
     assert capsys.readouterr().err == line
+
+
+def test_an_import_accounts_for_every_word(tmp_path, capsys):
+    """What is assumed, what decides and is not in the plan, what is unknown, and what has no effect."""
+    script, plan = tmp_path / "train.sh", tmp_path / "plan.json"
+    command = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --bf16"
+    script.write_text(f"source gone.sh\n{command} --lr 1 --mystery 2 --fp32-residual-connection\n")
+    assert cli.run(["import", str(script), "--from", "megatron", "-o", str(plan), "--json", "-"]) == 0
+    words = json.loads(capsys.readouterr().out)["words"]
+    assert (list(words["not_modelled"]), words["unknown"]) == (["--fp32-residual-connection", "gone.sh"], ["--mystery"])
+    assert "--lr" in words["without_effect"]
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    assert cli.run(["import", str(config), "--from", "deepspeed", "-o", str(plan)]) == 0
+    assert "assumed: micro_batch = 1 (an argument of the script" in capsys.readouterr().out
