@@ -322,8 +322,13 @@ class ModelGraph:
         return self._count(self.dims, trained=True)
 
     def num_active_parameters(self) -> int:
-        """Parameters that one token uses: of routed experts, only those of the ``topk`` to which it is sent."""
-        return self._count({**self.dims, "experts": self.dims["topk"]} if self.is_mixture else self.dims)
+        """Parameters that one token uses: of routed experts, only those of the ``topk`` to which it is sent.
+
+        Where visual tokens have experts of their own, it is a token of text.
+        """
+        if not self.is_mixture:
+            return self._count(self.dims)
+        return self._count({**self.dims, "experts": self.dims["topk"], "vision.experts": 0})
 
     def num_matmul_parameters(self) -> int:
         """Parameters of the matrices that multiply a token: those of layers, and the output projection."""

@@ -280,7 +280,7 @@ class _Sizes:
         """Bytes that ``keeps_outputs`` adds for a mixture: outputs of experts, and inputs of routers in fp32."""
         if not self.stack.experts.keeps_outputs:
             return 0.0
-        outputs = sum(self._output(self.block.operator(op.inputs[0])) for op in self._all("combine"))
+        outputs = sum(self._output(self.block.operator(name)) for op in self._all("combine") for name in op.inputs)
         local = self.dims.sequence
         read = (evaluate(op.rows, local) * evaluate(op.contraction, local) for op in self._all("router"))
         return outputs + _FLOAT * sum(read)
@@ -315,7 +315,7 @@ class _Sizes:
         if op.kind == "dispatch":
             return self._output(op)
         if op.kind == "combine":
-            return 2.0 * self._output(self.block.operator(op.inputs[0]))
+            return 2.0 * sum(self._output(self.block.operator(name)) for name in op.inputs)
         if op.kind != "attention":
             return 0.0
         return exchange_elements(op, self.dims.tensor, backward=backward) * self.width

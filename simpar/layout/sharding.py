@@ -65,6 +65,11 @@ def rank_dims(graph: ModelGraph, layout: Layout, training: Training, *, load: fl
     return RankDims(_numbers(dims.tensor), _numbers(dims.sequence), expert)
 
 
+def _ends(name: str, kind: str) -> bool:
+    """Whether a dim is of a kind, in the model or in a scope."""
+    return name.rpartition(".")[2] == kind
+
+
 def _numbers(dims: Dims) -> Dims:
     """Dims with 0-dimensional arrays turned into numbers."""
     return {name: size if np.ndim(size) else np.asarray(size).item() for name, size in dims.items()}
@@ -85,8 +90,8 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     tensor["whole_vocab"] = graph.dims.get("vocab", 0)
     etp = layout.expert_tensor_parallel
     if graph.is_mixture:
-        tensor["experts"] = graph.dims["experts"] // np.asarray(layout.ep)
-        tensor["expert_ffn"] = graph.dims["expert_ffn"] // etp
+        tensor |= {name: size // np.asarray(layout.ep) for name, size in graph.dims.items() if _ends(name, "experts")}
+        tensor |= {name: size // etp for name, size in graph.dims.items() if _ends(name, "expert_ffn")}
     ranks = np.where(np.asarray(layout.sequence_parallel, bool), tp, 1)
     sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
     if not graph.is_mixture:

@@ -9,7 +9,7 @@ UNMODELLED = {
 }  # fmt: skip
 """What such a model's layers are, by ``model_type``."""
 UNCAPTURED = dict.fromkeys(
-    ("ernie4_5_vl", "ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
+    ("ernie4_5_vl", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text"),
     "experts of text and of images, of two widths in a layer,",
 )
 """What neither an operator stands for nor a capture of the class finds, by ``model_type``."""

@@ -36,7 +36,7 @@ def test_every_name_is_declared_once():
     ("config", "words"),
     [
         (
-            {"model_type": "ernie4_5_vl_moe", "text_config": {"hidden_size": 32}},
+            {"model_type": "ernie4_5_vl", "text_config": {"hidden_size": 32}},
             "of two widths in a layer, are neither modelled nor captured",
         ),
         ({"_class_name": "UNet2DModel"}, "this class of diffusers is not read; allowed: .*, or a model_type"),
