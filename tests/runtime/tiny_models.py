@@ -17,6 +17,7 @@ def is_simulated(kind: str) -> bool:
 
 SIMULATED = {
     "bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5", "phimoe", "whisper", "vit", "dit",
+    "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel",
     *filter(is_simulated, DECLARED),
 }  # fmt: skip
 """Families that no run computes."""
