@@ -157,6 +157,7 @@ WORDS = WordTable(
         "fsdp_config.fsdp_min_num_params": "how many layers are gathered at a time: memory",
         "fsdp_config.fsdp_activation_checkpointing_offload": "where saved activations wait: memory and time",
         "parallelism_config.parallelism_config_sp_attn_implementation": "the kernel of attention: time",
+        "dynamo_backend": "fused operators: time and memory",  # of configs before dynamo_config
         "megatron_lm_config*": "how Megatron-LM runs it: time and memory",
     },
 ) | DEEPSPEED_WORDS  # fmt: skip

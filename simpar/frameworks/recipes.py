@@ -107,7 +107,7 @@ def nest_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections(data: Mapping[str, Any]) -> ConfigCall:
-    fields = {str(key): _sections(value) if isinstance(value, dict) else value for key, value in data.items()}
+    fields = {str(key): _sections(value) if isinstance(value, dict) and value else value for key, value in data.items()}
     return ConfigCall("", [], fields)
 
 

@@ -156,6 +156,12 @@ class TrainerArguments(ConfigReader):
             result = value if result is None else result
         return result
 
+    def told(self, *keys: str) -> Any:
+        """The first value that the text tells under one of these names; None where only running would."""
+        values = (self.get(key) for key in keys)
+        told = [value for value in values if not (isinstance(value, str) and UNKNOWN.search(value))]
+        return next((value for value in told if value is not None), None)
+
     def number(self, *keys: str) -> int | None:
         """The first number under one of these names; None if there is none or it is "auto". Raises UserError."""
         value = self.one(*keys)

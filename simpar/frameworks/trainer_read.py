@@ -32,7 +32,7 @@ ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft"
 IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
            "use_bnb_4bit")  # fmt: skip
 IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
-IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]", re.IGNORECASE)
+IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
 """What the name of a model says of the bits that its weights are stored in."""
 EIGHT_IN_ITS_NAME = re.compile(r"(int|w)8(?!\d)|8[-_]?bit", re.IGNORECASE)
 BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit")
@@ -80,7 +80,7 @@ PROJECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Targets of adapters by the names that families give their projections."""
 MLP = ("gate_proj", "up_proj", "down_proj")
-HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.")
+HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "llm.model.")
 """Where models keep the layers of their decoder."""
 ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
 USUAL_TARGETS = ("q_proj", "v_proj")
@@ -176,7 +176,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
 
 def _model(given: TrainerArguments) -> tuple[str | None, str]:
     """The model, and the name that the text gives it."""
-    named = given.one(*MODEL)
+    named = given.told(*MODEL)
     if not isinstance(named, str):
         return None, ""
     return find_released(named, given.source), named
@@ -346,7 +346,7 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
 
 def _packed(given: TrainerArguments) -> int | None:
     """The bits in which a checkpoint stores weights, by the model's name; None if it says none."""
-    named = str(given.one(*MODEL) or "")
+    named = str(given.told(*MODEL) or "")
     eight = EIGHT_IN_ITS_NAME.search(named) is not None
     return (8 if eight else 4) if IN_ITS_NAME.search(named) else None
 
@@ -465,7 +465,7 @@ def _assumed(
             "attention_kernel", "sdpa", "what transformers takes unless the script asks otherwise", ("eager",)
         )
     adapts = bool(values.get("lora_rank"))
-    if adapts and _packed(given) == 4 and "bnb" not in str(given.one(*MODEL)).lower():
+    if adapts and _packed(given) == 4 and "bnb" not in str(given.told(*MODEL)).lower():
         why = "the model's name says 4 bits and a scale for a group: of about its size, and kernels may be slower"
         yield Assumed("frozen_dtype", "nf4", why)
     if not habits.states and values["precision"] == "fp32" and not _says_precision(given):

@@ -233,6 +233,8 @@ def _sft(given: Options, kind: str) -> Imported:
         return samples_of_micro_batch(budget, length, batch)
 
     own = given.whole("data.micro_batch_size_per_gpu") or 4
+    if "data.micro_batch_size_per_gpu" in given:
+        given.used.add("data.micro_batch_size")  # which has no effect beside it
     micro = fill(longest) if by_tokens else own
     packs = bool(given.told("use_remove_padding", "model.use_remove_padding")) or not is_old
     values = {
@@ -297,6 +299,7 @@ READER = Reader(
     words=WordTable(
         idle=IDLE,
         deciding={
+            "data.micro_batch_size": "the micro-batch of all ranks, in versions before data.micro_batch_size_per_gpu",
             f"{ACTOR}use_kl_loss": f"the reference: {BESIDE}",
             "algorithm.use_kl_in_reward": f"the reference: {BESIDE}",
             "critic.model.path": f"the critic: {BESIDE}",

@@ -35,13 +35,13 @@ class WordTable:
         return WordTable(tuple(f"{section}.{name}" for name in self.idle), deciding)
 
     def sort(self, used: Iterable[str], unread: Mapping[str, Any]) -> "Account":
-        """The account of a text with words that were used, and others with their values."""
+        """The account of a text with words that were used, and others with their values; an empty section is idle."""
         idle, deciding, unknown = list[str](), dict[str, str](), list[str]()
         for word, value in unread.items():
             what = self._decided_by(word)
             if what is not None and not is_off(value):
                 deciding[word] = what
-            elif what is not None or any(fnmatchcase(plain(word), each) for each in self.idle):
+            elif what is not None or value == {} or any(fnmatchcase(plain(word), each) for each in self.idle):
                 idle.append(word)
             else:
                 unknown.append(word)

@@ -129,6 +129,23 @@ def test_bits_in_a_models_name_are_said():
     ]
 
 
+def test_a_model_that_an_argument_names_is_asked_for():
+    """As one that is not here; the rest of the launch is read."""
+    result = read(
+        f"{TRAIN} --bf16 --model_name_or_path $3".replace("--model_name_or_path a/b", ""), "-", "transformers"
+    )
+    assert (result.plan.model, result.asks["model"]) == (None, "The arguments name no model: give --model.")
+
+
+def test_targets_below_a_towers_language_model():
+    """Patterns of names as MiniCPM-V's scripts have them; 2 bits of AQLM are taken for the nearest, 4."""
+    pattern = r"'llm\..*layers\.\d+\.self_attn\.(q_proj|k_proj|v_proj|o_proj)'"
+    result = read(f"{TRAIN} --use_lora --bf16 --lora_target_modules {pattern}", "-", "transformers")
+    assert result.plan.lora_targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+    few = read(f"{TRAIN} --lora_r 4 --bf16 --model_name_or_path x/Meta-Llama-3-8B-AQLM-2Bit-1x16", "-", "transformers")
+    assert [each.value for each in few.assumed if each.key == "frozen_dtype"] == ["nf4"]
+
+
 def test_a_script_of_4_bits_has_its_own_habits():
     """Arguments of qlora.py are adapters beside 4 bits even if they say none of it; --full_finetune trains all."""
     command = "python qlora.py --model_name_or_path huggyllama/llama-7b"

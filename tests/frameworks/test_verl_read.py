@@ -136,3 +136,13 @@ def test_bad_input(command, told):
     """One line with the option and what is allowed."""
     with pytest.raises(UserError, match=told):
         read(command, "train.sh", "verl")
+
+
+def test_the_micro_batch_of_all_ranks_decides():
+    """Earlier versions share it out; it has no effect beside that of a rank."""
+    command = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=Qwen/Qwen2.5-0.5B"
+    for words, deciding in (("data.micro_batch_size=8", ["data.micro_batch_size"]),
+                            ("data.micro_batch_size=8 data.micro_batch_size_per_gpu=2", [])):  # fmt: skip
+        result = read(f"{command} {words}", "train.sh", "verl")
+        account = load_reader("verl").words.sort(result.words.used, result.words.unread)
+        assert (list(account.deciding), account.unknown) == (deciding, ())

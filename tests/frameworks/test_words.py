@@ -29,3 +29,14 @@ def test_tables_and_words_are_joined() -> None:
     both = TABLE | WordTable(deciding={"offload*": "time"})
     assert both.deciding["offload*"] == "time"
     assert (ReadWords(("a",), {"b": 1}) + ReadWords(("c",), {"b": 2})).unread == {"b": 2}
+
+
+def test_an_empty_section_asks_for_nothing() -> None:
+    """Whatever it would decide, and even if no table has it."""
+    table = WordTable(deciding={"megatron_lm_config*": "how Megatron-LM runs it"})
+    account = table.sort((), {"fsdp_config": {}, "megatron_lm_config": {}, "other": []})
+    assert (account.idle, dict(account.deciding), account.unknown) == (
+        ("fsdp_config", "megatron_lm_config"),
+        {},
+        ("other",),
+    )
