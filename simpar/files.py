@@ -9,13 +9,14 @@ import secrets
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
 from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, printable, scalar_fault
 from simpar.units import KB, KIB, MIB
@@ -225,8 +226,7 @@ def _first_line(message: object) -> str:
 
 def short(value: Any) -> str:
     """The value as Python writes it, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."
+    return text if len(text := repr(value)) < 60 else text[:57] + "..."
 
 
 def parse(

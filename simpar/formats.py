@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 

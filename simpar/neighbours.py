@@ -9,13 +9,14 @@ come from these trials alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from math import inf
 from typing import Any
 
 from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.frameworks.framework import StackFramework, framework_of

@@ -5,9 +5,9 @@ add an entry.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.units import DTYPE_BYTES
 
 

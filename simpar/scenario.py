@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from simpar import files
 from simpar.architectures.training import Training
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.network import split_network

@@ -6,7 +6,7 @@ cannot express the plan itself.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from simpar.calls import refuses_unknown_keywords
 from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import choose, read_text, write_atomic
 from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_target, read

@@ -8,9 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import choose
 

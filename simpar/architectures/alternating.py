@@ -7,13 +7,14 @@ there is a branch of low rank [LAuReL, Menghani et al. 2024, arXiv 2411.07501]. 
 this for its rows of the sequence; what is not a product is one kernel that reads and writes once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.gemma4 import LayerPlan, attention_with_shared_keys, embed_by_layer, own_embedding
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Size, term
 from simpar.architectures.products import HIDDEN, TOKENS, project
 from simpar.architectures.streams import STREAMS, mix
 from simpar.architectures.transformer import Shape, Style, add, head, mlp, norm
+from simpar.dataclass import dataclass
 
 STYLE = Style(tied=True)
 MAPS: Size = term("streams")

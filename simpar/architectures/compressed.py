@@ -10,12 +10,13 @@ whole on every rank, which makes those of its rows of the sequence. Context-para
 keys of each other (NVIDIA NeMo Automodel, components/models/deepseek_v4).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import ONE, AttentionPattern, Operator, Selection, Size, Weight, term
 from simpar.architectures.indexer import INDEX_QUERIES, Indexer, choose, learn
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, product, project
 from simpar.architectures.streams import mix
+from simpar.dataclass import dataclass
 
 KEY: Size = term("head_dim")
 OVERLAPPING = 2

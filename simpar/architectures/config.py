@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 MAX_SIZE = 2**31

@@ -5,11 +5,12 @@ Runs compute with them, and exports write them. They are read from a config by :
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.units import Floats
 

@@ -8,12 +8,13 @@ d l counts). The step waits for the fullest of N ranks, at 1 + CV times the expe
 Padded sequences are computed in full: ranks are alike, and E[l] / s of the tokens are of use.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from simpar.architectures.graph import ModelGraph, Operator
 from simpar.architectures.training import Documents, Training
+from simpar.dataclass import dataclass
 from simpar.units import Floats
 
 QUANTILES = 4096

@@ -7,12 +7,13 @@ models/gemma4]. Keys and values that are shared, and the embeddings of all layer
 them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.mixture import mixture
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
 from simpar.architectures.transformer import Shape, Style, add, embedding, head, mlp, norm
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 STYLE = Style(tied=True)

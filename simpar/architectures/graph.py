@@ -5,13 +5,14 @@ one tensor-parallel shard (evaluate with local dims) and for a thousand layouts 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from simpar.architectures.details import Details
+from simpar.dataclass import dataclass
 from simpar.units import Numbers
 
 Dims = Mapping[str, Numbers]

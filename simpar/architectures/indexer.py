@@ -7,10 +7,9 @@ chooses for its rows of the sequence. Indexers learn to score keys as the heads 
 nothing flows back from that to the layer.
 """
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import Operator, Selection, Size, term
 from simpar.architectures.products import TOKENS
+from simpar.dataclass import dataclass
 
 INDEX_QUERIES: Size = term("index_heads", "index_dim")
 

@@ -11,7 +11,7 @@ Time, pooled text and sizes are embedded once an image and travel beside the tok
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.images import CONDITION, IMAGES, PLAIN, gated, loss_of_images, modulate, product_of_image
@@ -20,6 +20,7 @@ from simpar.architectures.towers import MEMORY, MEMORY_STREAM, cross_attention
 from simpar.architectures.transformer import QKV, LayerVariant, Shape, add, attention, mlp
 from simpar.architectures.vision import Patches, embed_patches
 from simpar.architectures.vision_reading import VIT
+from simpar.dataclass import dataclass
 
 PROMPT: Size = term("batch", "prompt.seq")
 PATCHES: Size = (*TOKENS, *term("batch", "prompt.seq", times=-1))

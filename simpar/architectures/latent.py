@@ -8,11 +8,10 @@ Products into the latents are whole on every tensor-parallel rank and work on it
 the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1].
 """
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import ONE, AttentionPattern, Operator, Size, Weight, term
 from simpar.architectures.indexer import INDEX_QUERIES, Indexer, choose, learn
 from simpar.architectures.products import HIDDEN, TOKENS, project
+from simpar.dataclass import dataclass
 
 
 @dataclass(frozen=True)

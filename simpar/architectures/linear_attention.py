@@ -14,10 +14,10 @@ output and its gate are kept for backward; states and the chunks' inverses are c
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
+from simpar.dataclass import dataclass
 
 VALUES: Size = term("linear_heads", "linear_value_dim")
 QUERIES_KEYS: Size = term("linear_key_heads", "linear_key_dim", times=2)

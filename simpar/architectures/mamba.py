@@ -8,10 +8,9 @@ the authors' fused kernels, the first product's output, the scan's result and th
 convolution and states are computed again.
 """
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
+from simpar.dataclass import dataclass
 
 INNER: Size = term("mamba_heads", "mamba_head_dim")
 MIXED: Size = (*INNER, *term("mamba_groups", "state", times=2))

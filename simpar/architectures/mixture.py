@@ -7,10 +7,9 @@ For latent experts, one product makes tokens narrower before they travel, and an
 products are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601.18089].
 """
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, project
+from simpar.dataclass import dataclass
 
 ROUTED: Size = term("batch", "seq", "topk", "load")
 EXPERT_FFN: Size = term("expert_ffn")

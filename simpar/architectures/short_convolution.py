@@ -5,10 +5,9 @@ Technical Report, arXiv 2511.23404; transformers, models/lfm2]. Channels are tho
 parallelism divides them. The first product's output, the convolution's input and its result are kept for backward.
 """
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import Operator, Weight, term
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, project
+from simpar.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ convolutions over the spectrogram: the first at every frame of it, the second at
 al. 2022, arXiv 2212.04356]. Blocks of the encoder have the scope "encoder"; the sequences of a step are the decoder's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, product, project
 from simpar.architectures.towers import MEMORY, MEMORY_STREAM, decoder_layer
 from simpar.architectures.transformer import LayerVariant, Shape, Style, add, embedding, head, layer, norm
+from simpar.dataclass import dataclass
 
 TEXT: Size = term("batch", "text.seq", "text_hidden")
 VALUES: Size = term("kv_heads", "head_dim")

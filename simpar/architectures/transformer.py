@@ -1,7 +1,7 @@
 """Decoder transformers of every usual shape as a ModelGraph."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
@@ -10,6 +10,7 @@ from simpar.architectures.linear_attention import LinearShape, linear_attention
 from simpar.architectures.mixture import Mixture, clamp, mixture, outputs
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, project
 from simpar.architectures.short_convolution import ShortConvolution, short_convolution
+from simpar.dataclass import dataclass
 
 QKV: Size = (*term("heads", "head_dim"), *term("kv_heads", "head_dim", times=2))
 

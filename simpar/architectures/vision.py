@@ -7,11 +7,12 @@ sequences of the language model keep the training's length [Liu et al. 2023, arX
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, project
 from simpar.architectures.transformer import LayerVariant, Shape, Style, add, layer, layers_with_windows, norm
+from simpar.dataclass import dataclass
 
 TEXT: Size = term("batch", "text.seq", "text_hidden")
 """The looked-up tokens that travel past the tower."""

@@ -7,9 +7,11 @@ graph; the parts of a packed product have names of their own (PARTS).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, auto
 from typing import Any
+
+from simpar.dataclass import dataclass
 
 QKV = ("query", "key", "value")
 GATE_UP = ("gate", "up")

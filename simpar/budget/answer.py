@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar import formats
 from simpar.budget.nodes import Row, Search, halves, rows_of
 from simpar.budget.wanted import Wanted
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.price import price_of
 from simpar.planner.problem import Problem

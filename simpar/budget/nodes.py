@@ -8,10 +8,11 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.operation import Operation
 from simpar.operate.whole_run import add_operation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.units import DAY_S, parse_quantity, parse_tokens

@@ -6,7 +6,7 @@ The parameters are those that the simulator reads, and fits use the very functio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.products import SUMS, OperatorTime, sum_s
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.layout.layout import Layout

@@ -1,12 +1,13 @@
 """Three profiles of a measured machine: the device of a rank, the cluster of its ranks, and the stack."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simpar.calibrate import fit
 from simpar.calibrate.fit import FittedMachine, Quality, Samples, round_value
+from simpar.dataclass import dataclass
 from simpar.files import write_atomic
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from simpar.dataclass import dataclass
 from simpar.units import MIB, MS, NS
 
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 200

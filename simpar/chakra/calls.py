@@ -1,10 +1,10 @@
 """Collectives and messages of a lowered step as calls: operation, bytes, and the real ranks that take part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 
 from simpar.cost.collectives.algorithm import base_op, is_exchange
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.lower import Lowered
 

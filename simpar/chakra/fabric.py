@@ -9,9 +9,9 @@ neighbours of a switch.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from simpar.cost.collectives.parameters import parameters
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.units import GIB, GIGA, US
 

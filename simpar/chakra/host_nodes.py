@@ -10,10 +10,11 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import allowed
 

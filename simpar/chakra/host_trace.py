@@ -7,12 +7,12 @@ timed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.chakra.host_nodes import COMMS_NODE, HostNode, HostTensor, HostTrace, read_host_trace
 from simpar.chakra.host_work import HostPricer, is_whole, works_itself
 from simpar.chakra.recording import Event, Message, RecordedCollective, Recording
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.device import Device
 

@@ -7,7 +7,7 @@ schema/protobuf/et_def.proto (numbers of fields), which ASTRA-sim's feeder reads
 import gzip
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from simpar.chakra.wire import (
     Value,
@@ -23,6 +23,7 @@ from simpar.chakra.wire import (
     to_signed,
     unpack_integers,
 )
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)

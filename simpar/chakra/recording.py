@@ -1,6 +1,6 @@
 """The content of execution traces in one form: the events of every rank in order, with their dependencies."""
 
-from dataclasses import dataclass
+from simpar.dataclass import dataclass
 
 
 @dataclass(frozen=True)

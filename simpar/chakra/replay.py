@@ -6,13 +6,13 @@ receive when the message was sent. Collectives and messages on a profile have th
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.chakra.recording import Event, Message, RecordedCollective, Recording
 from simpar.cost.collectives.algorithms import OPS
 from simpar.cost.collectives.choice import collective
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.files import allowed

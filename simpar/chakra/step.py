@@ -10,13 +10,14 @@ node of its sender, whose stream it occupies, and a node of its receiver, on whi
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from simpar.chakra.calls import MESSAGE, PERMUTE, CommunicationCall, calls_of, group_names
 from simpar.chakra.messages import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, Attribute, ChakraTrace, TraceNode
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.program.blocks.phases import COMPUTE as COMPUTE_STREAM
 from simpar.program.ir.program import Label, Timing

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import simpar
 from simpar.chakra.fabric import dimensions, list_unexpressed, network_text, system_text
 from simpar.chakra.messages import trace_files
 from simpar.chakra.step import StepTraces, step_traces
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster

@@ -3,13 +3,13 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 import typer
 
 from simpar.cli.completion import KIND_OF_FLAG, names_of
+from simpar.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Sizes may be numpy arrays: everything broadcasts.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from simpar.architectures.graph import (
 )
 from simpar.architectures.recompute import is_full, operators, segment
 from simpar.cost.context import exchange_elements
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import RankDims
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.precisions import PRECISIONS

@@ -13,12 +13,11 @@ times, until it is home; an all-gather is repeated and the gradient reduce-scatt
 2407.21783, section 3.3.2 (all-gather); Fang and Zhao 2024, arXiv 2405.07719 (hybrid)].
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.units import Numbers, floats
 
 SLOWEST = -1

@@ -4,11 +4,12 @@ Every parameter is physical, one set per device, and stands in the device's prof
 profile leaves out has the default below. All functions broadcast numpy arrays and return seconds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.device import Device
 from simpar.precisions import PRECISIONS, Precision

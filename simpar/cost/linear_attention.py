@@ -18,12 +18,11 @@ diagonal too. No published time of these kernels stands behind the share of peak
 of a state-space scan's forward kernels, in both directions.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simpar.architectures.graph import Dims
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.units import Numbers
 
 

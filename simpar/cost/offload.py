@@ -1,9 +1,8 @@
 """What lives on the host: bytes of a rank there and on the drives, and bytes that its processors move."""
 
-from dataclasses import dataclass
-
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import moment_bytes
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES

@@ -6,12 +6,13 @@ matrices, as many as its share of them; the shard of a column- or row-parallel m
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS

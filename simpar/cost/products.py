@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from simpar.architectures.graph import Dims, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.precisions import Precision
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers

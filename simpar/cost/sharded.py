@@ -4,7 +4,7 @@ All sizes broadcast: divisors may be arrays over many choices of roles, and time
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from simpar.architectures.graph import Block, Dims, Operator, Size, Weight, eval
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
 from simpar.cost.products import OperatorTime
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import VOCAB_MULTIPLE, RankDims
 from simpar.plan.slices import names_divided_by_slices
 from simpar.stacks.stack import Stack

@@ -13,12 +13,11 @@ chunk, and the output. Per token, with H heads of width P, N state elements, G g
 Backward computes states, C B^T and the convolution again. A causal Q x Q piece is half empty.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simpar.architectures.graph import Dims
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.units import DTYPE_BYTES, Numbers
 
 _FLOAT = DTYPE_BYTES["fp32"]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simpar.architectures.linear_attention import FLOP_PER_STATE
 from simpar.cost.products import ADD, WIDEN
+from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.log_run import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, USED, LogRun
 from simpar.diagnosis.measured import MeasuredStep, TracedJob

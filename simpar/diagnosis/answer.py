@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from simpar.calls import refuses_unknown_keywords
+from simpar.dataclass import dataclass
 from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, compare_with_prediction, log_rows
 from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes

@@ -8,12 +8,13 @@ so. A gain is the measured step times the share by which the simulated step gets
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.measured import MeasuredStep
 from simpar.hardware.profile import MixedProfile
 from simpar.layout.layout import apply_execution_choices

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from pydantic import Field, field_validator
 
 from simpar import files
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import CommunicationKind
 
 OTHER = "other"

@@ -9,13 +9,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import BYTES, collective_kind
 from simpar.diagnosis.plain_pickle import load_plain, read_bytes

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.stream import Event, EventStream
 from simpar.errors import UserError
 from simpar.units import KILO, Ints

@@ -7,10 +7,11 @@ only then, or launched work waited in a queue.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import OPTIMIZER, Classes, KernelClass
 from simpar.diagnosis.kineto import EventColumns, KinetoTrace
 from simpar.errors import UserError

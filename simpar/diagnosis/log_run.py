@@ -1,10 +1,12 @@
 """The figures of a logged run, from what was logged at each step: medians after a warm-up, and peaks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
+
+from simpar.dataclass import dataclass
 
 WARM_UP = 0.1
 """The share of logged steps that is skipped at the beginning, at least one: caches fill, kernels are tuned."""

@@ -18,11 +18,12 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.log_run import (
     ALLOCATED,
     DEVICES,

@@ -7,11 +7,12 @@ Causes are those of :mod:`simpar.report.accounting`, in seconds of one optimizer
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import OPTIMIZER, Classes
 from simpar.diagnosis.kineto import KinetoTrace, TracedMemory, read_kineto
 from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of

@@ -7,11 +7,12 @@ of ranks differ; a collective ends for all its ranks together, which tells the d
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.traffic import MESSAGE, Key, RankTraffic
 from simpar.units import NS_PER_S, Floats
 

@@ -9,10 +9,10 @@ with the allocations and frees that were recorded (``torch.cuda.memory._record_m
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.diagnosis.plain_pickle import load_plain, read_bytes
 from simpar.errors import UserError
 

@@ -3,11 +3,11 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.cost.collectives.algorithm import bus_factor
+from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import GLOO, KinetoTrace, TracedCollective, collective_kind
 from simpar.diagnosis.lanes import Window, match_spans

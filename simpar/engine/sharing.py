@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.program.ir.flow import COEFFICIENT_ONE, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import Program, cycle_text
 from simpar.units import Ints

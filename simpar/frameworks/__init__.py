@@ -8,7 +8,7 @@ option names under ``tests/frameworks/tables``. A reader is a module that builds
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -19,6 +19,7 @@ from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
 from simpar.frameworks.overrides import script_in, with_texts

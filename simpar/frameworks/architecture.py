@@ -1,9 +1,9 @@
 """The kind of decoder that a ModelGraph is, derived from its operators: what other frameworks ask about a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from simpar.architectures.graph import ModelGraph, Operator
+from simpar.dataclass import dataclass
 
 PLAIN_KINDS = {
     "norm", "matmul", "attention", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss",

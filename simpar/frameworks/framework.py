@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_target, losses, targets_of
 from simpar.frameworks.subject import Loss

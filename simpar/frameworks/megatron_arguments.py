@@ -3,10 +3,11 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell_calls import PRINTING

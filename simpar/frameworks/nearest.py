@@ -1,12 +1,13 @@
 """The nearest plans that a target can express, if it cannot express a plan: with as few changed fields as possible."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from simpar import frameworks
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.subject import Loss
 from simpar.layout.decide import complete_plan

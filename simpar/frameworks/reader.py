@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import WordTable
 

@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import PurePath
+
+from simpar.dataclass import dataclass
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 JOBS = ("sbatch", "salloc", "qsub", "bsub")

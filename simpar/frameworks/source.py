@@ -1,7 +1,7 @@
 """The input of an export: a plan file, a result or a scenario, with facts that the plan may lack."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from simpar import files
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.formats import check_answer, is_simulated
 from simpar.frameworks.subject import cluster_of, node_of

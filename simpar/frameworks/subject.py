@@ -6,7 +6,7 @@ stack's habit are left open again) and settled with the habits of the target's o
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import gcd
@@ -19,6 +19,7 @@ from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import is_full, of_layer
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout

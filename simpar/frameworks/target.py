@@ -1,10 +1,11 @@
 """The definition of an export target: its name, version, what it cannot express, and the files it writes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.words import Assumed, ReadWords

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePath
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING

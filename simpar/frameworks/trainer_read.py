@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.target import Imported, plan_said
@@ -353,8 +354,7 @@ def _packed(given: TrainerArguments) -> int | None:
 
 def _keeps_fp32(given: TrainerArguments, habits: Habits) -> bool:
     """Whether frozen weights are loaded in fp32."""
-    told = given.one(*DTYPE)
-    return habits.adapters.frozen == "fp32" if told in (None, "") else _loaded(given) == "fp32"
+    return habits.adapters.frozen == "fp32" if given.one(*DTYPE) in (None, "") else _loaded(given) == "fp32"
 
 
 def _targets(given: TrainerArguments, chosen: Any, habits: Habits) -> tuple[str, ...]:

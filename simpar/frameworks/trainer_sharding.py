@@ -1,10 +1,11 @@
 """How a trainer on Hugging Face's shards: Accelerate's config, DeepSpeed's JSON, or the arguments of FSDP."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import accelerate_read, deepspeed_read
 from simpar.frameworks.deepspeed_states import of_versions

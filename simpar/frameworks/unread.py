@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePath
 from typing import Any
+
+from simpar.dataclass import dataclass
 
 
 def _no_config(_: Mapping[str, Any]) -> bool:

@@ -5,10 +5,12 @@ A framework's :class:`WordTable` sorts the words that its reader does not use. W
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
+
+from simpar.dataclass import dataclass
 
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "off", "[]", "{}")
 """Values, as text, by which a word asks for nothing."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.fabric import Fabric

@@ -7,13 +7,14 @@ is priced there as if the others did not exist; one that spans groups uses the l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.levels import Home, Level

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from simpar import files
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.profiles import once_if_shipped
 from simpar.units import DAY_S, Count
 

@@ -1,8 +1,9 @@
 """What a decider is: one step of deciding a plan."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from simpar.dataclass import dataclass
 
 Known = TypeVar("Known", contravariant=True)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.layout.mirrored import MirroredMesh, whole_schedule_of
 from simpar.plan.choices import CHOICES, path_of
 from simpar.plan.choices.context_parallel import DecidedContext

@@ -9,14 +9,13 @@ queries meet the keys of all ranks: in "blocks" of a ring or "gathered", after "
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.plan.routing import Routing, max_rank_load
 from simpar.units import Numbers

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpar.calls import refuses_unknown_keywords
+from simpar.dataclass import dataclass
 from simpar.files import write_atomic
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile

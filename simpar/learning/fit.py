@@ -8,11 +8,12 @@ point at which slopes are taken again. Spreads are those of :mod:`simpar.learnin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from simpar.dataclass import dataclass
 from simpar.learning.parameters import Name, bounds_of, names_of, spread_of_part, tuning_of, value_of
 from simpar.units import Flags, Floats
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict_time_s

@@ -5,10 +5,11 @@ no kernel time, and no clock changes what is kept.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.learning.fit import Learned, Observed, Peak, Quantity, learn
 from simpar.learning.parameters import MEMORY, RESERVED, Name
 from simpar.units import GIB

@@ -7,7 +7,7 @@ shipped profiles from their median.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from simpar import files
 from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.kernels import variants
+from simpar.dataclass import dataclass
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.intervals import interval_of

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from simpar.architectures.flops import model_flop_per_token
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.learning.fit import Observed, Peak

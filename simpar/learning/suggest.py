@@ -7,13 +7,14 @@ replicas on fewer nodes, if they fit. What each measurement tells is computed in
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.plan.choices.mesh import LABELLED

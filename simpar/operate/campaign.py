@@ -10,12 +10,13 @@ spare; if none is left, the job waits for the first repair.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.hardware.operation import SlowNodes
 from simpar.hardware.reliability import Rate
 from simpar.units import Floats

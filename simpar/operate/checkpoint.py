@@ -5,10 +5,10 @@ blocks training, D the work between two checkpoints, R the time from an interrup
 """
 
 import math
-from dataclasses import dataclass
 
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.memory.widths import kept_widths
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.layout.layout import Layout

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from simpar.architectures.graph import ModelGraph
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation

@@ -1,13 +1,13 @@
 """The device mesh: ranks to coordinates and process groups."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydantic import Field, field_validator, model_serializer
 
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.files import choose
 from simpar.units import Count, Counts, Flags, Ints, number
 

@@ -16,9 +16,9 @@ al. 2022, Alpa, arXiv 2201.12023, section 4; partial sums as a state are DTensor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator
+from simpar.dataclass import dataclass
 from simpar.units import Numbers, scalar_truth
 
 SHARDED = "BSF"

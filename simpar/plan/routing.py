@@ -12,7 +12,7 @@ experts have most tokens, and the expectation is that over draws, always the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import lru_cache
 from math import comb, erf, exp, pi, prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.graph import ModelGraph
+from simpar.dataclass import dataclass
 from simpar.units import scalar_truth
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ the copies of the model's states: data-parallel ranks, or with ZeRO the shard gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from simpar.dataclass import dataclass
 
 if TYPE_CHECKING:
     from simpar.plan.choices.data_parallel import DataParallel

@@ -6,11 +6,12 @@ of their Programs, so the same input gives the same answer on any machine.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
 from simpar.layout.moves import is_size, leaders, values_around

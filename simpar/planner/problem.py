@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import OPTIMAL, says_layers
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
+from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
 from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded

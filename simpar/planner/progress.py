@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.interrupts import imports
 from simpar.planner.result import Counts

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.planner.api import find_space
 from simpar.planner.problem import Problem

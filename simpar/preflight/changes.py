@@ -11,10 +11,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.preflight.check import Checked, CheckFlags, check_launch
 from simpar.preflight.given import given_words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import expressible, load_reader, load_target
 from simpar.frameworks.subject import idle_overlaps, subject

@@ -4,12 +4,13 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.overrides import files_of_script, flagged, with_texts

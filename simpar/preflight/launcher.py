@@ -5,11 +5,12 @@ Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only r
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import PurePath
 
+from simpar.dataclass import dataclass
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of

@@ -6,10 +6,10 @@ Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from simpar import files
+from simpar.dataclass import dataclass
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""

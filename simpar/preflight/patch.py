@@ -7,8 +7,9 @@ caller reads the result again (:mod:`simpar.preflight.flags`): a text that does 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from simpar.dataclass import dataclass
 
 SWITCH = None
 """The value of a flag without a value."""

@@ -1,7 +1,7 @@
 """Peak memory of every class of ranks: states, the simulated peak, allocator and context; and memory of the host."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from simpar.cost.memory.bound import flights
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import looks_at_costs

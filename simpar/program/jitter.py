@@ -13,10 +13,11 @@ kernels of a step would run at the peak of the devices, however wide the distrib
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.segments import varying_ns
 from simpar.program.fold.refinement import mix
 from simpar.program.ir.program import OpTable, Program

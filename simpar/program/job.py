@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 

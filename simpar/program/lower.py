@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR

@@ -9,7 +9,7 @@ cross-mesh resharding with local all-gather].
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import lcm, prod
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import Block
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout, stack_for_layout
 from simpar.layout.staged import stage_layout

@@ -1,9 +1,10 @@
 """Messages between pipeline stages: what every action sends and gathers, and who sends to whom."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.schedules.actions import Schedule

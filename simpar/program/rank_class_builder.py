@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE

@@ -10,11 +10,11 @@ Sources: Li et al. 2014 (OSDI), the parameter server; the traffic of an update i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing

@@ -1,11 +1,11 @@
 """The input of every scheme: replicas with their local steps, the bytes that they exchange, and the cluster."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from simpar.cost.optimizers import moment_bytes
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.program.ir.program import Timing

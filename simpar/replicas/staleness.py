@@ -1,10 +1,11 @@
 """The outcome of many local steps: the mean step, its parts, and the staleness of parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.report.parts import Staleness
 from simpar.units import Floats, Ints, to_ns, to_seconds
 

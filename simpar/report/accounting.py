@@ -8,13 +8,13 @@ exposed communication inside its blocks. Gaps are followed back to what they wai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors

@@ -14,11 +14,11 @@ binding predecessors lead back through time without a hole, so every nanosecond 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.program.ir.program import Program, Timing, stream_edges
 from simpar.units import Flags, Floats, Indices, Ints
 

@@ -1,8 +1,8 @@
 """The inputs of a summary of a simulated step."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
 from simpar.program.footprint import Footprint

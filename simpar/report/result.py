@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 import simpar.report.timeline as timelines
 from simpar import formats
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.layout.layout import Layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.power import streaming_operators
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION as KINDS_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS
 from simpar.program.blocks.phases import COMPUTE

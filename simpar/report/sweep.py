@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar.dataclass import dataclass
 from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result

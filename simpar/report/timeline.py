@@ -8,11 +8,12 @@ it) and a thinned memory curve; it is part of the result's JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.program.ir.program import Label, Program, Timing
 from simpar.units import NS_PER_S, Floats, Indices, Ints

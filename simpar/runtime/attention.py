@@ -1,7 +1,7 @@
 """Core attention on one rank: rotary positions, masks, and the rank's part of the sequence and of the heads."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simpar.architectures.details import Details, Rope
 from simpar.architectures.graph import AttentionPattern as Mask
+from simpar.dataclass import dataclass
 from simpar.runtime import banded
 from simpar.runtime.context import ContextRank
 from simpar.runtime.context import attention as context_attention

@@ -8,7 +8,6 @@ key-value heads without copies.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from simpar.dataclass import dataclass
 from simpar.units import MIB
 
 Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum-exp

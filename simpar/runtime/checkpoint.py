@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.tensor import DTensor
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.saved import DELAYED, MANIFEST, PREFIX, VERSION, list_complete, read_manifest
 from simpar.runtime.sharded import shard_like

@@ -8,13 +8,14 @@ A rank's tokens are one or two runs of evenly spaced positions, so queries of a 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from simpar.dataclass import dataclass
 from simpar.runtime import banded
 from simpar.runtime.banded import Band, PositionRange, band
 

@@ -8,7 +8,6 @@ own part of each global batch.
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.job import Data

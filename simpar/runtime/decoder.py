@@ -6,7 +6,7 @@ and up) is several Linears, so that tensor parallelism can shard each by heads o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from simpar.architectures.details import Details
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.architectures.recompute import of_layer
 from simpar.architectures.transformer import CLIP
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import CoreAttention, Place, Rotary

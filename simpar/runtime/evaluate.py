@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.data import Loader, SampleSource, open_source
 from simpar.runtime.job import RunJob

@@ -14,7 +14,6 @@ in Megatron-Core's ``--moe-token-drop-policy probs``].
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.nn import functional
 
 from simpar.architectures.details import Gating
 from simpar.architectures.graph import Operator
+from simpar.dataclass import dataclass
 from simpar.runtime.casts import cast
 from simpar.runtime.exchange import AllToAllRows, Reordered, ScatteredRows, Shared, Spread, Summed, inverse_of
 

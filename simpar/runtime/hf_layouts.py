@@ -6,10 +6,10 @@ torch is imported only when tensors are read or written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simpar.architectures.weights import Packing
+from simpar.dataclass import dataclass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, product
 from typing import TYPE_CHECKING
 
 from simpar.architectures.families import DECLARED
 from simpar.architectures.weights import PARTS, Packing, Weights
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.hf_layouts import STORAGE, Tensors
 

@@ -7,13 +7,13 @@ computes its part of a tensor alone, wherever its parameters are, with the same 
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from simpar.architectures.details import Details
+from simpar.dataclass import dataclass
 from simpar.runtime import mamba
 from simpar.runtime.data import SPLITMIX
 

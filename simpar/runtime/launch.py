@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.failures import RECORDER_PREFIX, OutOfMemory, WorkerFailure, describe_recordings, of_torchrun
 from simpar.runtime.job import Machine, RunJob

@@ -7,13 +7,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import record_function
 
+from simpar.dataclass import dataclass
 from simpar.units import KIB, MS
 
 ALLOCATIONS = 100_000  # the number of latest allocations in a snapshot

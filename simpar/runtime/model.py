@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from simpar.architectures.graph import ModelGraph
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan

@@ -8,7 +8,7 @@ itself, the same copies are made, so that the code path is the same.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+
+from simpar.dataclass import dataclass
 
 DEPTH = 8
 """The most gradients under way before the oldest is waited for, which limits pinned memory."""

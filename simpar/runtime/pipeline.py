@@ -7,7 +7,6 @@ one that was simulated and verified; torch's own schedule classes are not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
+from simpar.dataclass import dataclass
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime.measure import Clock
 from simpar.runtime.ranks import Ranks

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,6 +22,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.func import functional_call
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator
+from simpar.dataclass import dataclass
 from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.attention import Place

@@ -1,10 +1,11 @@
 """From a plan as written to one that can run: defaults resolved, combinations checked, schedule made. No torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide

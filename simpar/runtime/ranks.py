@@ -1,6 +1,6 @@
 """The place of a rank in the plan's mesh: coordinates, device meshes and process groups."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from simpar.dataclass import dataclass
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import Plan
 from simpar.plan.stages import StagePlan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from simpar import files
 from simpar.architectures.details import Dropout
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

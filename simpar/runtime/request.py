@@ -1,7 +1,6 @@
 """The request of a user of ``simpar run``, turned into a job and a prediction. No torch here."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.calls import Strict
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import parse
 from simpar.hardware.cluster import Cluster

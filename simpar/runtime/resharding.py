@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.placement import SHARDED, States, count_slices
 from simpar.plan.stages import StagePlan
 

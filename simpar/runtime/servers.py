@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.runtime.job import Learning, RunJob

@@ -1,7 +1,7 @@
 """A stage's devices as a mesh, and the changes of states of local tensors on it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from simpar.dataclass import dataclass
 from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.resharding import DIMS

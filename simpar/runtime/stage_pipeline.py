@@ -7,7 +7,7 @@ of a kind stay in order on every pair of devices; a receiver takes them in the o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.plan.placement import States
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import stage_blocks

@@ -19,13 +19,13 @@ in hooks that a split backward (I and W) does not reach.
 """
 
 import importlib.util
-from dataclasses import dataclass
 from typing import Literal
 
 from simpar import precisions
 from simpar.architectures.details import ROPE_TYPES, SCORES
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import SIMPLE, modes
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.plan.choices import CHOICES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from simpar.architectures.catalogue import config_of
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.runtime.assemble import make_engine, make_own_engine

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
+from simpar.dataclass import dataclass
 from simpar.plan.optimizers import in_torch
 from simpar.plan.plan import Plan
 from simpar.runtime.decoder import TABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.weights import Packing
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute

@@ -1,9 +1,10 @@
 """One segment of a trace as a block: operators whose sizes are polynomials in named dims."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.expert_roles import expert_weights
 from simpar.tracing.latent_roles import latent_mask

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED
 from simpar.tracing.masks import Constants, Made

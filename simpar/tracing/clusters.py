@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from simpar.architectures.graph import Size
+from simpar.dataclass import dataclass
 from simpar.tracing import vocabulary as known
 from simpar.tracing.nodes import CallNode, rows_and_columns
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft

@@ -7,10 +7,11 @@ as routed, as training runs them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from simpar.architectures.graph import Size
+from simpar.dataclass import dataclass
 from simpar.tracing import vocabulary as known
 from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divide_size, times
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft

@@ -10,11 +10,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from types import FunctionType
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.tracing.nodes import CallNode, divide_size
 from simpar.tracing.raw_operators import DraftWeight, OperatorDraft, RecurrenceDraft
 from simpar.tracing.vocabulary import CONVOLUTION

@@ -1,13 +1,14 @@
 """From the blocks of a traced module to its ModelGraph."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 from simpar.architectures.graph import ModelGraph, evaluate
 from simpar.architectures.hf_config import TOWERS
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture

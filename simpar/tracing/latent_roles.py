@@ -8,10 +8,11 @@ a rotation of the shared key, one of all heads' queries and keys, and a copy of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simpar.architectures.graph import AttentionPattern, Size, term
+from simpar.dataclass import dataclass
 from simpar.tracing.raw_operators import OperatorDraft, makers
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Constants of a trace, evaluated to see which keys their masks hide."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.tracing.nodes import Mask, Ref
 
 MOST_ELEMENTS = 2**28

@@ -1,12 +1,12 @@
 """One call of a trace as plain data, with sizes as polynomials in batch and sequence. No torch here."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from typing import Any
 
 from simpar.architectures.graph import Size
+from simpar.dataclass import dataclass
 
 CONSTANT, INDEX, WEIGHTS, DATA = "constant", "index", "weights", "data"
 

@@ -1,9 +1,10 @@
 """Operators of a trace before their sizes have names."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import Size
+from simpar.dataclass import dataclass
 
 INPUT_VALUE = ""
 

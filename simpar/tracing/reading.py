@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Any
 
 from simpar.architectures.graph import Size
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
 from simpar.tracing.expert_loops import grouped_experts

@@ -8,11 +8,12 @@ between become a convolution, the pass, a norm and a gate, as in :mod:`simpar.ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simpar.architectures import linear_attention, mamba
 from simpar.architectures.graph import Size, evaluate, term
+from simpar.dataclass import dataclass
 from simpar.tracing import vocabulary as known
 from simpar.tracing.raw_operators import OperatorDraft, RecurrenceDraft, makers, merge_drafts
 

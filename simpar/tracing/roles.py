@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from simpar.architectures.graph import Size, term
+from simpar.dataclass import dataclass
 from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
 from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merge_drafts

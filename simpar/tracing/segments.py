@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.raw_operators import INPUT_VALUE, OperatorDraft, makers
 

@@ -7,10 +7,11 @@ listed with the rule they break.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.decide import decide
 from simpar.layout.deciders import resolve

@@ -6,9 +6,9 @@ site read answers; so is a request from another site (Origin, Sec-Fetch-Site).
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.units import MIB
 
 NAMES = ("127.0.0.1", "localhost", "[::1]")

@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.layout.deciders import resolve
 from simpar.layout.moves import IN_MENUS

@@ -12,13 +12,14 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import simpar
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from simpar import files
 from simpar.architectures.catalogue import catalogue
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster

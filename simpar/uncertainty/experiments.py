@@ -7,10 +7,10 @@ as the best.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.uncertainty.joint import JointErrors
 from simpar.units import Floats
 

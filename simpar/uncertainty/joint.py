@@ -9,11 +9,11 @@ error of another layout by a regression, as far as the two err together, and red
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.uncertainty.own_runs import MeasuredLayout
 from simpar.uncertainty.ties import DRAWS, SEED, covariance, draw_related_errors
 from simpar.units import Floats

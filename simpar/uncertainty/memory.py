@@ -9,13 +9,14 @@ routed to the fullest rank. Sizes are scalars or arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.uncertainty.own_runs import OwnRuns
 from simpar.uncertainty.table import ErrorTable, MemoryErrors
 from simpar.units import Numbers

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp, hypot, inf, log
 
+from simpar.dataclass import dataclass
 from simpar.uncertainty.support import ASPECTS, ENOUGH_SOURCES, FEW_RUNS, Support
 from simpar.uncertainty.table import TimeErrors
 

@@ -5,8 +5,8 @@ of device tells little about another stack, and nothing about another kind of de
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from simpar.dataclass import dataclass
 from simpar.units import number_of
 
 LONG_SEQUENCE = 16384

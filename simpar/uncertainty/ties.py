@@ -10,11 +10,11 @@ two was the faster one as often as stated (``benchmarks/near_ties.py``).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.units import Floats
 
 PART_SPREAD = 8.0

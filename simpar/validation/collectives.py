@@ -6,11 +6,11 @@ bandwidth is that of nccl-tests: size over time, times 2 (n - 1) / n for all-red
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from simpar.cost.collectives.algorithm import bus_factor
 from simpar.cost.collectives.choice import collective_time_s
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster

@@ -8,12 +8,12 @@ that of values, if it differs; with ``flop_count`` full the rate of a causal ker
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.hardware.device import Device, load_device
 from simpar.units import TERA, US
 from simpar.validation.cells import Row, Unmodelled, measurement, read_word, text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import gcd
 
+from simpar.dataclass import dataclass
 from simpar.hardware.profile import ScaleOut
 from simpar.units import GIGA, TERA, number_of
 

@@ -7,7 +7,7 @@ where all groups share the same ports, and where devices are processes on the sa
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from simpar import files
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.cost.collectives.measured import calibrate_cluster
 from simpar.cost.kernels import KernelModel
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster

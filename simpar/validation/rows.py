@@ -6,7 +6,7 @@ are tuned may stay open (:mod:`simpar.validation.open_settings`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, of_modules, policy_of_every
 from simpar.architectures.training import Documents, Training
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.deepspeed_states import states_of_deepspeed
 from simpar.hardware.profile import ClusterProfile

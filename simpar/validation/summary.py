@@ -2,12 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.validation.predict import Prediction
 from simpar.validation.rows import Measurements

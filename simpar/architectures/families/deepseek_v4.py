@@ -5,7 +5,7 @@ section 2; transformers, models/deepseek_v4]. A layer that predicts a further to
 embedding and has the window alone (the released model code).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.compressed import CompressedShape, Compression, compressed_attention
 from simpar.architectures.config import Config
@@ -18,6 +18,7 @@ from simpar.architectures.products import HIDDEN, TOKENS, project
 from simpar.architectures.reading import layers_in, llama_shape, mark_unbuilt, style_of, with_experts
 from simpar.architectures.streams import STREAMS, collapse, end, merge, mix, spread, stream_product
 from simpar.architectures.transformer import Shape, Style, embedding, head, norm
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 WIDE, COMPRESSED = "residual streams wider than the hidden size", "compressed keys"

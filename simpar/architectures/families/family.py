@@ -1,12 +1,13 @@
 """What a family of models declares: the reader of its config, its details, its weights, a tiny config."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from simpar.architectures.details import Details
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.weights import LLAMA, Weights
+from simpar.dataclass import dataclass
 
 Reader = Callable[..., ModelGraph]
 """Makes a graph of a :class:`simpar.architectures.config.Config` and the model's name."""

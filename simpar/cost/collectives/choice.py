@@ -1,7 +1,6 @@
 """Cost of a collective on many groups at once: the fastest algorithm and the links that it loads."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -14,6 +13,7 @@ from simpar.cost.collectives.lines import Line, envelope_s, lines, list_consider
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import GroupShape, Placement, place, regular_shape, representative
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
+from simpar.dataclass import dataclass
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.levels import Home

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from simpar.cost.collectives.algorithm import Algorithm, base_op, is_exchange
 from simpar.cost.collectives.algorithms import ALGORITHMS
 from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.units import GB, GIB, KIB, US

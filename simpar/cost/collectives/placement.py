@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.units import Ints

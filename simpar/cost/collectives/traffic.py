@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.placement import Placement
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.levels import Level
 from simpar.units import Flags, Floats, Ints

@@ -5,12 +5,11 @@ them where passes of different microbatches alternate. Before it gives up, the a
 so a layout fits when what it needs fits, not what it happens to hold.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from simpar.architectures.training import Training
 from simpar.cost.memory.moments import most_in_flight
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import AllocatorHabits, Stack

@@ -11,7 +11,7 @@ no such bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import find_fullest_moment, moment, stages_of, stages_of_rank
 from simpar.cost.memory.static import HeldBlocks
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths, reduces_late
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
 from simpar.plan.schedules.actions import Schedule

@@ -12,7 +12,6 @@ With fp32 gradients add 2 [Rajbhandari et al. 2020, arXiv 1910.02054]; a stack t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from simpar.cost.memory.widths import (
     reduces_late,
 )
 from simpar.cost.optimizers import moment_bytes, state_bytes
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers

@@ -3,11 +3,12 @@
 Every function takes one plan, or arrays of the columns that it names.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from simpar.cost.optimizers import moment_bytes
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags

@@ -8,8 +8,8 @@ line, with lanes and the rate of one. A host's cards are called "host HCA-1" or 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.machine.reading import Reading
 from simpar.plain import printable

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import Document
 from simpar.hardware.machine import infiniband, kubernetes, nccl_xml, slurm, topo_matrix

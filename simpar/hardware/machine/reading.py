@@ -1,8 +1,9 @@
 """The content of one file about a cluster: fields of a profile, links of its devices, and what could not be read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 LEAST, MORE, MOST = 1, 2, 3

@@ -8,13 +8,14 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import Stack

@@ -1,12 +1,12 @@
 """Choices of context parallelism."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from simpar.architectures.graph import ModelGraph
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,

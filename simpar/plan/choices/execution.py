@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     BLOCKS,

@@ -1,11 +1,11 @@
 """Choices about mixtures of experts."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,

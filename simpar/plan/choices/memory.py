@@ -1,12 +1,12 @@
 """Choices about what is kept for backward."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from simpar.architectures import recompute
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
     KERNELS,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, WithJsonSchema, model_validator
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,

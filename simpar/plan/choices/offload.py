@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import Choice, Columns, Moves, OptionalAxis, has_value, in_section, replace_with
 from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
 from simpar.plan.choices.memory import select_undecided

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     JOB,
     KERNELS,

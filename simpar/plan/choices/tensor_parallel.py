@@ -1,7 +1,6 @@
 """Choices of tensor parallelism."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import gcd
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,

@@ -1,10 +1,10 @@
 """Choices about what of the model is trained."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import Choice, in_section
 from simpar.plan.choices.section import Section
 from simpar.units import Count

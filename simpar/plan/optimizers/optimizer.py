@@ -5,9 +5,9 @@ entries; none of them knows an optimizer by its name. Widths are in bytes, sizes
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from simpar.dataclass import dataclass
 from simpar.units import Numbers
 
 SCALE_BLOCK = 256

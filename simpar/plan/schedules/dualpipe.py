@@ -7,9 +7,10 @@ the phases published as github.com/deepseek-ai/DualPipe].
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import B, F, I, Ints, RankActions, Schedule, W, rank_actions
 from simpar.plan.schedules.producer import Moment, Names, Producer, Promise, moment

@@ -11,7 +11,7 @@ gradients instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.compiled import Loop
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Ints, RankActions, Schedule, W, columns
 from simpar.plan.schedules.producer import NONE, Costs, Moment, Names, Producer, Promise, moment

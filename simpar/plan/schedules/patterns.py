@@ -7,11 +7,11 @@ modulo six. The repeated pattern is an order; weight gradients fill what it leav
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.schedules.actions import F, I, Ints, Schedule
 from simpar.plan.schedules.greedy import UNIT, GreedyRule, list_schedule, schedule_beginning
 from simpar.plan.schedules.producer import Costs, Moment, Names, Producer, Promise, moment

@@ -6,13 +6,13 @@ none of them knows a schedule by its name.
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.plan.schedules.actions import B, Ints, Schedule, W
 
 NONE = -1

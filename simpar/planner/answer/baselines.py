@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, TooManyOps
 from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.tensor_parallel import tensor_degrees

@@ -1,10 +1,10 @@
 """The choice among plans whose predicted steps differ by less than predictions err."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import DEGREES
 from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Problem

@@ -8,13 +8,13 @@ a batch axis over rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from simpar.compiled import Loop
+from simpar.dataclass import dataclass
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.planner.bound.paths import Hops
 from simpar.planner.space.table import group_indices

@@ -5,11 +5,12 @@ are gathered or reduced one by one: there only the row's own gathers and reducti
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule, producer_of
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.planner.bound.action_tables import Blocked, Pairs, PrecedenceGraph, compute_ends_ns, finishes_ns

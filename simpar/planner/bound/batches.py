@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.planner.bound.data_parallel import BlockCollectives, Configuration
 from simpar.units import Floats, Ints

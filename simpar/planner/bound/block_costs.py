@@ -6,7 +6,7 @@ A *key* is one combination of the axes that decide the passes; a *kind* is a blo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from simpar.architectures.graph import Block, evaluate
 from simpar.architectures.recompute import OPTIMAL, SIMPLE, modes
 from simpar.cost.optimizers import lay_out_matrices, matrices_time_s
 from simpar.cost.power import dynamic_power_share, streaming_operators
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import before_tensor_parallelism
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.keys import KEY_AXES, KeyBatch, Keys

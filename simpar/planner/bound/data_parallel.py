@@ -8,12 +8,13 @@ stands for all pipelines in a lower bound. Copies of experts are held by other r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import REPLICAS

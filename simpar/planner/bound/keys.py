@@ -7,12 +7,13 @@ that would have to branch on such an array raises.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Self
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import BLOCKS, SIZES
 from simpar.plan.choices.data_parallel import fully_sharded

@@ -6,11 +6,12 @@ exchange tokens only the forward counts alone, because weight gradients leave th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.keys import KeyBatch
 from simpar.planner.bound.passes import PassTimes

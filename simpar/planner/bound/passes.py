@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.planner.bound.keys import KeyBatch, Keys
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
 from simpar.program.blocks.segments import latest, schedule, without_held

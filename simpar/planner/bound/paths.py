@@ -12,10 +12,10 @@ From its first forward on, a rank runs the forwards of that stage and of its lat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.units import Floats
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound

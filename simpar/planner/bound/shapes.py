@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
 from simpar.architectures.recompute import is_full
+from simpar.dataclass import dataclass
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import SHAPE
 from simpar.plan.schedules import make_schedule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
 from simpar.cost.optimizers import share_products_s
+from simpar.dataclass import dataclass
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.batches import RowBatch

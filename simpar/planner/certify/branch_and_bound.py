@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, TooManyOps
 from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.certify.frontier import SWEPT, Frontier

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from simpar.cost.power import device_w, input_w
+from simpar.dataclass import dataclass
 from simpar.engine import choose_engine_for_many, sweep
 from simpar.errors import UserError
 from simpar.hardware.price import price_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.power import dynamic_power_share
+from simpar.dataclass import dataclass
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import KERNELS as BY_KERNELS

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import TypeAlias
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import SimulatedPlan, measure

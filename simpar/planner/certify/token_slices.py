@@ -6,12 +6,13 @@ backward. Then slices are chosen as in :mod:`simpar.program.resolve.token_slices
 without contention.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from simpar.architectures.graph import Block, Dims
 from simpar.cost.operators import operator_times
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import RankDims
 from simpar.plan.choices.pipeline import list_sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum

@@ -9,7 +9,7 @@ states by layout, microbatches in flight by pipeline, tensor sizes by shape.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_blocks, least
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
+from simpar.dataclass import dataclass
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD
 from simpar.layout.layout import Layout, fold_two_ended, stack_for_layout, stated_choices

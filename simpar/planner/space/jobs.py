@@ -1,12 +1,13 @@
 """Rows of the space as plans and as jobs, without the checks that the axis tables make superfluous."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.recompute import OPTIMAL
+from simpar.dataclass import dataclass
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import BY_MODEL, BY_STACK, DISPATCH, OFFLOAD
 from simpar.layout.layout import Layout, stated_choices

@@ -7,7 +7,7 @@ by layer, and the row is bounded, swept and simulated with it like any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import numpy as np
 from simpar.architectures.graph import Block
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import memory_risk
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.plan.choices.memory import select_undecided
 from simpar.planner.problem import Problem

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from simpar.architectures.recompute import OPTIMAL
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of

@@ -6,12 +6,13 @@ its stages, in whole nanoseconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from math import comb
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
 from simpar.plan.choices.pipeline import DecidedPipeline

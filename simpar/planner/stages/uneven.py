@@ -7,13 +7,14 @@ lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.architectures.recompute import SIMPLE
+from simpar.dataclass import dataclass
 from simpar.errors import TooManyOps, UserError
 from simpar.plan.choices.choice import divisors
 from simpar.plan.choices.mesh import ORDERS

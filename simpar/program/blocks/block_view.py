@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.cost.operators import operator_times
 from simpar.cost.products import OperatorTime
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.placement import States
 from simpar.plan.stages import MEMORY

@@ -6,12 +6,12 @@ them is sliced under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.0
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from simpar.architectures.graph import Block, Operator
+from simpar.dataclass import dataclass
 from simpar.plan.placement import States, Transfer, transfers
 from simpar.units import Numbers, floats
 

@@ -8,10 +8,9 @@ gathered, and the heads of Ulysses, are exchanged in front of the kernels and be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from simpar.architectures.graph import Operator
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
+from simpar.dataclass import dataclass
 from simpar.program.blocks.documents import exchange_host_s, loops_over_documents
 from simpar.program.blocks.phases import CONTEXT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import ANY, RankView

@@ -16,10 +16,11 @@ microbatch: it is waited for only at the end of the block, and kernels do withou
 [Megatron Core's token dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.architectures.graph import Operator
 from simpar.cost.products import OperatorTime
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import COMPUTE, EXPERT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.units import Numbers, scalar_truth

@@ -7,10 +7,11 @@ the order of steps is the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.units import Numbers, floats
 
 COMPUTE = "compute"

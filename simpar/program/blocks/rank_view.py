@@ -6,12 +6,13 @@ sequences per microbatch): it then holds these sizes as arrays, and everything c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from simpar.architectures.graph import Block, Dims, Operator, evaluate
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import RankDims, rank_dims
 from simpar.plan.routing import Routing, max_rank_arrivals, max_rank_load
 from simpar.program.job import TrainingJob

@@ -7,12 +7,13 @@ of different classes, and in the uncollapsed Programs that tests compare against
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from typing import TypeVar
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, terminals
 from simpar.units import NS_PER_S, Floats, Ints, Numbers, floats, to_ns
 

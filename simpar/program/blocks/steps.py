@@ -7,7 +7,7 @@ only in these states, so they share this walk [Korthikanti et al. 2022, arXiv 22
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import compress, groupby
 from typing import Literal
@@ -16,6 +16,7 @@ from simpar.architectures.graph import Block, Operator
 from simpar.architectures.recompute import is_full
 from simpar.architectures.recompute import operators as recomputed_operators
 from simpar.cost.products import OperatorTime
+from simpar.dataclass import dataclass
 from simpar.plan.placement import Transfer
 from simpar.program.blocks import documents, experts
 from simpar.program.blocks.block_view import BlockView

@@ -8,7 +8,7 @@ equals the Program where a group has its links to itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.choice import occupied_s_per_byte, offers_and_loads
 from simpar.cost.collectives.traffic import is_port
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap

@@ -9,13 +9,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.traffic import QuotientNetwork

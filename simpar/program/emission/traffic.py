@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from simpar.architectures.graph import Block
 from simpar.cost.collectives.choice import choose_fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import LATE, Cluster
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.choices.mesh import PIPELINE

@@ -7,11 +7,11 @@ choose for the ops of a kind, so that groups that fold together do so for every 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.cost.collectives.choice import link_loads
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.symmetry import GroupPattern, Symmetry, fixed_digits
 from simpar.units import Flags, Floats, Ints

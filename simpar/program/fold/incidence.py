@@ -6,11 +6,11 @@ either side.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.cost.collectives.choice import shape_numbers
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind, PlacedGroups, RankLinks, orbit_loads
 from simpar.program.fold.refinement import Incidence

@@ -7,13 +7,13 @@ not divide the nodes splits exactly the classes that it must.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
 import numpy as np
 
 from simpar.cost.collectives.lines import Line
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.incidence import IncidenceGraph, build_graph

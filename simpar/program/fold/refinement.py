@@ -10,11 +10,10 @@ neighbours it stands for, seen from either end. The classes are the same as for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.units import Ints
 
 Hashes = NDArray[np.uint64]

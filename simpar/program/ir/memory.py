@@ -1,9 +1,8 @@
 """Memory over time: exact step functions per class of ranks, from the Program's memory table."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.program.ir.program import MEMORY_CATEGORIES, Program, Timing
 from simpar.units import Ints
 

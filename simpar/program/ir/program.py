@@ -15,11 +15,12 @@ class that stands for several equal flows counts with their number on one link. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from simpar.dataclass import dataclass
 from simpar.program.ir.flow import NO_CAP, drained_ns, solo_rates, to_cap
 from simpar.units import NS_PER_S, Flags, Floats, Indices, Ints, to_ns
 

@@ -1,10 +1,11 @@
 """What plans leave to costs, decided: the second phase of deciding a plan, on its layout, before it is lowered."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from simpar.architectures.recompute import OPTIMAL
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.layout.decider import Decider
 from simpar.plan.choices.pipeline import CUSTOM, runs_slices

@@ -1,7 +1,7 @@
 """``recompute: optimal`` resolved: for every pipeline rank the choice by layer that fits with the least time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
@@ -11,6 +11,7 @@ from simpar.architectures.graph import Block
 from simpar.architectures.recompute import FULL, MODULES, OPTIMAL, SIMPLE, by_layer, joint_mode, last_of, of_modules
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import shorten_schedule
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout

@@ -12,10 +12,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.units import Floats
 

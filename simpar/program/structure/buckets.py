@@ -1,8 +1,9 @@
 """Gradient buckets of one backward pass: which units are reduced together, and when."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+from simpar.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
 from simpar.program.structure.templates import Template, TemplateNode, TemplateNodes

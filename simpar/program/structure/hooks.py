@@ -1,10 +1,11 @@
 """Units of a stage and what data parallelism does with their parameters and gradients in one action."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.structure.buckets import Bucket, buckets
 from simpar.units import Numbers

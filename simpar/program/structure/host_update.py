@@ -13,10 +13,11 @@ sections 4 and 5]. A delayed update works on the gradients of the step before an
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.offload import host_state_bytes, update_bytes
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.job import TrainingJob
 from simpar.program.structure.templates import (

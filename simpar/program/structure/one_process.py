@@ -5,8 +5,9 @@ device, which computes the loss of the whole batch; a backward sends the logits'
 therefore holds and processes the logits of all devices [PyTorch documentation of torch.nn.DataParallel].
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.structure.stages import StageBuilder

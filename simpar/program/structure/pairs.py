@@ -10,8 +10,9 @@ there).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, BlockStep, Phase
 from simpar.program.blocks.segments import Priced, Segment
 from simpar.program.structure.hooks import BlockBytes

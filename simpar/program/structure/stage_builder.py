@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import prod
 
@@ -36,6 +36,7 @@ from simpar.cost.sharded import (
     slice_size,
     tensor_elements,
 )
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import RankDims, context_dims
 from simpar.plan.placement import SHARDED, Role, States, count_slices
 from simpar.plan.slices import divisors, names_divided_by_slices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
@@ -18,6 +18,7 @@ from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
 from simpar.cost.optimizers import Matrix, lay_out_matrices, matrix_exchange
+from simpar.dataclass import dataclass
 from simpar.layout.sharding import before_tensor_parallelism
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W

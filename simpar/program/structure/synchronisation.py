@@ -19,12 +19,13 @@ With HSDP the shards live in groups of dp/replicas ranks and an all-reduce acros
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from simpar.cost.memory.widths import once_a_step, reduced_bytes, reduces_late
 from simpar.cost.optimizers import Matrix, arrays_host_s, optimizer_time_s, products_time_s
+from simpar.dataclass import dataclass
 from simpar.layout.layout import Layout
 from simpar.plan.choices.data_parallel import ALL_AT_ONCE
 from simpar.plan.optimizers import OPTIMIZERS

@@ -12,8 +12,9 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION_NAMES, PIPELINE
 from simpar.report.explain import WORDS
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from simpar.architectures.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_tensors
 from simpar.cost.sharded import tensor_elements
+from simpar.dataclass import dataclass
 from simpar.plan.placement import count_slices
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.planner.stages.alpa.graph import BlockTensor, ChoiceGraph, Unary, Variable

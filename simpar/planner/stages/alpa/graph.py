@@ -9,12 +9,13 @@ program is solved exactly in well under a millisecond, for several prices of mem
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.planner.stages.alpa.operators import Metric, OperatorChoices
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable

@@ -19,11 +19,11 @@ unnecessary:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.units import Floats, Ints
 
 MAX_STAGES = 32

@@ -1,6 +1,5 @@
 """Costs of an operator under every choice of roles: kernels, its own collectives, weights and their synchronisation."""
 
-from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 
@@ -12,6 +11,7 @@ from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.products import OperatorTime
 from simpar.cost.sharded import LocalOperator, local_operator, local_time, local_weights, shared_keys_elements
+from simpar.dataclass import dataclass
 from simpar.plan.placement import roles_of
 from simpar.plan.slices import divides
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable, role_table

@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from simpar.architectures.recompute import SIMPLE
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.choices.choice import divisors
 from simpar.plan.megatron_roles import with_roles

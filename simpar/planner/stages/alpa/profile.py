@@ -6,13 +6,14 @@ are sums over its blocks, so identical layers cost nothing more.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
 
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.memory.allocator import overhead_bytes
+from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout

@@ -5,13 +5,14 @@ Everything that depends on the mesh alone is computed once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache, reduce
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.dataclass import dataclass
 from simpar.plan.placement import REPLICATE, Role, States, transfers
 from simpar.plan.slices import divisors
 from simpar.plan.stages import StagePlan

@@ -1,0 +1,162 @@
+"""Dataclasses that cost little to define: ``dataclass`` as in Python's ``dataclasses``.
+
+Python's decorator compiles the source of up to seven methods for every class, which takes a millisecond: for the
+hundreds of classes that one command imports, a third of its time. Here a method is compiled when it is first looked
+up, and those that are seldom called are not compiled at all. Python's decorator still reads the fields, so ``field``,
+``fields``, ``replace``, ``asdict`` and matching are those of ``dataclasses``.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+SELF = "__dataclass_self__"  # no field has this name
+FACTORY = object()
+"""The default of an argument whose value comes from its field's factory."""
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(
+        cls: type | None = None, *, repr: bool = True, eq: bool = True, frozen: bool = False, kw_only: bool = False
+    ) -> Any:
+        """As ``dataclasses.dataclass``, with the options that are used here. It can be used without parentheses.
+
+        Not supported are fields that are arguments only (``InitVar``).
+        """
+
+        def made(cls: type) -> type:
+            return _made(cls, repr, eq, frozen, kw_only)
+
+        return made if cls is None else made(cls)
+
+
+def _made(cls: Any, with_repr: bool, eq: bool, frozen: bool, kw_only: bool) -> Any:
+    """The class with the methods of a dataclass; those that it defines itself stay, as with Python's decorator."""
+    own = dict(vars(cls))
+    derived = any(dataclasses.is_dataclass(base) for base in cls.__bases__)
+    # Python checks that all classes of a family are frozen, or none: it freezes those that derive from another.
+    dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and derived, kw_only=kw_only)(cls)
+    stated = cls.__dataclass_params__
+    stated.init, stated.repr, stated.eq, stated.frozen = True, with_repr, eq, frozen
+    methods: dict[str, Any] = {"__init__": _Later("__init__", cls, _init)}
+    if with_repr:
+        methods["__repr__"] = _repr(cls)
+    if eq:
+        methods["__eq__"] = _Later("__eq__", cls, _eq)
+    if frozen and not derived:
+        methods |= _frozen(cls)
+    if own.get("__hash__") is None and "__eq__" in own:
+        own.pop("__hash__", None)  # not the author's: Python writes it beside an __eq__
+    if eq:
+        methods["__hash__"] = _Later("__hash__", cls, _hash) if frozen else None
+    for name, method in methods.items():
+        if name not in own:
+            setattr(cls, name, method)
+    return cls
+
+
+class _Later:
+    """Stands for a method of a class until it is first looked up, and puts what ``make`` compiles in its own place."""
+
+    def __init__(self, name: str, cls: Any, make: Callable[[Any], Any]) -> None:
+        self.name, self.cls, self.make = name, cls, make
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        method = _named(self.make(self.cls), self.name, self.cls)
+        setattr(self.cls, self.name, method)
+        return method if instance is None else method.__get__(instance)
+
+
+def _named(method: Any, name: str, cls: Any) -> Any:
+    method.__name__, method.__qualname__, method.__module__ = name, f"{cls.__qualname__}.{name}", cls.__module__
+    return method
+
+
+def _compiled(head: str, body: list[str], given: dict[str, Any]) -> Any:
+    """The function with these arguments and lines; ``given`` are the values that the lines name."""
+    lines = "".join(f"\n  {line}" for line in body or ["pass"])
+    made: dict[str, Any] = {}
+    exec(f"def make({', '.join(given)}):\n def method({head}):{lines}\n return method", made)
+    return made["make"](**given)
+
+
+def _values(of: str, names: list[str]) -> str:
+    return f"({''.join(f'{of}.{name}, ' for name in names)})"
+
+
+def _eq(cls: Any) -> Any:
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]
+    same = f"{_values('self', names)} == {_values('other', names)}"
+    return _compiled("self, other", [f"return {same} if other.__class__ is self.__class__ else NotImplemented"], {})
+
+
+def _hash(cls: Any) -> Any:
+    fields = dataclasses.fields(cls)
+    names = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]
+    return _compiled("self", [f"return hash({_values('self', names)})"], {})
+
+
+def _init(cls: Any) -> Any:
+    """Takes the fields in the order of the class, those that are keyword-only behind the others, and sets them."""
+    fields = dataclasses.fields(cls)
+    taken = [field for field in fields if field.init]
+    positional, named = ([field for field in taken if bool(field.kw_only) is keyword] for keyword in (False, True))
+    frozen = cls.__dataclass_params__.frozen
+    given: dict[str, Any] = {"_set": object.__setattr__, "_factory": FACTORY}
+    head = [SELF, *(_argument(field, given) for field in positional)]
+    head += ["*", *(_argument(field, given) for field in named)] if named else []
+    body = []
+    for field in fields:
+        value = field.name
+        if field.default_factory is not MISSING:
+            given[f"_make_{field.name}"] = field.default_factory
+            kept = f" if {value} is _factory else {value}" if field.init else ""
+            value = f"_make_{value}(){kept}"
+        elif not field.init:
+            continue  # it is the attribute of the class, if there is a default
+        body.append(f"_set({SELF}, {field.name!r}, {value})" if frozen else f"{SELF}.{field.name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        body.append(f"{SELF}.__post_init__()")
+    method = _compiled(", ".join(head), body, given)
+    method.__annotations__ = {**{field.name: field.type for field in (*positional, *named)}, "return": None}
+    return method
+
+
+def _argument(field: Field[Any], given: dict[str, Any]) -> str:
+    """The argument for a field; its default goes to what the lines name."""
+    if field.default_factory is not MISSING:
+        return f"{field.name}=_factory"
+    if field.default is MISSING:
+        return field.name
+    given[f"_default_{field.name}"] = field.default
+    return f"{field.name}=_default_{field.name}"
+
+
+def _repr(cls: Any) -> Any:
+    names = [field.name for field in dataclasses.fields(cls) if field.repr]
+
+    def method(self: Any) -> str:
+        return f"{self.__class__.__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    return recursive_repr()(_named(method, "__repr__", cls))
+
+
+def _frozen(cls: Any) -> dict[str, Any]:
+    """What refuses to change a field, and any attribute of an instance of the class itself."""
+    names = frozenset(field.name for field in dataclasses.fields(cls))
+
+    def assign(self: Any, name: str, value: Any) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
+
+    def delete(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return {"__setattr__": _named(assign, "__setattr__", cls), "__delattr__": _named(delete, "__delattr__", cls)}
