@@ -454,11 +454,13 @@ _OWN = WordTable(
     },
 )
 _MEGATRON = MEGATRON_WORDS.under("model")
+_PATTERNS = [own for own in _OWN.idle if set(own) & set("*?[")]  # all others match themselves alone
 WORDS = WordTable(
     _MEGATRON.idle,
     {
         name: what for name, what in _MEGATRON.deciding.items()
-        if not any(own.startswith(name.rstrip("*")) or fnmatchcase(name, own) for own in _OWN.idle)
+        if not any(own.startswith(name.rstrip("*")) for own in _OWN.idle)
+        and not any(fnmatchcase(name, own) for own in _PATTERNS)
     },
 ) | _OWN  # fmt: skip
 """Fields of recipes that no plan has, by what they change; those of a model are Megatron-LM's arguments, too."""
