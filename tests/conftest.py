@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from typer import main
 
-from simpar.cli import GC_THRESHOLDS
+from simpar.__main__ import GC_THRESHOLDS
 from simpar.cli.flags import complete_commands
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown

@@ -25,8 +25,6 @@ OPEN = ()
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them, in all installed packages
 for _module in iter_modules(__path__):  # commands register themselves when they are imported
     import_module(f"{__name__}.{_module.name}")
-GC_THRESHOLDS = (200_000, 20, 50)
-"""Thresholds of the garbage collector: at Python's default of 700, it takes a tenth of a command of one second."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output
 ORDER = (
     "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
@@ -82,7 +80,6 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> int:
     """Run the command of this process and return its exit code."""
-    gc.set_threshold(*GC_THRESHOLDS)
     code = run(sys.argv[1:])
     gc.freeze()  # skips garbage collection at exit, which takes a tenth of a second
     return code
