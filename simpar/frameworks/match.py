@@ -28,6 +28,10 @@ def sizes_of(graph: ModelGraph) -> dict[str, int]:
     }
 
 
+TOWER = ("vision", "connector")
+"""Scopes of the blocks in front of a language model."""
+
+
 @cache
 def _kind(name: str) -> str:
     return kind_of(load_model(name))
@@ -85,10 +89,13 @@ def differing_sizes(graph: ModelGraph, sizes: Mapping[str, int], name: str | Non
     """Sizes that a model does not have, by key: the stated size and the model's own.
 
     ``sizes`` are those a file states. If they do not tell models apart, the sizes of the shipped model that it names
-    count as stated, too.
+    count as stated, too. A file may count the layers of a vision tower or leave them out.
     """
     named_sizes = {} if name is None or is_telling(sizes) else _shipped(name)
     said, own = {**named_sizes, **sizes}, sizes_of(graph)
+    towers = sum(graph.blocks[kind].scope in TOWER for kind in graph.layers)
+    if said.get("layers") == own["layers"] - towers:
+        own["layers"] -= towers
     return {key: (said[key], own[key]) for key in SIZES if key in said and said[key] != own[key]}
 
 

@@ -90,6 +90,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     if is_telling(sizes) and not sizes["num_experts"] and not model:
         values.pop("etp", None)  # of a model without experts, it splits nothing
     note = "" if model or config else model_note(models, sizes)
+    about = {f"model {at}": each for at, each in enumerate(notes)}  # what was taken for the model, given none by name
     notes = [note, *notes, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
@@ -97,7 +98,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan = Plan.model_validate(values)
-    asks = {"model": note}
+    asks = {"model": note, **about}
     return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config)
 
 

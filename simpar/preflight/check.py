@@ -209,7 +209,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     given = _as_counted(given, facts.hardware)
     notes = list(dict.fromkeys((*given.found.notes, *given.launch.notes)))
     if facts.model is not None:
-        _answered("model", given, notes)
+        for what in given.found.asks:
+            if what.startswith("model"):
+                _answered(what, given, notes)
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts, notes)

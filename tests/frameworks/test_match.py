@@ -3,7 +3,7 @@
 import pytest
 
 from simpar.architectures.catalogue import list_shipped, load_model
-from simpar.frameworks.match import kind_of, models_with, sizes_of
+from simpar.frameworks.match import differing_sizes, kind_of, models_with, sizes_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,15 @@ def test_what_is_stated_tells_models_apart(name, left_out, models):
     sizes = {key: size for key, size in sizes_of(load_model(name)).items() if key not in left_out}
     assert set(models) <= set(models_with(sizes))
     assert models_with({**sizes, "kv_heads": sizes["kv_heads"] + 1}) == []
+
+
+def test_layers_of_a_tower_may_be_left_out():
+    """Kimi K3: 93 layers of the language model; 27 of its tower and its two ends, which a text may count, before."""
+    graph = load_model("kimi-k3")
+    usual = {"layers": 93, "hidden": 7168, "heads": 96}
+    assert differing_sizes(graph, usual, None) == {}
+    assert differing_sizes(graph, {**usual, "layers": 93 + 27 + 2}, None) == {}
+    assert differing_sizes(graph, {**usual, "layers": 92}, None) == {"layers": (92, 122)}
 
 
 @pytest.mark.slow

@@ -457,6 +457,19 @@ def test_what_is_assumed_of_routing_leaves_flags_to_paste(capsys):
     assert all(one["patched"] and not one["unsaid"] for one in found["neighbours"])
 
 
+@pytest.mark.usefixtures("no_neighbours")
+def test_what_was_taken_for_a_model_is_not_said_of_one_that_is_named(capsys, tmp_path):
+    """Sizes that no shipped model has are built from the arguments, unless a flag names a model."""
+    sizes = COMMAND.replace("--vocab-size 128256", "").replace("14336", "14340")
+    text = ["--hardware", "dgx-h100", "--", *shlex.split(sizes)]
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14340, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256}  # fmt: skip
+    (own := tmp_path / "own.json").write_text(json.dumps(config))
+    built, named = (checked(capsys, *flags, *text)[1]["notes"] for flags in ([], ["--model", str(own)]))
+    assert [note[:26] for note in built[:2]] == ["No shipped model has these", "The vocabulary is not said"]
+    assert not any("shipped model" in note or "vocabulary" in note for note in named)
+
+
 SFT = (
     "CUDA_VISIBLE_DEVICES=0 python sft.py --model_name_or_path meta-llama/Llama-3.1-8B --use_peft --lora_r 16 --bf16 "
     "--packing --max_length 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
