@@ -14,8 +14,6 @@ from simpar.architectures.products import HIDDEN
 from simpar.architectures.streams import mix
 from simpar.architectures.transformer import add
 
-ASSUMED = "what a pipeline stage receives of earlier sums of outputs is not counted in its memory"
-
 
 def with_attention_residuals(graph: ModelGraph, period: int) -> ModelGraph:
     """The decoder, of layers with attention and an MLP, with attention residuals."""
@@ -24,7 +22,7 @@ def with_attention_residuals(graph: ModelGraph, period: int) -> ModelGraph:
         new: _layer(graph.blocks[old], new, _rows(at, period), first=at % period == 0)
         for at, (new, old) in enumerate(zip(names, graph.layers, strict=True))
     }
-    facts = {**graph.facts, "assumed": (*graph.assumed, ASSUMED)}
+    facts = {**graph.facts, "reads_passed": True}
     return replace(graph, blocks=made, layers=names, head=_head(graph.head, _rows(len(names), period)), facts=facts)
 
 

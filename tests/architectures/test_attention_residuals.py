@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import simpar
@@ -42,3 +44,21 @@ def test_the_bank_travels_with_the_stream() -> None:
     plan = {"pp": 2}
     result = simpar.simulate(read(text), "dgx-h100", plan, simpar.Training(seq_len=512, global_batch=64))
     assert result.communication["pp"].bytes_per_rank == 16 * (1 + 1) * 32 * 512 * 2
+
+
+def test_a_stage_keeps_the_rows_that_it_receives() -> None:
+    """Of stages of 2 layers, the second begins within a period of 3: one row of 32 x 512 features of 16 bits more.
+
+    A stage that begins a period copies its rows and keeps the copy, as before.
+    """
+    text = {**DECLARED["kimi_k3"].tiny["text_config"], "model_type": "kimi_linear"}
+    training = simpar.Training(seq_len=512, global_batch=64)
+    graph = read(text)
+    alone = replace(graph, facts={**graph.facts, "reads_passed": False})
+    peaks = {}
+    for given in (graph, alone):
+        for pp, plan in ((2, {"pp": 2}), (1, {})):
+            result = simpar.simulate(given, "dgx-h100", plan, training)
+            peaks[given is graph, pp] = [stage.peak_bytes for stage in result.memory.stages]
+    assert peaks[True, 1] == peaks[False, 1]
+    assert [a - b for a, b in zip(peaks[True, 2], peaks[False, 2], strict=True)] == [0, 32 * 512 * 2]

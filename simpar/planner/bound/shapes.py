@@ -16,6 +16,7 @@ from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import factorize
+from simpar.program.structure.receiving import RECEIVING
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.units import Floats, Ints
 
@@ -168,7 +169,7 @@ class PipelineShapes:
             self._pieces[key] = tuple(
                 tuple(
                     index[
-                        piece.block.name,
+                        piece.block.name.removesuffix(RECEIVING),
                         piece.recompute.partition(":")[0] if is_full(piece.recompute) else piece.recompute,
                     ]
                     for piece in pieces

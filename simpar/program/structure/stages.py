@@ -32,6 +32,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import BlockBytes, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merge_phases, pair_template
+from simpar.program.structure.receiving import receiving
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import GATHER, Template, TemplateNode, backward_template, forward_template
 from simpar.units import Ints, to_ns
@@ -104,6 +105,8 @@ def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[StageBlock, ...], ...]
             StageBlock(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
             for layer in range(begin, end)
         ]
+        if graph.facts.get("reads_passed") and 0 < begin < end:
+            pieces[0] = replace(pieces[0], block=receiving(pieces[0].block, graph.blocks[graph.layers[begin - 1]]))
         if stage == 0:
             pieces.insert(0, StageBlock(EMBEDDING_LAYER, graph.embedding, "none"))
         if stage == len(counts) - 1:
