@@ -444,5 +444,5 @@ RULES: Mapping[str, Rule] = {
     "loss": _loss,
 }
 """By name, in the order in which they are tried."""
-STAGED_RULES = ("batch", "stages", "schedule")
+STAGED_RULES = ("batch", "stages", "schedule", "matrices")
 """Those that hold for stages with devices of their own, too."""

@@ -115,26 +115,26 @@ class LatentNorm(NormLayer):
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm of queries and keys before attention: per head, or over all heads' features together."""
+    """RMSNorm of queries and keys before attention: per head, or over all heads' features; some have no weights."""
 
     def __init__(self, op: Operator, dims: Mapping[str, int], details: Details) -> None:
         super().__init__()
         self.eps, self.offset = details.norm_eps, details.norm_offset
-        per_head = all(names == ("head_dim",) for _, names in op.weights[0].size)
+        per_head = all(names == ("head_dim",) for weight in op.weights[:1] for _, names in weight.size)
         self.head_dim = dims["head_dim"] if per_head else None
-        keys, queries = dims["kv_heads"] * dims["head_dim"], dims["heads"] * dims["head_dim"]
-        self.query = nn.Parameter(torch.empty(self.head_dim or queries))
-        self.key = nn.Parameter(torch.empty(self.head_dim or keys))
+        for name, heads in (("query", dims["heads"]), ("key", dims["kv_heads"])):
+            size = self.head_dim or heads * dims["head_dim"]
+            self.register_parameter(name, nn.Parameter(torch.empty(size)) if op.weights else None)
 
     def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Shapes [batch, seq, heads x head_dim] in and out."""
         query, key, value = qkv
         return self._norm(query, self.query), self._norm(key, self.key), value
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         split = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
-        factor = _shifted(weight, self.offset).to(x.dtype)
-        normed = functional.rms_norm(split, tuple(weight.shape), factor, self.eps)
+        factor = None if weight is None else _shifted(weight, self.offset).to(x.dtype)
+        normed = functional.rms_norm(split, split.shape[-1:], factor, self.eps)
         return normed.reshape(x.shape)
 
 

@@ -34,7 +34,8 @@ def problem_for(model, **options):
     """A small search: a model on as few nodes as hold its states, micro-batches of 1."""
     graph, nodes = load_model(model), 1
     longest = graph.dims.get("positions") or graph.facts.get("longest", 1024)
-    training = simpar.Training(seq_len=min(1024, longest), global_batch=16)
+    least = max(graph.dims.get("visual.seq", 0), graph.dims.get("prompt.seq", -1) + 1)
+    training = simpar.Training(seq_len=max(min(1024, longest), least), global_batch=16)
     cluster = simpar.Cluster("dgx-h100")
     while 18 * graph.num_parameters() > SHARE * nodes * 8 * cluster.device.memory_bytes:
         nodes *= 2

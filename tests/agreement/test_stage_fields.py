@@ -112,8 +112,9 @@ CASES = {
         "moment_dtype": [{"moment_dtype": "bf16"}],
     },
 }
-WITHOUT_EFFECT = {"cp_method", "cp_balance", "stages"}
-"""How context ranks work together, of which stages have none; and what all others are beside."""
+WITHOUT_EFFECT = {"cp_method", "cp_balance", "stages", "document_loops"}
+"""How context ranks work together, of which stages have none; what all others are beside; and loops over documents, of
+which these jobs have none."""
 ROLES_SAY = {"sequence_parallel"}
 """False in resolved plans whose stages have a role for every operator: whether rows are spread is in the roles."""
 

@@ -122,7 +122,8 @@ def test_a_profile_predicts_the_memory_of_others(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "nemo memory.extra_saved" in out
     assert "error of peak memory, %" in out
-    assert "what nemo keeps unseen: 8 % of its memory before" in out
+    _, hardly, _ = load_error_table().memory.habits  # a few published runs show what nemo keeps
+    assert f"what nemo keeps unseen: {100 * hardly:.0f} % of its memory before" in out
     before = validate(others, jobs=1)["memory_ape_median"]
     after = validate(others, jobs=1, using=ours)["memory_ape_median"]
     assert before > 9
@@ -180,8 +181,9 @@ def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
 
 @pytest.mark.slow
 def test_own_peaks_make_the_risk_smaller(tmp_path):
-    """A stack whose memory nobody published: three peaks tell part of what is not known."""
-    path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="automodel")), tmp_path / "ours.yaml"
+    """A stack whose memory nobody published: five peaks tell part of what is not known."""
+    rows = rows_of((*LAYOUTS, *DEEP), stack="automodel")
+    path, ours = table(tmp_path / "runs.csv", rows), tmp_path / "ours.yaml"
     answer = learn(path, stack="automodel", hardware="dgx-h100")
     ours.write_text(answer.to_yaml("ours.yaml"))
     stack, (unknown, *_) = load_stack(str(ours)), reversed(load_error_table().memory.habits)

@@ -62,7 +62,7 @@ def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.9, 0.85])
+@pytest.mark.parametrize("share", [0.9, 0.75])
 def test_cuts_into_uneven_stages_tell_what_the_margin_costs(share: float) -> None:
     """The gain is that of the search that asks for no margin, whether stages are even there or not."""
     cluster = simpar.Cluster("rtx-4090-8")

@@ -42,6 +42,23 @@ SIZES = {
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1, "n_group": 4,
     "topk_group": 2, "num_nextn_predict_layers": 0, "n_positions": 64, "resid_pdrop": 0.0,
 }  # fmt: skip
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+OF_FAMILY = {
+    "gpt2": NO_DROPOUT,
+    "gpt_bigcode": {**NO_DROPOUT, "n_inner": 48},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_heads": 4, "window_size": 8},
+    "gptj": {**NO_DROPOUT, "rotary_dim": 4},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 16},
+    "opt": {"word_embed_proj_dim": 32, "dropout": 0.0},
+    "phi": {"partial_rotary_factor": 0.5},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
+}  # fmt: skip
+"""What the sizes of a toy ask for in a family, and no dropout."""
+SILENT = {"qwen2": {"num_key_value_heads": 4}, "deepseek_v3": {"n_group": 1, "topk_group": 1}}
+"""What configs of the catalogue leave out where it is as here: transformers' defaults are of other sizes."""
 NAMED = {kind: {**DECLARED[kind].tiny} for kind in ("phimoe", "llama4_text")}
 """Families whose files are known and that no run computes."""
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -64,10 +81,7 @@ def shipped():
         small |= {layers: 7 if "gemma3" in config["model_type"] else 2, **ENDS}
         if "kv_lora_rank" in small:
             small |= {"num_key_value_heads": 4, "head_dim": 4, "num_nextn_predict_layers": 0}
-        if family == "gpt2":
-            small |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-        if family == "opt":
-            small |= {"word_embed_proj_dim": 32, "dropout": 0.0}
+        small = {**SILENT.get(family, {}), **small, **OF_FAMILY.get(family, {})}
         small.pop("model_type")
         if (family, small) not in found.values():
             found[name] = family, small

@@ -85,7 +85,7 @@ FAMILIES = (
         "granitemoehybrid",
         _read_hybrid,
         DETAILS,
-        LLAMA.changed(
+        SPARSE.changed(  # one class for models without experts, whose MLP is the shared one, and with them
             layer={"mlp_down": "shared_mlp.output_linear"},
             packed={GATE_UP: ("shared_mlp.input_linear", Packing.HALVES)},
         ).with_mixer("mamba"),
