@@ -19,7 +19,7 @@ PUBLISHED = {  # of the released checkpoints, and of DiT's own class
 MILLIONS = {"dit-s-2": 33, "dit-b-2": 130, "dit-l-2": 458, "dit-xl-2-256": 675}
 """Parameters in DiT's table 4."""
 GMAC = {"dit-s-2": 6.06, "dit-b-2": 23.01, "dit-l-2": 80.71, "dit-xl-2-256": 118.64, "dit-xl-2-512": 524.60}
-"""Products of DiT's table 4 and section 5, by the image."""
+"""Products of DiT's table 4 and section 5, by the image; DiT's README rounds those of XL to 119 and 525."""
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,12 @@ from simpar.errors import UserError
 from tests.architectures.counted import counted_alike
 
 TINY = DECLARED["whisper"].tiny
-PUBLISHED = {  # parameters of the released checkpoints (safetensors on the Hugging Face hub), the tied table once
+DIMENSIONS = {  # OpenAI's ModelDimensions of the checkpoints: width, heads, layers of encoder, vocabulary
+    "whisper-tiny": (384, 6, 4, 51_865), "whisper-base": (512, 8, 6, 51_865), "whisper-small": (768, 12, 12, 51_865),
+    "whisper-medium": (1024, 16, 24, 51_865), "whisper-large-v2": (1280, 20, 32, 51_865),
+}  # fmt: skip
+"""As k2-fsa/sherpa-onnx prints them (scripts/whisper/model-info.md), without large-v3 and turbo."""
+PUBLISHED = {  # what these sizes come to by the formulas of transformers' class, the tied table once
     "whisper-tiny": 37_760_640, "whisper-base": 72_593_920, "whisper-small": 241_734_912,
     "whisper-medium": 763_857_920, "whisper-large-v2": 1_543_304_960, "whisper-large-v3": 1_543_490_560,
     "whisper-large-v3-turbo": 808_878_080,
@@ -37,6 +42,18 @@ def test_released_models_have_the_published_parameters(name):
     """To the parameter, under the names of the hub."""
     assert load_model(name).num_parameters() == PUBLISHED[name]
     assert find_model(f"openai/{name}") == name
+
+
+@pytest.mark.parametrize("name", DIMENSIONS)
+def test_released_models_have_the_dimensions_of_their_checkpoints(name):
+    """1,500 frames of 80 features, 448 positions of text, as many decoder layers as encoder layers."""
+    graph = load_model(name)
+    width, heads, layers, words = DIMENSIONS[name]
+    dims = graph.dims
+    assert (dims["hidden"], dims["heads"], dims["vocab"]) == (width, heads, words)
+    assert (dims["encoder.hidden"], dims["encoder.heads"], dims["memory"]) == (width, heads, 1500)
+    assert graph.layers.count("encoder_layer") == graph.layers.count("decoder_layer") == layers
+    assert graph.facts["longest"] == 448
 
 
 def test_flop_are_those_of_the_closed_form():
