@@ -31,7 +31,7 @@ from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.environment import account_of, hardware_as_told
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
-from simpar.preflight.launcher import without_launchers
+from simpar.preflight.launcher import OF_MACHINE, without_launchers
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
@@ -450,6 +450,9 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
         raise _contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
     ranks = launch.world_size or plan.world_size
     nodes = facts.nodes or launch.nodes
+    if OF_MACHINE in launch.notes and not (facts.nodes or facts.devices):  # unless a replica needs more than a node
+        replica = plan.mesh.model_copy(update={"dp": 1}).world_size or 1
+        nodes = nodes if replica <= whole else None
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
     each = None if each is not None and each > whole else each  # nodes of another size: as many devices
     asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)

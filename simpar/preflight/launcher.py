@@ -66,6 +66,8 @@ OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
 """Launchers that start the ranks of one node."""
 ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
 """Launchers that start a single node unless a number of nodes or one of these flags is given."""
+OF_MACHINE = "deepspeed starts the devices of this machine, unless /job/hostfile names more (--hostfile)."
+"""The note on a launch by DeepSpeed that says no nodes: it looks for that file itself (``launcher/runner.py``)."""
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
@@ -243,7 +245,7 @@ def _sizes(
     if alone and (nodes or 1) > 1:
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
     if alone == "deepspeed":
-        notes.append("deepspeed starts the devices of this machine, unless /job/hostfile names more (--hostfile).")
+        notes.append(OF_MACHINE)
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
         nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks

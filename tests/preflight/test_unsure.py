@@ -1,0 +1,42 @@
+"""Launches of which a part is where nothing here can read it: files, scripts, hosts."""
+
+import shlex
+
+import pytest
+
+from simpar.cli import run
+
+from .test_check import COMMAND, HARDWARE, LAYOUT, SIZES, checked
+
+
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_sourced_file_that_is_missing_may_decide(tmp_path, monkeypatch, capsys):
+    """The verdict is not sure, and says why; with the file it is, and what that file sets is used."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(f"source ./settings.sh\n{COMMAND.replace('size 2', 'size ${TP:-2}', 1)}\n")
+    code, found = checked(capsys, *HARDWARE, "run.sh")
+    assert (code, found["fits"], list(found["words"]["not_modelled"])) == (3, True, ["./settings.sh"])
+    (tmp_path / "settings.sh").write_text("TP=4\n")
+    code, found = checked(capsys, *HARDWARE, "run.sh")
+    assert (code, found["plan"]["mesh"]["tp"], found["words"]["not_modelled"]) == (0, 4, {})
+
+
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_script_that_no_reader_knows_may_decide(tmp_path, monkeypatch, capsys):
+    """Of a launch of which only accelerate's config is read, the script says the rest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n")
+    command = ("accelerate", "launch", "--config_file", "fsdp.yaml", "own.py")
+    code, found = checked(capsys, *HARDWARE, "--seq-len", "2048", "--global-batch", "8", "--", *command)
+    assert (code, list(found["words"]["not_modelled"])) == (3, ["own.py"])
+
+
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_replica_of_several_nodes_is_on_more_than_this_machine(capsys):
+    """DeepSpeed finds a hostfile itself: where a node is too small, the number of nodes is asked for."""
+    layout = LAYOUT.replace("-parallel-size 2", "-parallel-size 8 --pipeline-model-parallel-size 4")
+    command = shlex.split(f"deepspeed pretrain_gpt.py {SIZES} {layout} --deepspeed --zero-stage 1")
+    assert run(["check", *HARDWARE, "--", *command]) == 2
+    assert "does not say how many nodes it starts: give --nodes N" in capsys.readouterr().err
+    _, found = checked(capsys, *HARDWARE, "--nodes", "4", "--", *command)
+    assert found["cluster"]["devices"] == 32
