@@ -50,6 +50,11 @@ JOB_FLAGS = (
     ScenarioFlag("--seq-len", "Tokens per sequence", "training.seq_len", int),
     ScenarioFlag("--global-batch", "Sequences per optimizer step", "training.global_batch", int),
 )
+QLORA, QLORA_RANK = "qlora", 16
+"""What ``--qlora`` gives: no key of a scenario, but adapters of the rank that most recipes have, and 4-bit weights."""
+QLORA_FLAG = ScenarioFlag(
+    "--qlora", f"Short for --lora-rank {QLORA_RANK} --frozen-dtype nf4, where these do not say otherwise", QLORA, bool
+)
 STACK_FLAG = ScenarioFlag("--stack", "Software stack profile (simpar list stacks)", "stack")
 
 
@@ -63,7 +68,7 @@ def scenario_flags() -> tuple[ScenarioFlag, ...]:
         for choice in CHOICES
         if choice.flag
     )
-    return (*JOB_FLAGS, *of_plan, STACK_FLAG)
+    return (*JOB_FLAGS, *of_plan, QLORA_FLAG, STACK_FLAG)
 
 
 PERTURBATION_FLAGS = (
@@ -112,7 +117,7 @@ CALLED_OTHERWISE = {
     "--num-gpus": "--gpus", "--devices": "--gpus", "--world-size": "--gpus", "--gpu": "--hardware",
     "--cluster": "--hardware", "--batch-size": "--global-batch", "--global-batch-size": "--global-batch",
     "--seq-length": "--seq-len", "--sequence-length": "--seq-len", "--framework": "--stack", "--dtype": "--precision",
-    "--fsdp": "--zero 3",
+    "--fsdp": "--zero 3", "--lora": f"--lora-rank {QLORA_RANK}", "--load-in-4bit": "--qlora", "--peft": "--lora-rank",
 }  # fmt: skip
 """Other tools' names of flags, beside the synonyms of choices."""
 
@@ -151,6 +156,8 @@ def values_by_key(values: Mapping[str, Any], flags: tuple[ScenarioFlag, ...] = (
         result["model"] = _with_class(result.get("model"), class_name)
     if network := result.pop(NETWORK, None):
         result["cluster.hardware"] = over_network(result.get("cluster.hardware"), network)
+    if result.pop(QLORA, None):
+        result = {"plan.lora_rank": QLORA_RANK, "plan.frozen_dtype": "nf4", **result}
     return result
 
 

@@ -44,7 +44,7 @@ def describe_briefly(result: Result) -> str:
 
 
 def layout(plan: dict[str, Any]) -> str:
-    """The plan in a few words: axes above one, schedule, ZeRO, recompute."""
+    """The plan in a few words: axes above one, schedule, ZeRO, recompute, what is trained."""
     mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
     axes = [f"{axis}{mesh[axis]}" for axis in LABELLED if (mesh.get(axis) or 1) > 1]
     words = [" ".join(axes) or "one device"]
@@ -61,8 +61,19 @@ def layout(plan: dict[str, Any]) -> str:
     recompute = plan.get("memory", {}).get("recompute", "none")
     if recompute != "none":
         words.append("recompute by layer" if says_layers(recompute) else f"recompute {recompute}")
+    words += _trained(plan.get("tuning", {}))
     words.append(str(plan.get("numerics", {}).get("precision", "")))
     return ", ".join(word for word in words if word)
+
+
+def _trained(tuning: Mapping[str, Any]) -> Iterator[str]:
+    """Adapters and frozen layers, and what frozen weights are stored in."""
+    rank, frozen = tuning.get("lora_rank"), tuning.get("frozen_layers") or 0
+    stored = f" on {tuning['frozen_dtype']}" if tuning.get("frozen_dtype", "bf16") != "bf16" else ""
+    if rank:
+        yield f"LoRA {rank}{stored}"
+    elif frozen:
+        yield f"{number_of(frozen, 'frozen layer')}{stored}"
 
 
 def _stages(stages: Sequence[Mapping[str, Any]]) -> str:

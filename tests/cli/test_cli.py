@@ -40,6 +40,7 @@ FROZEN_FLAGS = {
     "--spares", "--model", "--model-class", "--hardware", "--network", "--nodes", "--gpus", "--seq-len",
     "--global-batch", "--tp", "--pp", "--vpp", "--dp", "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync",
     "--sequence-parallel/--no-sequence-parallel", "--schedule", "--recompute", "--precision", "--optimizer",
+    "--lora-rank", "--frozen-dtype", "--qlora",
     "--stack", "--set", "--json", "--csv", "--trace", "--timeline", "--memory-plot", "--html", "--advise", "--engine",
     "--seed", "--flops-convention", "--require-fit",
 }  # fmt: skip

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from simpar import cli
 from simpar.cli.flags import scenario_flags, values_by_key
 from simpar.errors import UserError
 from simpar.plan.sync import SCHEMES
@@ -27,3 +28,41 @@ def test_a_network_is_the_end_of_the_name_of_hardware():
     assert told == {"cluster.hardware": "dgx-h100 over 25 Gb/s ethernet"}
     with pytest.raises(UserError, match="--network 25GbE: allowed with --hardware"):
         values_by_key({**given, "network": "25GbE"})
+
+
+def test_qlora_is_short_for_adapters_beside_weights_in_four_bits():
+    """Flags that say otherwise hold; without it nothing is set."""
+    given = dict.fromkeys(flag.name for flag in scenario_flags())
+    assert values_by_key(given | {"qlora": False}) == {}
+    assert values_by_key(given | {"qlora": True}) == {"plan.lora_rank": 16, "plan.frozen_dtype": "nf4"}
+    told = values_by_key(given | {"qlora": True, "lora_rank": 64, "frozen_dtype": "fp8"})
+    assert told == {"plan.lora_rank": 64, "plan.frozen_dtype": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--lora", "--lora-rank 16"),
+        ("--load-in-4bit", "--qlora"),
+        ("--lora-r", "--lora-rank"),
+        ("--peft", "--lora-rank"),
+    ],
+)
+def test_words_of_fine_tuning_lead_to_their_flags(typed, meant, capsys):
+    """What people who fine-tune type first."""
+    assert cli.run(["simulate", "gpt2-laptop", typed]) == 2
+    assert capsys.readouterr().err == f"No such option: {typed}; did you mean {meant}?\n"
+
+
+def test_one_card_fine_tunes_with_one_command(capsys):
+    """QLoRA of 8B fits a 24 GB card where training all of it does not, and the answer says what is trained."""
+    job = ["simulate", "--model", "llama-3.1-8b", "--hardware", "rtx-4090-8", "--gpus", "1"]
+    job += ["--seq-len", "2048", "--global-batch", "8"]
+    assert cli.run([*job, "--qlora"]) == 0
+    told = capsys.readouterr().out
+    assert "LoRA 16 on nf4" in told
+    assert "memory                    fits:" in told
+    cli.run(job)
+    told = capsys.readouterr().out
+    assert "LoRA" not in told
+    assert "too much" in told

@@ -203,11 +203,15 @@ AnyAxis = Axis | OptionalAxis
 
 @dataclass(frozen=True)
 class Flag:
-    """The flag of the command line that sets a choice: its type, its help text, and its spelling if not the key's."""
+    """The flag of the command line that sets a choice: its type, its help text, and its spelling if not the key's.
+
+    ``given``: the plan says it for all layouts of a search, so that no array has many values of it.
+    """
 
     kind: type
     help: str
     spelling: str = ""
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,7 @@ class Choice:
     @property
     def is_number(self) -> bool:
         """Whether it has a flag and its values are numbers or truth values, of which arrays have many at once."""
-        return self.flag is not None and self.flag.kind is not str
+        return self.flag is not None and self.flag.kind is not str and not self.flag.given
 
     @property
     def path(self) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from simpar.dataclass import dataclass
-from simpar.plan.choices.choice import Choice, in_section
+from simpar.plan.choices.choice import Choice, Flag, in_section
 from simpar.plan.choices.section import Section
 from simpar.units import Count
 
@@ -42,5 +42,13 @@ class DecidedTuning:
 
 
 CHOICES = in_section(
-    "tuning", Choice("lora_rank"), Choice("lora_targets"), Choice("frozen_layers"), Choice("frozen_dtype")
+    "tuning",
+    Choice(
+        "lora_rank",
+        synonyms=("lora_r", "lora_dim"),
+        flag=Flag(int, "Rank of low-rank adapters (LoRA), which alone are trained", given=True),
+    ),
+    Choice("lora_targets"),
+    Choice("frozen_layers"),
+    Choice("frozen_dtype", flag=Flag(str, "Dtype of frozen weights: bf16, fp32, fp8 or nf4")),
 )
