@@ -34,7 +34,7 @@ def headline(result: Result) -> str:
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
     stack = setup.plan.get("stack")
-    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (f", {stack} stack" if stack else "")
+    return f"{model.get('name')}{size} on {where}: {whole_layout(setup.plan)}" + (f", {stack} stack" if stack else "")
 
 
 def describe_briefly(result: Result) -> str:
@@ -64,6 +64,14 @@ def layout(plan: dict[str, Any]) -> str:
     words += _trained(plan.get("tuning", {}))
     words.append(str(plan.get("numerics", {}).get("precision", "")))
     return ", ".join(word for word in words if word)
+
+
+def whole_layout(plan: dict[str, Any]) -> str:
+    """The same with replicas of sharded states, and how ranks cooperate that do not sum gradients in every step."""
+    data = plan.get("data_parallel", {})
+    replicas, sync = data.get("hsdp") or 1, data.get("sync", "bsp")
+    words = [f"{replicas} replicas"] * (replicas > 1) + [str(sync)] * (sync != "bsp")
+    return ", ".join([layout(plan), *words])
 
 
 def _trained(tuning: Mapping[str, Any]) -> Iterator[str]:

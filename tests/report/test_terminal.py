@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+import simpar
 from simpar.report.explain import add_explanation
 from simpar.report.notebook import to_html
 from simpar.report.result import Result
@@ -101,3 +102,19 @@ def test_a_layout_that_does_not_fit_is_shouted(result, terminal):
     """The memory line says so in capitals."""
     memory = result.memory.model_copy(update={"fits": False, "capacity_bytes": 1e9})
     assert "DOES NOT FIT" in printed(Result(**{**result.__dict__, "memory": memory}), terminal=terminal)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1, ZeRO-3, bf16, 2 replicas, megatron stack"),
+        ({"tp": 4, "sync": "diloco"}, "tp4 dp2, micro-batch 1, bf16, diloco, megatron stack"),
+        ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1, LoRA 8 on nf4, bf16, megatron stack"),
+        ({"frozen_layers": 1}, "dp8, micro-batch 1, 1 frozen layer, bf16, megatron stack"),
+    ],
+)
+def test_the_first_line_says_what_decides(plan, words):
+    """Replicas of sharded states, replicas that do not sum in every step, and what is trained."""
+    training = simpar.Training(seq_len=512, global_batch=16)
+    result = simpar.simulate("llama-3.2-1b", simpar.Cluster("dgx-h100"), {**plan, "micro_batch": 1}, training)
+    assert headline(result).endswith(f": {words}")

@@ -25,7 +25,7 @@ from simpar.report.timeline import (
     MemoryCurve,
     StagePlot,
 )
-from simpar.report.words import describe_certainty, figures, headline, layout, verdict
+from simpar.report.words import describe_certainty, figures, headline, verdict, whole_layout
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 MIN_GAIN = 0.0005  # gains below this print as zero
@@ -223,7 +223,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     for each in model.get("assumed", ()):
         yield "assumed", each
     yield "cluster", f"{cluster.get('nodes')} x {cluster.get('hardware')}, {cluster.get('devices'):,} devices"
-    yield "layout", layout(setup.plan)
+    yield "layout", whole_layout(setup.plan)
     batch, length = setup.training.get("global_batch"), setup.training.get("seq_len")
     yield "training", f"{batch:,} sequences of {length:,} tokens a step"
     yield "software stack", str(setup.plan.get("stack") or "")
