@@ -222,6 +222,7 @@ def test_one_hundred_thousand_routes_are_arithmetic(shift: int) -> None:
         assert len(np.unique(message)) == cluster.world_size
         return len(made)
 
+    calls(1024)  # methods of dataclasses are made when they are first used
     assert calls(16384) == calls(1024)
 
 
