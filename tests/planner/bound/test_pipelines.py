@@ -1,6 +1,14 @@
 """Rows without their data parallelism."""
 
 import numpy as np
+import pytest
+
+import simpar
+from simpar.planner import Constraints, make_problem
+from simpar.planner.certify.branch_and_bound import fields_of
+from simpar.planner.certify.exact import measure
+from simpar.planner.space.jobs import plan_of
+from tests.gate import some
 
 
 def test_rows_of_one_pipeline_are_alike_but_for_data_parallelism(frontier, every):
@@ -39,3 +47,46 @@ def test_a_single_stage_sends_nothing(frontier):
         hops = pipelines.hops(shape, mine)
         assert hops.ahead.shape == hops.back.shape == (len(mine), len(shape.pieces) - 1)
         assert (hops.ahead >= 0).all()
+
+
+ON_A_SLOW_NETWORK = {
+    "micro_batch": 1, "recompute": "none", "schedule": "1f1b", "zero": 0, "cp": 1, "hsdp": 1, "tp_overlap": False,
+    "sequence_parallel": False,
+}  # fmt: skip
+
+
+def on_a_slow_network(cards, order="tp-cp-dp-pp", tp=4, pp=4, nodes=4):
+    """The frontier of a few rows on nodes that 10 Gb/s cards join."""
+    constraints = Constraints(fixed={**ON_A_SLOW_NETWORK, "tp": tp, "pp": pp, "order": order})
+    cluster = simpar.Cluster(f"dgx-a100-40gb over {cards}x 10 Gb/s ethernet", nodes=nodes)
+    training = simpar.Training(seq_len=1024, global_batch=32)
+    (field,) = fields_of(
+        make_problem("gpt3-1.3b", cluster, training, stack="megatron", constraints=constraints), [nodes]
+    )
+    return field.frontier
+
+
+@pytest.mark.parametrize("sharing", [1, 2, 4, 8])
+def test_ranks_that_share_a_card_send_one_after_the_other(sharing):
+    """Of 8 / n cards each serves n ranks of a stage, whose messages take n times as long as those of one."""
+    frontier = on_a_slow_network(8 // sharing)
+    pipelines, which = frontier.bounds.pipelines, np.array([0])
+    ((shape, _),) = pipelines.by_shape(which)
+    sent = pipelines.drains_s(shape, which)[0, :, 2:]  # [ranks, (out, in)] of NICs
+    alone = on_a_slow_network(8).bounds.pipelines
+    one = alone.drains_s(alone.shapes[int(alone.shape[0])], which)[0, :, 2:]
+    assert sent == pytest.approx(sharing * one, rel=1e-9)
+    assert (sent[1:-1] > 0).all()
+
+
+@pytest.mark.parametrize("order", some(["tp-cp-dp-pp", "tp-cp-pp-dp"], ["tp-cp-dp-pp"]))
+@pytest.mark.parametrize("sizes", some([(4, 4, 4), (1, 3, 3), (8, 2, 2), (2, 8, 4), (2, 6, 3)], [(4, 4, 4), (1, 3, 3)]))
+def test_cards_that_ranks_share_bound_what_is_simulated(order, sizes):
+    """No step is below the bound of its links, also where groups and domains do not line up."""
+    tp, pp, nodes = sizes
+    frontier = on_a_slow_network(1, order, tp, pp, nodes)
+    for row in range(min(frontier.rows.count, 4)):
+        while frontier.level[row] < 3:
+            frontier.raise_bound(row)
+        simulated = measure(frontier.rows.problem, plan_of(frontier.rows, row), 0, {})
+        assert frontier.bound_s[row] <= simulated.step_time_s * (1 + 1e-9)
