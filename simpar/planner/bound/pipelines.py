@@ -39,6 +39,7 @@ class Pipelines:
     index: Ints
     row: Ints
     _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
+    _shared: dict[tuple[int, int], Floats] = field(default_factory=dict)
     _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(default_factory=dict)
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
     _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
@@ -196,32 +197,29 @@ class Pipelines:
             for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
                 for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
                     np.add.at(drains[:, at::2], rank, way[:, at::2])
-            drains[:, 2:] = self._crowded_nics(drains[:, 2:], pipe)
+            drains[:, 2:] = self._sharing(int(self._strides[self.row[pipe]]), shape.num_ranks) @ drains[:, 2:]
             self._hops[known] = times, drains
         return self._hops[known]
 
-    def _crowded_nics(self, drains: Floats, pipe: int) -> Floats:
-        """Seconds on NICs, [ranks, (out, in)], of the messages of all ranks that share each rank's NIC.
+    def _sharing(self, stride: int, num_ranks: int) -> Floats:
+        """How many ranks of every pipeline rank share each one's NIC, which serves their bytes one after the other.
 
-        A NIC serves its bytes one after the other. Ranks that are neighbours in a pipeline are ``stride`` apart;
-        pipelines begin at the ranks below it, and again behind each ``block`` of ranks. They send alike where both
-        divide domains or are divided by them: then the same stages have neighbours in other domains. Elsewhere, and
-        where nodes differ, each rank's own messages count alone.
+        float64[num_ranks, num_ranks]. Ranks that are neighbours in a pipeline are ``stride`` apart; pipelines begin at
+        the ranks below it, and again behind each ``block`` of ranks. They send alike where both divide domains or are
+        divided by them: then the same stages have neighbours in other domains. Elsewhere, and where nodes differ, each
+        rank's own messages count alone.
         """
-        cluster = self.prices.cluster
-        stride, domain = int(self._strides[self.row[pipe]]), cluster.domain_size
-        block = stride * len(drains)
-        aligned = all(size % domain == 0 or domain % size == 0 for size in (stride, block))
-        if cluster.is_mixed or not aligned or cluster.world_size % block:
-            return drains
-        first = (np.arange(0, cluster.world_size, block)[:, None] + np.arange(stride)).ravel()  # [pipelines], stage 0
-        ranks = np.arange(len(drains))[:, None] * stride + first  # [ranks, pipelines]
-        result = np.empty_like(drains)
-        for at, nics in enumerate((cluster.nic_tx, cluster.nic_rx)):
-            nic = nics(ranks.ravel()).reshape(ranks.shape)
-            load = np.bincount(nic.ravel(), np.repeat(drains[:, at], ranks.shape[1]))
-            result[:, at] = load[nic[:, 0]]
-        return result
+        if (stride, num_ranks) not in self._shared:
+            cluster, block = self.prices.cluster, stride * num_ranks
+            domain, result = cluster.domain_size, np.eye(num_ranks)
+            aligned = all(size % domain == 0 or domain % size == 0 for size in (stride, block))
+            if aligned and not cluster.is_mixed and cluster.world_size % block == 0:
+                first = (np.arange(0, cluster.world_size, block)[:, None] + np.arange(stride)).ravel()
+                ranks = np.arange(num_ranks)[:, None] * stride + first  # [num_ranks, pipelines]
+                nic = cluster.nic_tx(ranks.ravel()).reshape(ranks.shape)  # what sends for a rank receives for it
+                result = np.array([(nic == own).sum(axis=1) for own in nic[:, 0]], dtype=np.float64)
+            self._shared[stride, num_ranks] = result
+        return self._shared[stride, num_ranks]
 
     def _priced(self, shape: PipelineShape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
