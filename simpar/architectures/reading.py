@@ -28,6 +28,8 @@ NO_FIELDS: Biases = {}
 ATTENTION_BIAS: Biases = {"attention_bias": ("qkv_bias", "output_bias")}
 MLP_BIAS: Biases = {"mlp_bias": ("mlp_bias",)}
 ALL_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
+BARE_NORM = "norms of queries and keys without weights"
+"""Norms that the runtime does not build."""
 LAYER_TYPES = {"linear_attention", "full_attention"}
 """Words of ``layer_types`` in models with linear attention."""
 T = TypeVar("T")

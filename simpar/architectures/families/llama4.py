@@ -7,13 +7,11 @@ from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import experts_of, llama_shape, mark_unbuilt, style_of, with_experts
+from simpar.architectures.reading import BARE_NORM, experts_of, llama_shape, mark_unbuilt, style_of, with_experts
 from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
 from simpar.architectures.weights import LLAMA, Packing
-
-BARE_NORM = "norms of queries and keys without weights"
 
 
 def _read(config: Config, name: str) -> ModelGraph:

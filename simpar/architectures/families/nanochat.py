@@ -8,14 +8,13 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import ATTENTION_BIAS, llama_shape, mark_unbuilt, style_of
+from simpar.architectures.reading import ATTENTION_BIAS, BARE_NORM, llama_shape, mark_unbuilt, style_of
 from simpar.architectures.transformer import Style, build
 from simpar.architectures.value_embeddings import with_value_embeddings
 
 STYLE = Style(
     norm="none", gated=False, qk_norm="bare", extra={"qk_norm_last": True, "embedding_norm": True}
 )  # fmt: skip
-BARE_NORM = "norms of queries and keys without weights"
 GATED = 12
 """Features that gates of value embeddings read where a config does not say it."""
 
