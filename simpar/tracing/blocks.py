@@ -62,7 +62,7 @@ class BlockReader:
         """The operators in order, the block's output last."""
         output = self._last_product if self.place == HEAD else ""
         live = {self.segment.output, *self.segment.carried}
-        self.roles = find_roles(self.segment.drafts, self.segment.memory, output, live)
+        self.roles = find_roles(self.segment.drafts, self.segment.memory, output, live, self.segment.arrives)
         self.made = dict(makers(self.roles.drafts))
         self.dims = self._dims()
         self._name_all()
@@ -155,10 +155,23 @@ class BlockReader:
             region,
             contraction=contraction,
             weights=self._weights(draft, columns, contraction),
-            inputs=tuple(dict.fromkeys(self._input(value, draft) for value in draft.inputs)),
+            inputs=tuple(dict.fromkeys(self._input(value, draft) for value in self._read(draft))),
             saves=tuple(each for each in saves if each),
             attention=self._attention(draft),
         )
+
+    def _read(self, draft: OperatorDraft) -> tuple[str, ...]:
+        """The values that a draft reads; an attention finds an earlier layer's keys and values as its heads need them.
+
+        They were sharded by heads when that layer made them.
+        """
+        if draft.core is None or self._crosses(draft):
+            return draft.inputs
+        return tuple(value for value in draft.inputs if not self._is_earlier(value)) or draft.inputs
+
+    def _is_earlier(self, value: str) -> bool:
+        """Whether a block before the last one has made a value."""
+        return value not in self.made and value not in (self.segment.arrives, INPUT_VALUE)
 
     def _input(self, value: str, reader: OperatorDraft | None = None) -> str:
         if value in self.made:
@@ -168,11 +181,12 @@ class BlockReader:
         return MEMORY if value and value == self.segment.memory != self.segment.arrives else INPUT
 
     def _saved(self, what: str, reader: OperatorDraft) -> str:
-        """A saved tensor's name; "" for the memory (another tower's output), which the block that makes it keeps."""
+        """A saved tensor's name; "" for another tower's output and an earlier layer's keys, which these keep."""
         if what in ("stats", "mask", "lse"):
             return what
         name = self._input(what, reader)
-        return "" if name == MEMORY and what not in self.made else name
+        kept = self._is_earlier(what) if reader.core is not None else name == MEMORY and what not in self.made
+        return "" if kept else name
 
     def _rows(self, rows: Size, draft: OperatorDraft) -> Size:
         """Rows in terms of the block's own sequence, or of the memory's."""

@@ -8,7 +8,7 @@ from simpar.architectures.graph import Size, term
 from simpar.dataclass import dataclass
 from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
-from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merge_drafts
+from simpar.tracing.raw_operators import INPUT_VALUE, Core, OperatorDraft, makers, merge_drafts
 from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
 from simpar.tracing.vocabulary import CONVOLUTION
 
@@ -21,9 +21,12 @@ class Roles:
     """Names and sizes of a block's drafts, its own dims, and why it cannot be tensor-parallel ("" where it can).
 
     ``covers`` maps a product in front of attention to the draft after it (rotation, norm) that attention reads instead.
+    ``arrives`` is the output of the block before, ``keys_as_values`` are attentions with one product for both.
     """
 
     drafts: list[OperatorDraft]
+    arrives: str = ""
+    keys_as_values: Set[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Size] = field(default_factory=dict)
     rows: dict[str, Size] = field(default_factory=dict)
@@ -45,16 +48,22 @@ class Roles:
         self.names[draft.name] = unique
 
 
-def find_roles(drafts: Sequence[OperatorDraft], memory: str, output: str = "", live: Set[str] = frozenset()) -> Roles:
+def find_roles(
+    drafts: Sequence[OperatorDraft],
+    memory: str,
+    output: str = "",
+    live: Set[str] = frozenset(),
+    arrives: str = INPUT_VALUE,
+) -> Roles:
     """Recognise attention branches and MLPs of one block.
 
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
-    values that other blocks read.
+    values that other blocks read, ``arrives`` is the output of the block before.
     """
     plain, passes = recurrences(_summed(list(drafts), live))
-    joined = _joined(_turned(plain))
-    joined, compressed = latents(without_shared_gate(joined))
-    roles = Roles(joined)
+    turned = _scaled(_turned(plain))
+    joined, compressed = latents(without_shared_gate(_joined(turned)))
+    roles = Roles(joined, arrives, _keys_as_values(turned))
     made = dict(makers(joined))
     mixture_roles(roles, made)
     for layer in passes:
@@ -111,6 +120,36 @@ def _turned(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
             draft = replace(draft, kind="rope", inputs=tuple(sources))
         result[draft.name] = draft
     return list(result.values())
+
+
+def _scaled(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
+    """The drafts, norms without a weight with the parameter that multiplies what only that product reads."""
+    readers = Counter(value for draft in drafts for value in draft.inputs)
+    result: dict[str, OperatorDraft] = {}
+    for draft in drafts:
+        made = makers(list(result.values()))
+        norm = made.get(draft.inputs[0]) if draft.kind == "activation" and len(draft.inputs) == 1 else None
+        plain = norm is not None and norm.kind == "norm" and not norm.pieces and readers[draft.inputs[0]] == 1
+        if norm is not None and plain and sum(each.numel for each in draft.pieces) == norm.columns:
+            pieces = tuple(replace(each, kind="vector") for each in draft.pieces)
+            del result[norm.name]
+            draft = replace(norm, outputs=(*norm.outputs, *draft.outputs), pieces=pieces)
+        result[draft.name] = draft
+    return list(result.values())
+
+
+def _keys_as_values(drafts: list[OperatorDraft]) -> Set[str]:
+    """Attentions whose keys and values come from one product that is as wide as one of them."""
+    made = dict(makers(drafts))
+    result = set()
+    for draft in drafts:
+        if draft.core is None:
+            continue
+        paths = [[*_path(value, made)] for value in draft.inputs]
+        products = {path[-1].name: path[-1].columns for path in paths if path and path[-1].kind == "matmul"}
+        if [*products.values()][1:] == [draft.core.kv_heads * draft.core.key_dim]:
+            result.add(draft.name)
+    return result
 
 
 def _is_sum(draft: OperatorDraft) -> bool:
@@ -204,10 +243,12 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     assert core is not None, "called for core attention"
     # Behind each input of core attention lies a path of norms, rotations and copies that ends in a product. The columns
     # of a product are shared out: q = heads x key_dim, k = kv_heads x key_dim, v = kv_heads x value_dim; one product of
-    # all is "qkv", one of k and v "kv". Cross attention reads keys and values of another sequence, the memory.
+    # all is "qkv", one of k and v "kv". Cross attention reads keys and values of another sequence, the memory. A layer
+    # that shares the keys and values of an earlier one has a product of queries alone.
     paths = [list(_path(source, made)) for source in draft.inputs]
     products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
-    kv_heads = _kv_heads(core, list(products.values()))
+    shared = draft.name in roles.keys_as_values
+    kv_heads = core.kv_heads if shared else _kv_heads(core, list(products.values()))
     sizes = {"heads": core.heads, "kv_heads": kv_heads, "head_dim": core.key_dim}
     if any(roles.dims.get(name, size) != size for name, size in sizes.items()):
         roles.refusal = "attentions of several shapes"
@@ -217,8 +258,10 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     prefix = "cross_" if crosses else ""
     passing: dict[str, Size] = {}
     wanted = _shares(paths, (query, key, value))
+    if len(wanted) == 1 and _reads_earlier_keys(roles, made, draft):
+        wanted = dict.fromkeys(wanted, query)
     for name, columns in wanted.items():
-        whole = columns
+        whole = add_sizes(query, key) if shared else columns
         for gate in (query, term("heads")):  # a head's query beside its gate, of every feature or of the whole head
             if "heads" in columns[0][1] and products[name].columns == _value((*columns, *gate), sizes):
                 whole = add_sizes(columns, gate)
@@ -243,6 +286,11 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     roles.name(draft, f"{prefix}attention")
     roles.columns[draft.name] = query if core.key_dim == core.value_dim else ((core.value_dim, ("heads",)),)
     _output(roles, made, draft, prefix=prefix)
+
+
+def _reads_earlier_keys(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft) -> bool:
+    """Whether an attention reads what a layer before the last one has made."""
+    return any(value not in made and value not in (roles.arrives, INPUT_VALUE) for value in draft.inputs)
 
 
 def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, *, prefix: str) -> None:

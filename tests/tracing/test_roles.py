@@ -1,6 +1,8 @@
 """Attention and MLPs read off the data flow."""
 
-from simpar.tracing.raw_operators import Core
+from dataclasses import replace
+
+from simpar.tracing.raw_operators import Core, DraftWeight
 from simpar.tracing.roles import add_sizes, find_roles
 from tests.tracing.drafts import draft
 
@@ -64,6 +66,56 @@ def test_keys_of_another_tower_cross():
     ]
     roles = find_roles(cross, "memory")
     assert roles.names == {"wq": "cross_q", "wkv": "cross_kv", "core": "cross_attention", "wo": "cross_o_proj"}
+
+
+def test_a_layer_that_shares_keys_has_a_product_of_queries_alone():
+    """Keys and values of an earlier layer are divided by heads as they were made; the stream itself is none."""
+    reading = [
+        draft("wq", "matmul", 32, "x", contraction=32),
+        draft("core", "attention", 32, "wq", "keys", "values", core=CORE),
+        draft("wo", "matmul", 32, "core", contraction=32),
+    ]
+    roles = find_roles(reading, "", arrives="x")
+    assert roles.refusal == ""
+    assert roles.names == {"wq": "qkv", "core": "attention", "wo": "o_proj"}
+    assert roles.columns["wq"] == ((1, ("heads", "head_dim")),)
+    of_stream = [replace(reading[1], inputs=("wq", "x", "x")) if each.core else each for each in reading]
+    assert "no plain products" in find_roles(of_stream, "", arrives="x").refusal
+
+
+def test_one_product_for_keys_and_values():
+    """It has their columns once, the norms behind it twice; a product of both beside each other has them twice."""
+    same = [
+        draft("wq", "matmul", 32, "x", contraction=32),
+        draft("wk", "matmul", 16, "x", contraction=32),
+        draft("k", "norm", 16, "wk"),
+        draft("v", "norm", 16, "wk"),
+        draft("core", "attention", 32, "wq", "k", "v", core=CORE),
+        draft("wo", "matmul", 32, "core", contraction=32),
+    ]
+    roles = find_roles(same, "", arrives="x")
+    assert roles.refusal == ""
+    assert roles.dims == {"heads": 4, "kv_heads": 2, "head_dim": 8}
+    query, key = (1, ("heads", "head_dim")), (1, ("kv_heads", "head_dim"))
+    assert roles.columns["wq"] == (query, key)
+    assert roles.columns["k"] == (query, (2, ("kv_heads", "head_dim")))
+    beside = [replace(each, columns=32) if each.name == "wk" else each for each in same]
+    assert find_roles(beside, "", arrives="x").columns["wq"] == (query, (2, ("kv_heads", "head_dim")))
+
+
+def test_a_parameter_right_behind_a_norm_is_its_weight():
+    """One pass, where nothing else reads the norm and its columns are the parameter's."""
+    scale = DraftWeight("scale", "scale", 32, "embedding")
+    plain = [
+        draft("n", "norm", 32, "x", saves=("x", "stats")),
+        draft("scaled", "activation", 32, "n", pieces=(scale,), saves=("n",)),
+        draft("up", "matmul", 64, "scaled", contraction=32),
+    ]
+    norm, _ = find_roles(plain, "").drafts
+    assert (norm.kind, norm.outputs, norm.saves) == ("norm", ("n", "scaled"), ("x", "stats"))
+    assert norm.pieces == (replace(scale, kind="vector"),)
+    read_twice = [*plain, draft("other", "matmul", 64, "n", contraction=32)]
+    assert [each.kind for each in find_roles(read_twice, "").drafts] == ["norm", "activation", "matmul", "matmul"]
 
 
 def test_sums_of_polynomials():

@@ -53,10 +53,7 @@ DIFFERENT = {
         ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "minimax_m3_vl_text"),
         "an indexer counts as products, and its choice hides no key",
     ),
-    **dict.fromkeys(("gemma4", "gemma4_text"), "keys and values that layers share get no tensor parallelism"),
-    **dict.fromkeys(
-        ("gemma3n", "gemma3n_text"), "its streams count call by call, and shared keys get no tensor parallelism"
-    ),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its streams count call by call"),
     "minimax": "its lightning attention counts as the products of its code, which no kernel stands for",
     "deepseek_v4": "its compressed keys are of another length, which is refused",
 }  # fmt: skip
