@@ -260,7 +260,7 @@ def settings_of(document: Mapping[str, Any], before: str = "") -> list[str]:
 def file_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
     """A scenario as a file, as settings, nested, and from its own result: the same answer."""
     document = scenario(pick)
-    engine = pick.choice((None, "auto", "reference", "sweep", "event"))
+    engine = pick.choice((None, "auto", "reference", "plain", "sweep", "event"))
     extra = ["--engine", engine] if engine else []
     path = _written(document, folder)
     first = said("simulate", str(path), *extra, "--json", "-")
@@ -278,7 +278,7 @@ def file_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
     problems += answer(again)
     if not again.code:
         problems += _same("from its own result", again.data["step_time_s"], first.data["step_time_s"])
-    if not document.get("perturbation", {}).get("jitter") and engine in ("reference", "event", "sweep"):
+    if not document.get("perturbation", {}).get("jitter") and engine in ("reference", "plain", "event", "sweep"):
         auto = said("simulate", str(path), "--json", "-")
         problems += _same(f"engine {engine}", first.data["step_time_s"], auto.data["step_time_s"])
     nested = _written(document | {"plan": Plan(**document["plan"]).model_dump(mode="json", exclude_unset=True)}, folder)

@@ -29,7 +29,7 @@ SIMULATE_FLAGS = (
     ScenarioFlag("--memory-plot", "Write memory over time as .png, .svg or .html"),
     ScenarioFlag("--html", "Write the report as one self-contained page; implies --advise"),
     ScenarioFlag("--advise", "Simulate neighbouring layouts and show what each would gain", kind=bool),
-    ScenarioFlag("--engine", "Engine that executes the step: auto, reference, sweep or event"),
+    ScenarioFlag("--engine", "Engine that executes the step: auto, reference, plain, sweep or event"),
     ScenarioFlag("--seed", "First seed of jitter", kind=int),
     ScenarioFlag("--flops-convention", "How MFU counts causal attention: full or causal"),
     ScenarioFlag(

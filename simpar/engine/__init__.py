@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 OPEN = ("event", "sweep")
 """The modules that other rooms may import; all others are inner."""
 
-ENGINES = ("auto", "reference", "sweep", "event")
-MANY_OPS = 50_000  # beyond this many ops the compiled engine is worth its start-up
+ENGINES = ("auto", "reference", "plain", "sweep", "event")
+MANY_OPS = 300_000  # beyond this many ops the compiled engine is worth its start-up
 
 
 def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program], Timing]]:
     """(Name, function) of an engine. Raises UserError for an unknown name, or for ``event`` without numba.
 
     ``auto`` takes ``sweep`` where no link is shared, else ``event`` for large programs where numba is installed, and
-    ``reference`` otherwise: all give the same integers.
+    ``plain`` otherwise: all give the same integers, those of ``reference``.
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
@@ -53,4 +53,4 @@ def _named(name: str) -> tuple[str, Callable[[Program], Timing]]:
 def _fastest(program: Program, num_ops: int) -> str:
     if not (program.ops.work_bytes > 0).any():
         return "sweep"
-    return "event" if num_ops > MANY_OPS and find_spec("numba") else "reference"
+    return "event" if num_ops > MANY_OPS and find_spec("numba") else "plain"

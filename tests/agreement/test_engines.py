@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.engine import reference, sweep
+from simpar.engine import plain, reference, sweep
 from simpar.engine.sharing import LinkChange
 from simpar.program.ir.program import predecessors, solo_durations_ns
 from simpar.units import GB
@@ -42,6 +42,16 @@ def test_reference_obeys_rule_one(random_program, seed):
         waited = timing.finish_ns[before[pointer[op] : pointer[op + 1]]]
         assert timing.start_ns[op] == waited.max(initial=0)
     assert (timing.finish_ns - timing.start_ns >= solo_durations_ns(program)).all()
+
+
+@given(seed=SEEDS)
+@FEW
+def test_plain_equals_reference(random_program, seed):
+    """The plain engine gives the same integers as SimPy, whatever is shared, and when links change during the run."""
+    program = random_program(seed)
+    changes = some_changes(program, seed)
+    assert same(plain.run(program), reference.run(program))
+    assert same(plain.run(program, changes), reference.run(program, changes))
 
 
 @given(seed=SEEDS)
