@@ -83,7 +83,7 @@ def simulate(
     perturbation = as_perturbation(perturbation)
     if seed is not None:
         perturbation = perturbation.model_copy(update={"seed": seed})
-    lowered = lower_job(job, cluster, perturbation)
+    lowered = lower_job(job, cluster, perturbation, apart=with_timeline)
     check_countable(lowered.program)
     name, run = choose_engine(engine, lowered.program)
     # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
@@ -264,14 +264,24 @@ def _check_tokens(job: TrainingJob) -> None:
 
 
 def lower_job(
-    job: TrainingJob, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+    job: TrainingJob,
+    cluster: Cluster,
+    perturbation: Perturbation | None = None,
+    *,
+    contention: bool = True,
+    apart: bool = True,
 ) -> Lowered:
     """Lower a job whose ranks differ by a perturbation. Raises UserError for a rank that does not exist."""
-    return outline_job(job, cluster, perturbation, contention=contention).lowered()
+    return outline_job(job, cluster, perturbation, contention=contention, apart=apart).lowered()
 
 
 def outline_job(
-    job: TrainingJob, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+    job: TrainingJob,
+    cluster: Cluster,
+    perturbation: Perturbation | None = None,
+    *,
+    contention: bool = True,
+    apart: bool = True,
 ) -> Outline:
     """What :func:`lower_job` decides before it writes the ops of the Program out. Raises UserError as it does."""
     perturbation = perturbation or Perturbation()
@@ -280,4 +290,4 @@ def outline_job(
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
     _check_tokens(job)
     schedule = schedule_of(job.layout, job.training)
-    return outline(job, cluster, schedule, perturbation=perturbation, contention=contention)
+    return outline(job, cluster, schedule, perturbation=perturbation, contention=contention, apart=apart)

@@ -155,7 +155,7 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
             open_rows[row] = False
         elif budget.allows(budget.known.get(sizes, 0)):
             plan, problem = plan_of(rows, row), rows.problem
-            run = outline_job(job_of(problem, plan), problem.cluster)
+            run = outline_job(job_of(problem, plan), problem.cluster, apart=False)
             budget.known[sizes] = len(run)
             yield row, plan, run
 

@@ -54,11 +54,14 @@ class Outline:
     actions: tuple[ClassActions, ...]
 
     @staticmethod
-    def of(maker: RankClassBuilder, **limit: float) -> Outline:
-        """The outline of all classes of ranks. Raises UserError for too many ops."""
+    def of(maker: RankClassBuilder, *, apart: bool = True, **limit: float) -> Outline:
+        """The outline of all classes of ranks, with microbatches ``apart`` where they are few.
+
+        Raises UserError for too many ops.
+        """
         actions: dict[int, ClassActions] = {}
         emitter = Emitter(_stream_names(maker), maker.network, **limit)
-        short = with_middle(maker)
+        short = with_middle(maker, apart=apart)
         for classes in short.alike:
             made = short.actions(classes)
             emitter.add(classes, made)
@@ -111,6 +114,7 @@ def outline(
     perturbation: Perturbation | None = None,
     collapse: bool = True,
     contention: bool = True,
+    apart: bool = True,
 ) -> Outline:
     """Decide everything about one step except its ops.
 
@@ -118,7 +122,8 @@ def outline(
     where nothing outside can delay them (exact; see :mod:`simpar.program.blocks.segments`). Without ``contention``
     every collective has its links to itself: a lower bound, with far fewer ops where tensor-parallel traffic shares
     links. Many microbatches without a pipeline become few ops where that is exact
-    (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
+    (:mod:`simpar.program.emission.microbatches`), and any number unless they are wanted ``apart``, as pictures show
+    them. Raises UserError for too many ops.
     """
     perturbation, cluster, layout = perturbation or Perturbation(), cluster.in_training, job.layout
     builders: tuple[ActionBuilder, ...]
@@ -140,7 +145,7 @@ def outline(
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
     )
     maker = RankClassBuilder(job, builders, network, schedule, perturbation, boundaries, collapse)
-    return Outline.of(maker)
+    return Outline.of(maker, apart=apart)
 
 
 def _stream_names(maker: RankClassBuilder) -> tuple[str, ...]:

@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from simpar.program.rank_class_builder import RankClassBuilder
 
 MOST_APART = 128
-"""Up to this number, every microbatch is timed, drawn and reported on its own."""
+"""Up to this number, every microbatch is timed, drawn and reported on its own where pictures are wanted."""
 MIDDLE = 2
 """Position of the merged microbatches among the actions of a shortened schedule."""
 
 
-def with_middle(maker: RankClassBuilder) -> RankClassBuilder:
-    """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact."""
+def with_middle(maker: RankClassBuilder, *, apart: bool) -> RankClassBuilder:
+    """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact.
+
+    Where they are wanted ``apart``, up to MOST_APART microbatches are left as they are.
+    """
     job, count = maker.job, maker.schedule.num_microbatches
     # under jitter every pass has a factor of its own
     jitters = maker.perturbation.jitter_sigma > 0 and not job.layout.replicas_are_independent
-    if count <= max(MOST_APART, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
+    if count <= max(MOST_APART if apart else 0, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
         return maker
     one_process = job.layout.kind == "single_process"
     if one_process or job.layout.slices or are_shared(maker.network.cluster):

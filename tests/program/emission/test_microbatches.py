@@ -168,6 +168,16 @@ def test_pictures() -> None:
     assert stage.memory.total_bytes.max() == other.memory.total_bytes.max()
 
 
+def test_few_are_merged_where_nothing_is_drawn() -> None:
+    """Without a timeline five microbatches are three ops, and all that is said is the same."""
+    plan, training = Plan(tp=2, zero=1), Training(seq_len=128, global_batch=20)
+    cluster = load_cluster("dgx-h100", 1)
+    drawn, short = (simulate("tiny-llama", cluster, plan, training, with_timeline=each) for each in (True, False))
+    short_ops, drawn_ops = (each.to_dict()["engine"]["ops"] for each in (short, drawn))
+    assert short_ops < drawn_ops
+    assert {**facts(short), "passes_s": None} == {**facts(drawn), "passes_s": None}
+
+
 def test_a_million() -> None:
     """A million microbatches take a million times as long as one, but for what happens once a step."""
 
