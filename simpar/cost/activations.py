@@ -267,7 +267,9 @@ class _Sizes:
         tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
         rows, tokens = sequence["batch"] * sequence["seq"], tensor["batch"] * tensor["seq"]
         total: Numbers = habits.extra_saved * rows * sequence["hidden"]
-        if habits.pins_packed_qkv:
+        # latent attention has products of its own for queries and for keys with values, and copies the latter apart
+        packs = any(op.kind == "matmul" and sum(times for times, _ in op.columns) >= 3 for op in self.block.operators)
+        if habits.pins_packed_qkv and packs:
             total = total + tokens * (tensor["heads"] + tensor["kv_heads"]) * tensor["head_dim"] * self.width
         if habits.eager_copies:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")

@@ -96,6 +96,7 @@ def test_packed_qkv_pins_two_and_a_half_more() -> None:
     pinned = CLEAN.model_copy(update={"memory": MemoryHabits(pins_packed_qkv=True)})
     extra = saved("llama-3-8b", pinned) - saved("llama-3-8b", CLEAN)
     assert extra == pytest.approx(2.5 * S * B * 4096)
+    assert saved("deepseek-v3", pinned) == saved("deepseek-v3", CLEAN)  # no projection has all three
 
 
 def test_a_product_that_is_computed_again_is_not_kept() -> None:
