@@ -142,6 +142,8 @@ def options(s: Subject) -> Options:
         values["hardware"] = s.device_kind  # MaxText uses the same names
     if further:
         values["mtp_num_layers"] = further
+    if (pieces := s.plan.execution.loss_chunks) is not None:
+        values["num_vocab_tiling"] = pieces
     return values | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
@@ -172,7 +174,7 @@ MAXTEXT = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("a part",),
+    features=("a part", "loss_chunks"),
     numerics=TargetNumerics(OPTIMIZERS, tuple(DTYPES)),
     how="Its `base.yml` is found in the installed package.",
 )

@@ -112,6 +112,7 @@ def read(text: str, name: str) -> Imported:
         "offload_parameters": "cpu" if given.get("parameter_memory_host_offload") else None,
         "attention_kernel": choice(given, "attention", ATTENTION),
         "capacity_factor": _capacity(given),
+        "loss_chunks": given.whole("num_vocab_tiling"),
         "training": {"seq_len": seq_len},
     }  # fmt: skip
     if tp > 1:
@@ -359,7 +360,6 @@ READER = Reader(
             "sparse_matmul": "kernels of experts: time and memory",
             "megablox": "kernels of experts: time",
             "use_ring_of_experts": "how tokens reach experts: time",
-            "num_vocab_tiling": "pieces of the loss: memory",
             "sa_*": "tiles of attention: time",
             "custom_mesh*": "the order of the mesh: time",
             "quantize_kvcache": "attention in 8 bits: time",

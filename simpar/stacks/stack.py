@@ -301,7 +301,8 @@ class LossHabits(Strict):
 
     ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With more than one of
     ``loss_chunks`` the tokens take output projection, loss and its backward in turn, piece by piece: the logits of one
-    exist at a time, and none are saved. With ``whole_logits``
+    exist at a time, and none are saved; ``loss_again``: the pieces take all losses first, and the projection once more
+    in backward. With ``whole_logits``
     every tensor-parallel rank gathers all logits for its loss, with ``whole_vocabulary`` it has the whole token table,
     too.
     """
@@ -309,6 +310,7 @@ class LossHabits(Strict):
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
     logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
     loss_chunks: int = Field(1, ge=1)
+    loss_again: bool = False
     whole_logits: bool = False
     whole_vocabulary: bool = False
 

@@ -38,6 +38,7 @@ def test_a_command() -> None:
         ("ici_context_parallelism=2 context_parallel_strategy=ring", {"cp": 2, "cp_method": "ring"}),
         ("weight_dtype=bfloat16", {"parameter_dtype": "bf16"}),
         ("opt_type=sgd", {"optimizer": "sgd"}),
+        ("num_vocab_tiling=16", {"loss_chunks": 16}),
         ("gradient_accumulation_steps=4", {"micro_batch": 2}),
     ],
 )
@@ -76,10 +77,11 @@ def test_sizes_beside_a_named_model_decide() -> None:
 
 def test_what_is_written_is_read_back() -> None:
     """The exporter's own config."""
-    plan = checked(dp=8, zero=3, recompute="full")
+    plan = checked(dp=8, zero=3, recompute="full", loss_chunks=4)
     text = export(plan, load_model(plan.model), TRAINING, "maxtext", lossy=True).files["maxtext.yml"]
     result = read(text, "maxtext.yml", "maxtext")
     assert (result.plan.dp, result.plan.zero, result.plan.recompute, result.plan.model) == (8, 3, "full", plan.model)
+    assert result.plan.loss_chunks == 4
     assert result.global_batch(8) == TRAINING.global_batch
 
 

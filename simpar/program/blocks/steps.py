@@ -90,6 +90,14 @@ class _Walk:
         ordered = sorted(self.view.changes, key=lambda change: change.tensors[-1])
         return {name: tuple(some) for name, some in groupby(ordered, key=lambda change: change.tensors[-1])}
 
+    @property
+    def _logits_again(self) -> frozenset[str]:
+        """Losses and their projections, where losses of pieces keep no logits and backward makes them again."""
+        habits, block = self.view.job.stack.memory, self.view.block
+        if not (habits.loss_again and habits.loss_chunks > 1):
+            return frozenset()
+        return frozenset(name for op in block.operators if op.kind == "loss" for name in (op.name, *op.inputs))
+
     def again(self, recompute: str, *, operators: bool) -> Phase:
         """The recomputation: of everything, of the chosen modules' operators, or of a share of every operator."""
         block, times = self.view.block, self.view.times
@@ -99,7 +107,7 @@ class _Walk:
             share = [{"attention": 0.0, "matmul": 0.5}.get(op.kind, 1.0) for op in block.operators]
             some = [replace(t, forward_s=of_op * t.forward_s) for of_op, t in zip(share, times, strict=True)]
             return self.forward("recompute", some)
-        if chosen := recomputed_operators(recompute):
+        if chosen := recomputed_operators(recompute) or self._logits_again:
             kept = [op.name in chosen for op in block.operators]
             part = replace(block, operators=tuple(compress(block.operators, kept)))
             return self.forward("recompute", list(compress(times, kept)), part=part)

@@ -60,6 +60,16 @@ def test_chunks_of_a_loss_hold_the_logits_of_one():
     assert two - four == pytest.approx(14 * logits / 4, rel=1e-6)
 
 
+def test_pieces_whose_logits_are_made_again():
+    """MaxText's tiles: the output projection runs forward twice, 2 FLOPs a weight and token more; Liger's run once."""
+    device, model = load_device("h100-sxm-80gb"), simpar.Model(LLAMA[0])
+    least_s = 2 * 16 / 8 * 8192 * 4096 * model.dims["vocab"] / device.peak_flop_per_s["bf16"]
+    alone = {"zero": 3, "recompute": "full", "micro_batch": 2}
+    for stack, low, high in (("maxtext", 1.0, 2.0), ("huggingface", -0.05, 0.05)):
+        once, pieces = (simulated(stack, loss_chunks=chunks, **alone).step_time_s for chunks in (1, 4))
+        assert low < (pieces - once) / least_s < high
+
+
 def test_eager_attention_keeps_scores():
     """Scores of 32 heads over 8,192 x 8,192 positions are written and kept: a longer step and more memory."""
     flash, eager = simulated(zero=3), simulated(zero=3, attention_kernel="eager")
