@@ -78,7 +78,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
-    plan |= _liger(row) | maxtext_words(row) | _uneven_stages(row, pp * vpp)
+    plan |= _liger(row) | maxtext_words(row) | narrow_states(row) | _uneven_stages(row, pp * vpp)
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
         plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
@@ -249,13 +249,20 @@ def _named_schedule(words: str) -> str | None:
 
 
 def maxtext_words(row: Row) -> dict[str, object]:
-    """What MaxText's remat policies offload, and its weight_dtype, which gradients and Adam's moments follow."""
+    """What MaxText's remat policies offload, and the pieces of its loss."""
     notes = text(row, "notes").lower()
     if stack_of(row)[0] != "maxtext":
         return {}
     away = {"offload_activations": 1.0} if re.search(r"layer inputs\b.*kept on the host", notes) else {}
-    narrow = ("parameter_dtype", "moment_dtype", "grad_dtype") if "bf16 weights" in notes else ()
-    return {**away, **dict.fromkeys(narrow, "bf16"), **({"master_weights": False} if narrow else {})}
+    pieces = re.search(r"\bloss in (\d+) pieces\b", notes)
+    return away | ({"loss_chunks": int(pieces[1])} if pieces else {})
+
+
+def narrow_states(row: Row) -> dict[str, object]:
+    """Trained parameters in bf16 (MaxText's weight_dtype), which gradients and Adam's moments follow."""
+    if "bf16 weights" not in text(row, "notes").lower():
+        return {}
+    return {**dict.fromkeys(("parameter_dtype", "moment_dtype", "grad_dtype"), "bf16"), "master_weights": False}
 
 
 def _uneven_stages(row: Row, stages: int) -> dict[str, object]:

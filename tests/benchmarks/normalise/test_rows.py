@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.normalise.row_plan import maxtext_words
+from benchmarks.normalise.row_plan import maxtext_words, narrow_states
 from benchmarks.normalise.rows import normalised
 from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
@@ -199,11 +199,16 @@ def test_published_peaks_closer_than_their_authors_simulator() -> None:
 
 
 def test_remat_names_of_maxtext_wait_on_the_host():
-    """What its notes say of layer inputs and of weights; other stacks' notes mean what they say themselves."""
-    row = {"source": "recipes", "stack": "maxtext", "notes": "layer inputs, q, k, v kept on the host; bf16 weights"}
-    assert maxtext_words(row) == {
-        "offload_activations": 1.0, "parameter_dtype": "bf16", "moment_dtype": "bf16", "grad_dtype": "bf16",
-        "master_weights": False,
-    }  # fmt: skip
+    """What its notes say of layer inputs and of the loss; other stacks' notes mean what they say themselves."""
+    notes = "layer inputs, q, k, v kept on the host; loss in 16 pieces"
+    row = {"source": "recipes", "stack": "maxtext", "notes": notes}
+    assert maxtext_words(row) == {"offload_activations": 1.0, "loss_chunks": 16}
     assert maxtext_words({**row, "notes": "1 slice(s)"}) == {}
     assert maxtext_words({**row, "stack": "fsdp"}) == {}
+
+
+def test_weights_in_bf16_have_gradients_and_moments_like_them():
+    """MaxText's weight_dtype, and adapters that take the dtype of their layer."""
+    dtypes = {"parameter_dtype": "bf16", "moment_dtype": "bf16", "grad_dtype": "bf16"}
+    assert narrow_states({"notes": "rank 64; bf16 weights"}) == {**dtypes, "master_weights": False}
+    assert narrow_states({"notes": "bf16"}) == {}
