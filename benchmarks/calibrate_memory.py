@@ -191,13 +191,14 @@ def allocator(runs: Sequence[Run]) -> Allocated:
     of unknown stacks. Gaps exist: their mean is above -1. Workspaces have long tails (a Laplace distribution).
     """
     known = list(published(runs))
-    verdicts, (middles, within) = Verdicts.of(runs, known), peaks_of(runs, known)
+    verdicts, peaks = Verdicts.of(runs, known), peaks_of(runs, known)
 
     def loss(values: Floats) -> float:
         if values[0] <= -1:
             return np.inf
-        between = np.sum(values[4] + middles**2 / 2 * np.exp(-2 * values[4]))
-        beside = np.sum(values[3] + 2**0.5 * within * np.exp(-values[3]))
+        squares = np.exp(2 * values[4]) + np.exp(2 * values[2]) * peaks.gaps**2 + peaks.outside**2
+        between = np.sum(np.log(squares) + peaks.middles**2 / squares) / 2
+        beside = np.sum(values[3] + 2**0.5 * peaks.within * np.exp(-values[3]))
         return float(verdicts.loss(values) + between + beside + values[1] ** 2 / 2 / USUAL_PLANNED**2)
 
     options = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-5, "adaptive": True}
@@ -218,24 +219,43 @@ def standard_errors(loss: Callable[[Floats], float], values: Floats, step: float
     return np.sqrt(np.maximum(np.diag(np.linalg.pinv(curved)), 0.0))
 
 
-def peaks_of(runs: Sequence[Run], known: Sequence[Published | None]) -> tuple[Floats, Floats]:
-    """By how much every source's peaks differ from the prediction in the median, and allocated ones from that.
+@dataclass(frozen=True)
+class Peaks:
+    """What sources with peaks show.
 
-    ``known`` is what :func:`published` gives. float64[sources], and float64[peaks] in shares of the bytes that come
-    and go.
+    Of every source, ``middles`` are by how much its peaks differ from the prediction in the median (natural logarithm),
+    and ``gaps`` and ``outside`` what is counted beside tensors, in shares of the predicted peak: gaps of the allocator
+    where peaks are of what it reserved, and the standard deviation of what lies outside it where they are a device's.
+    ``within``: by how much peaks of tensors differ from the median of their source, in shares of the bytes that come
+    and go. float64[sources] and float64[peaks].
     """
-    by_source = defaultdict(list)
+
+    middles: Floats
+    gaps: Floats
+    outside: Floats
+    within: Floats
+
+
+def peaks_of(runs: Sequence[Run], known: Sequence[Published | None]) -> Peaks:
+    """What the sources of runs with peaks show; ``known`` is what :func:`published` gives."""
+    by_source, unseen = defaultdict(list), unseen_communicators()
     for run, one in zip(runs, known, strict=True):
         if run.peak_error is not None and one is not None:
-            parts = run.parts_bytes
-            moving = float(parts.moving_bytes) / float(parts.static_bytes + parts.moving_bytes)
-            by_source[run.source].append((run.peak_error, moving if one.peak_counts == "allocated" else np.nan))
+            parts, counts = parts_of(run), one.peak_counts
+            inside, moving = float(parts.static_bytes + parts.moving_bytes), float(parts.moving_bytes)
+            gaps = 0.0 if counts == "allocated" else float(parts.gaps) * moving / inside
+            spread = COMMUNICATORS if one.few else unseen
+            outside = spread * float(parts.outside_bytes) / inside if counts == "device" else 0.0
+            by_source[run.source].append(
+                (run.peak_error, gaps, outside, moving / inside if counts == "allocated" else np.nan)
+            )
     middles, within = [], []
     for each in by_source.values():
-        errors, moving = np.array(each).T
-        middles.append(float(np.median(errors)))
-        within.append(np.abs(errors - middles[-1])[moving > 0] / moving[moving > 0])
-    return np.minimum(np.abs(middles), MOST_UNKNOWN), np.concatenate(within)
+        errors, _, _, moving = columns = np.array(each).T
+        middles.append(np.median(columns[:3], axis=1))
+        within.append(np.abs(errors - middles[-1][0])[moving > 0] / moving[moving > 0])
+    errors, gaps, outside = np.array(middles).T
+    return Peaks(np.clip(errors, -MOST_UNKNOWN, MOST_UNKNOWN), gaps, outside, np.concatenate(within))
 
 
 @dataclass(frozen=True)
