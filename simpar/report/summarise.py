@@ -11,7 +11,6 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
@@ -20,8 +19,7 @@ from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
-from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
-from simpar.program.ir.program import MEMORY_CATEGORIES, Label
+from simpar.program.footprint import footprints
 from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
@@ -30,12 +28,12 @@ from simpar.report.certainty import certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.detail import inner_steps
 from simpar.report.explain import add_explanation, critical_path_s
-from simpar.report.parts import Communication, HostReport, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown, Why
+from simpar.report.memory import memory_curve, memory_report, stage_memory
+from simpar.report.parts import Communication, Setup, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
     IdleSpans,
-    MemoryCurve,
     Overview,
     RankClass,
     Timeline,
@@ -50,7 +48,6 @@ _KIND_OF_GROUP = {
     **dict(zip(COMMUNICATION_BY_DEGREE, COMMUNICATION_BY_DEGREE, strict=True)), "etp": "tp", "edp": "dp",
     "host": "offload", "drive": "offload",
 }  # fmt: skip
-BETWEEN_STEPS, IN_UPDATE = "the gather of updated parameters", "the optimizer's update"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
@@ -73,7 +70,7 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
             added_s  # with few ranks, the mean may be below the nominal step
         )
     held = context.held or footprints(lowered, timing, context.cluster)
-    stages = _stage_memory(context, held)
+    stages = stage_memory(context, held)
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
         bubble_fraction=accounts.bubble_fraction(lowered.quotient.multiplicity),
@@ -86,14 +83,14 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
             certainty=certainty_of(context.job, context.cluster, held, step_s, lambda: between_domains_s(context)),
         ),
         communication=_communication(context, accounts, critical),
-        memory=_memory(context, stages, held),
+        memory=memory_report(context, stages, held),
         bill=bill_of(context, accounts.kernels_s(), step_s),
         setup=_setup(context),
     )
     result = with_whole_run(result)
     if not with_timeline:
         return add_explanation(result)
-    curves = [_memory_curve(one) for one in held]
+    curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
     timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
     result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding)
@@ -291,120 +288,6 @@ def _communication(context: SummaryInputs, accounts: Accounts, critical: int) ->
                 algorithm=", ".join(sorted(algorithms.get(kind, set()))),
             )
     return result
-
-
-def _constant_parts(one: Footprint) -> dict[str, float]:
-    """Bytes of the parts of a class's memory that stay constant during a step."""
-    static = one.static
-    return {
-        "parameters": float(static.bytes_of("parameters", ALWAYS, PASSES)),
-        "gradients": float(static.bytes_of("gradients") + static.bytes_of("transient")),
-        "optimizer_states": float(static.bytes_of("optimizer_states")),
-        "overhead": one.overhead_bytes,
-    }
-
-
-def _stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[StageMemory]:
-    """The memory of every pipeline stage, for its class with the fullest devices."""
-    stages: dict[int, StageMemory] = {}
-    kinds = context.cluster.device_of(context.lowered.quotient.representative_rank).tolist()
-    for one, kind in zip(held, kinds, strict=True):
-        static, use = one.static, one.use
-        moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
-        parts = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
-        if one.peaks_between:
-            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", _ends_in(one)))}
-            parts |= {"parameters": float(static.bytes_of("parameters")), **left}
-        entry = StageMemory(
-            stage=one.stage,
-            device=context.cluster.devices[kind].name,
-            capacity_bytes=one.capacity_bytes,
-            **{f"{part}_bytes": size for part, size in parts.items()},
-            peak_bytes=sum(parts.values()),
-            peak_time_s=int(use.time_ns[-1] if one.peaks_between else use.peak_time_ns) / NS_PER_S,
-            peak_op=_peak_name(context.lowered, one),
-        )
-        known = stages.get(one.stage)
-        if known is None or entry.peak_bytes / entry.capacity_bytes > known.peak_bytes / known.capacity_bytes:
-            stages[one.stage] = entry
-    return [stages[stage] for stage in sorted(stages)]
-
-
-def _memory_curve(one: Footprint) -> MemoryCurve:
-    """The memory of a class over the step."""
-    use = one.use
-    columns = {name: np.full(len(use.time_ns), value) for name, value in _constant_parts(one).items()}
-    columns |= {
-        name: use.by_category[:, MEMORY_CATEGORIES.index(name)].astype(np.float64)
-        for name in ("activations", "transient")
-    }
-    # what is allocated behind the passes: in the update, or for the gather behind it, whichever is more
-    columns["transient"][-1] += float(one.static.bytes_of("transient", _ends_in(one)))
-    return MemoryCurve(use.time_ns / NS_PER_S, columns)
-
-
-def _ends_in(one: Footprint) -> str:
-    """When a class holds the most behind its passes."""
-    return UPDATE if one.static.ends_in_update else BETWEEN
-
-
-def _peak_name(lowered: Lowered, one: Footprint) -> str:
-    """What runs when the memory of a class peaks."""
-    if not one.peaks_between:
-        return _op_name(lowered, one.use.peak_op)
-    return IN_UPDATE if one.static.ends_in_update else BETWEEN_STEPS
-
-
-def _op_name(lowered: Lowered, op: int) -> str:
-    if op < 0:
-        return "the whole step"
-    ops = lowered.program.ops
-    label = lowered.program.labels[int(ops.label[op])]
-    microbatch = int(ops.microbatch[op])
-    words = _words(label)
-    return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
-
-
-def _words(label: Label) -> str:
-    """Kind and name; where blocks begin and end, only the name of the pass."""
-    kind, name = label.kind.replace("_", " "), label.name
-    if label.kind == "join":
-        return name.replace("_", " ")
-    return kind if name == label.kind else f"{kind} {name}"
-
-
-def _memory(context: SummaryInputs, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
-    """The memory report; peaks are those on the fullest kind of device."""
-    beside = on_fullest_device(held)
-    capacity = beside[0].capacity_bytes
-    host = _host(host_use(context.lowered, context.cluster))
-    fits = all(one.needed_bytes <= one.capacity_bytes for one in held)
-    return MemoryReport(
-        peak_memory_bytes=max(one.overhead_bytes + one.allocated_bytes for one in beside),
-        peak_reserved_bytes=max(one.held_bytes for one in beside),
-        static_memory_bytes=max(float(one.static.total_bytes) for one in beside),
-        capacity_bytes=capacity,
-        fits=fits and (host is None or host.fits),
-        stages=tuple(stages),
-        host=host,
-    )
-
-
-def _host(use: HostUse | None) -> HostReport | None:
-    if use is None:
-        return None
-    node, drives = use.node, use.nvme_capacity_bytes
-    return HostReport(
-        optimizer_states=node.optimizer_bytes,
-        gradients=node.gradients_bytes,
-        parameters=node.parameters_bytes,
-        activations=node.activations_bytes,
-        used=node.memory_bytes,
-        capacity=use.capacity_bytes,
-        nvme=node.nvme_bytes,
-        nvme_capacity=drives if np.isfinite(drives) else None,
-        fits=use.fits,
-    )
 
 
 def bill_of(context: SummaryInputs, kernels_s: Floats, step_s: float, own_step_s: Floats | None = None) -> Bill:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -99,3 +100,27 @@ def test_idle_pieces_are_joined_and_survive_json(timeline):
     assert timelines.to_json(again) == data
     assert again.stages[0].parts_s == {"compute": 1.5}
     assert timelines.from_json(timelines.to_json(view)).stages[0].idle is None
+
+
+def test_thinning_keeps_extremes_and_shape():
+    """A thousand teeth in 300 points: every column has the curve's lowest, highest and last level in it."""
+    tooth = np.concatenate([np.linspace(1, 9, 9), np.linspace(8, 1, 8)])
+    held = np.append(np.tile(tooth, 1003), 1.0)
+    curve = MemoryCurve(np.arange(len(held), dtype=float), {"activations": held})
+    thin = curve.thin(300)
+    assert len(thin.time_s) <= 300
+    assert (np.diff(thin.time_s) > 0).all()
+    edges = np.linspace(0, len(held) - 1, 101)
+    edges[-1] += 1  # the last point is in the last column
+    for begin, end in pairwise(edges):
+        whole, drawn = (e.total_bytes[(e.time_s >= begin) & (e.time_s < end)] for e in (curve, thin))
+        assert (drawn.min(), drawn.max(), drawn[-1]) == (whole.min(), whole.max(), whole[-1]) == (1, 9, whole[-1])
+
+
+def test_a_thinned_plateau_keeps_its_level():
+    """A burst of changes, then nothing until the end: the level behind the burst is the curve's."""
+    burst = np.random.default_rng(1).uniform(0, 1, 5000)
+    burst[-1] = 0.5
+    time = np.append(np.linspace(0, 1, 5000), 100.0)
+    thin = MemoryCurve(time, {"transient": np.append(burst, 0.25)}).thin(400)
+    assert thin.total_bytes[np.searchsorted(thin.time_s, 50.0) - 1] == 0.5

@@ -17,7 +17,8 @@ import numpy as np
 from simpar.plan.schedules.actions import B, F, Schedule, columns
 from simpar.program.blocks.phases import BLOCK_STREAMS
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.structure.templates import MemoryChange, Template, TemplateNode
+from simpar.program.structure.pass_memory import MemoryChange
+from simpar.program.structure.templates import PassNode, Template, TemplateNode
 
 if TYPE_CHECKING:
     from simpar.program.rank_class_builder import RankClassBuilder
@@ -90,7 +91,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
     held = _at_peak(passes)
     if held is None:
         return None
-    node = TemplateNode(
+    node = PassNode(
         kind="forward_backward",
         name=f"microbatches 1-{count}",
         streams=passes[0].streams,
@@ -103,6 +104,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
             if size
         ),
         layer=passes[0].layer,
+        passes=tuple(each for node in passes if isinstance(node, PassNode) for each in node.passes),
     )
     return Template((node,), 0)
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.hooks import BlockBytes
-from simpar.program.structure.templates import MemoryChange, Template, compute_node, forward_memory
+from simpar.program.structure.pass_memory import MemoryChange, forward_memory
+from simpar.program.structure.templates import Template, compute_node
 
 
 def live(units: Sequence[BlockBytes]) -> list[BlockBytes]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
-from simpar.program.structure.templates import Template, TemplateNode, TemplateNodes
+from simpar.program.structure.templates import PassNode, Template, TemplateNode, TemplateNodes, UnitsBegin
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,30 @@ def flatten(template: Template) -> Template:
         if not node.segments:
             ends.append(nodes.add(replace(node, after=last)))
             continue
-        first, opening = len(nodes), node
-        for layer, segment in node.segments:
+        first, opening, entered = len(nodes), node, 0
+        for number, (layer, segment) in enumerate(node.segments):
             opening = replace(opening, layer=layer)
             if waits_for_host(segment) and len(nodes) == first:
                 begin = replace(opening, kind="join", duration_ns=0, segments=(), memory=(), frees=())
                 last = (nodes.add(replace(begin, after=last)),)
+            at = len(nodes)
             last = _append_steps(nodes, opening, segment, last)
+            if at < len(nodes):
+                entered = _enter(nodes, at if entered else first, node, (entered, number))
             opening = replace(opening, arrival=False, awaits=())
         ends.append(_close(nodes, node, first, last))
+        if first < ends[-1]:
+            _enter(nodes, ends[-1], node, (entered, len(node.segments)))
     return Template(tuple(nodes), ends[template.exit])
+
+
+def _enter(nodes: TemplateNodes, at: int, whole: TemplateNode, units: tuple[int, int]) -> int:
+    """Note that a pass enters units, from the first to the last, at the start of a node; the number of the next."""
+    at += isinstance(nodes[at], Launches)
+    if isinstance(whole, PassNode) and len(whole.passes) == 1:
+        facts = {name: getattr(nodes[at], name) for name in TemplateNode.__dataclass_fields__}
+        nodes[at] = UnitsBegin(**facts, whole=whole, first=units[0], last=units[1])
+    return units[1] + 1
 
 
 def _append_steps(nodes: TemplateNodes, node: TemplateNode, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:

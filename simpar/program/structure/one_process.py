@@ -10,9 +10,10 @@ from dataclasses import replace
 from simpar.dataclass import dataclass
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
+from simpar.program.structure.pass_memory import MemoryChange
 from simpar.program.structure.stages import StageBuilder
 from simpar.program.structure.synchronisation import DENSE
-from simpar.program.structure.templates import GATHER, REDUCE, MemoryChange, Template, TemplateNode
+from simpar.program.structure.templates import GATHER, REDUCE, Template, TemplateNode
 from simpar.units import to_ns
 
 TOKEN_BYTES = 8  # torch.int64

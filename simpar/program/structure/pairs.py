@@ -16,7 +16,8 @@ from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, BlockStep, Phase
 from simpar.program.blocks.segments import Priced, Segment
 from simpar.program.structure.hooks import BlockBytes
-from simpar.program.structure.templates import Template, TemplateNode, backward_memory, forward_memory
+from simpar.program.structure.pass_memory import backward_memory, forward_memory
+from simpar.program.structure.templates import Template, TemplateNode
 from simpar.units import NS_PER_S
 
 PAIR = "forward_backward"

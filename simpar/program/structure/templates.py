@@ -19,6 +19,7 @@ from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, Collect
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
 from simpar.program.structure.hooks import LOOK_AHEAD, BlockBytes, Copies, SyncPolicy
+from simpar.program.structure.pass_memory import MemoryChange, UnitPass, backward_memory, forward_memory, transient
 from simpar.units import to_ns
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
@@ -36,15 +37,6 @@ PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing
 BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
 """What has two buffers each: gathered parameters, gradients to be reduced, activations on their way to the host and
 back."""
-
-
-@dataclass(frozen=True)
-class MemoryChange:
-    """``delta_bytes`` (signed) when the node starts, or when it finishes; ``category`` as in the Program."""
-
-    at_finish: bool
-    delta_bytes: float
-    category: str
 
 
 @dataclass(frozen=True)
@@ -85,6 +77,29 @@ class TemplateNode:
     def varying_ns(self) -> int:
         """The part of the duration that varies with the rank's speed."""
         return self.duration_ns
+
+
+@dataclass(frozen=True)
+class PassNode(TemplateNode):
+    """Passes over units as one op, a segment for every unit; ``memory`` opens with theirs as one op.
+
+    Several passes follow each other, and so do their repetitions.
+    """
+
+    passes: tuple[UnitPass, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnitsBegin(TemplateNode):
+    """A step of a pass written step by step, at whose start the pass enters units.
+
+    These are the units number ``first`` to ``last`` of ``whole``: more than one where units before have no steps, and
+    the number behind the last one where the pass ends.
+    """
+
+    whole: PassNode = PassNode("", "", ())
+    first: int = 0
+    last: int = 0
 
 
 class TemplateNodes(list[TemplateNode]):
@@ -200,7 +215,7 @@ def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, sync: SyncPoli
     count = bucket.size_bytes / copies.gradient_bytes
     if sync.copy_in_s:
         after = nodes.add(_copy("copy gradients in", count * sync.copy_in_s, after=after))
-    gone = _transient(0.0, -count * copies.whole.kept_bytes * share)
+    gone = transient(0.0, -count * copies.whole.kept_bytes * share)
     for number, (group, op, part) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * part / bucket.count, bucket.count)
         streams = (*((COMPUTE,) if sync.in_turn else ()), f"{REDUCE}.{group}" if number else REDUCE)
@@ -212,39 +227,6 @@ def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, sync: SyncPoli
 def _copy(name: str, seconds: float, *, after: int) -> TemplateNode:
     """Kernels that copy into or out of the buffer of a collective, between those of the blocks."""
     return TemplateNode("dp", name, (COMPUTE,), duration_ns=int(to_ns(seconds)), after=(after,))
-
-
-def forward_memory(units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
-    """Memory of a forward pass over ``units`` as one op: saved tensors stay, the workspace peak goes.
-
-    The workspace of the joined op is max over units (bytes saved so far + the unit's workspace) minus the bytes
-    saved in all, so its peak equals the peak of its parts.
-    """
-    saved, peak = 0.0, 0.0
-    for unit in units:
-        saved += unit.saved_bytes
-        peak = max(peak, saved + unit.forward_workspace_bytes)
-    return (MemoryChange(False, saved, "activations"), *_transient(peak - saved, saved - peak))
-
-
-def backward_memory(kind: str, units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
-    """Memory of a backward-type pass over ``units`` (in backward order) as one op, peak-exact as in forward.
-
-    A full backward and a weight-gradient pass release what forward saved; an input-gradient pass keeps it.
-    """
-    saved = sum(unit.saved_bytes for unit in units)
-    remaining, peak = saved, saved
-    for unit in units:
-        peak = max(peak, remaining + unit.recomputed_bytes + unit.backward_workspace_bytes)
-        remaining -= unit.saved_bytes
-    release = () if kind == "input_gradient" else (MemoryChange(True, -saved, "activations"),)
-    return (*_transient(peak - saved, saved - peak), *release)
-
-
-def _transient(start_bytes: float, finish_bytes: float) -> tuple[MemoryChange, ...]:
-    """Changes of transient bytes when a node starts and when it finishes; changes of 0 are left out."""
-    changes = (MemoryChange(False, start_bytes, "transient"), MemoryChange(True, finish_bytes, "transient"))
-    return tuple(change for change in changes if change.delta_bytes)
 
 
 def host_copy(
@@ -282,7 +264,7 @@ def _arrivals(
         count = each.arriving(unit)
         if not each.arrives or not count:
             continue
-        held = _transient(sync.held * count * each.buffer_bytes * unit.at_once, 0.0)
+        held = transient(sync.held * count * each.buffer_bytes * unit.at_once, 0.0)
         waits, begin = after if each.reshard else (), len(nodes)
         if each.fetched_bytes:
             size = count * each.fetched_bytes
@@ -331,14 +313,14 @@ class _Outbox:
         """Memory of the gradients that a unit's pass makes and that are not kept on the device."""
         size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
         self._held += size if self._sync.sends else 0.0
-        return _transient(size * self._sync.sends, 0.0)
+        return transient(size * self._sync.sends, 0.0)
 
     def send(self, nodes: TemplateNodes, unit: BlockBytes, *, closed: bool) -> int | None:
         """Append the copy of the gradients that are ready when a unit is done; its position, or None."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
             return None
-        gone = _transient(0.0, -self._held)
+        gone = transient(0.0, -self._held)
         sent = nodes.add(host_copy("gradients to host", self._size, after=(len(nodes) - 1,), memory=gone))
         if self._sync.accumulates:
             moved = self._size * self._sync.accumulates
@@ -351,14 +333,14 @@ def _made(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of whole gradients that a unit's pass makes, and leaves in a buffer or adds to earlier ones."""
     each = [(copies.parameters(unit) * unit.at_once, copies.whole) for copies in sync.copies]
     made = sum(count * whole.made_bytes for count, whole in each)
-    return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
+    return transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
 
 def _freed(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of parameters that arrived for a pass and are freed after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
     size = sum(each.arriving(unit) * each.buffer_bytes * unit.at_once for each in freed)
-    return _transient(0.0, -sync.held * size)
+    return transient(0.0, -sync.held * size)
 
 
 def compute_node(
@@ -370,7 +352,7 @@ def compute_node(
     after: tuple[int, ...] = (),
 ) -> TemplateNode:
     """One op for the passes of consecutive blocks."""
-    return TemplateNode(
+    return PassNode(
         kind=kind,
         name=units[0].name if len(units) == 1 else kind,
         streams=BLOCK_STREAMS,
@@ -378,6 +360,7 @@ def compute_node(
         segments=tuple((unit.layer, segment) for unit, segment in zip(units, segments, strict=True)),
         after=after,
         memory=memory,
+        passes=(UnitPass(kind, tuple(units)),),
     )
 
 

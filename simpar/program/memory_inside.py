@@ -1,0 +1,167 @@
+"""Memory over time with what comes and goes inside passes that are single ops, which the Program does not have.
+
+The Program's curve has the right peak, but holds what a pass saves from the pass's start on. Here every pass is opened
+into the units that it runs over (:class:`simpar.program.structure.pass_memory.UnitPass`), at the times at which they
+run, so that activations rise layer by layer in the forward and fall in the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from simpar.dataclass import dataclass
+from simpar.program.ir.memory import MemoryUse
+from simpar.program.ir.program import MEMORY_CATEGORIES, Timing
+from simpar.program.lower import Lowered
+from simpar.program.structure.pass_memory import MemoryChange
+from simpar.program.structure.templates import PassNode, TemplateNode, UnitsBegin
+from simpar.units import Floats, Ints
+
+MOST_ROWS = 1_000_000
+"""With more changes of memory inside passes, only the highest and the lowest level of each pass are kept."""
+MOST_ROUNDS = 10_000
+"""Of more repetitions of the same passes as one op, only so many, evenly spread, are opened: they are all alike."""
+_OPENED = [MEMORY_CATEGORIES.index(name) for name in ("activations", "transient")]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Changes of memory inside an op: when, as shares of its duration (float64[n], ascending), and bytes by category.
+
+    ``delta_bytes`` int64[n, categories].
+    """
+
+    share: Floats
+    delta_bytes: Ints
+
+    def at(self, timing: Timing, ops: Ints) -> Ints:
+        """The instants in ns of the changes inside ``ops``, int64[ops, n]; at both ends exactly the op's own."""
+        start, finish = timing.start_ns[ops][:, None], timing.finish_ns[ops][:, None]
+        return np.asarray(start + np.rint((finish - start) * self.share).astype(np.int64), dtype=np.int64)
+
+
+def memory_over_time(lowered: Lowered, timing: Timing, class_id: int, use: MemoryUse) -> tuple[Ints, Ints]:
+    """Memory of one class of ranks: instants int64[n] ns, ascending, and bytes int64[n, categories] from each on.
+
+    Categories are MEMORY_CATEGORIES; the highest total is the peak of ``use``, the class's memory by the Program. Where
+    something else still leaves while a pass runs (gradients on their way to the host), the Program's peak may be higher
+    than any instant's level; then the pass that reaches it stays whole, so that the picture shows where it comes from.
+    """
+    passes = list(_opened_ops(lowered, class_id))
+    result = _over_time(lowered, timing, class_id, passes)
+    if result[1].sum(axis=1).max() == use.peak_bytes:
+        return result
+    slots = lowered.slots.of_class(class_id)
+    op, action = lowered.op_of_slot[slots], lowered.slots.action[slots]
+    whole = op[action == action[np.flatnonzero(op == use.peak_op)[0]]]
+    passes = [(node, ops[~np.isin(ops, whole)]) for node, ops in passes]
+    return _over_time(lowered, timing, class_id, passes)
+
+
+def _over_time(
+    lowered: Lowered, timing: Timing, class_id: int, passes: Sequence[tuple[TemplateNode, Ints]]
+) -> tuple[Ints, Ints]:
+    """The curve of a class with some ops opened."""
+    table, opened = lowered.program.memory, np.zeros(len(lowered.program), dtype=bool)
+    many = sum(len(ops) * _num_rows(node) for node, ops in passes) > MOST_ROWS
+    instants, changes = [np.zeros(1, dtype=np.int64)], [np.zeros((1, len(MEMORY_CATEGORIES)), dtype=np.int64)]
+    for node, ops in passes:
+        rows = _rows(node, condense=many)
+        opened[ops] = True
+        instants.append(rows.at(timing, ops).ravel())
+        changes.append(np.tile(rows.delta_bytes, (len(ops), 1)))
+    rest = np.flatnonzero((table.class_id == class_id) & ~opened[table.op])
+    op = table.op[rest]
+    whole = np.zeros((len(rest), len(MEMORY_CATEGORIES)), dtype=np.int64)
+    whole[np.arange(len(rest)), table.category[rest]] = table.delta_bytes[rest]
+    time = np.concatenate([*instants, np.where(table.at_finish[rest], timing.finish_ns[op], timing.start_ns[op])])
+    order = np.argsort(time, kind="stable")
+    time, curve = time[order], np.cumsum(np.concatenate([*changes, whole])[order], axis=0)
+    last = np.append(time[1:] != time[:-1], True)  # each instant's last change
+    return time[last], curve[last]
+
+
+def _opened_ops(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode, Ints]]:
+    """Nodes of a class's templates that are opened, and the ops that they became."""
+    actions, slots = lowered.actions[class_id], lowered.slots.of_class(class_id)
+    template, node = actions.template[lowered.slots.action[slots]], lowered.slots.node[slots]
+    op = lowered.op_of_slot[slots]
+    lengths = [len(each.nodes) for each in actions.templates]
+    starts = np.cumsum([0, *lengths])
+    each = starts[template] + node  # nodes numbered through all templates
+    order = np.argsort(each, kind="stable")
+    ends = np.searchsorted(each[order], np.arange(starts[-1] + 1))
+    nodes = (node for template in actions.templates for node in template.nodes)
+    for number, one in enumerate(nodes):
+        mine = order[ends[number] : ends[number + 1]]
+        if len(mine) and _is_opened(one):
+            yield one, op[mine].astype(np.int64)
+
+
+def _is_opened(node: TemplateNode) -> bool:
+    """Whether memory moves inside a node, or where it enters units of a pass written step by step."""
+    if isinstance(node, UnitsBegin):
+        return len(node.whole.segments) > 1
+    return isinstance(node, PassNode) and len(node.segments) > 1 and node.duration_ns > 0
+
+
+def _num_rows(node: TemplateNode) -> int:
+    if isinstance(node, UnitsBegin):
+        return 1
+    return min(node.repeats, MOST_ROUNDS) * (len(node.segments) + 1)
+
+
+def _rows(node: TemplateNode, *, condense: bool) -> _Rows:
+    """What stands for the node's own changes of memory."""
+    if isinstance(node, UnitsBegin):
+        levels = _levels(node.whole)[0]
+        delta = levels[node.last] - (levels[node.first - 1] if node.first else 0)
+        opens, closes = node.first == 0, node.last == len(levels) - 1
+        beside = [change for change in _beside(node.whole) if (closes if change.at_finish else opens)]
+        return _table(np.zeros(1), delta[None], beside)
+    assert isinstance(node, PassNode), "other nodes are not opened"
+    durations = np.array([segment.duration_ns for _, segment in node.segments])
+    shares, deltas, begin, begin_ns = list[Floats](), list[Ints](), 0, 0.0
+    for levels in _levels(node):
+        count = len(levels) - 1
+        ends = begin_ns + np.cumsum(durations[begin : begin + count])
+        kept = _extremes(levels) if condense or node.repeats > MOST_ROUNDS else np.arange(count + 1)
+        shares.append(np.append(begin_ns, ends)[kept])
+        deltas.append(np.diff(levels[kept], axis=0, prepend=np.zeros((1, 2), dtype=np.int64)))
+        begin, begin_ns = begin + count, float(ends[-1])
+    once, changes = np.concatenate(shares) / begin_ns, np.concatenate(deltas)
+    rounds = np.unique(np.linspace(0, node.repeats - 1, min(node.repeats, MOST_ROUNDS)).round())
+    share = ((rounds[:, None] + once) / node.repeats).ravel()
+    return _table(share, np.tile(changes, (len(rounds), 1)), _beside(node))
+
+
+def _levels(node: PassNode) -> list[Ints]:
+    return [each.levels() for each in node.passes]
+
+
+def _extremes(levels: Ints) -> Ints:
+    """Positions of the lowest and the highest level during a pass, and of what is left behind it."""
+    total = levels[:-1].sum(axis=1)
+    return np.unique([int(np.argmin(total)), int(np.argmax(total)), len(levels) - 1])
+
+
+def _beside(node: PassNode) -> list[MemoryChange]:
+    """Changes of memory at a node that are not its passes'; repeated passes have no others."""
+    if len(node.passes) > 1:
+        return []
+    own = node.passes[0].memory
+    assert node.memory[: len(own)] == own, f"{node.name}: a node's memory opens with that of its pass"
+    return list(node.memory[len(own) :])
+
+
+def _table(share: Floats, delta: Ints, beside: list[MemoryChange]) -> _Rows:
+    """Rows in all categories, with changes beside the passes at either end."""
+    wide = np.zeros((len(share) + len(beside), len(MEMORY_CATEGORIES)), dtype=np.int64)
+    wide[: len(share), _OPENED] = delta
+    for at, change in enumerate(beside, len(share)):
+        wide[at, MEMORY_CATEGORIES.index(change.category)] = round(change.delta_bytes)
+    share = np.append(share, [float(change.at_finish) for change in beside])
+    order = np.argsort(share, kind="stable")
+    return _Rows(share[order], wide[order])

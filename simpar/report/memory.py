@@ -1,0 +1,152 @@
+"""Memory of a simulated step: the report by stage, and the curve over time of every class of ranks."""
+
+import numpy as np
+
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
+from simpar.program.footprint import Footprint, HostUse, host_use, on_fullest_device
+from simpar.program.ir.program import MEMORY_CATEGORIES, Label
+from simpar.program.lower import Lowered
+from simpar.program.memory_inside import memory_over_time
+from simpar.report.context import SummaryInputs
+from simpar.report.parts import HostReport, MemoryReport, StageMemory
+from simpar.report.timeline import MemoryCurve
+from simpar.units import NS_PER_S
+
+BETWEEN_STEPS, IN_UPDATE = "the gather of updated parameters", "the optimizer's update"
+
+
+def _constant_parts(one: Footprint) -> dict[str, float]:
+    """Bytes of the parts of a class's memory that stay constant during a step."""
+    static = one.static
+    return {
+        "parameters": float(static.bytes_of("parameters", ALWAYS, PASSES)),
+        "gradients": float(static.bytes_of("gradients") + static.bytes_of("transient")),
+        "optimizer_states": float(static.bytes_of("optimizer_states")),
+        "overhead": one.overhead_bytes,
+    }
+
+
+def stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[StageMemory]:
+    """The memory of every pipeline stage, for its class with the fullest devices."""
+    stages: dict[int, StageMemory] = {}
+    kinds = context.cluster.device_of(context.lowered.quotient.representative_rank).tolist()
+    for class_id, (one, kind) in enumerate(zip(held, kinds, strict=True)):
+        static, use = one.static, one.use
+        moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
+        parts = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
+        if one.peaks_between:
+            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", _ends_in(one)))}
+            parts |= {"parameters": float(static.bytes_of("parameters")), **left}
+        entry = StageMemory(
+            stage=one.stage,
+            device=context.cluster.devices[kind].name,
+            capacity_bytes=one.capacity_bytes,
+            **{f"{part}_bytes": size for part, size in parts.items()},
+            peak_bytes=sum(parts.values()),
+            peak_time_s=_peak_time_ns(context, class_id, one) / NS_PER_S,
+            peak_op=_peak_name(context.lowered, one),
+        )
+        known = stages.get(one.stage)
+        if known is None or entry.peak_bytes / entry.capacity_bytes > known.peak_bytes / known.capacity_bytes:
+            stages[one.stage] = entry
+    return [stages[stage] for stage in sorted(stages)]
+
+
+def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> MemoryCurve:
+    """The memory of a class over the step: passes unit by unit, then the update and what follows it."""
+    time_ns, held = memory_over_time(context.lowered, context.timing, class_id, one.use)
+    begin, end = _update_ns(context, class_id)
+    static, ends = one.static, np.array([[begin], [end]])
+    instants = np.union1d(time_ns, ends)
+    moving = held[np.searchsorted(time_ns, instants, side="right") - 1].astype(np.float64)
+    behind, after = instants >= begin, instants >= end
+    columns = {name: np.full(len(instants), value) for name, value in _constant_parts(one).items()}
+    columns |= {name: moving[:, MEMORY_CATEGORIES.index(name)] for name in ("activations", "transient")}
+    columns["parameters"] -= behind * float(static.bytes_of("parameters", PASSES))
+    columns["transient"] += (behind & ~after) * float(static.bytes_of("transient", UPDATE))
+    columns["transient"] += after * float(static.bytes_of("transient", BETWEEN))
+    return MemoryCurve(instants / NS_PER_S, columns)
+
+
+def _update_ns(context: SummaryInputs, class_id: int) -> tuple[int, int]:
+    """When the optimizer's update of a class begins and ends; the end of all its ops where it has none."""
+    ops, timing = context.lowered.program.ops, context.timing
+    mine = np.flatnonzero(ops.class_id == class_id)
+    is_update = np.array([label.kind == "optimizer" for label in context.lowered.program.labels])
+    update = mine[is_update[ops.label[mine]]]
+    if not len(update):
+        update = mine[[np.argmax(timing.finish_ns[mine])]]
+        return (int(timing.finish_ns[update[0]]),) * 2
+    return int(timing.start_ns[update].min()), int(timing.finish_ns[update].max())
+
+
+def _peak_time_ns(context: SummaryInputs, class_id: int, one: Footprint) -> int:
+    """When the memory of a class peaks first: inside an op, in the update or behind it."""
+    if one.peaks_between:
+        return _update_ns(context, class_id)[0 if one.static.ends_in_update else 1]
+    time_ns, held = memory_over_time(context.lowered, context.timing, class_id, one.use)
+    return int(time_ns[np.argmax(held.sum(axis=1))])
+
+
+def _ends_in(one: Footprint) -> str:
+    """When a class holds the most behind its passes."""
+    return UPDATE if one.static.ends_in_update else BETWEEN
+
+
+def _peak_name(lowered: Lowered, one: Footprint) -> str:
+    """What runs when the memory of a class peaks."""
+    if not one.peaks_between:
+        return _op_name(lowered, one.use.peak_op)
+    return IN_UPDATE if one.static.ends_in_update else BETWEEN_STEPS
+
+
+def _op_name(lowered: Lowered, op: int) -> str:
+    if op < 0:
+        return "the whole step"
+    ops = lowered.program.ops
+    label = lowered.program.labels[int(ops.label[op])]
+    microbatch = int(ops.microbatch[op])
+    words = _words(label)
+    return f"{words} of microbatch {microbatch}" if microbatch >= 0 else words
+
+
+def _words(label: Label) -> str:
+    """Kind and name; where blocks begin and end, only the name of the pass."""
+    kind, name = label.kind.replace("_", " "), label.name
+    if label.kind == "join":
+        return name.replace("_", " ")
+    return kind if name == label.kind else f"{kind} {name}"
+
+
+def memory_report(context: SummaryInputs, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
+    """The memory report; peaks are those on the fullest kind of device."""
+    beside = on_fullest_device(held)
+    capacity = beside[0].capacity_bytes
+    host = _host(host_use(context.lowered, context.cluster))
+    fits = all(one.needed_bytes <= one.capacity_bytes for one in held)
+    return MemoryReport(
+        peak_memory_bytes=max(one.overhead_bytes + one.allocated_bytes for one in beside),
+        peak_reserved_bytes=max(one.held_bytes for one in beside),
+        static_memory_bytes=max(float(one.static.total_bytes) for one in beside),
+        capacity_bytes=capacity,
+        fits=fits and (host is None or host.fits),
+        stages=tuple(stages),
+        host=host,
+    )
+
+
+def _host(use: HostUse | None) -> HostReport | None:
+    if use is None:
+        return None
+    node, drives = use.node, use.nvme_capacity_bytes
+    return HostReport(
+        optimizer_states=node.optimizer_bytes,
+        gradients=node.gradients_bytes,
+        parameters=node.parameters_bytes,
+        activations=node.activations_bytes,
+        used=node.memory_bytes,
+        capacity=use.capacity_bytes,
+        nvme=node.nvme_bytes,
+        nvme_capacity=drives if np.isfinite(drives) else None,
+        fits=use.fits,
+    )
