@@ -15,7 +15,9 @@ class ScaleUp(Strict):
 
     ``bandwidth`` is per device and direction: of a mesh, of all its links together; of a torus, of its links
     along one axis. ``domain`` devices reach each other without a NIC (default: a node). ``dims`` are the sides of
-    a whole torus, of which a smaller job gets a box; a side is a ring where it is a multiple of ``wrap``.
+    a whole torus, of which a smaller job gets a box; a side is a ring where it is a multiple of ``wrap``. Without
+    ``peer_to_peer`` devices cannot read each other's memory: bytes cross the host's, as the parameters of collectives
+    say.
     """
 
     kind: Literal["nvswitch", "mesh", "pcie", "torus", "shared_memory"]
@@ -23,6 +25,7 @@ class ScaleUp(Strict):
     latency: Seconds
     domain: Count | None = None
     nvls: bool = False
+    peer_to_peer: bool = True
     dims: tuple[Count, ...] = ()
     wrap: Count = 1
 

@@ -241,7 +241,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
-    account = _account(given, reader.words)
+    account = _account(given, reader.words, cluster)
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
     if near is None:
@@ -266,11 +266,12 @@ def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:
     return replace(given, found=devices.merged(given.found, count), text=replace(given.text, syntax=None, read=again))
 
 
-def _account(given: ParsedLaunch, table: WordTable) -> Account:
+def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account:
     """Every word of the text and variable of its command, and what it takes from where it cannot be read."""
+    environment = account_of(given.launch.environment, cluster)
     words, idle = without_launchers(given.found.words)
     gaps = {**given.launch.gaps, **gaps_of_command(given.launch.words, words.used)}
-    account = table.sort(words.used, words.unread) + account_of(given.launch.environment) + Account(idle=idle)
+    account = table.sort(words.used, words.unread) + environment + Account(idle=idle)
     return account + account_of_gaps(gaps, table)
 
 

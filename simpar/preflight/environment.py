@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, WordTable, is_off
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.network import OVER, split_network
 from simpar.layout.deciders import state_choices
 
-NO_RDMA = "NCCL_IB_DISABLE"
+NO_RDMA, NO_PEERS = "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"
 READ = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "NGPU", NO_RDMA,
 )  # fmt: skip
@@ -21,7 +22,7 @@ WORDS = WordTable(
         "cuda_launch_blocking": "the host waits for every kernel: a slower step",
         "nccl_algo": "the algorithm of collectives: their time",
         "nccl_proto": "the protocol of collectives: their time",
-        "nccl_p2p_disable": "devices of a node reach each other through the host's memory: slower collectives",
+        NO_PEERS.lower(): "devices of a node reach each other through the host's memory: slower collectives",
         "nccl_shm_disable": "devices of a node reach each other over the network: slower collectives",
         "nccl_socket_nthreads": "threads of NCCL's sockets: bandwidth between nodes over TCP",
         "nccl_nsocks_perthread": "sockets of NCCL's threads: bandwidth between nodes over TCP",
@@ -75,14 +76,19 @@ def hardware_as_told(hardware: str, environment: Mapping[str, str], notes: list[
     return f"{hardware}{OVER}ethernet"
 
 
-def account_of(environment: Mapping[str, str]) -> Account:
-    """The variables among those of a command that simpar knows: all others belong to the script alone."""
+def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
+    """The variables among those of a command that simpar knows: all others belong to the script alone.
+
+    One that turns peer-to-peer off changes nothing between devices that have none.
+    """
     known = {
         name: value
         for name, value in environment.items()
         if any(fnmatchcase(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
     }
+    through_host = [name for name in (NO_PEERS,) if name in known and not cluster.profile.scale_up.peer_to_peer]
     allocator = _of_allocator(environment)
     used = [name for name in READ if environment.get(name)] + [SEGMENTS] * (SEGMENTS in allocator)
     others = {name: value for name, value in allocator.items() if name != SEGMENTS}
-    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others)
+    known = {name: value for name, value in known.items() if name not in through_host}
+    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=tuple(through_host))

@@ -194,6 +194,8 @@ def test_a_word_that_decides_leaves_no_verdict_ok(capsys):
     assert list(found["words"]["not_modelled"]) == ["NCCL_P2P_DISABLE"]
     assert run(["check", *HARDWARE, "--", f"NCCL_P2P_DISABLE=1 {COMMAND}"]) == 3
     assert "NOT SURE: words of the text decide that are not modelled" in capsys.readouterr().out
+    _, found = checked(capsys, "--hardware", "rtx-4090-8", "--", f"NCCL_P2P_DISABLE=1 {COMMAND}")
+    assert found["words"]["not_modelled"] == {}  # these cards have no peer-to-peer
 
 
 @pytest.mark.usefixtures("no_neighbours")

@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.frameworks.target import Imported
+from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
 from simpar.preflight.environment import account_of, hardware_as_told, with_allocator
 
@@ -28,7 +29,8 @@ def test_other_variables_are_accounted_for():
     """The allocator's other settings and NCCL's decide; the script's own are no words of the text."""
     found = account_of(
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:512", "NCCL_ALGO": "Ring", "TP": "8",
-         "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+         "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        load_cluster("dgx-h100"),
     )  # fmt: skip
     assert found.used == ("expandable_segments",)
     assert found.idle == ("CUDA_DEVICE_MAX_CONNECTIONS",)
@@ -49,4 +51,13 @@ def test_nodes_without_rdma_are_joined_by_tcp(hardware, value, told):
     environment = {"NCCL_IB_DISABLE": value}
     assert hardware_as_told(hardware, environment, notes) == told
     assert bool(notes) == (told != hardware)
-    assert account_of(environment).used == ("NCCL_IB_DISABLE",)
+    assert account_of(environment, load_cluster(told)).used == ("NCCL_IB_DISABLE",)
+
+
+@pytest.mark.parametrize(("hardware", "decides"), [("rtx-4090-8", False), ("rtx-5090-8", False), ("l40s-8", True)])
+def test_peers_that_there_are_not_cannot_be_turned_off(hardware: str, decides: bool) -> None:
+    """GeForce cards have no peer-to-peer: the variable that turns it off is without effect there."""
+    found = account_of({"NCCL_P2P_DISABLE": "1"}, load_cluster(hardware))
+    assert (list(found.deciding), list(found.idle)) == (
+        (["NCCL_P2P_DISABLE"], []) if decides else ([], ["NCCL_P2P_DISABLE"])
+    )
