@@ -6,8 +6,9 @@ from dataclasses import field
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.tracing.choice_roles import chosen_mask
 from simpar.tracing.expert_roles import expert_weights
-from simpar.tracing.latent_roles import latent_mask
+from simpar.tracing.latent_roles import LATENT_KEY, latent_mask
 from simpar.tracing.nodes import times
 from simpar.tracing.raw_operators import INPUT_VALUE, DraftWeight, OperatorDraft, makers
 from simpar.tracing.roles import find_roles
@@ -228,7 +229,11 @@ class BlockReader:
             value_dim=term("head_dim") if same else ((core.value_dim, ()),),
             context=context,
         )
-        return latent_mask(pattern) if "qk_dim" in self.dims else pattern
+        latent, chosen = "qk_dim" in self.dims, bool(core.chosen)
+        if latent:
+            pattern = latent_mask(pattern, sparse=chosen)
+        pairs = LATENT_KEY if latent else term("kv_heads", "head_dim", times=2)
+        return chosen_mask(pattern, core, pairs, indexed=core.chosen in self.made) if chosen else pattern
 
     def _keys(self, draft: OperatorDraft, rows: Size) -> tuple[str, int | None, bool]:
         """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True."""

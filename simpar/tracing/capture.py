@@ -18,6 +18,7 @@ from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED
 from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, TracedCall, TraceShape, length, refs_of
+from simpar.tracing.vocabulary import SORTS, base
 
 if TYPE_CHECKING:
     from simpar.tracing.recording import ModuleRun
@@ -233,8 +234,8 @@ def _kind(
 def _seen(call: TracedCall, nodes: Mapping[str, CallNode], constants: Constants) -> Mask | None:
     """The keys seen under the mask among a call's arguments, where it is core attention or masks scores."""
     if call.op == _CORE:
-        refs = refs_of(call.args[3:4])
-        return next((mask for ref in refs for mask in _masks(ref, nodes, constants)), None)
+        masks = [mask for ref in refs_of(call.args[3:4]) for mask in _masks(ref, nodes, constants)]
+        return next((mask for mask in masks if mask != Mask()), next(iter(masks), None))
     if call.op in ("masked_fill", "masked_fill_", "where", "add", "add_"):
         fixed = [r for r in refs_of(call.args) if nodes[r].kind == CONSTANT]
         square = [r for r in fixed if len(nodes[r].sizes) >= 2 and min(nodes[r].sizes[-2:]) > 1]
@@ -243,15 +244,17 @@ def _seen(call: TracedCall, nodes: Mapping[str, CallNode], constants: Constants)
     return None
 
 
-def _masks(ref: str, nodes: Mapping[str, CallNode], constants: Constants) -> Iterator[Mask]:
-    """Masks that a mask is made of, nearest first; those of "where" and of sums are read there already."""
-    node = nodes[ref]
-    if node.kind == CONSTANT:
-        mask = constants.mask(ref, hides=False)
+def _masks(name: str, nodes: Mapping[str, CallNode], constants: Constants) -> Iterator[Mask]:
+    """Masks that a mask is made of, nearest first; those of "where" and of sums are read there already.
+
+    What lies before a choice of the largest chooses the keys, and hides none itself.
+    """
+    waiting, seen = [name], {name}
+    while waiting:
+        node = nodes[waiting.pop(0)]
+        mask = constants.mask(node.name, hides=False) if node.kind == CONSTANT else node.mask
         if mask is not None:
             yield mask
-        return
-    if node.mask is not None:
-        yield node.mask
-    for inner in node.refs:
-        yield from _masks(inner, nodes, constants)
+        if node.kind != CONSTANT and base(node.op) not in SORTS:
+            waiting += [ref for ref in node.refs if ref not in seen]
+            seen.update(node.refs)

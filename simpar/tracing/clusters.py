@@ -53,6 +53,7 @@ def classify(cluster: PointwiseGroup, rows: Size, columns: int) -> list[Operator
     """The cluster as an operator; one that only sums several streams is a residual sum.
 
     A limit in front of a rotation is an operator of its own, as other tensors of the same attention have it alone.
+    Limits of both halves of a gated activation are one, as in mixtures.
     """
     first, rest = cluster.nodes[0], cluster.nodes[1:]
     plain = not {known.base(node.op) for node in rest} & known.NONLINEAR
@@ -63,6 +64,13 @@ def classify(cluster: PointwiseGroup, rows: Size, columns: int) -> list[Operator
         )  # fmt: skip
         turned = PointwiseGroup(cluster.path, nodes=rest, sources=[first.name], pieces=cluster.pieces, tables=True)
         return [limit, *classify(turned, rows, columns)]
+    if limits := _limited(cluster):
+        values, source = tuple(node.name for node in limits), tuple(cluster.sources)
+        wide = columns * len(limits)
+        limit = OperatorDraft(values[0], "clamp", rows, wide, source, values, first.owners, saves=source)
+        kept = [node for node in cluster.nodes if node.name not in values]
+        gate = PointwiseGroup(cluster.path, nodes=kept, sources=[values[0]], pieces=cluster.pieces)
+        return [limit, *classify(gate, rows, columns)]
     ops = {known.base(node.op) for node in cluster.nodes}
     last = cluster.nodes[-1]
     sources = tuple(cluster.sources)
@@ -85,7 +93,25 @@ def classify(cluster: PointwiseGroup, rows: Size, columns: int) -> list[Operator
 
 def _is_gated(cluster: PointwiseGroup, ops: set[str]) -> bool:
     """Whether it multiplies an activated tensor with another one, or with the other half of the same."""
-    return "glu" in ops or (len(cluster.sources) > 1 and "mul" in ops) or _halves(cluster)
+    return "glu" in ops or (len(cluster.sources) > 1 and "mul" in ops) or _halves(cluster) or _gates(cluster)
+
+
+def _gates(cluster: PointwiseGroup) -> bool:
+    """Whether a product multiplies two values that are made here of different views."""
+    outer: dict[str, set[str]] = {}
+    for node in cluster.nodes:
+        parts = [outer.get(ref, {ref}) for ref in node.refs]
+        outer[node.name] = {ref for part in parts for ref in part}
+        if known.base(node.op) == "mul" and len(parts) > 1 and not parts[0] & parts[1]:
+            return all(ref in outer for ref in node.refs)
+    return False
+
+
+def _limited(cluster: PointwiseGroup) -> list[CallNode]:
+    """The calls that limit what a gated activation reads of one source; none where it is no such activation."""
+    inside = {node.name for node in cluster.nodes}
+    limits = [node for node in cluster.nodes if known.base(node.op) in known.LIMITS and not inside & {*node.refs}]
+    return limits if len(limits) > 1 and len(cluster.sources) == 1 and _gates(cluster) else []
 
 
 def _halves(cluster: PointwiseGroup) -> bool:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from simpar.tracing.roles import Roles
 
 ROUTED: Size = term("batch", "seq", "topk", "load")
-ROUTED_KINDS = ("dispatch", "grouped_matmul", "clamp")
+ROUTED_KINDS = ("dispatch", "grouped_matmul")
+ROUTED_NAMES = ("expert_activation", "expert_clamp")
 
 
 def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
@@ -44,13 +45,16 @@ def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
         elif draft.kind == "grouped_matmul":
             roles.contractions[draft.name] = term("expert_ffn")
             roles.name(draft, "expert_down")
-        elif draft.kind == "clamp":
+        elif draft.kind == "clamp" and before == "grouped_matmul":
             roles.columns[draft.name] = wide
             roles.name(draft, "expert_clamp")
-        elif draft.kind in ("activation", "gated_activation") and before in ("grouped_matmul", "clamp"):
+        elif draft.kind in ("activation", "gated_activation") and (
+            before == "grouped_matmul"
+            or (before == "clamp" and _made_by(made, made[draft.inputs[0]]) == "grouped_matmul")
+        ):
             roles.columns[draft.name] = term("expert_ffn")
             roles.name(draft, "expert_activation")
-        if draft.kind in ROUTED_KINDS or roles.names.get(draft.name, "").startswith("expert_activation"):
+        if draft.kind in ROUTED_KINDS or roles.names.get(draft.name, "").startswith(ROUTED_NAMES):
             roles.rows[draft.name], roles.regions[draft.name] = ROUTED, "expert"
 
 
@@ -75,6 +79,14 @@ def shared_last(roles: Roles) -> list[OperatorDraft]:
 def _made_by(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> str:
     """Kind of the operator that makes a draft's first input ("" where none does)."""
     return made[draft.inputs[0]].kind if draft.inputs and draft.inputs[0] in made else ""
+
+
+def _behind_experts(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> bool:
+    """Whether a draft reads a grouped product, with limits between or not."""
+    before = made.get(draft.inputs[0]) if draft.inputs else None
+    if before is not None and before.kind == "clamp":
+        before = made.get(before.inputs[0])
+    return before is not None and before.kind == "grouped_matmul"
 
 
 def expert_weights(name: str, draft: OperatorDraft, contraction: Size, columns: Size) -> tuple[Weight, ...]:

@@ -12,6 +12,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
+from simpar.tracing.choice_roles import LOSS
 from simpar.tracing.code import LIBRARY, call_user_function
 from simpar.tracing.fused import SELECTIVE
 from simpar.tracing.library import installed, make_module
@@ -74,6 +75,8 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
         yield f"{unread:,} of its parameters are read by no operator"
     if any(node.op == SELECTIVE for node in captured.nodes.values()):
         yield "selective scans of Mamba-1 count as those of Mamba-2 with heads of one feature"
+    if any(op.kind == LOSS for block in graph.blocks.values() for op in block.operators):
+        yield "its indexers learn from a loss of their own, which is counted as published: its module computes none"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
 

@@ -2,7 +2,10 @@
 
 One product makes keys and values from a normed latent. The product that makes the latent also makes a key that all
 heads share, the only one that is rotated. The calls between products and core (slices, rotation, concatenation) become
-a rotation of the shared key, one of all heads' queries and keys, and a copy of the values.
+a rotation of the shared key, one of all heads' queries and keys, and a copy of the values. Where an indexer chooses
+keys, training kernels let the heads attend to the latents themselves: the product that makes keys and values becomes
+one of queries into the latent and one of outputs out of it, of the same parameters and FLOP
+[DeepSeek-AI 2025, arXiv 2512.02556, section 2.1].
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simpar.architectures.graph import AttentionPattern, Size, term
+from simpar.architectures.graph import ONE, AttentionPattern, Size, term
 from simpar.dataclass import dataclass
 from simpar.tracing.raw_operators import OperatorDraft, makers
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from simpar.tracing.roles import Roles
 
 _SOFT = ("rope", "copy", "add", "activation")
+LATENT_KEY: Size = (*term("kv_rank"), *term("rotary_dim"))
+"""Features of a key where heads attend to latents."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,16 @@ class TracedLatent:
     query_down: OperatorDraft | None
     query_norm: OperatorDraft | None
     dims: Mapping[str, int]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its keys are chosen, so that heads attend to latents."""
+        return self.core.core is not None and bool(self.core.core.chosen)
+
+    @property
+    def end(self) -> str:
+        """The value that holds all heads' outputs."""
+        return self.core.outputs[0]
 
 
 def latents(drafts: list[OperatorDraft]) -> tuple[list[OperatorDraft], list[TracedLatent]]:
@@ -113,12 +128,43 @@ def _plain(drafts: list[OperatorDraft], latent: TracedLatent) -> list[OperatorDr
         return OperatorDraft(own, kind, down.rows, columns, inputs, (own,), core.owners)
 
     key = made("k_rotary", "rope", dims["rotary_dim"], down.outputs[0])
+    kept = [draft for draft in drafts[:at] if draft.name not in gone]
+    if latent.is_sparse:
+        return [*(each for each in kept if each is not up), *_sparse(latent, key), *drafts[at + 1 :]]
     turned = made("rope", "rope", 2 * heads * dims["qk_dim"], query.outputs[0], up.outputs[0], key.outputs[0])
     value = made("value", "copy", heads * dims["value_dim"], up.outputs[0])
     reads = (turned.outputs[0], value.outputs[0])
     attention = replace(core, inputs=reads, saves=(*reads, core.name, "lse"))
-    kept = [draft for draft in drafts[:at] if draft.name not in gone]
     return [*kept, key, turned, value, attention, *drafts[at + 1 :]]
+
+
+def _sparse(latent: TracedLatent, key: OperatorDraft) -> list[OperatorDraft]:
+    """Heads that attend to chosen latents, with the products of queries into the latent and of outputs out of it."""
+    up, core, dims, name = latent.up, latent.core, latent.dims, latent.core.name
+    assert core.core is not None, "made of core attention"
+    heads, rank, rotary = dims["heads"], dims["kv_rank"], dims["rotary_dim"]
+
+    def product(part: str, source: str, contraction: int, columns: int) -> OperatorDraft:
+        own = f"{name}.{part}"
+        numel = heads * rank * (contraction if part == "q_latent" else columns // heads)
+        pieces = tuple(replace(each, node=f"{each.node}.{part}", numel=numel) for each in up.pieces[:1])
+        return OperatorDraft(
+            own, "matmul", up.rows, columns, (source,), (own,), core.owners, contraction, pieces, (source,)
+        )
+
+    into = product("q_latent", latent.query.outputs[0], dims["plain_dim"], heads * rank)
+    turned = OperatorDraft(
+        f"{name}.rope", "rope", up.rows, heads * (rank + rotary), (into.name, latent.query.outputs[0]),
+        (f"{name}.rope",), core.owners,
+    )  # fmt: skip
+    reads = (turned.name, latent.norm.outputs[-1], key.name, core.core.chosen)
+    seen = replace(core.core, kv_heads=1, key_dim=rank + rotary, value_dim=rank)
+    inner = f"{name}.latent"
+    attention = replace(
+        core, inputs=reads, outputs=(inner,), columns=heads * rank, saves=(*reads, inner, "lse"), core=seen
+    )
+    out = product("value_up", inner, rank, heads * dims["value_dim"])
+    return [into, key, turned, attention, replace(out, outputs=core.outputs)]
 
 
 def latent_roles(roles: Roles, latent: TracedLatent) -> None:
@@ -139,18 +185,30 @@ def latent_roles(roles: Roles, latent: TracedLatent) -> None:
             roles.regions[draft.name] = "tensor" if name.endswith("up") else "sequence"
             if contraction is not None:
                 roles.contractions[draft.name] = contraction
-    sizes = {"k_rotary": term("rotary_dim"), "rope": term("heads", "qk_dim", times=2)}
+    values, queries = term("heads", "value_dim"), term("heads", "kv_rank")
+    turned = (*queries, *term("heads", "rotary_dim")) if latent.is_sparse else term("heads", "qk_dim", times=2)
+    sizes = {
+        "k_rotary": term("rotary_dim"), "rope": turned, "value": values, "q_latent": queries, "value_up": values,
+    }  # fmt: skip
+    contractions = {"q_latent": term("plain_dim"), "value_up": term("kv_rank")}
     for draft in roles.drafts:
         part = draft.name.removeprefix(f"{core}.")
-        if part in ("k_rotary", "rope", "value") and draft.name != part:
+        if part in sizes and draft.name != part:
             roles.name(draft, part)
-            roles.columns[draft.name] = sizes.get(part, term("heads", "value_dim"))
+            roles.columns[draft.name] = sizes[part]
             roles.regions[draft.name] = "sequence" if part == "k_rotary" else "tensor"
+            if part in contractions:
+                roles.contractions[draft.name] = contractions[part]
         if draft.name == core:
             roles.name(draft, "attention")
-            roles.columns[core] = term("heads", "value_dim")
+            roles.columns[core] = queries if latent.is_sparse else values
 
 
-def latent_mask(pattern: AttentionPattern) -> AttentionPattern:
-    """Core attention with the named widths of latent attention: keys and values differ in width, one pair per head."""
+def latent_mask(pattern: AttentionPattern, *, sparse: bool = False) -> AttentionPattern:
+    """Core attention with the named widths of latent attention: keys and values differ in width, one pair per head.
+
+    ``sparse`` heads share the latents.
+    """
+    if sparse:
+        return replace(pattern, key_dim=LATENT_KEY, value_dim=term("kv_rank"), kv_heads=ONE)
     return replace(pattern, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))

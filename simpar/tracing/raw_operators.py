@@ -1,9 +1,12 @@
 """Operators of a trace before their sizes have names."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 
-from simpar.architectures.graph import Size
+from simpar.architectures.graph import Selection, Size
+from simpar.architectures.indexer import Indexer
 from simpar.dataclass import dataclass
 
 INPUT_VALUE = ""
@@ -21,7 +24,10 @@ class DraftWeight:
 
 @dataclass(frozen=True)
 class Core:
-    """Core attention: heads, key-value heads, their widths, and the lengths of queries and keys."""
+    """Core attention: heads, key-value heads, their widths, and the lengths of queries and keys.
+
+    Of the keys, queries see those of a ``selection``, which the value ``chosen`` names.
+    """
 
     heads: int
     kv_heads: int
@@ -32,6 +38,8 @@ class Core:
     causal: bool = False
     window: int | None = None
     dropout: bool = False
+    selection: Selection | None = None
+    chosen: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,13 @@ class RecurrenceDraft(OperatorDraft):
     dims: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class ChoiceDraft(OperatorDraft):
+    """A choice of keys, and the sizes of what chooses."""
+
+    indexer: Indexer | None = None
+
+
 def merge_drafts(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
     """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}
@@ -99,3 +114,21 @@ def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def makers(drafts: list[OperatorDraft]) -> Mapping[str, OperatorDraft]:
     """Which draft makes each value."""
     return {value: draft for draft in drafts for value in draft.outputs}
+
+
+def with_unread(drafts: list[OperatorDraft], parameters: Mapping[str, tuple[int, ...]]) -> list[OperatorDraft]:
+    """The drafts, the first with all ``parameters`` (shapes) that no call reads or that several attentions share."""
+    readers = Counter(piece.node for draft in drafts if draft.core for piece in draft.pieces)
+    drafts = [
+        replace(draft, pieces=tuple(p for p in draft.pieces if readers[p.node] == 1)) if draft.core else draft
+        for draft in drafts
+    ]
+    held: Counter[str] = Counter()
+    for piece in {piece.node: piece for draft in drafts for piece in draft.pieces}.values():
+        held[piece.parameter] += piece.numel
+    left = [
+        DraftWeight(name, name, prod(sizes) - held[name], "vector")
+        for name, sizes in parameters.items()
+        if prod(sizes) > held[name]
+    ]
+    return [replace(drafts[0], pieces=(*drafts[0].pieces, *left)), *drafts[1:]]

@@ -1,6 +1,5 @@
 """From calls to drafts: views vanish, pointwise neighbours become one pass, eager attention core attention."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 from math import prod
@@ -11,6 +10,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
+from simpar.tracing.choices import TracedChoice, choice_draft, choices
 from simpar.tracing.clusters import PointwiseGroup, classify
 from simpar.tracing.experts import drafts_of, mixtures
 from simpar.tracing.fused import convolution_draft, recurrence_draft
@@ -29,7 +29,7 @@ from simpar.tracing.nodes import (
     times,
     turned,
 )
-from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft
+from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft, with_unread
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
 _WEIGHT_AT = {"linear": 1, "addmm": 2, "mm": 1, "matmul": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
@@ -56,6 +56,7 @@ class _CallReader:
     taken: set[str] = field(default_factory=set)
     eager: dict[str, tuple[str, Mask | None]] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, TracedChoice] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Any:
@@ -67,7 +68,7 @@ class _CallReader:
             if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
                 self._note_eager(node)
         order: list[tuple[str, OperatorDraft | PointwiseGroup]] = []
-        mixed = self._mixtures()
+        mixed = {**self._mixtures(), **self._choices()}
         for node in self.nodes.values():
             order += [(draft.name, draft) for draft in mixed.get(node.name, ())]
             if node.name in self.taken:
@@ -85,7 +86,9 @@ class _CallReader:
                 drafts.append(result)
             elif last.get(id(self.member[name])) == name:
                 drafts += self._closed(self.member[name])
-        return self._with_unread(drafts)
+        if not drafts:
+            raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
+        return with_unread(drafts, self.captured.parameters)
 
     def _mixtures(self) -> dict[str, list[OperatorDraft]]:
         """Operators of every mixture, by the call in whose place they stand."""
@@ -95,6 +98,16 @@ class _CallReader:
             result |= {mixture.router.name: [router], mixture.end.name: rest}
             calls = {_call(node.name) for node in mixture.between}
             self._take((name for name in self.nodes if _call(name) in calls), mixture.end.name)
+        return result
+
+    def _choices(self) -> dict[str, list[OperatorDraft]]:
+        """Operators of every choice of keys, by the call that picks."""
+        self.choices = choices(self.nodes)
+        result: dict[str, list[OperatorDraft]] = {}
+        for choice in self.choices.values():
+            values = tuple(dict.fromkeys(self.value(name) for name in choice.reads))
+            result[choice.pick.name] = [choice_draft(choice, values)]
+            self._take((name for name in self.nodes if _call(name) in choice.calls), choice.pick.name)
         return result
 
     def _take(self, names: Iterable[str], end: str) -> None:
@@ -228,25 +241,6 @@ class _CallReader:
             node = self.nodes[sources[0]]
         return str(node.name)
 
-    def _with_unread(self, drafts: list[OperatorDraft]) -> list[OperatorDraft]:
-        """The drafts, the first with the parameters that no call reads or that several attentions share."""
-        if not drafts:
-            raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
-        readers = Counter(piece.node for draft in drafts if draft.core for piece in draft.pieces)
-        drafts = [
-            replace(draft, pieces=tuple(p for p in draft.pieces if readers[p.node] == 1)) if draft.core else draft
-            for draft in drafts
-        ]
-        held: Counter[str] = Counter()
-        for piece in {piece.node: piece for draft in drafts for piece in draft.pieces}.values():
-            held[piece.parameter] += piece.numel
-        left = [
-            DraftWeight(name, name, prod(sizes) - held[name], "vector")
-            for name, sizes in self.captured.parameters.items()
-            if prod(sizes) > held[name]
-        ]
-        return [replace(drafts[0], pieces=(*drafts[0].pieces, *left)), *drafts[1:]]
-
     # operators
 
     def _plain(
@@ -326,8 +320,12 @@ class _CallReader:
         rate = node.args[4] if len(node.args) > 4 else 0.0
         causal = bool(node.args[5]) if len(node.args) > 5 else False
         mask = Mask(causal=True) if causal else node.mask or Mask()
-        core = self._core(node, (query, key, value), mask, dropout=isinstance(rate, float) and rate > 0)
-        return replace(core, pieces=self._pieces(node, (3,)))
+        draft = self._core(node, (query, key, value), mask, dropout=isinstance(rate, float) and rate > 0)
+        if (choice := self.choices.get(node.name)) is not None and draft.core is not None:
+            chosen = choice.pick.name
+            core = replace(draft.core, selection=choice.indexer.selection, chosen=chosen)
+            draft = replace(draft, inputs=(*draft.inputs, chosen), saves=(chosen, *draft.saves), core=core)
+        return replace(draft, pieces=self._pieces(node, (3,)))
 
     def _core(
         self, node: CallNode, qkv: tuple[CallNode, CallNode, CallNode], mask: Mask, *, dropout: bool

@@ -15,6 +15,7 @@ from simpar.architectures import linear_attention, mamba
 from simpar.architectures.graph import Size, evaluate, term
 from simpar.dataclass import dataclass
 from simpar.tracing import vocabulary as known
+from simpar.tracing.lightning_loops import LIGHTNING
 from simpar.tracing.raw_operators import OperatorDraft, RecurrenceDraft, makers, merge_drafts
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def recurrences(drafts: list[OperatorDraft]) -> tuple[list[OperatorDraft], list[
     for draft in drafts:
         if isinstance(draft, RecurrenceDraft):
             parts = _parts(drafts, draft)
-            drafts, names = (drafts, {}) if parts is None else _plain(drafts, draft, parts)
+            plain = _plain_lightning if draft.kind == LIGHTNING else _plain
+            drafts, names = (drafts, {}) if parts is None else plain(drafts, draft, parts)
             result.append(TracedRecurrence(draft, names))
     return drafts, result
 
@@ -139,11 +141,26 @@ def _plain(
     return [*kept, *layer, *rest], names
 
 
+def _plain_lightning(
+    drafts: list[OperatorDraft], core: RecurrenceDraft, parts: _AroundPass
+) -> tuple[list[OperatorDraft], dict[str, str]]:
+    """The drafts, of which the gate keeps the pass's output and its product, and the names of the layer's by role."""
+    kinds = [[each.kind for each in part] for part in (parts.before, parts.gate, parts.behind)]
+    if kinds != [["activation", "matmul"], ["matmul"], ["norm", "gated_activation"]]:
+        return drafts, {}
+    (act, in_proj), (gate_proj,), (norm, gate) = parts.before, parts.gate, parts.behind
+    kept = replace(gate, saves=(*core.outputs[:1], *gate_proj.outputs[:1]))
+    roles = {
+        "in_proj": in_proj, "act": act, "gate_proj": gate_proj, "norm": norm, "gate": gate, "out_proj": parts.out,
+    }  # fmt: skip
+    return [kept if each is gate else each for each in drafts], {role: each.name for role, each in roles.items()}
+
+
 def recurrence_roles(roles: Roles, layer: TracedRecurrence) -> None:
     """Name the operators of one layer and their sizes."""
     core, by_name = layer.core, {draft.name: draft for draft in roles.drafts}
     roles.dims |= dict(core.dims)
-    if layer.names:
+    if "conv" in layer.names:
         conv = by_name[layer.names["conv"]]
         roles.dims["conv"] = conv.pieces[0].numel // conv.columns
     inner, sizes = _sizes(core.kind)
@@ -194,7 +211,7 @@ def short_convolution_roles(roles: Roles, conv: OperatorDraft) -> None:
     roles.contractions[out[0].name] = term("linear_heads")
 
 
-_NAMES = ({"norm": "output_norm", "gate": "output_gate"}, {"norm": "mixer_norm"})
+_NAMES = ({"norm": "output_norm", "gate": "output_gate", "act": "qkv_activation"}, {"norm": "mixer_norm"})
 """Names of the parts behind a pass: of linear attention, of a state-space layer."""
 
 
@@ -203,6 +220,8 @@ def _sizes(kind: str) -> tuple[Size, dict[str, Size]]:
     if kind == "scan":
         return mamba.INNER, {"in_proj": mamba.PROJECTED, "conv": mamba.MIXED}
     values, mixed, heads = linear_attention.VALUES, linear_attention.MIXED, linear_attention.HEADS
+    if kind == LIGHTNING:
+        return values, {"in_proj": mixed, "act": mixed}
     if kind == "gated_delta":
         twice = term("linear_heads", "linear_value_dim", times=2), term("linear_heads", times=2)
         return values, {"in_proj": (*linear_attention.QUERIES_KEYS, *twice[0], *twice[1]), "conv": mixed}

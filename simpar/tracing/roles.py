@@ -6,8 +6,9 @@ from dataclasses import field, replace
 
 from simpar.architectures.graph import Size, term
 from simpar.dataclass import dataclass
+from simpar.tracing.choice_roles import choice_roles, loss_roles, with_losses
 from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shared_gate
-from simpar.tracing.latent_roles import latent_roles, latents
+from simpar.tracing.latent_roles import LATENT_KEY, latent_roles, latents
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, OperatorDraft, makers, merge_drafts
 from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
 from simpar.tracing.vocabulary import CONVOLUTION
@@ -63,6 +64,7 @@ def find_roles(
     plain, passes = recurrences(_summed(list(drafts), live))
     turned = _scaled(_turned(plain))
     joined, compressed = latents(without_shared_gate(_joined(turned)))
+    joined = with_losses(joined)
     roles = Roles(joined, arrives, _keys_as_values(turned))
     made = dict(makers(joined))
     mixture_roles(roles, made)
@@ -73,9 +75,12 @@ def find_roles(
             short_convolution_roles(roles, draft)
     for each in compressed:
         latent_roles(roles, each)
+    choice_roles(roles, made)
+    loss_roles(roles, LATENT_KEY if compressed else term(*HEAD_DIM))
+    ends = {each.core.name: each.end for each in compressed}
     for draft in joined:
-        if draft.name in roles.names and draft.core is not None:
-            _output(roles, made, draft, prefix="")
+        if draft.name in ends:
+            _output(roles, made, made[ends[draft.name]], prefix="")
         elif draft.core is not None:
             _attention(roles, made, draft, memory)
     for draft in joined:
@@ -290,7 +295,9 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
 
 def _reads_earlier_keys(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft) -> bool:
     """Whether an attention reads what a layer before the last one has made."""
-    return any(value not in made and value not in (roles.arrives, INPUT_VALUE) for value in draft.inputs)
+    assert draft.core is not None, "called for core attention"
+    here = (roles.arrives, INPUT_VALUE, draft.core.chosen)
+    return any(value not in made and value not in here for value in draft.inputs)
 
 
 def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, *, prefix: str) -> None:
@@ -370,13 +377,15 @@ def _value(size: Size, dims: dict[str, int]) -> int:
 
 
 def _mlp(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, output: str) -> None:
-    """Name an MLP: a product, an activation, and a product that contracts its columns."""
+    """Name an MLP: a product, an activation, and a product that contracts its columns; limits before the activation."""
     sources = {made[value].name if value in made else "" for value in draft.inputs}
     if len(sources) != 1 or "" in sources:
         return
-    up = made[draft.inputs[0]]
+    first = made[draft.inputs[0]]
+    limit = first if first.kind == "clamp" and first.inputs[0] in made else None
+    up, reader = (made[limit.inputs[0]], limit) if limit else (first, draft)
     between, down = _behind(roles, made, draft)
-    plain = up.kind == "matmul" and up.name not in roles.names and [r.name for r in _readers(roles, up)] == [draft.name]
+    plain = up.kind == "matmul" and up.name not in roles.names and _readers(roles, up) == [reader]
     if not plain or down is None or down.contraction != draft.columns or up.columns % draft.columns:
         return
     shared = any(each.kind == "router" for each in roles.drafts)
@@ -390,6 +399,10 @@ def _mlp(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, out
     for each in between:
         roles.inner.add(each.name)
         roles.columns[each.name] = term(ffn)
+    if limit is not None:
+        roles.inner.add(limit.name)
+        roles.columns[limit.name] = term(ffn, times=limit.columns // draft.columns)
+        roles.name(limit, f"{prefix}_clamp")
     activation = "shared_activation" if shared else "activation"
     for each, name in ((up, f"{prefix}_up"), (draft, activation), (down, f"{prefix}_down")):
         roles.name(each, name)

@@ -52,7 +52,7 @@ GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
 """Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS_OF_PRODUCTS = frozenset(["einsum", "tensordot", "inner", "outer", "kron", "bilinear"])
 """Operators that are recorded as the products that they are made of."""
-RECURRENCES = frozenset(["gated_delta", "channel_delta", "scan", "selective_scan"])
+RECURRENCES = frozenset(["gated_delta", "channel_delta", "lightning", "scan", "selective_scan"])
 CONVOLUTION = "convolution"
 """Fused kernels that are recorded whole: passes over the sequence, and a short causal convolution of every channel."""
 NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"])

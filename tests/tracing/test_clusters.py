@@ -77,3 +77,19 @@ def test_a_limit_in_front_of_a_rotation_is_a_pass_of_its_own():
     limit, turned = classify(cluster(*calls, table=True), TOKENS, 8)
     assert (limit.kind, limit.inputs, limit.saves) == ("activation", ("x",), ("x",))
     assert (turned.kind, turned.inputs, turned.saves) == ("rope", ("a",), ())
+
+
+def test_limits_of_both_halves_stand_before_a_gate():
+    """They are one operator as wide as both; the gate keeps what it limits. Of an ungated activation they are part."""
+    gated = cluster(
+        call("g", "clamp", "left"), call("u", "clamp", "right"), call("s", "sigmoid", "g"), call("h", "mul", "g", "s"),
+        call("v", "add", "u"), call("y", "mul", "v", "h"),
+    )  # fmt: skip
+    gated.sources = ["x"]
+    limit, gate = classify(gated, TOKENS, 8)
+    assert (limit.kind, limit.columns, limit.inputs, limit.saves) == ("clamp", 16, ("x",), ("x",))
+    assert limit.outputs == ("g", "u")
+    assert (gate.kind, gate.columns, gate.inputs, gate.saves) == ("gated_activation", 8, ("g",), ("g",))
+    bent = cluster(call("g", "clamp", "x"), call("s", "sigmoid", "g"), call("h", "mul", "g", "s"))
+    (one,) = classify(bent, TOKENS, 8)
+    assert (one.kind, one.saves) == ("activation", ("x",))

@@ -68,3 +68,28 @@ def test_a_short_convolution():
     assert [roles.names[each.name] for each in drafts] == ["in_proj", "conv_gate", "conv", "gate", "out_proj"]
     assert [evaluate(roles.columns[name], roles.dims) for name in ("in", "before", "after")] == [192, 64, 64]
     assert evaluate(roles.contractions["out"], roles.dims) == 64
+
+
+def test_a_layer_of_lightning_attention():
+    """Activated queries, keys and values, the pass, a norm of all heads, a gate; without the norm it is not read."""
+    drafts = [
+        draft("norm", "norm", 32, "x"),
+        draft("qkv", "matmul", 64, "norm", contraction=32),
+        draft("act", "activation", 64, "qkv"),
+        delta("act", kind="lightning"),
+        draft("own", "norm", 32, "pass"),
+        draft("gate", "matmul", 32, "norm", contraction=32),
+        draft("gated", "gated_activation", 32, "gate", "own", saves=("gate", "own")),
+        draft("out", "matmul", 32, "gated", contraction=32),
+    ]
+    roles = find_roles(drafts, "")
+    assert roles.refusal == ""
+    assert [roles.names[each.name] for each in roles.drafts] == [
+        "attention_norm", "in_proj", "qkv_activation", "linear_attention", "output_norm", "gate_proj", "output_gate",
+        "out_proj",
+    ]  # fmt: skip
+    assert evaluate(roles.columns["act"], roles.dims) == 2 * 2 * 8 + 4 * 8
+    assert next(each for each in roles.drafts if each.name == "gated").saves == ("pass", "gate")
+    bare = [each for each in drafts if each.name != "own"]
+    bare[5] = draft("gated", "gated_activation", 32, "gate", "pass")
+    assert find_roles(bare, "").refusal == UNREAD

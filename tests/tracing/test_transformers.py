@@ -49,12 +49,7 @@ WRAPPED = ("gemma3n",)
 NO_PREDICTION = {"qwen3_5_text": {"mtp_num_hidden_layers": 0}}
 """Fields that leave out layers for multi-token prediction, which classes of transformers do not have."""
 DIFFERENT = {
-    **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl", "minimax_m3_vl_text"),
-        "an indexer counts as products, and its choice hides no key",
-    ),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "its streams count call by call"),
-    "minimax": "its lightning attention counts as the products of its code, which no kernel stands for",
     "deepseek_v4": "its compressed keys are of another length, which is refused",
 }  # fmt: skip
 """Where capture and declaration differ by more than the test allows, and why."""

@@ -29,7 +29,7 @@ def _read_lightning(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, kv_heads=8)
     mixture = experts_of("num_local_experts", experts=8, topk=2)(config)
     listed = config.data.get("attn_type_list")  # as released: 1 is attention
-    usual = [kind != 1 for kind in listed] if isinstance(listed, list) else [at % 2 == 0 for at in range(shape.layers)]
+    usual = [kind != 1 for kind in listed] if isinstance(listed, list) else [at % 2 == 1 for at in range(shape.layers)]
     layers = tuple(LayerVariant(linear=linear, experts=True) for linear in linear_in(config, usual))
     heads, width = shape.heads, shape.head_dim
     linear = LinearShape(

@@ -29,6 +29,16 @@ def test_experts_stand_where_the_config_puts_them() -> None:
     assert read({**DOTS, "sliding_window": None}).layers == ("layer", *("layer_moe",) * 3)
 
 
+def test_layers_of_minimax() -> None:
+    """As listed in either way; without a list attention comes first (transformers, configuration_minimax.py)."""
+    config = {**LLAMA, "model_type": "minimax", "num_local_experts": 4}
+    full, linear = "layer_moe", "layer_linear_moe"
+    assert read(config).layers == (full, linear, full, linear)
+    assert read({**config, "attn_type_list": [0, 0, 0, 1]}).layers == (linear, linear, linear, full)
+    kinds = ["linear_attention", "full_attention"] * 2
+    assert read({**config, "layer_types": kinds}).layers == (linear, full, linear, full)
+
+
 def test_scores_of_routers() -> None:
     """A sigmoid with a bias that chooses, a plain softmax, and a softmax of which a bias chooses."""
     sizes = {**LLAMA, "num_experts": 4, "num_local_experts": 4, "head_dim": 8, "rotary_dim": 4}
