@@ -125,6 +125,17 @@ class Accounts:
         share = bubble / np.maximum(np.maximum(alike, bubble), 1)
         return float(np.average(share, weights=multiplicity))
 
+    def inside_shares(self, ops: Ints) -> dict[str, Floats]:
+        """The shares of the time of ops in which their kernels wait inside the op, by kind: float64[len(ops)] each.
+
+        They wait for collectives of their blocks, or for launches on the host.
+        """
+        slot = np.zeros(len(self.timing.start_ns), dtype=np.int64)
+        slot[self.op_of_slot[::-1]] = np.arange(len(self.op_of_slot))[::-1]  # the first of several slots of an op
+        parts = self.facts.parts[self.facts.node[slot[ops]]]
+        whole = np.maximum(parts.sum(axis=1), 1)
+        return {kind: parts[:, PARTS.index(kind)] / whole for kind in (HOST, *INSIDE)}
+
     def waiting(self, class_id: int) -> list[Waiting]:
         """For which ranks a class waits, longest first; the times sum to its cause "waiting"."""
         return self.idle.waiting(class_id)

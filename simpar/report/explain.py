@@ -1,6 +1,6 @@
 """Limiting factors in words: the critical path, the largest losses, the ranks waited for, the memory peak."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from simpar.program.ir.program import Program, Timing
 from simpar.report.parts import Cooperation, HostReport, StageMemory
 from simpar.report.result import Result
 from simpar.report.waits import describe_waits, slow_hints
-from simpar.units import NS_PER_S, Indices, format_bytes, format_seconds
+from simpar.units import NS_PER_S, Floats, Indices, Ints, format_bytes, format_seconds
 
 WORDS = {
     "exposed_tp": "exposed tensor-parallel communication",
@@ -43,21 +43,31 @@ def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
     return np.array(chain[::-1], dtype=np.int64)
 
 
-def critical_path_s(program: Program, timing: Timing, binding: Indices) -> dict[str, float]:
-    """Seconds of every kind of op on the critical path, largest first; "wait" is time that no op covers."""
+def critical_path_s(
+    program: Program, timing: Timing, binding: Indices, inside: Callable[[Ints], Mapping[str, Floats]] | None = None
+) -> dict[str, float]:
+    """Seconds of every kind of op on the critical path, largest first; "wait" is time that no op covers.
+
+    ``inside`` gives, for some ops, the shares of their time in which their kernels wait for something inside the op, by
+    its kind: communication of their blocks, launches on the host.
+    """
     chain = critical_path(binding, timing)
     start, finish = timing.start_ns[chain], timing.finish_ns[chain]
     clock = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish)])[: len(chain)]
     each = finish - np.maximum(start, np.minimum(clock, finish))
+    spent: dict[str, int] = {"wait": int(np.maximum(start - clock, 0).sum())}
+    left = each.copy()
+    for kind, share in (inside(chain) if inside else {}).items():
+        waits = np.rint(each * share).astype(np.int64)
+        spent[kind], left = int(waits.sum()), left - waits
     label = program.ops.label[chain]
+    by_label = np.zeros(len(program.labels), dtype=np.int64)
+    np.add.at(by_label, label, left)
     used, first = np.unique(label, return_index=True)
-    kinds = list(dict.fromkeys(program.labels[one].kind for one in used[np.argsort(first)].tolist()))
-    kind_of_label = np.zeros(len(program.labels), dtype=np.int64)
-    kind_of_label[used] = [kinds.index(program.labels[one].kind) for one in used.tolist()]
-    spent = np.zeros(len(kinds), dtype=np.int64)
-    np.add.at(spent, kind_of_label[label], each)
-    waited = int(np.maximum(start - clock, 0).sum())
-    order = sorted(zip(["wait", *kinds], [waited, *spent.tolist()], strict=True), key=lambda item: -item[1])
+    for one in used[np.argsort(first)].tolist():
+        kind = program.labels[one].kind
+        spent[kind] = spent.get(kind, 0) + int(by_label[one])
+    order = sorted(spent.items(), key=lambda item: -item[1])
     return {kind: time / NS_PER_S for kind, time in order if time}
 
 

@@ -16,7 +16,7 @@ from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
-from simpar.plan.choices.mesh import PIPELINE
+from simpar.plan.choices.mesh import INSIDE_BLOCKS, PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
 from simpar.program.footprint import footprints
@@ -49,6 +49,8 @@ _KIND_OF_GROUP = {
     "host": "offload", "drive": "offload",
 }  # fmt: skip
 REDUCTIONS = ("reduce_scatter", "all_reduce")
+_INSIDE_PASSES = [CAUSES.index(name) for name in (HOST, *(f"exposed_{kind}" for kind in INSIDE_BLOCKS))]
+"""Causes of idle time that a timeline draws as parts of the passes that they serve."""
 
 
 def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
@@ -93,7 +95,7 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
     timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
     result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
-    path = critical_path_s(lowered.program, timing, accounts.binding)
+    path = critical_path_s(lowered.program, timing, accounts.binding, accounts.inside_shares)
     path["host"] = path.get("host", 0.0) + between_s
     return add_explanation(result, critical=path)
 
@@ -136,7 +138,10 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
             begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
             cause = np.append(cause, CAUSES.index(HOST))
         idle = IdleSpans.of(begin, end, cause, CAUSES, end_ns)
-        stages.append(replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value}))
+        outside = ~np.isin(cause, _INSIDE_PASSES)
+        waits = IdleSpans.of(begin[outside], end[outside], cause[outside], CAUSES, end_ns)
+        parts = {name: value for name, value in parts.items() if value}
+        stages.append(replace(stage, blocks=stage.blocks.cut(waits), idle=idle, parts_s=parts))
     return Overview(tuple(stages), end_ns / NS_PER_S)
 
 

@@ -8,7 +8,7 @@ it) and a thinned memory curve; it is part of the result's JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -239,6 +239,25 @@ class Blocks:
     def of_kind(self, *kinds: str) -> Blocks:
         """The blocks of the given kinds."""
         rows = np.flatnonzero(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]))
+        return self._take(rows)
+
+    def cut(self, idle: IdleSpans) -> Blocks:
+        """The blocks without the idle pieces that lie inside passes: a pass that waits is drawn in parts."""
+        of_pass = np.isin(self.kind, [KINDS.index(kind) for kind in PASS_KINDS])
+        passes, rest = (self._take(np.flatnonzero(rows)) for rows in (of_pass, ~of_pass))
+        passes = passes._take(np.argsort(passes.start_s, kind="stable"))
+        finish, resumed = passes.start_s + passes.duration_s, idle.start_s + idle.duration_s
+        block = np.searchsorted(passes.start_s, idle.start_s, side="right") - 1
+        inside = np.flatnonzero((block >= 0) & (resumed < np.append(finish, 0.0)[block]))
+        of = np.append(np.arange(len(passes)), block[inside])
+        start, stop = np.append(passes.start_s, resumed[inside]), np.append(finish, idle.start_s[inside])
+        start, stop = (times[np.lexsort((times, of))] for times in (start, stop))
+        parts = replace(passes._take(np.sort(of)), start_s=start, duration_s=stop - start)
+        return Blocks(
+            **{name: np.append(getattr(parts, name), getattr(rest, name)) for name in self.__dataclass_fields__}
+        )
+
+    def _take(self, rows: Ints) -> Blocks:
         return Blocks(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
@@ -295,7 +314,7 @@ class Overview:
 def overview(timeline: Timeline) -> Overview:
     """Reduce a timeline to one class per pipeline rank and one block per run of one kind.
 
-    Tensor-parallel communication is part of the block it serves.
+    Communication inside passes (of tensor, context and expert parallelism) is part of the block it serves.
     """
     codes, inside = timeline.kind_codes(), KINDS.index("tp")
     stages = []

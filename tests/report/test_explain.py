@@ -101,3 +101,14 @@ def test_a_precision_without_units_is_said(hardware, precision, words):
         simpar.simulate("gpt2", simpar.Cluster(hardware), plan, {"seq_len": 128, "global_batch": 8}).why.binds
     )
     assert re.search(words, said) if words else "units" not in said
+
+
+def test_the_critical_path_has_the_communication_inside_passes():
+    """Without a pipeline everything of the one rank is on the path: its parts are those of the breakdown."""
+    plan = simpar.Plan(tp=8, zero=1)
+    result = simpar.simulate("llama-3-8b", "dgx-h100", plan, simpar.Training(seq_len=8192, global_batch=8))
+    path, parts = result.why.critical_path_s, result.time_breakdown_s
+    assert parts.exposed_tp > 0.1 * result.step_time_s
+    assert path["tp"] == pytest.approx(parts.exposed_tp, abs=1e-8)
+    assert path["forward"] + path["backward"] == pytest.approx(parts.compute, abs=1e-8)
+    assert sum(path.values()) == pytest.approx(result.step_time_s, rel=1e-6)

@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import simpar
 from simpar.program.ir.program import Timing
 from simpar.report import timeline as timelines
-from simpar.report.timeline import IDLE_CAUSES, KINDS, IdleSpans, MemoryCurve, RankClass, overview
+from simpar.report.timeline import IDLE_CAUSES, KINDS, Blocks, IdleSpans, MemoryCurve, RankClass, overview
 
 
 def test_overview_has_one_view_per_pipeline_rank_and_one_block_per_action(timeline):
@@ -124,3 +125,34 @@ def test_a_thinned_plateau_keeps_its_level():
     time = np.append(np.linspace(0, 1, 5000), 100.0)
     thin = MemoryCurve(time, {"transient": np.append(burst, 0.25)}).thin(400)
     assert thin.total_bytes[np.searchsorted(thin.time_s, 50.0) - 1] == 0.5
+
+
+def test_a_pass_that_waits_for_its_parameters_is_not_drawn_as_computing():
+    """Gathers over a slow network: passes are drawn in parts, which add up to the compute of the breakdown."""
+    plan = simpar.Plan(zero=3, precision="fp16")
+    result = simpar.simulate("gpt2-xl", "t4-4", plan, simpar.Training(seq_len=1024, global_batch=8))
+    (stage,) = result.overview.stages
+    passes = stage.blocks.of_kind("forward", "backward")
+    assert result.time_breakdown_s.exposed_dp > result.time_breakdown_s.compute
+    assert passes.duration_s.sum() == pytest.approx(result.time_breakdown_s.compute, rel=1e-3)
+    assert len(passes) > 4  # of two microbatches
+    order = np.argsort(passes.start_s)
+    start, finish = passes.start_s[order], (passes.start_s + passes.duration_s)[order]
+    assert (start[1:] >= finish[:-1] - 1e-12).all()
+    idle = stage.idle
+    inside = (idle.start_s[:, None] + 1e-12 < finish) & (
+        idle.start_s[:, None] + idle.duration_s[:, None] - 1e-12 > start
+    )
+    assert not inside.any()
+
+
+def test_cutting_leaves_other_blocks_and_idle_time_outside_of_passes():
+    """One pass of 10 s with an idle piece from 4 to 6, beside a message of 10 s; a piece behind it cuts nothing."""
+    kinds = np.array([KINDS.index("forward"), KINDS.index("pp")])
+    blocks = Blocks(np.zeros(2), np.full(2, 10.0), kinds, np.zeros(2, dtype=int), np.full(2, 3))
+    idle = IdleSpans(np.array([4.0, 10.0]), np.array([2.0, 5.0]), np.zeros(2, dtype=int))
+    cut = blocks.cut(idle)
+    assert cut.of_kind("forward").start_s.tolist() == [0.0, 6.0]
+    assert cut.of_kind("forward").duration_s.tolist() == [4.0, 4.0]
+    assert cut.of_kind("forward").microbatch.tolist() == [3, 3]
+    assert cut.of_kind("pp").duration_s.tolist() == [10.0]
