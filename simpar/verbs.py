@@ -18,11 +18,9 @@ from simpar.formats import RESULT
 from simpar.frameworks import load_reader
 from simpar.frameworks.overrides import script_in
 from simpar.frameworks.recipes import split_name
-from simpar.frameworks.shell_gaps import account_of_gaps
-from simpar.frameworks.words import Account
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
+from simpar.preflight.environment import account_of_words
 from simpar.preflight.given import given_words
-from simpar.preflight.launcher import without_launchers
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
 from simpar.scenario import find_scenario, load_scenario
@@ -31,6 +29,7 @@ from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
 if TYPE_CHECKING:
     from simpar.frameworks.target import Imported
+    from simpar.frameworks.words import Account
     from simpar.report.compare import Comparison
     from simpar.report.sweep import Sweep, Swept
 
@@ -202,8 +201,5 @@ def check(
 
 def account_of_import(file: str | Path, framework: str, imported: Imported) -> Account:
     """Every word of a text that was imported: used, without effect, deciding but not in the plan, or unknown."""
-    words, idle = without_launchers(imported.words)
-    table, path = load_reader(framework).words, split_name(str(file))[0]
-    script = script_in(read_text(path), str(file))
-    gaps = account_of_gaps(script.gaps, table) if script else Account()
-    return table.sort(words.used, words.unread) + Account(idle=idle) + gaps
+    script = script_in(read_text(split_name(str(file))[0]), str(file))
+    return account_of_words(imported.words, load_reader(framework).words, script.gaps if script else {})

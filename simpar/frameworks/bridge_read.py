@@ -6,7 +6,6 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from simpar import files
@@ -25,7 +24,7 @@ from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Assumed, ReadWords, WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable, matches
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -454,13 +453,11 @@ _OWN = WordTable(
     },
 )
 _MEGATRON = MEGATRON_WORDS.under("model")
-_PATTERNS = [own for own in _OWN.idle if set(own) & set("*?[")]  # all others match themselves alone
 WORDS = WordTable(
     _MEGATRON.idle,
     {
         name: what for name, what in _MEGATRON.deciding.items()
-        if not any(own.startswith(name.rstrip("*")) for own in _OWN.idle)
-        and not any(fnmatchcase(name, own) for own in _PATTERNS)
+        if not any(own.startswith(name.rstrip("*")) or matches(name, own) for own in _OWN.idle)
     },
 ) | _OWN  # fmt: skip
 """Fields of recipes that no plan has, by what they change; those of a model are Megatron-LM's arguments, too."""

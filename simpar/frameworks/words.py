@@ -14,6 +14,8 @@ from simpar.dataclass import dataclass
 
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "off", "[]", "{}")
 """Values, as text, by which a word asks for nothing."""
+MAGIC = frozenset("*?[")
+"""What makes a name a pattern."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class WordTable:
             what = self._decided_by(word)
             if what is not None and not is_off(value):
                 deciding[word] = what
-            elif what is not None or value == {} or any(fnmatchcase(plain(word), each) for each in self.idle):
+            elif what is not None or value == {} or any(matches(plain(word), each) for each in self.idle):
                 idle.append(word)
             else:
                 unknown.append(word)
@@ -51,7 +53,7 @@ class WordTable:
 
     def _decided_by(self, word: str) -> str | None:
         name = plain(word)
-        return next((what for each, what in self.deciding.items() if fnmatchcase(name, each)), None)
+        return next((what for each, what in self.deciding.items() if matches(name, each)), None)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class ReadWords:
     def ignored(self) -> tuple[str, ...]:
         """The names of the words that were not used."""
         return tuple(self.unread)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a plain name is that of a table; only patterns are compiled."""
+    return name == pattern or (not MAGIC.isdisjoint(pattern) and fnmatchcase(name, pattern))
 
 
 def plain(word: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
-from simpar.frameworks.shell_gaps import account_of_gaps, gaps_of_command
+from simpar.frameworks.shell_gaps import gaps_of_command
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
 from simpar.hardware.catalogue import fabric_words, load_cluster
@@ -28,7 +29,7 @@ from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.preflight.environment import account_of, hardware_as_told
+from simpar.preflight.environment import account_of, account_of_words, hardware_as_told
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.launcher import OF_MACHINE, without_launchers
@@ -260,6 +261,7 @@ def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:
     if count is None:
         return given
 
+    @cache
     def again(text: str) -> Imported:
         return devices.merged(given.text.read(text), count)
 
@@ -268,11 +270,9 @@ def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:
 
 def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account:
     """Every word of the text and variable of its command, and what it takes from where it cannot be read."""
-    environment = account_of(given.launch.environment, cluster)
-    words, idle = without_launchers(given.found.words)
-    gaps = {**given.launch.gaps, **gaps_of_command(given.launch.words, words.used)}
-    account = table.sort(words.used, words.unread) + environment + Account(idle=idle)
-    return account + account_of_gaps(gaps, table)
+    words, launch = given.found.words, given.launch
+    gaps = {**launch.gaps, **gaps_of_command(launch.words, without_launchers(words)[0].used)}
+    return account_of_words(words, table, gaps, account_of(launch.environment, cluster))
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

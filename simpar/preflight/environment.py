@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from simpar.frameworks.shell_gaps import account_of_gaps
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Account, WordTable, is_off
+from simpar.frameworks.words import Account, ReadWords, WordTable, is_off, matches
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.network import OVER, split_network
 from simpar.layout.deciders import state_choices
+from simpar.preflight.launcher import without_launchers
 
 NO_RDMA, NO_PEERS = "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"
 READ = (
@@ -76,6 +77,15 @@ def hardware_as_told(hardware: str, environment: Mapping[str, str], notes: list[
     return f"{hardware}{OVER}ethernet"
 
 
+def account_of_words(
+    words: ReadWords, table: WordTable, gaps: Mapping[str, str], environment: Account | None = None
+) -> Account:
+    """Every word of a text, what it takes from where it cannot be read, and the ``environment`` of its command."""
+    words, idle = without_launchers(words)
+    account = table.sort(words.used, words.unread) + (environment or Account()) + Account(idle=idle)
+    return account + account_of_gaps(gaps, table)
+
+
 def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
     """The variables among those of a command that simpar knows: all others belong to the script alone.
 
@@ -84,7 +94,7 @@ def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
     known = {
         name: value
         for name, value in environment.items()
-        if any(fnmatchcase(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
+        if any(matches(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
     }
     through_host = [name for name in (NO_PEERS,) if name in known and not cluster.profile.scale_up.peer_to_peer]
     allocator = _of_allocator(environment)

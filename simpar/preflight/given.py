@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,7 @@ def _refusal(source: str, what: str) -> UserError:
 def _config(
     text: str, source: str, target: str, syntax: str | None, launch: LaunchCommand, before: str = ""
 ) -> ParsedLaunch:
+    @cache
     def again(changed: str) -> Imported:
         return with_allocator(read(before + changed, source, target), launch.environment)
 
@@ -215,6 +217,7 @@ def _file_of_script(launch: LaunchCommand, source: str) -> str | None:
 def _with_file(text: str, source: str, target: str, file: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
     """The plan of a command and of the file of arguments that it names, in which edits are made."""
 
+    @cache
     def again(changed: str) -> Imported:
         with with_texts({file: changed}):
             return with_allocator(read(before + text, source, target), launch.environment)
@@ -241,6 +244,7 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
             result = replace(result, found=replace(result.found, plan=plan.model_copy(update={"mesh": mesh})))
         return result
 
+    @cache
     def again(command: str) -> Imported:
         laid_over: str = inner
         for name, value in _dotted(launch_of(before + command, source)).items():

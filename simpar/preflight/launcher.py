@@ -6,7 +6,6 @@ Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only r
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from fnmatch import fnmatchcase
 from math import prod
 from pathlib import PurePath
 
@@ -20,7 +19,7 @@ from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
-from simpar.frameworks.words import ReadWords
+from simpar.frameworks.words import ReadWords, matches
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -315,7 +314,7 @@ def without_launchers(words: ReadWords) -> tuple[ReadWords, tuple[str, ...]]:
     known = {flag.replace("_", "-") for flags in (NODES, PER_NODE, RANKS) for each in flags.values() for flag in each}
     spelt = {word: word.replace("_", "-") for word in words.unread}
     used = tuple(word for word in spelt if spelt[word] in known)
-    idle = tuple(word for word in spelt if any(fnmatchcase(spelt[word], each) for each in IDLE))
+    idle = tuple(word for word in spelt if any(matches(spelt[word], each) for each in IDLE))
     left = {word: value for word, value in words.unread.items() if word not in (*used, *idle)}
     return ReadWords((*words.used, *used), left), idle
 
