@@ -15,6 +15,7 @@ from simpar.frameworks.bridge_recipes import TARGETS
 from simpar.frameworks.deepspeed_read import CONFIG_FILE
 from simpar.frameworks.deepspeed_read import WORDS as WORDS_OF_DEEPSPEED
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
+from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
 from simpar.frameworks.megatron_read import of_arguments, plan_of
@@ -23,6 +24,7 @@ from simpar.frameworks.overrides import text_beside
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import ReadWords, WordTable
+from simpar.plan.plan import Plan
 
 OF_DEEPSPEED = (
     "--zero-stage", "--deepspeed", "--deepspeed-config", "--deepspeed-activation-checkpointing",
@@ -214,11 +216,29 @@ def read_megatron_deepspeed(text: str, name: str) -> Imported:
         values["attention_kernel"] = "flash2"
     if given.has("--cpu-optimizer"):
         values["offload_optimizer"] = "cpu"
+    values |= _stages(given, result.plan)
+    if result.plan.mesh.tp == 1 or result.plan.memory.recompute == "none":
+        given.has("--partition-activations")  # there is nothing to split, or nothing to split over
     for flag in ("--deepspeed-activation-checkpointing", "--no-pipeline-parallel"):
         given.has(flag)  # what is recomputed, and stages where there is one
     plan = result.plan.with_values(**{key: value for key, value in values.items() if key != "stack"})
     plan = plan.model_copy(update={"stack": values["stack"]})
     return replace(result, plan=plan, words=given.words() + of_config, notes=tuple(notes))
+
+
+def _stages(given: Arguments, plan: Plan) -> dict[str, Any]:
+    """The layers of every stage as DeepSpeed's pipeline spreads them, where the method that is asked for says so."""
+    flag = "--pp-partition-method"
+    method, layers = (given.values.get(flag) or [""])[0], given.number("--num-layers")
+    head = HEADS["megatron-deepspeed" if given.has("--untie-embeddings-and-output-weights") else "tied"]
+    if plan.mesh.pp == 1:
+        given.has(flag)
+        return {}
+    stages = layers_by_method(method, layers, plan.mesh.pp, head) if method and layers else None
+    if stages is None:
+        return {}
+    given.has(flag)
+    return {"layers": None if len(set(stages)) == 1 else stages}
 
 
 def _zero(given: Arguments, notes: list[str]) -> tuple[dict[str, Any], ReadWords]:

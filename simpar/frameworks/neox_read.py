@@ -12,6 +12,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
 from simpar.frameworks.deepspeed_read import values_of
+from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import as_run
 from simpar.frameworks.match import model_note, models_with
 from simpar.frameworks.overrides import choice, command_of, is_config, load_beside, mapping, real
@@ -28,6 +29,8 @@ OTHERS = ("mamba", "rwkv", "gmlp", "amlp", "sparse")
 PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32"}
 WORDS_OF = {"gpt2bpetokenizer": 50257, "hftokenizer": 50277, "hfgpt2tokenizer": 50257, "tiktokentokenizer": 100277}
 """Vocabularies by tokenizer: of GPT-2, and of GPT-NeoX-20B, which its configs have."""
+METHOD = "type:transformer|mlp"
+"""Default of ``pipe_partition_method``."""
 DIVISOR = 128
 """Default of ``make_vocab_size_divisible_by``."""
 
@@ -65,6 +68,7 @@ def read(text: str, name: str) -> Imported:
         values["offload_optimizer"] = "cpu"
     if tp == 1:
         given.used.add("partition_activations")  # there is nothing to split over
+    values["layers"] = _stages(given, pp)
     values, own = as_run(values, precision)
     sizes, config = _model(given, tp)
     models = models_with(sizes) if sizes else []
@@ -117,6 +121,16 @@ def _of_command(text: str, name: str) -> dict[str, Any]:
     for file in files:
         whole |= load_beside(str(PurePath(folder) / file), name)
     return whole
+
+
+def _stages(given: ConfigReader, pp: int) -> tuple[int, ...] | None:
+    """The layers of every stage as DeepSpeed's pipeline spreads them; None where they are equal, or it is not known."""
+    key, layers = "pipe_partition_method", given.whole("num_layers")
+    head = HEADS["gpt-neox" if given.values_.get("no_weight_tying") else "tied"]
+    stages = layers_by_method(str(given.values_.get(key) or METHOD), layers, pp, head) if layers else None
+    if pp == 1 or stages is not None:
+        given.used |= {key} & set(given.values_)
+    return None if stages is None or len(set(stages)) == 1 else stages
 
 
 def _recompute(given: ConfigReader) -> str:
@@ -224,6 +238,7 @@ WORDS = DEEPSPEED_WORDS | WordTable(
             "another loss than the next token's: further passes, sequences and models",
         ),
         **dict.fromkeys(("pack_impl", "allow_chopped"), "how full sequences are: time"),
+        "pipe_partition_method": "which layers a stage has: time and memory",
         "gpt_j_residual": "attention and MLP beside each other: time",
         "no_weight_tying": "whether the head has a table of its own: memory",
         "checkpoint_num_layers": "how many layers are recomputed together: memory",

@@ -14,11 +14,17 @@ _COUNT = re.compile(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?")
 
 
 def directives(text: str) -> list[str]:
-    """The words of the ``#SBATCH`` lines before the first command of a script; Slurm reads no others."""
+    """The words of the ``#SBATCH`` lines before the first command of a script; Slurm reads no others.
+
+    Of a job of several parts, those of the first one: a step that names no others runs there.
+    """
     result = list[str]()
     for at, line in enumerate(text.splitlines()):
         if line.startswith("#SBATCH"):
-            result += _split(line.removeprefix("#SBATCH"))
+            words = _split(line.removeprefix("#SBATCH"))
+            if words in (["hetjob"], ["packjob"]):
+                break
+            result += words
         elif at and line.strip() and not line.startswith("#"):
             break
     return list(plain_flags(result))

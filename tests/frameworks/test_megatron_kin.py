@@ -225,13 +225,37 @@ def test_deepspeeds_config_that_a_script_writes():
 
 @pytest.mark.parametrize(
     "flag",
-    ["--partition-activations", "--pp-partition-method type:transformer", "--fp8-hybrid", "--moe-min-capacity 4"],
+    [
+        "--partition-activations --checkpoint-activations",
+        "--pp-partition-method uniform",
+        "--fp8-hybrid",
+        "--moe-min-capacity 4",
+    ],
 )
 def test_arguments_of_megatron_deepspeed_decide(flag):
     """What no plan says is named."""
     result = read(f"deepspeed {SIZED} --deepspeed {flag}", "train.sh", "megatron-deepspeed")
     account = load_reader("megatron-deepspeed").words.sort(result.words.used, result.words.unread)
     assert (list(account.deciding), account.unknown) == ([flag.split()[0]], ())
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers", "deciding"),
+    [
+        ("--pp-partition-method type:transformer", None, []),  # 16 and 16
+        ("--pp-partition-method 'type:transformer|embedding'", None, []),  # and both tables
+        ("--num-layers 33 --pp-partition-method 'type:transformer|embedding' --untie-embeddings-and-output-weights",
+         (16, 17), []),
+        ("--pp-partition-method parameters", None, ["--pp-partition-method"]),
+        ("--partition-activations", None, []),  # nothing is recomputed
+        ("--tensor-model-parallel-size 1 --checkpoint-activations --partition-activations", None, []),
+    ],
+)  # fmt: skip
+def test_stages_and_parts_of_megatron_deepspeed(flags, layers, deciding):
+    """What is counted is spread evenly; a part of what is kept decides where there are ranks to split it over."""
+    result = read(f"deepspeed {SIZED} --deepspeed {flags}", "train.sh", "megatron-deepspeed")
+    account = load_reader("megatron-deepspeed").words.sort(result.words.used, result.words.unread)
+    assert (result.plan.pipeline.layers, list(account.deciding)) == (layers, deciding)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_words_of_its_own(other, expected):
     assert imported(attention_config=[[["global"], 32]]).plan.execution.attention_kernel == "eager"
 
 
+@pytest.mark.parametrize(
+    ("method", "layers", "deciding"),
+    [("type:transformer|mlp", None, []), ("type:transformer|embedding", (10, 11, 11, 11), []),
+     ("parameters", None, ["pipe_partition_method"])],
+)  # fmt: skip
+def test_stages(method, layers, deciding):
+    """By what is counted: an embedding in front, and a head that is none; otherwise the method decides."""
+    count = 43 if layers else 44
+    found = imported(pipe_parallel_size=4, num_layers=count, pipe_partition_method=method, partition_activations=False)
+    account = READER.words.sort(found.words.used, found.words.unread)
+    assert (found.plan.pipeline.layers, list(account.deciding)) == (layers, deciding)
+
+
 LLAMA = {
     "activation": "swiglu", "norm": "rmsnorm", "gpt_j_residual": False, "use_bias_in_attn_linear": False,
     "use_bias_in_mlp": False, "mlp_multiple_of": 256, "intermediate_size": 32768, "make_vocab_size_divisible_by": 1,

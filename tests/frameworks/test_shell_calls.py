@@ -123,4 +123,6 @@ def test_slurm_tells_its_variables():
     hosts = 'H=($(scontrol show hostnames "$SLURM_JOB_NODELIST")); run ${#H[@]} ${H[0]}'
     assert commands(f"#SBATCH -n 16 --ntasks-per-node=8\n{hosts}") == [["run", "2", "node1"]]
     assert commands(f"sbatch -N 3 <<'EOF'\n#!/bin/bash\n#SBATCH -N 2\n{hosts}\nEOF")[0][-2:] == ["3", "node1"]
+    parts = "#SBATCH -N 2\n#SBATCH hetjob\n#SBATCH -N 6 --gpus=48\nrun $SLURM_NNODES ${SLURM_GPUS:-none}"
+    assert commands(parts) == [["run", "2", "none"]]  # a step that names no part runs on the first
     assert list(hosts_in("a[08-10,12],b")) == ["a08", "a09", "a10", "a12", "b"]
