@@ -62,12 +62,14 @@ def _routed_bytes(
     more = replace(dims, expert={**dims.expert, "load": dims.expert["load"] + 1.0})
     squares, beside = np.zeros(np.shape(flight.deepest)), np.zeros(np.shape(flight.deepest))
     for number, (name, recompute) in enumerate(flight.kinds):
+        held = flight.counts[number]
+        if not np.any(held):  # of one stage's layers few are of any kind
+            continue
         one, two = (
             astuple(block_activations(graph.blocks[name], each, stack, layout, recompute)) for each in (dims, more)
         )
         grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
         saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)
-        held = flight.counts[number]
         # variance of the sum over a kind's ``held`` layers of kept / held bytes each: kept^2 / held
         kept = (1.0 - layout.offload_activations) * saved * flight.flying[number]
         squares = squares + kept**2 / np.maximum(held, 1)
