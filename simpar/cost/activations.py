@@ -142,7 +142,7 @@ class _Sizes:
         """Bytes of all saved tensors, logits as the loss keeps them, scores of unfused attention, and habits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(saved for saved, _ in self._loss_bytes())
-        return tensors + losses + self._scores() + self._framework_copies() + self._experts()
+        return tensors + losses + self._scores() + self._framework_copies() + self._experts() + self._dropped()
 
     def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):
@@ -276,6 +276,23 @@ class _Sizes:
             total = total + norms * rows * sequence["hidden"] * _FLOAT
         if habits.gate == "all":
             total = total + sum(self._output(op) for op in self.block.operators if op.kind == "gated_activation")
+        return total
+
+    def _dropped(self) -> Numbers:
+        """Bytes that dropout in front of adapters adds: for each projection a copy of its input and a byte of mask.
+
+        Nothing reads the input itself in backward then, unless another operator keeps it [PEFT, tuners/lora/layer.py].
+        """
+        if not self.stack.fusion.adapter_dropout:
+            return 0.0
+        adapters = [op for op in self.block.operators if op.name.endswith(".lora_a")]
+        kept = {key for op in self.block.operators if op not in adapters for key in op.saves}
+        total: Numbers = 0.0
+        for op in adapters:
+            local, key = self.dims.of(op), op.inputs[0]
+            size = evaluate(op.rows, local) * evaluate(op.contraction, local)
+            total = total + size * (len(op.columns) * (self.width + 1.0) - self.width * (key not in kept))
+            kept.add(key)
         return total
 
     def _experts(self) -> Numbers:

@@ -179,8 +179,8 @@ def by_row_s(kernels: KernelModel, rows: Sequence[Numbers], columns: Sequence[Nu
 def unfused_adapter(op: Operator, sizes: Sizes) -> OperatorTime:
     """Kernels around the products of an adapter, where they are not fused: for each of its projections.
 
-    The input is dropped out (read and written, and a mask of one byte an element), in backward its gradient is masked
-    and added to that of the frozen product (5.5 passes); the output is scaled, two passes each way [PEFT,
+    With dropout the input is read, written, and a mask of one byte an element; in backward its gradient is masked. It
+    is added to that of the frozen product, 3 passes. The output is scaled, two passes each way [PEFT,
     tuners/lora/layer.py].
     """
     down, up = op.name.endswith(".lora_a"), op.name.endswith(".lora_b")
@@ -191,7 +191,9 @@ def unfused_adapter(op: Operator, sizes: Sizes) -> OperatorTime:
         moved = 2.0 * output_elements(op, sizes) * sizes.kernels.activation_bytes
         return memory_bound(op, sizes, (moved, moved), (each, each))
     moved = each * evaluate(op.rows, sizes.dims) * evaluate(op.contraction, sizes.dims) * sizes.kernels.activation_bytes
-    return memory_bound(op, sizes, (2.5 * moved, 5.5 * moved), (each, 2 * each))
+    drops = int(sizes.stack.fusion.adapter_dropout)
+    passes, launches = (2.5 * drops, 3.0 + 2.5 * drops), (each * drops, each * (1 + drops))
+    return memory_bound(op, sizes, (passes[0] * moved, passes[1] * moved), launches)
 
 
 def is_frozen(op: Operator) -> bool:

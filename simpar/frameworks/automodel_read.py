@@ -17,6 +17,7 @@ from simpar.frameworks.overrides import (
     load_beside,
     mapping,
     reader_of,
+    real,
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
@@ -192,7 +193,11 @@ def _automodel_adapters(given: ConfigReader) -> dict[str, Any]:
         raise UserError(f"{given.source}: peft.target_modules = {said}: allowed: patterns of {known}")
     low = any(given.get(f"quantization.load_in_{bits}") for bits in ("4bit",))
     rank = given.whole("peft.dim") or ADAPTER_DIM
-    return {"lora_rank": rank, "lora_targets": tuple(targets), "frozen_dtype": "nf4" if low else None}
+    dropout = real(given, "peft.dropout") or 0.0
+    return {
+        "lora_rank": rank, "lora_targets": tuple(targets), "lora_dropout": dropout,
+        "frozen_dtype": "nf4" if low else None,
+    }  # fmt: skip
 
 
 def _listed(given: ConfigReader, key: str) -> list[str]:

@@ -14,7 +14,7 @@ from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import misspelt
-from simpar.frameworks.words import ReadWords
+from simpar.frameworks.words import RATES, ReadWords, rate_of
 
 SIZES = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
@@ -95,6 +95,16 @@ class Arguments:
         if not text.isascii() or not text.isdigit() or int(text) < 1:
             raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: a positive integer")
         return int(text)
+
+    def rate(self, flag: str) -> float | None:
+        """The value of an option as a probability. Raises UserError if it is not one."""
+        text = self.text(flag)
+        if text is None:
+            return None
+        result = rate_of(text)
+        if result is None:
+            raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: {RATES}")
+        return result
 
     def words(self) -> ReadWords:
         """Arguments that were asked for, and the others with their values, by their names in the file."""

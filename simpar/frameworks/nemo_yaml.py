@@ -18,6 +18,7 @@ from simpar.frameworks.overrides import (
     load_beside,
     mapping,
     reader_of,
+    real,
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
@@ -250,7 +251,8 @@ def _nemo_adapters(given: ConfigReader) -> dict[str, Any]:
         raise UserError(f"{given.source}: {key} = {', '.join(wanted)}: allowed: {', '.join(TUNED)}")
     rank = given.whole("model.peft.lora_tuning.adapter_dim") or ADAPTER_DIM
     targets = dict.fromkeys(part for each in wanted for part in TUNED[each])
-    return {"lora_rank": rank, "lora_targets": tuple(targets)}
+    dropout = real(given, "model.peft.lora_tuning.adapter_dropout") or 0.0
+    return {"lora_rank": rank, "lora_targets": tuple(targets), "lora_dropout": dropout}
 
 
 NEMO_WORDS = MEGATRON_WORDS.under("model") | WordTable(

@@ -134,6 +134,7 @@ def _modelled(given: TrainerArguments) -> dict[str, Any]:
         "attention_kernel": KERNEL_OF.get(kernel),
         "fused_kernels": LIGER if given.on("ds.use_liger_kernel", "use_liger_kernel") else None,
         **adapters_of(int(rank or 0), targets, given.source, "target_modules"),
+        **({"lora_dropout": given.rate("ds.lora.dropout", "lora_dropout") or 0.0} if rank else {}),
         **({"frozen_dtype": "nf4"} if low and rank else {}),
     }
 
@@ -182,7 +183,7 @@ IDLE = (
     "label_key",
     "local_rank", "enable_prefix_caching", "enforce_eager", "rollout_*", "micro_rollout*", "init_kl*", "kl_*",
     "normalize_reward", "advantage*", "gamma", "lambd", "eps_clip*", "value_*", "temperature", "top_p", "n_samples_*",
-    "remote_rm*", "agent_func_path", "num_episodes", "lora_alpha", "lora_dropout", "ds.lora.alpha", "ds.lora.dropout",
+    "remote_rm*", "agent_func_path", "num_episodes", "lora_alpha", "ds.lora.alpha",
     "ds.use_universal_ckpt", "use_ds_universal_ckpt", "ds.enable_sleep", "deepspeed_enable_sleep", "model.*_coef",
     "ref_num*", "colocate_critic*", "train.colocate_critic*", "train.async*", "async_train", "train.partial*",
     "*freezing*", "dynamic_filtering*", "overlong*", "use_kl*", "policy_loss_type", "dual_clip", "no_advantage*",

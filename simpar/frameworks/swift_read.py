@@ -39,7 +39,7 @@ WORDS = MEGATRON_WORDS | WordTable(
         "dataset*", "val_dataset*", "split_dataset_ratio", "system", "model_author", "model_name", "model_type",
         "template*", "output_dir", "add_version", "merge_lora", "save_safetensors", "num_train_epochs", "max_epochs",
         "report_to", "swanlab*", "use_hf", "hub_token", "dataloader*", "loss_scale", "truncation_strategy", "streaming",
-        "shuffle*", "strict", "lora_alpha", "lora_dropout", "use_rslora", "lora_bias", "mcore_model", "mcore_adapter",
+        "shuffle*", "strict", "lora_alpha", "use_rslora", "lora_bias", "mcore_model", "mcore_adapter",
         "ddp_timeout", "ddp_backend", "test_convert*", "bridge_backend", "check_model", "finetune", "padding_free",
         "freeze_vit", "freeze_aligner", "logging_steps", "eval_steps", "packing_num_proc", "cached_dataset",
         "enable_channel_loss", "train_dataloader_shuffle", "columns", "remove_unused_columns", "lazy_tokenize",
@@ -143,7 +143,11 @@ def _tuning(given: Arguments) -> dict[str, Any]:
         raise UserError(f"{given.source}: --target_modules = {unknown[0]}: allowed: all-linear, {', '.join(TARGETS)}")
     chosen = tuple(TARGETS) if "all-linear" in targets else tuple(targets)
     products = tuple(product for each in chosen for product in TARGETS[each])
-    return {"lora_rank": given.number("--lora-rank") or 8, "lora_targets": products}
+    dropout = given.rate("--lora-dropout")
+    return {
+        "lora_rank": given.number("--lora-rank") or 8, "lora_targets": products,
+        "lora_dropout": 0.05 if dropout is None else dropout,
+    }  # fmt: skip
 
 
 def _starts(words: Sequence[str]) -> bool:

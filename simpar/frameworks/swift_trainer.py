@@ -48,7 +48,7 @@ SWIFT = Habits(
     recompute=True,
     states="low",
     attention="sdpa",
-    adapters=Adapters(targets=Tuning().lora_targets),
+    adapters=Adapters(targets=Tuning().lora_targets, dropout=0.05),
     micro_batch=1,
     presets={f"zero{stage}": _preset(stage) for stage in range(4)}
     | {f"zero{stage}_offload": _preset(stage, away=True) for stage in (2, 3)},

@@ -20,6 +20,7 @@ from simpar.frameworks.overrides import (
     load_beside,
     mapping,
     reader_of,
+    real,
 )
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
@@ -193,7 +194,11 @@ def _adapters(given: ConfigReader, component: str) -> dict[str, Any]:
     targets = [ATTENTION[each] for each in listed] + [*MLP] * bool(given.get("model.apply_lora_to_mlp"))
     low = component.startswith("qlora") or given.get("model.quantize_base")
     rank = given.whole("model.lora_rank") or 8
-    return {"lora_rank": rank, "lora_targets": tuple(targets), "frozen_dtype": "nf4" if low else None}
+    dropout = real(given, "model.lora_dropout") or 0.0
+    return {
+        "lora_rank": rank, "lora_targets": tuple(targets), "lora_dropout": dropout,
+        "frozen_dtype": "nf4" if low else None,
+    }  # fmt: skip
 
 
 def _recipe(words: Sequence[str]) -> str | None:

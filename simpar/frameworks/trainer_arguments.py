@@ -13,7 +13,7 @@ from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
-from simpar.frameworks.words import OFF, ReadWords, plain
+from simpar.frameworks.words import OFF, RATES, ReadWords, plain, rate_of
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
 """Programs that start a training script themselves; their first word says what they do."""
@@ -162,6 +162,16 @@ class TrainerArguments(ConfigReader):
         values = (self.get(key) for key in keys)
         told = [value for value in values if not (isinstance(value, str) and UNKNOWN.search(value))]
         return next((value for value in told if value is not None), None)
+
+    def rate(self, *keys: str, usual: float | None = None) -> float | None:
+        """The first probability under one of these names; the ``usual`` one if there is none. Raises UserError."""
+        value = self.one(*keys)
+        if value is None:
+            return usual
+        result = rate_of(value)
+        if result is None:
+            raise self.refused(next(each for each in keys if self.values_.get(each) is not None), RATES)
+        return result
 
     def number(self, *keys: str) -> int | None:
         """The first number under one of these names; None if there is none or it is "auto". Raises UserError."""

@@ -24,6 +24,7 @@ MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_pa
 MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
 LENGTH = ("packing_length", "max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len",
           "block_size", "max_seq_len", "seq_length", "seq_len", "max_source_length")  # fmt: skip
+DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
            "lora_modules", "trainable")  # fmt: skip
@@ -84,6 +85,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "llm.model.")
 """Where models keep the layers of their decoder."""
 ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
+USUAL_DROPOUT = 0.05  # of TRL's, Qwen's and ms-swift's arguments
 USUAL_TARGETS = ("q_proj", "v_proj")
 """What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
 LEFT_OPEN = (2, 4)
@@ -92,7 +94,7 @@ LEFT_OPEN = (2, 4)
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters where a trainer is not told more: their rank and targets, and the weights beside them.
+    """Adapters where a trainer is not told more: their rank, targets and dropout, and the weights beside them.
 
     These have ``bits``, and are loaded in the dtype ``frozen``: "fp32", or "low" for that of the products, whose
     ``precision`` is the trainer's if it is None.
@@ -103,6 +105,7 @@ class Adapters:
     bits: int | None = None
     frozen: str = "low"
     precision: str | None = None
+    dropout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -319,18 +322,15 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     rank, chosen = given.number(*RANK), given.one(*TARGETS)
     bits = given.number(*BITS) or habits.adapters.bits
     packed = _packed(given)  # bits of the checkpoint itself
-    four, eight = (
-        given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed == 4,
-        given.on(*IN_EIGHT) or bits == 8 or packed == 8,
-    )
+    four = given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed == 4
+    eight = given.on(*IN_EIGHT) or bits == 8 or packed == 8
     if packed == 8:
         given.leave(*MODEL)
     if eight or bits not in (None, 4, 16, 32):
         given.leave(*IN_EIGHT, *BITS)
     if kind == "freeze":
         return _last_layers(given, model)
-    whole = given.on("full_finetune", "full_finetuning")
-    if whole:
+    if given.on("full_finetune", "full_finetuning"):
         return {}
     uses = given.on(*ADAPTS)
     adapts = _first(uses, kind not in ("full", "none", "") or (not kind and rank is not None and uses is None))
@@ -341,6 +341,7 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     return {
         "lora_rank": rank or habits.adapters.rank,
         "lora_targets": _targets(given, chosen, habits),
+        "lora_dropout": given.rate(*DROPOUT, usual=habits.adapters.dropout),
         "frozen_dtype": "nf4" if four else "fp32" if _keeps_fp32(given, habits) else "bf16",
     }
 
@@ -474,12 +475,8 @@ def _assumed(
     if adapts and not habits.states:
         yield from _assumed_adapters(given, values, sharding)
     is_open = not habits.states and not _loads_low(given) and not adapts
-    if (
-        is_open
-        and values["precision"] in ("bf16", "fp16")
-        and not sharding.is_deepspeed
-        and not sharding.shards_parameters
-    ):
+    sharded = sharding.is_deepspeed or sharding.shards_parameters
+    if is_open and values["precision"] in ("bf16", "fp16") and not sharded:
         why = "the script says in which dtype weights are loaded: fp32 where it says none"
         yield Assumed("parameter_dtype", "fp32", why, ("bf16",), {"bf16": low_states(values["optimizer"])})
     for key, why in habits.told.items():
@@ -491,6 +488,8 @@ def _assumed_adapters(given: TrainerArguments, values: Mapping[str, Any], shardi
     """What a script's own defaults may say of its adapters."""
     if given.number(*RANK) is None:
         yield Assumed("lora_rank", values["lora_rank"], "the script's own; PEFT's is 8", (16, 64))
+    if values["lora_dropout"] is None:
+        yield Assumed("lora_dropout", USUAL_DROPOUT, "the script's own; PEFT's is 0", (0.0,))
     if given.one(*TARGETS) in (None, False):
         yield Assumed("lora_targets", values["lora_targets"], "the script's own; PEFT's of most families",
                       (Tuning().lora_targets,))  # fmt: skip

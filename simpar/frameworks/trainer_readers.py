@@ -44,16 +44,18 @@ SFT = Habits(
     adapters=Adapters(16),
 )
 """A script with TRL's SFTConfig: bf16 and checkpointing unless told otherwise (``trainer/base_config.py``)."""
-TRL = replace(SFT, length=1024, states="fp32", attention="sdpa", adapters=Adapters(16, frozen="fp32"), told={})
+TRL = replace(
+    SFT, length=1024, states="fp32", attention="sdpa", adapters=Adapters(16, frozen="fp32", dropout=0.05), told={}
+)
 """``trl sft``: lengths of 1,024 (``sft_config.py``), weights in fp32 (``model_config.py``)."""
 QLORA = Habits("transformers", recompute=True, length=1280, states="fp32", attention="sdpa",
-               adapters=Adapters(64, EVERY, bits=4, frozen="fp32"))  # fmt: skip
+               adapters=Adapters(64, EVERY, bits=4, frozen="fp32", dropout=0.0))  # fmt: skip
 """``qlora.py`` of artidoro/qlora: adapters of all projections beside 4 bits, 1,024 + 256 tokens."""
 SCRIPTS = {"qlora.py": QLORA}
 """Scripts of the Trainer whose own defaults are known, by name."""
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
-    adapters=Adapters(targets=EVERY, precision="bf16"),
+    adapters=Adapters(targets=EVERY, precision="bf16", dropout=0.0),
 )  # fmt: skip
 """Checkpoints, adapts all projections, and widens what is trained (``hparams``, ``model/adapter.py``); products beside
 adapters are in the dtype of the checkpoint (``model/patcher.py``)."""
@@ -67,10 +69,12 @@ FACTORY_1 = {
 }  # fmt: skip
 """Options of LLaMA-Factory 1 (``v1/config``) by their earlier names."""
 USUAL_1 = {"finetuning_type": "full", "bf16": True, "micro_batch_size": 1}
-AXOLOTL = Habits("axolotl", precision="bf16", length=512, states="low", attention="sdpa")
+AXOLOTL = Habits(
+    "axolotl", precision="bf16", length=512, states="low", attention="sdpa", adapters=Adapters(dropout=0.0)
+)
 """bf16 where nothing is said (``bf16: auto``, ``schemas/config.py``), and weights in it (``loaders/model.py``)."""
 UNSLOTH = Habits("unsloth", precision="bf16", recompute=True, length=2048, states="low", attention="flash2",
-                 adapters=Adapters(16, EVERY))  # fmt: skip
+                 adapters=Adapters(16, EVERY, dropout=0.0))  # fmt: skip
 """``unsloth-cli.py``: adapters of all projections, checkpointing to the host."""
 
 

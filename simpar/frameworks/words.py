@@ -129,6 +129,18 @@ def plain(word: str) -> str:
     return word.lstrip("-").replace("-", "_").lower()
 
 
+RATES = "a number from 0 to less than 1"
+
+
+def rate_of(value: Any) -> float | None:
+    """A value as the probability with which something is dropped; None if it is none."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        return None
+    return rate if 0 <= rate < 1 and not isinstance(value, bool) else None
+
+
 def is_off(value: object) -> bool:
     """Whether a word with a value asks for nothing: false, none, zero, an empty list."""
     return value is None or value is False or str(value).strip().strip("\"'").lower() in OFF

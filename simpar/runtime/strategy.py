@@ -261,6 +261,10 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
         (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
         (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
         (
+            (tuning.lora_dropout or 0.0) > 0.0,
+            f"plan.lora_dropout = {tuning.lora_dropout}: the runtime's adapters drop nothing; allowed: 0",
+        ),
+        (
             tuning.frozen_dtype != "bf16",
             f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16",
         ),

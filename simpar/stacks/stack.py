@@ -22,13 +22,15 @@ class FusedProducts(Strict):
     """Which products run as one kernel, and what runs in the kernels of products.
 
     ``projections`` packs query, key and value, and gate and up, into one product each; ``adapters`` drops out and
-    scales in the kernels of low-rank products. Of a mixture of experts: ``grouped_products`` runs the products of all
+    scales in the kernels of low-rank products; ``adapter_dropout``: they drop some of their inputs, each projection its
+    own, and keep these copies. Of a mixture of experts: ``grouped_products`` runs the products of all
     local experts in one kernel, ``expert_epilogues`` add biases, clamp, activate and cast in the kernels of the
     products.
     """
 
     projections: bool = True
     adapters: bool = True
+    adapter_dropout: bool = False
     grouped_products: bool = True
     expert_epilogues: bool = False
 

@@ -7,6 +7,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
+from simpar.architectures.tuning import add_adapters
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
@@ -14,6 +15,7 @@ from simpar.hardware.device import load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims
 from simpar.plan.choices.numerics import DecidedNumerics
+from simpar.plan.choices.tuning import Tuning
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.units import GB
@@ -97,6 +99,21 @@ def test_packed_qkv_pins_two_and_a_half_more() -> None:
     extra = saved("llama-3-8b", pinned) - saved("llama-3-8b", CLEAN)
     assert extra == pytest.approx(2.5 * S * B * 4096)
     assert saved("deepseek-v3", pinned) == saved("deepseek-v3", CLEAN)  # no projection has all three
+
+
+def test_dropout_of_adapters_keeps_a_copy_for_each_projection() -> None:
+    """Seven projections: 3 bytes an element of each input; 2 less of the inputs that adapters alone keep.
+
+    The output of attention is kept by attention itself; the inputs of q, k, v, of gate and up, and of down are not.
+    """
+    graph = load_model("llama-3-8b")
+    tuned = add_adapters(graph, rank=16, targets=Tuning().lora_targets, frozen_layers=0, frozen_dtype="bf16")
+    drops = CLEAN.model_copy(update={"fusion": CLEAN.fusion.model_copy(update={"adapter_dropout": True})})
+    plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
+    dims, block = rank_dims(tuned, Layout.of(plan), training), tuned.blocks[tuned.layers[0]]
+    plain, dropped = (block_activations(block, dims, each, BF16).saved_bytes for each in (CLEAN, drops))
+    hidden, ffn = 4096, 14336
+    assert dropped - plain == S * B * (3 * (6 * hidden + ffn) - 2 * (2 * hidden + ffn))
 
 
 def test_a_product_that_is_computed_again_is_not_kept() -> None:

@@ -32,7 +32,7 @@ def test_projections_of_one_input_as_products_of_their_own() -> None:
 
 def test_adapters_drop_out_and_scale_in_kernels_of_their_own() -> None:
     """Of rank 16 beside q, k and v: the input is read, written and masked three times, outputs are read and written."""
-    rank, apart = 16, stack(fusion={"projections": False, "adapters": False})
+    rank, apart = 16, stack(fusion={"projections": False, "adapters": False, "adapter_dropout": True})
     columns = (*term("heads", "head_dim"), *term("kv_heads", "head_dim"), *term("kv_heads", "head_dim"))
     weight = Weight("adapter", term(times=1))
     inner = term(times=rank) * 3
@@ -42,6 +42,10 @@ def test_adapters_drop_out_and_scale_in_kernels_of_their_own() -> None:
     more = [b - a for a, b in zip(us(timed(down, bare)), us(timed(down, apart)), strict=True)]
     assert more == pytest.approx([3 + 3 * 5 * E * 1e-6, 6 + 3 * 11 * E * 1e-6, 0.0], rel=1e-9)
     assert kernels(timed(down, apart)) == (3 + 3, 3 * 2 + 2 + 6)
+    plain = stack(fusion={"projections": False, "adapters": False})  # gradients of the input are added all the same
+    more = [b - a for a, b in zip(us(timed(down, bare)), us(timed(down, plain)), strict=True)]
+    assert more == pytest.approx([0.0, 3 + 3 * 6 * E * 1e-6, 0.0], rel=1e-9)
+    assert kernels(timed(down, plain)) == (3, 3 * 2 + 2 + 3)
     outputs = 1024 * 1536
     more = [b - a for a, b in zip(us(timed(up, bare)), us(timed(up, apart)), strict=True)]
     assert more == pytest.approx([3 + 4 * outputs * 1e-6, 3 + 4 * outputs * 1e-6, 0.0], rel=1e-9)

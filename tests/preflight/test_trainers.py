@@ -75,9 +75,10 @@ def test_values_of_adapters_are_assumed_with_their_own_memory(capsys, no_neighbo
     command = "python train.py --model_name_or_path Qwen/Qwen3-8B --model_max_length 512 --bf16 --use_lora"
     _, found = checked(capsys, "--hardware", "dgx-h100", "--", *command.split(), "--per_device_train_batch_size", "1")
     assumed = {each["key"]: each["others"] for each in found["assumed"]}
-    assert set(assumed) == {"seq_len", "attention_kernel", "lora_rank", "lora_targets", "frozen_dtype"}
+    assert set(assumed) == {"seq_len", "attention_kernel", "lora_rank", "lora_targets", "lora_dropout", "frozen_dtype"}
     assert assumed["frozen_dtype"][0]["peak_reserved_bytes"] > 1.6 * found["peak_reserved_bytes"]
     assert assumed["lora_targets"][0]["step_time_s"] > found["step_time_s"]
+    assert assumed["lora_dropout"][0]["peak_reserved_bytes"] < found["peak_reserved_bytes"]
 
 
 def test_accelerates_flags_win_over_its_config(tmp_path, capsys, no_neighbours):

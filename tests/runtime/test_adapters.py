@@ -84,6 +84,7 @@ def test_stages_below_everything_trained_have_no_backward(tuning, tied, still):
     ("values", "words"),
     [
         ({"lora_rank": 4, "dp": 4, "frozen_dtype": "nf4"}, "plan.frozen_dtype = nf4"),
+        ({"lora_rank": 4, "dp": 4, "lora_dropout": 0.1}, "plan.lora_dropout = 0.1"),
         ({"lora_rank": 4, "dp": 4, "sync": "local-sgd"}, "plan.lora_rank with sync = local-sgd"),
         ({"frozen_layers": 99, "dp": 4}, "plan.frozen_layers = 99: the model has"),
     ],

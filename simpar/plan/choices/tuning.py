@@ -1,12 +1,13 @@
 """Choices about what of the model is trained."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import Choice, Flag, in_section
 from simpar.plan.choices.section import Section
+from simpar.stacks.stack import Stack
 from simpar.units import Count
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -18,10 +19,12 @@ class Tuning(Section):
     Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
     ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, fp8 in the 8 bits that products
     of that precision read, fp32 in 32 bits that are narrowed before every product; bf16 is that of the products.
+    ``lora_dropout`` is the probability with which an adapter drops an element of its input; None: as the stack's do.
     """
 
     lora_rank: Count | None = None
     lora_targets: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lora_dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     frozen_layers: int = Field(0, ge=0, strict=True)
     frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
 
@@ -37,8 +40,14 @@ class DecidedTuning:
 
     lora_rank: int | None = None
     lora_targets: tuple[Projection, ...] = Tuning().lora_targets
+    lora_dropout: float | None = None
     frozen_layers: int = 0
     frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
+
+
+def _with_adapter_dropout(stack: Stack, rate: float) -> Stack:
+    fusion = stack.fusion.model_copy(update={"adapter_dropout": rate > 0})
+    return stack.model_copy(update={"fusion": fusion})
 
 
 CHOICES = in_section(
@@ -49,6 +58,7 @@ CHOICES = in_section(
         flag=Flag(int, "Rank of low-rank adapters (LoRA), which alone are trained", given=True),
     ),
     Choice("lora_targets"),
+    Choice("lora_dropout", in_stack=_with_adapter_dropout),
     Choice("frozen_layers"),
     Choice("frozen_dtype", flag=Flag(str, "Dtype of frozen weights: bf16, fp32, fp8 or nf4")),
 )
