@@ -62,7 +62,7 @@ RUN_FLAGS = (
     ScenarioFlag("--tokens", "Train on a flat binary file of token ids"),
     ScenarioFlag("--token-dtype", "Data type of that file: uint16, uint32, int32 or int64", "data.dtype"),
     ScenarioFlag("--text", "Train on a text file"),
-    ScenarioFlag("--tokenizer", "For --text: bytes, or a tokenizer.json", "data.tokenizer"),
+    ScenarioFlag("--tokenizer", "Folder of a tokenizer, a tokenizer.json, or bytes", "data.tokenizer"),
     ScenarioFlag("--device", "cpu or cuda (default: cuda if there are enough devices)", "machine.device"),
     ScenarioFlag(
         "--compile/--no-compile", "Compile every layer with torch.compile (default: no)", "machine.compile", bool
@@ -73,7 +73,10 @@ RUN_FLAGS = (
     ),
     ScenarioFlag("--port", "Port on which rank 0 listens (default: a free one, on localhost)", "machine.port", int),
     ScenarioFlag("--init-from", "Folder of Hugging Face weights to start from", "weights.init_from"),
-    ScenarioFlag("--save-to", "New folder for the trained weights, in Hugging Face format", "weights.save_to"),
+    ScenarioFlag(
+        "--save-to", "New folder for the trained model in Hugging Face format, with tokenizer", "weights.save_to"
+    ),
+    ScenarioFlag("--merge/--no-merge", "Save adapters in the model (default: alone, for PEFT)", "weights.merge", bool),
     ScenarioFlag(
         "--checkpoint", "Folder to which checkpoints are saved, and from which the run continues", "checkpoints.folder"
     ),
@@ -151,12 +154,14 @@ def run(plan: str, steps: int, **values: Any) -> int:
         return INTERRUPTED
     if report is not None and not json_out(report, values["json_"]):
         _print(report, folder)
+        _print_saved(ready.job)
         _warn(ready, report)
     return 0
 
 
 def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the job that flags set, nested as in the job."""
+    from simpar.runtime.tokenizer import BYTES
     from simpar.settings import with_value
 
     fields: dict[str, Any] = {}
@@ -172,6 +177,8 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             fields = with_value(with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve()))
     if values["held_out"] is not None:
         fields = with_value(fields, "measuring.held_out", str(Path(values["held_out"]).resolve()))
+    if (given := values["tokenizer"]) not in (None, BYTES):
+        fields = with_value(fields, "data.tokenizer", str(Path(given).resolve()))
     if "checkpoints" in fields:
         folder = fields["checkpoints"].get("folder")
         if folder is None:
@@ -220,6 +227,19 @@ def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
     kept = report["checkpoint"]
     screen.print(f"the same command goes on from {kept}" if kept else "no checkpoint was written", soft_wrap=True)
     screen.print(f"wrote {folder}", soft_wrap=True)
+
+
+def _print_saved(job: Any) -> None:
+    """Where the model is, and what servers would miss in its folder."""
+    from simpar.runtime.served import ServedFolder
+
+    if job.weights.save_to is None:
+        return
+    screen, served = console(), ServedFolder.of(job, "")
+    alone = job.plan.tuning.lora_rank is not None and not job.weights.merge
+    screen.print(f"wrote {served.folder}" + (f" (adapters of {served.base})" if alone else ""), soft_wrap=True)
+    for lacking in served.lacking():
+        sys.stderr.write(f"{served.folder}: {lacking}\n")
 
 
 def _print(report: Mapping[str, Any], folder: Path) -> None:

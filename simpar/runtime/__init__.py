@@ -5,6 +5,6 @@ torch is an optional extra: modules that import it are loaded by the workers, ne
 
 OPEN = (
     "attention", "decoder", "experiment", "failures", "job", "launch", "loss", "model", "operators", "prepare",
-    "request", "summary", "this_machine", "train", "update", "worker",
+    "request", "served", "summary", "this_machine", "tokenizer", "train", "update", "worker",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

@@ -19,12 +19,12 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.job import Data
+from simpar.runtime.tokenizer import BYTES, TokenizerFiles
 from simpar.units import Ints
 
 ROUNDS = 4
 STRIDES = 7
 UNBOUNDED_LENGTH = 1 << 40  # length of a source without an end
-BYTES = "bytes"
 SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
@@ -114,8 +114,9 @@ def _encoded(path: Path, tokenizer: str | None) -> NDArray[np.integer]:
     return np.array(load_tokenizer(str(tokenizer))(text), dtype=np.int64)
 
 
-def load_tokenizer(path: str) -> Callable[[str], list[int]]:
-    """The encoder of a Hugging Face tokenizer.json. Raises UserError if it cannot be loaded."""
+def load_tokenizer(name: str) -> Callable[[str], list[int]]:
+    """The encoder of a folder's tokenizer.json, or of such a file. Raises UserError if it cannot be loaded."""
+    path = str(TokenizerFiles.of(name).definition)
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -94,10 +94,14 @@ class CheckpointSettings(Strict):
 
 
 class WeightFolders(Strict):
-    """Folders of weights in Hugging Face's format: those a run starts from, and those it writes."""
+    """Folders of weights in Hugging Face's format: those a run starts from, and those it writes.
+
+    Adapters are written alone, in PEFT's format, or ``merge``: in the weights that they belong to.
+    """
 
     init_from: str | None = None
     save_to: str | None = None
+    merge: bool = False
 
 
 class Machine(Strict):

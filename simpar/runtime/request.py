@@ -23,8 +23,10 @@ from simpar.runtime.metrics import check_installed
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
+from simpar.runtime.served import ServedFolder
 from simpar.runtime.strategy import is_split
 from simpar.runtime.this_machine import usable_cores
+from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import require_consent
 
@@ -105,8 +107,10 @@ def make_ready(
     _check_evaluation(job, prepared, graph)
     if job.machine.compile:
         _check_compiled(prepared)
-    _check_weights(job, prepared, graph)
+    _check_weights(job, graph)
     if graph is not None:
+        if (given := job.data.tokenizer) not in (None, BYTES):
+            check_vocabulary(given, TokenizerFiles.of(given).ids(), graph.dims["vocab"])
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster, request.perturbation.of_ranks())
 
@@ -156,7 +160,7 @@ def _check_compiled(prepared: Prepared) -> None:
         )
 
 
-def _check_weights(job: RunJob, prepared: Prepared, graph: ModelGraph | None) -> None:
+def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
     """Raise UserError if a run cannot start from the weights it is given, or cannot write any."""
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
@@ -169,12 +173,22 @@ def _check_weights(job: RunJob, prepared: Prepared, graph: ModelGraph | None) ->
     if job.weights.init_from is not None:
         Released.of(Path(job.weights.init_from), graph)
     if job.weights.save_to is not None:
-        if prepared.strategy.alone:
-            raise UserError("--save-to: replicas that step on their own differ; allowed: plan.sync = bsp")
-        if job.plan.tuning.lora_rank is not None:
-            raise UserError("--save-to: adapters have no place in files of the whole model; allowed: --checkpoint")
         rules(str(config_of(job.model).get("model_type") or ""), (), graph.dims)
         check_target(Path(job.weights.save_to))
+        ServedFolder.of(job, "")
+    _check_adapters(job)
+
+
+def _check_adapters(job: RunJob) -> None:
+    """Raise UserError if adapters would be left without their weights, or if there are none to merge."""
+    adapters, weights = job.plan.tuning.lora_rank is not None, job.weights
+    if weights.merge and not (adapters and weights.save_to is not None):
+        raise UserError("--merge: adapters go into the weights that are saved; allowed: with --lora-rank and --save-to")
+    if adapters and weights.save_to is not None and weights.init_from is None and not weights.merge:
+        raise UserError(
+            f"--save-to {weights.save_to}: adapters belong to weights that no folder has: these are random; allowed: "
+            "--init-from DIR, or --merge, which saves both as one model"
+        )
 
 
 def _counted(plan: Plan, prepared: Prepared, nodes: int) -> Plan:

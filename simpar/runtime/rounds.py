@@ -37,6 +37,10 @@ class Averaging:
         if self.steps % self.period == 0:
             self.meet()
 
+    def leave_mean(self) -> None:
+        """Leave the mean of all replicas' parameters on each of them: the model of a run, also within a round."""
+        average(self.local, self.group, self.bucket_bytes)
+
     def meet(self) -> None:
         """Average over the replicas."""
         average(self.local, self.group, self.bucket_bytes)

@@ -32,8 +32,10 @@ from simpar.runtime.job import Learning, RunJob
 from simpar.runtime.measure import Clock
 from simpar.runtime.model import Dtypes
 from simpar.runtime.prepare import prepare
+from simpar.runtime.served import ServedFolder
 from simpar.runtime.summary import count_staleness
 from simpar.runtime.update import Owned, Scope, optimizer_of
+from simpar.runtime.weights import save
 
 SIZE, BEGIN, PUSH, PULL = range(4)  # tags of messages
 HOST = torch.device("cpu")
@@ -84,6 +86,10 @@ class RemoteUpdate:
             for part, server in zip(self._parts(self.flat), self.servers, strict=True):
                 dist.send(torch.tensor([len(part)]), server, tag=SIZE)
                 dist.send(part.contiguous(), server, tag=BEGIN)
+        self._pull(self._asked())
+
+    def pull_last(self) -> None:
+        """Take over the servers' parameters after the last update of all replicas: the model of a run."""
         self._pull(self._asked())
 
     def collect(self) -> None:
@@ -239,6 +245,10 @@ def serve_job(job: RunJob, rank: int, replicas: int) -> dict[str, Any]:
     plan = prepare(job.plan, job.built_graph(), job.training, replicas).plan
     terms = Terms(plan, job.learning, Dtypes.of(plan), replicas, job.steps, job.machine.timeout_s)
     server = serve(terms)
+    if job.weights.save_to is not None and (graph := job.built_graph()) is not None:
+        for replica in range(replicas):
+            dist.send(server.answer(replica), replica, tag=PULL)
+        save({}, graph, ServedFolder.of(job, str(terms.dtypes.compute).removeprefix("torch.")))
     return {
         "rank": rank, "server": rank - replicas, "updates": server.version, "most_ahead": server.ahead,
         "staleness": count_staleness(server.updates, replicas, job.steps, job.measuring.warmup),

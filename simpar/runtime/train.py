@@ -34,10 +34,12 @@ from simpar.runtime.ranks import Ranks, ranks_of
 from simpar.runtime.rates import rate
 from simpar.runtime.released import Released
 from simpar.runtime.saved import next_step
+from simpar.runtime.served import ServedFolder
+from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.states import finish_loading, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import StepUpdate
-from simpar.runtime.weights import check_used, save
+from simpar.runtime.weights import check_used, save, save_adapters
 from simpar.tracing.code import load_user_module
 
 
@@ -91,11 +93,22 @@ def _train(job: RunJob, rank: int, world_size: int, device: Any) -> dict[str, An
     saving.finish()
     if log is not None:
         log.close()
-    graph = job.built_graph()
-    if job.weights.save_to is not None and graph is not None:
-        dtype = Dtypes.of(session.prepared.plan).compute
-        save(session.engine.stages, graph, config_of(job.model), Path(job.weights.save_to), dtype)
+    if job.weights.save_to is not None:
+        _save(session)
     return {"rank": rank, "steps": rows, **memory.peak()}
+
+
+def _save(session: Session) -> None:
+    """Write the model, or its adapters, to the job's folder for servers."""
+    job, update, graph = session.job, session.engine.update, session.job.built_graph()
+    assert graph is not None, "requests with other models are refused"
+    if isinstance(update, RemoteUpdate):
+        update.pull_last()
+    elif update.meeting is not None:
+        update.meeting.leave_mean()
+    dtype = str(Dtypes.of(session.prepared.plan).compute).removeprefix("torch.")
+    adapters = job.plan.tuning.lora_rank is not None and not job.weights.merge
+    (save_adapters if adapters else save)(session.engine.stages, graph, ServedFolder.of(job, dtype))
 
 
 @dataclass(frozen=True)

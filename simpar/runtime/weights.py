@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.weights import Packing
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.runtime import peft
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.hf_weights import WeightRule, rules, weights_of
-from simpar.runtime.released import CONFIG, INDEX, Released, opener
-from simpar.runtime.sharded import plain
+from simpar.runtime.released import INDEX, Released, opener
+from simpar.runtime.served import ServedFolder
 from simpar.units import GIB
 
 SHARD_BYTES = 4 * GIB
@@ -145,42 +147,76 @@ def _said(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def save(stages: Mapping[int, Any], graph: ModelGraph, config: Mapping[str, Any], folder: Path, dtype: Any) -> None:
-    """Write the parameters of a model, whose virtual stages (by number) are on several ranks, and its config.
+def save(stages: Mapping[int, Any], graph: ModelGraph, served: ServedFolder) -> None:
+    """Write the parameters of a model, whose virtual stages (by number) are on several ranks, and what serves them.
 
-    Every rank calls it. The lowest rank that has a stage writes its files, each of up to SHARD_BYTES; the folder gets
-    its name when all are written. Raises UserError if nothing can be written.
+    Every rank calls it, also those without a stage. The lowest rank that has a stage writes its files, each of up to
+    SHARD_BYTES; the folder gets its name when all are written. Raises UserError if nothing can be written.
     """
-    rank, half = dist.get_rank(), folder.with_name(f"{folder.name}.partial")
+    with _half_written(served.folder) as half:
+        written: dict[str, str] = {}
+        size = 0
+        for stage, first in _held(stages):
+            for number, tensors in enumerate(_shards(stages[stage], graph, served)):
+                if first:
+                    name = f"model-{stage:03d}-{number:05d}.safetensors"
+                    _write(half / name, tensors)
+                    written |= dict.fromkeys(tensors, name)
+                    size += sum(each.numel() * each.element_size() for each in tensors.values())
+        parts = _gathered((written, size))
+        if dist.get_rank() == 0:
+            places = {name: file for part, _ in parts for name, file in part.items()}
+            total = {"total_size": sum(each for _, each in parts)}
+            index = {"metadata": total, "weight_map": dict(sorted(places.items()))}
+            files.write_atomic(half / INDEX, json.dumps(index, indent=2) + "\n")
+            served.write_config(half)
+
+
+def save_adapters(stages: Mapping[int, Any], graph: ModelGraph, served: ServedFolder) -> None:
+    """Write the adapters of a model in PEFT's format, with the tokenizer; as :func:`save` otherwise."""
+    layers = weights_of(served.family).layers
+    with _half_written(served.folder) as half:
+        own = [(first, peft.adapters_of(stages[stage], graph, served.family)) for stage, first in _held(stages)]
+        parts = _gathered([pair for first, pairs in own if first for pair in pairs])
+        if dist.get_rank() == 0:
+            pairs = sorted((pair for part in parts for pair in part), key=lambda pair: (pair.layer, pair.module))
+            _write(half / peft.TENSORS, dict(peft.tensors_of(pairs, layers)))
+            config = peft.config_of_adapters(pairs, graph, served.family, str(served.base))
+            files.write_atomic(half / peft.CONFIG, json.dumps(config, indent=2) + "\n")
+            served.write_tokenizer(half)
+
+
+def _held(stages: Mapping[int, Any]) -> list[tuple[int, bool]]:
+    """The stages of this rank, and whether it is the lowest rank that has it; all ranks must call this."""
+    every = _gathered(sorted(stages))
+    here = dist.get_rank()
+    return [
+        (stage, next(other for other, held in enumerate(every) if stage in held) == here) for stage in sorted(stages)
+    ]
+
+
+def _gathered(value: Any) -> list[Any]:
+    """The value of every rank, over the hosts' network: ranks without a device may be among them."""
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, sorted(stages))
-    if rank == 0:
+    dist.all_gather_object(every, value)
+    return every
+
+
+@contextmanager
+def _half_written(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which is renamed when all ranks are done."""
+    half = folder.with_name(f"{folder.name}.partial")
+    if dist.get_rank() == 0:
         shutil.rmtree(half, ignore_errors=True)
         half.mkdir(parents=True)
-    dist.barrier()
-    written: dict[str, str] = {}
-    size = 0
-    for stage in sorted(stages):
-        first = next(other for other, held in enumerate(every) if stage in held) == rank
-        for number, tensors in enumerate(_shards(stages[stage], graph, str(config["model_type"]), dtype)):
-            if first:
-                name = f"model-{stage:03d}-{number:05d}.safetensors"
-                _write(half / name, tensors)
-                written |= dict.fromkeys(tensors, name)
-                size += sum(each.numel() * each.element_size() for each in tensors.values())
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (written, size))
-    if rank == 0:
-        places = {name: file for part, _ in parts for name, file in part.items()}
-        total = {"total_size": sum(each for _, each in parts)}
-        index = {"metadata": total, "weight_map": dict(sorted(places.items()))}
-        files.write_atomic(half / INDEX, json.dumps(index, indent=2) + "\n")
-        said = {**config, "dtype": _said(dtype)}
-        files.write_atomic(half / CONFIG, json.dumps(said, indent=2) + "\n")
+    _gathered(None)
+    yield half
+    _gathered(None)
+    if dist.get_rank() == 0:
         if folder.exists():
             folder.rmdir()
         half.rename(folder)
-    dist.barrier()
+    _gathered(None)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -192,8 +228,9 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise UserError(f"--save-to {path.parent}: cannot be written ({str(error).splitlines()[0]})") from None
 
 
-def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[dict[str, Tensor]]:
-    """Tensors of a stage under their names in files, some at a time."""
+def _shards(stage: Any, graph: ModelGraph, served: ServedFolder) -> Iterator[dict[str, Tensor]]:
+    """Tensors of a stage under their names in files, some at a time, with its adapters in them."""
+    dtype = getattr(torch, served.dtype)
     own = {
         name: parameter for name, parameter in stage.named_parameters()
         if not (name == OUTPUT and graph.tied_embeddings)
@@ -202,8 +239,8 @@ def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[
         own = {name: parameter for name, parameter in own.items() if not name.startswith("embedding.")}
     tensors: dict[str, Tensor] = {}
     size = 0
-    for rule in rules(family, list(own), graph.dims):
-        result = rule.write([plain(own[name]).detach().cpu() for name in rule.ours], graph.dims)
+    for rule in rules(served.family, [name for name in own if not peft.is_adapter(name)], graph.dims):
+        result = rule.write([peft.merged(own, name) for name in rule.ours], graph.dims)
         tensors |= {name: each.to(dtype).contiguous().clone() for name, each in result.items()}
         size += sum(each.numel() * each.element_size() for each in result.values())
         if size > SHARD_BYTES:

@@ -133,6 +133,7 @@ FAMILIES = (
         LLAMA.changed(tensors=ROUTER_BIAS),
         TINY_LATENT,
         aliases=("kimi_k2",),
+        classes={"kimi_k2": "DeepseekV3ForCausalLM"},
     ),
     ModelFamily("deepseek_v32", partial(_read_indexed, usual=V32), V3, None, TINY_INDEXED),
     ModelFamily(

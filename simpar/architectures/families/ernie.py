@@ -51,6 +51,7 @@ FAMILIES = (
         llama_like(STYLE, head_dim=128, kv_heads=2, biases=BIASES),
         Details(positions=POSITIONS),
         tiny={**TINY, "head_dim": 8, "use_bias": True},
+        classes={"ernie4_5": "Ernie4_5ForCausalLM"},
     ),
     ModelFamily(
         "ernie4_5_moe",
@@ -58,5 +59,6 @@ FAMILIES = (
         Details(positions=POSITIONS, gating=Gating(bias="chooses")),
         LLAMA.changed(tensors={"router.bias": ("mlp.moe_statics.e_score_correction_bias", Packing.ROW)}),
         {**TINY, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+        classes={"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"},
     ),
 )

@@ -60,7 +60,9 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
 
 TINY_WINDOWS = {**TINY, "num_hidden_layers": 4, "sliding_window": 8}
 FAMILIES = (
-    ModelFamily("exaone4", _read, weights=POST_NORMS, tiny=TINY_WINDOWS, aliases=("exaone4_5_text",)),
+    ModelFamily("exaone4", _read, weights=POST_NORMS, tiny=TINY_WINDOWS, aliases=("exaone4_5_text",),
+        classes={"exaone4_5_text": ""},
+    ),
     ModelFamily(
         "exaone_moe",
         _read_sparse,

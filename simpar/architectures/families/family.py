@@ -24,11 +24,12 @@ class ModelFamily:
     """Everything that simpar knows of one ``model_type``, and of ``aliases`` with the same fields and weights.
 
     ``read`` makes a graph of its ``config.json``; where configs have configs of other models within (``nested``), it
-    gets their reader as a third argument. ``details`` are defaults for configs that do not state them (None: the
-    activation is SiLU behind a gate, else GELU), ``activations`` those that configs name -> those that the code uses
-    instead; ``scaled_by_root``: embeddings are multiplied by the root of the hidden size. ``weights`` are the names of
-    its released weights (None: not known). ``tiny`` is a config with all features of the family, small enough to be
-    trained in a test.
+    gets their reader as a third argument. ``classes`` are the names of causal language models in the ``architectures``
+    of configs by ``model_type``, where :func:`class_by_name` does not give them ("": there is none). ``details`` are
+    defaults for configs that do not state them (None: the activation is SiLU behind a gate, else GELU), ``activations``
+    those that configs name -> those that the code uses instead; ``scaled_by_root``: embeddings are multiplied by the
+    root of the hidden size. ``weights`` are the names of its released weights (None: not known). ``tiny`` is a config
+    with all features of the family, small enough to be trained in a test.
     """
 
     model_type: str
@@ -40,3 +41,13 @@ class ModelFamily:
     activations: Mapping[str, str] = field(default_factory=dict)
     scaled_by_root: bool = False
     nested: bool = False
+    classes: Mapping[str, str] = field(default_factory=dict)
+
+    def causal_class(self, model_type: str) -> str:
+        """The name of the class by which libraries load weights with a language model's head; "" if none does."""
+        return self.classes.get(model_type, class_by_name(model_type))
+
+
+def class_by_name(model_type: str) -> str:
+    """What transformers calls a model's class in most families: deepseek_v3 is DeepseekV3ForCausalLM."""
+    return "".join(word[:1].upper() + word[1:] for word in model_type.split("_")) + "ForCausalLM"

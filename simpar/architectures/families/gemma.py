@@ -77,6 +77,7 @@ FAMILIES = (
         POST_NORMS,
         {**WIDE, "sliding_window": 8, "num_hidden_layers": 7},
         scaled_by_root=True,
+        classes={"gemma3_text": "Gemma3ForCausalLM"},
     ),
     vision_family(
         "gemma3",
@@ -102,5 +103,6 @@ FAMILIES = (
         LLAMA.changed(layer={"mlp_norm": "pre_feedforward_layernorm"}),
         TINY_CAPPED,
         scaled_by_root=True,
+        classes={"vaultgemma": "VaultGemmaForCausalLM"},
     ),
 )

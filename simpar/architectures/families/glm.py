@@ -85,6 +85,7 @@ FAMILIES = (
         ),
         {**TINY, "head_dim": 8},
         aliases=("glm4v_text",),
+        classes={"glm4v_text": ""},
     ),
     ModelFamily(
         "glm4_moe",
@@ -95,5 +96,6 @@ FAMILIES = (
         LLAMA.changed(tensors=ROUTER_BIAS),
         {**TINY_SPARSE, "num_nextn_predict_layers": 0, "use_qk_norm": True},
         aliases=("glm4v_moe_text",),
+        classes={"glm4v_moe_text": ""},
     ),
 )  # fmt: skip

@@ -41,6 +41,7 @@ FAMILIES = (
             packed={QKV: ("attn.c_attn", Packing.QKV_COLUMNS)}, transposed=frozenset({"o_proj", "up", "mlp_down"})
         ),
         TINY,
+        classes={"gpt2": "GPT2LMHeadModel"},
     ),
     ModelFamily(
         "gpt_bigcode",
@@ -48,5 +49,6 @@ FAMILIES = (
         Details("gelu_pytorch_tanh", dropout=DROPOUT),
         GPT2.changed(packed={QKV: ("attn.c_attn", Packing.QKV_GROUPS)}),
         TINY,
+        classes={"gpt_bigcode": "GPTBigCodeForCausalLM"},
     ),
 )

@@ -62,5 +62,6 @@ FAMILIES = (
             "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64, "bos_token_id": 1,
             "eos_token_id": 2,
         },
+        classes={"gpt_neo": "GPTNeoForCausalLM"},
     ),
 )  # fmt: skip

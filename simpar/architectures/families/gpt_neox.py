@@ -32,5 +32,6 @@ FAMILIES = (
             packed={QKV: ("attention.query_key_value", Packing.QKV_GROUPS)},
         ),
         {key: value for key, value in TINY.items() if key != "num_key_value_heads"},
+        classes={"gpt_neox": "GPTNeoXForCausalLM"},
     ),
 )

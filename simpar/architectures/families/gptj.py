@@ -40,5 +40,6 @@ FAMILIES = (
             "vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4,
             "bos_token_id": 1, "eos_token_id": 2,
         },
+        classes={"gptj": "GPTJForCausalLM"},
     ),
 )  # fmt: skip

@@ -73,6 +73,7 @@ FAMILIES = (
         DETAILS,
         SPARSE,
         {**TINY, "num_local_experts": 4, "residual_multiplier": 0.3, "attention_multiplier": 0.2},
+        classes={"granitemoe": "GraniteMoeForCausalLM"},
     ),
     ModelFamily(
         "granitemoeshared",
@@ -80,6 +81,7 @@ FAMILIES = (
         DETAILS,
         SPARSE,
         {**TINY, "num_local_experts": 4, "shared_intermediate_size": 24},
+        classes={"granitemoeshared": "GraniteMoeSharedForCausalLM"},
     ),
     ModelFamily(
         "granitemoehybrid",
@@ -94,5 +96,6 @@ FAMILIES = (
             "mamba_chunk_size": 8, "num_local_experts": 0, "shared_intermediate_size": 24,
             "layer_types": ["linear_attention", "full_attention"] * 2, "residual_multiplier": 0.3,
         },
+        classes={"granitemoehybrid": "GraniteMoeHybridForCausalLM"},
     ),
 )  # fmt: skip

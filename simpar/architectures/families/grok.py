@@ -26,5 +26,6 @@ FAMILIES = (
             experts=("linear", "linear_v", "linear_1"),
         ),
         {**TINY, "head_dim": 8, "num_experts": 2},
+        classes={"grok-1": "Grok1ModelForCausalLM"},
     ),
 )  # fmt: skip

@@ -27,7 +27,11 @@ def _experts(config: Config) -> Mixture:
 
 FAMILIES = (
     ModelFamily(
-        "hunyuan_v1_dense", llama_like(STYLE, biases=ATTENTION_BIAS), weights=WEIGHTS, tiny={**TINY, "head_dim": 8}
+        "hunyuan_v1_dense",
+        llama_like(STYLE, biases=ATTENTION_BIAS),
+        weights=WEIGHTS,
+        tiny={**TINY, "head_dim": 8},
+        classes={"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"},
     ),
     ModelFamily(
         "hunyuan_v1_moe",
@@ -41,5 +45,6 @@ FAMILIES = (
             }
         ),
         tiny={**TINY, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
+        classes={"hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM"},
     ),
 )

@@ -10,5 +10,6 @@ FAMILIES = (
         "internlm3",
         llama_like(head_dim=128, kv_heads=2, biases=BIASES),
         tiny={**TINY, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+        classes={"internlm3": "LlamaForCausalLM"},
     ),
 )

@@ -68,8 +68,7 @@ TEXT = ModelFamily(
     {
         **TINY, "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size_mlp": 64,
         "interleave_moe_layer_step": 2,
-    },
-)  # fmt: skip
+    }, classes={"llama4_text": "Llama4ForCausalLM"})  # fmt: skip
 FAMILIES = (
     TEXT,
     vision_family(

@@ -58,5 +58,6 @@ FAMILIES = (
         Details(norm_eps=0.000001, positions=Positions(Rope(5_000_000.0)), gating=Gating("sigmoid", bias="chooses")),
         NUMBERED_EXPERTS.changed(tensors={"router.bias": ("block_sparse_moe.e_score_correction_bias", Packing.SAME)}),
         {**TINY, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+        classes={"minimax_m2": "MiniMaxM2ForCausalLM"},
     ),
 )

@@ -50,5 +50,6 @@ FAMILIES = (
             "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, "bos_token_id": 1,
             "eos_token_id": 2,
         },
+        classes={"opt": "OPTForCausalLM"},
     ),
 )  # fmt: skip

@@ -51,6 +51,7 @@ FAMILIES = (
         Details(norm_eps=0.000001),
         tiny=TINY,
         aliases=("qwen2_vl_text", "qwen2_5_vl_text"),
+        classes={"qwen2_vl_text": "", "qwen2_5_vl_text": ""},
     ),
     ModelFamily(
         "qwen2_moe",

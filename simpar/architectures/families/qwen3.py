@@ -28,6 +28,7 @@ FAMILIES = (
         Details(norm_eps=0.000001),
         tiny={**TINY, "head_dim": 8},
         aliases=("qwen3_vl_text",),
+        classes={"qwen3_vl_text": ""},
     ),
     ModelFamily(
         "qwen3_moe",
@@ -35,5 +36,6 @@ FAMILIES = (
         Details(norm_eps=0.000001, gating=Gating(normalised=False)),
         tiny={**TINY, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
         aliases=("qwen3_vl_moe_text",),
+        classes={"qwen3_vl_moe_text": ""},
     ),
 )

@@ -34,5 +34,6 @@ FAMILIES = (
         _read,
         Details(norm_eps=0.000001, positions=Positions(Rope(2_000_000.0))),
         tiny={**TINY, "num_hidden_layers": 4},
+        classes={"smollm3": "SmolLM3ForCausalLM"},
     ),
 )

@@ -21,6 +21,10 @@ def _read(config: Config, name: str) -> ModelGraph:
 
 FAMILIES = (
     ModelFamily(
-        "stablelm", _read, Details(positions=Positions(Rope(fraction=0.25))), tiny={**TINY, "use_qkv_bias": True}
+        "stablelm",
+        _read,
+        Details(positions=Positions(Rope(fraction=0.25))),
+        tiny={**TINY, "use_qkv_bias": True},
+        classes={"stablelm": "StableLmForCausalLM"},
     ),
 )

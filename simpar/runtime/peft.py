@@ -1,0 +1,156 @@
+"""Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors, by the names of the family's weights.
+
+An adapter beside one of several products that checkpoints store as one tensor is an adapter of that tensor: the inner
+halves are stacked, the outer halves stand in the rows of their products and the columns of their inner half, zero
+elsewhere. Its rank is the sum of theirs; alpha is the rank everywhere, so that sums are not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.weights import Packing
+from simpar.dataclass import dataclass
+from simpar.runtime.hf_weights import WeightRule, rules, weights_of
+from simpar.runtime.sharded import plain
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+MATRIX, DOWN, UP = "weight", "lora_down", "lora_up"
+TURNED = (Packing.TRANSPOSED, Packing.QKV_COLUMNS)
+"""Packings of matrices that are stored as [inputs, outputs], as GPT-2's Conv1D has them."""
+
+
+@dataclass(frozen=True)
+class AdapterPair:
+    """Both halves of an adapter of a ``module`` of a layer: [rank, inputs] and [outputs, rank]."""
+
+    layer: int
+    module: str
+    down: Tensor
+    up: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Its inner size."""
+        return int(self.down.shape[0])
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is one half of an adapter."""
+    return name.rpartition(".")[2] in (DOWN, UP)
+
+
+def merged(parameters: Mapping[str, Any], name: str) -> Tensor:
+    """A whole parameter on the host, with the product of its adapter added to it if it has one.
+
+    All ranks that share it must call this.
+    """
+    whole: Tensor = plain(parameters[name]).detach().cpu()
+    stem, _, leaf = name.rpartition(".")
+    if leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
+        return whole
+    wide = torch.promote_types(whole.dtype, torch.float32)
+    down, up = (plain(parameters[f"{stem}.{half}"]).detach().cpu().to(wide) for half in (DOWN, UP))
+    return whole.to(wide) + up @ down
+
+
+def adapters_of(stage: Any, graph: ModelGraph, family: str) -> list[AdapterPair]:
+    """The adapters of a stage, whole and on the host; all ranks that share it must call this."""
+    parameters = dict(stage.named_parameters())
+    matrices = [name for name in parameters if not is_adapter(name) and not name.startswith("head.")]
+    result = []
+    for rule in rules(family, matrices, graph.dims):
+        halves = [_halves(parameters, name) for name in rule.ours]
+        if any(halves):
+            shapes = [tuple(parameters[name].shape) for name in rule.ours]
+            result.append(_pair(rule, halves, shapes, graph, weights_of(family).layers))
+    return result
+
+
+def _halves(parameters: Mapping[str, Any], name: str) -> tuple[Tensor, Tensor] | None:
+    stem, _, leaf = name.rpartition(".")
+    if leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
+        return None
+    down, up = (plain(parameters[f"{stem}.{half}"]).detach().cpu() for half in (DOWN, UP))
+    return down, up
+
+
+def _pair(
+    rule: WeightRule,
+    halves: Sequence[tuple[Tensor, Tensor] | None],
+    shapes: Sequence[tuple[int, ...]],
+    graph: ModelGraph,
+    layers: str,
+) -> AdapterPair:
+    """The adapter of the one tensor of a rule, from those of its parameters (None: it has none)."""
+    columns = []
+    for at, half in enumerate(halves):
+        if half is not None:
+            up = half[1]
+            rows = [up if other == at else up.new_zeros(shape[0], up.shape[1]) for other, shape in enumerate(shapes)]
+            (stored,) = rule.write(rows, graph.dims).values()
+            columns.append(stored.transpose(0, 1) if rule.packing in TURNED else stored)
+    down = torch.cat([half[0] for half in halves if half is not None])
+    number, _, module = rule.theirs[0].removeprefix(f"{layers}.").removesuffix(f".{MATRIX}").partition(".")
+    return AdapterPair(int(number), module, down.contiguous(), torch.cat(columns, dim=1).contiguous())
+
+
+def tensors_of(pairs: Iterable[AdapterPair], layers: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of adapters by PEFT's names; ``layers`` is the prefix of layers in the family's."""
+    for pair in pairs:
+        stem = f"{PREFIX}{layers}.{pair.layer}.{pair.module}"
+        yield f"{stem}.lora_A.weight", pair.down
+        yield f"{stem}.lora_B.weight", pair.up
+
+
+def config_of_adapters(pairs: Sequence[AdapterPair], graph: ModelGraph, family: str, base: str) -> dict[str, Any]:
+    """The fields of adapter_config.json [peft.LoraConfig]; ``base`` is the folder of the frozen weights."""
+    weights = weights_of(family)
+    modules = sorted({pair.module for pair in pairs})
+    ranks = {module: max(pair.rank for pair in pairs if pair.module == module) for module in modules}
+    usual = min(ranks.values())
+    unlike = {module: rank for module, rank in ranks.items() if rank != usual}
+    numbers = sorted({pair.layer for pair in pairs})
+    some = numbers != list(range(len(graph.layers)))
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "revision": None,
+        "auto_mapping": None, "inference_mode": True, "r": usual, "lora_alpha": usual, "lora_dropout": 0.0,
+        "bias": "none", "use_rslora": False, "use_dora": False, "init_lora_weights": True, "modules_to_save": None,
+        "target_modules": _short(modules, graph, family), "fan_in_fan_out": _are_turned(graph, family, modules),
+        "rank_pattern": unlike, "alpha_pattern": unlike, "layers_to_transform": numbers if some else None,
+        "layers_pattern": weights.layers.rpartition(".")[2] if some else None,
+    }  # fmt: skip
+
+
+def _short(modules: Sequence[str], graph: ModelGraph, family: str) -> list[str]:
+    """The last words of the modules' names, which servers look up; whole names where others end like them."""
+    every = {theirs.removesuffix(f".{MATRIX}") for theirs in _matrices(graph, family)}
+    last = {module: module.rpartition(".")[2] for module in modules}
+    clash = {word for other in every - set(modules) for word in (other.rpartition(".")[2],)}
+    return sorted({module if word in clash else word for module, word in last.items()})
+
+
+def _are_turned(graph: ModelGraph, family: str, modules: Sequence[str]) -> bool:
+    kinds = _matrices(graph, family)
+    return any(kinds.get(f"{module}.{MATRIX}") in TURNED for module in modules)
+
+
+def _matrices(graph: ModelGraph, family: str) -> dict[str, Packing]:
+    """Names and packings of the tensors of a layer, by the declarations."""
+    from simpar.runtime.attention import Place
+    from simpar.runtime.decoder import Decoder, Part, Recompute
+
+    with torch.device("meta"):
+        model = Decoder(graph, Part(range(len(graph.layers)), embedding=False, head=False), Place(), Recompute())
+    prefix = weights_of(family).layers
+    return {
+        theirs.removeprefix(f"{prefix}.").partition(".")[2]: rule.packing
+        for rule in rules(family, [name for name, _ in model.named_parameters()], graph.dims)
+        for theirs in rule.theirs
+    }
