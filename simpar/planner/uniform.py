@@ -6,11 +6,10 @@ beat that step.
 """
 
 from simpar.errors import Infeasible
-from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices, simulate_runners_up
-from simpar.planner.answer.candidates import answer_of
-from simpar.planner.answer.ties import num_compared
+from simpar.planner.answer.beside import Beside
+from simpar.planner.answer.candidates import answer_with
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.planner.certify.exact import objective_rates, reports
+from simpar.planner.certify.exact import objective_rates
 from simpar.planner.certify.infeasible import explain_no_answer
 from simpar.planner.certify.scope import scope
 from simpar.planner.certify.seeds import first_plan
@@ -18,7 +17,6 @@ from simpar.planner.problem import Problem
 from simpar.planner.progress import SearchProgress
 from simpar.planner.result import SearchResult
 from simpar.planner.space.portable import of_its_framework
-from simpar.report.result import Result
 
 
 def search_runnable(problem: Problem, progress: SearchProgress) -> SearchResult:
@@ -36,34 +34,17 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     if not search.ranked():
         raise explain_no_answer(search, problem)
     gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
-    results, more = [search.ranked()[0].report()], dict[str, object]()
-    if whole:
-        with progress.stoppable():
-            _add_alternatives(search, results, more)
+    beside = Beside.of(search)
+    results = [search.ranked()[0].report(), *beside.runners_up()]
+    choice = beside.choose(results)
+    beside.add_others(results[0])
+    details = beside.more | beside.certified(results)
     if search.fields:
-        more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
-    more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
-    answer = answer_of(problem, progress, results, counts, gap, whole).with_details(more)
+        details["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
+    details |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
+    answer = answer_with(problem, progress, choice, counts, (gap, whole))
     tie = answer.details.get("tie")
-    if tie is None or tie["limit_s"] is None:
-        return answer
-    return answer.with_details({"tie": tie | {"not_simulated": search.count_unseen(tie["limit_s"])}})
-
-
-def _add_alternatives(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
-    """Append runners-up to the results, and other alternatives to ``more``, as far as the time allows."""
-    winner, progress = search.ranked()[0], search.progress
-    progress.report("comparing the best with others", search.counts(), search.best)
-    field = next(one for one in search.fields if one.problem is winner.problem)
-    assert field.frontier is not None, "a plan was simulated in its frontier"
-    taken = [row for row, simulated in field.frontier.simulated.items() if simulated.plan == winner.plan]
-    row, near = taken[0], field.frontier.rows.subset(taken[:1])
-    if (count := num_compared(winner.problem, progress.top)) > 1:
-        results += reports(simulate_runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)
-    if not progress.brief:
-        more["naive"] = naive_choices(AlternativesSearch(field, near), results[0])
-        more["pareto"] = front(AlternativesSearch(field, near), row)
-    more["margin"] = margin(field, row)
+    return answer.with_details(details | ({"tie": tie | beside.tie} if tie else {}))
 
 
 def _searched(problem: Problem, progress: SearchProgress) -> BranchAndBound:

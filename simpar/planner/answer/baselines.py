@@ -1,4 +1,4 @@
-"""Alternatives to the winner: runners-up, layouts chosen without a search, and the Pareto front of time and memory."""
+"""Alternatives to the winner: layouts chosen without a search, and the Pareto front of time and memory."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -31,7 +31,6 @@ FRONT_SHARES = (0.75, 0.5, 0.25)
 """Upper limits of the points of the Pareto front, as shares of the winner's memory."""
 FRONT_TRIES = 2
 """Rows simulated per memory limit until one holds no more than it; bounds only say which are tried first."""
-MORE_RUNNERS_UP = 4
 MOST_UNSURE = 4
 """Plans simulated that fit as predicted, but with less than the requested probability."""
 MOST_MISFITS = 4
@@ -185,8 +184,12 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
-    for _, simulated in islice(beside.simulate_quickest(np.where(beside.find_promising(mask), np.inf, 0.0)), 1):
-        result = simulated.report()
+    tried = [one for row, one in beside.frontier.simulated.items() if mask[row]]
+    fitting = [one for one in tried if one.fits]
+    limit_s = np.where(beside.find_promising(mask), min((one.step_time_s for one in fitting), default=np.inf), 0.0)
+    fitting += [simulated for _, simulated in islice(beside.simulate_quickest(limit_s), 1)]
+    if fitting:
+        result = min(fitting, key=lambda one: one.step_time_s).report()
         return {
             "step_time_s": result.step_time_s,
             "mfu": result.mfu,
@@ -251,42 +254,6 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
         return f"{problem.target} cannot express it"
     others = [axis for axis in problem.constraints.fixed if axis not in layout]
     return f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
-
-
-def simulate_runners_up(beside: AlternativesSearch, taken: list[int], count: int) -> list[SimulatedPlan]:
-    """The best layouts other than those in ``taken``, each in its fastest variant, simulated.
-
-    Steps that the search has already simulated compete as they are. Others are simulated in the order of their swept
-    bounds, which leave contention out, up to MORE_RUNNERS_UP beyond ``count``, as long as the next one could still
-    enter the list if contention cost it no more than it costs the least affected step found so far. Layouts whose
-    tensor-parallel groups span domains lose most to contention and are simulated only if nothing else is left.
-    """
-    frontier = beside.frontier
-    rows, layout = frontier.rows, frontier.layouts()
-    others = ~np.isin(layout, layout[taken])
-    best_of: dict[int, tuple[float, int, SimulatedPlan]] = {}
-    for row, one in frontier.simulated.items():
-        if one.fits and others[row]:
-            each = one.step_time_s, row, one
-            best_of[layout[row]] = min(each, best_of.get(layout[row], each), key=lambda known: known[:2])
-    inside = rows.at("tp", ...) <= rows.problem.cluster.domain_size
-    told = others & inside if (others & inside).any() else others
-    few = told & (frontier.level >= STEP) | beside.find_promising(others)
-    limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(best_of)), np.inf, 0.0)
-
-    def best() -> list[tuple[float, int, SimulatedPlan]]:
-        return sorted(best_of.values(), key=lambda known: known[:2])[:count]
-
-    def limit() -> float:
-        losses = (step_s / frontier.bound_s[row] for step_s, row, _ in best_of.values() if told[row])
-        return best()[-1][0] / min(losses, default=1.0) if len(best_of) >= count else np.inf
-
-    np.minimum(limit_s, limit(), out=limit_s)
-    for row, one in islice(beside.simulate_quickest(limit_s), count + MORE_RUNNERS_UP):
-        best_of[layout[row]] = one.step_time_s, row, one
-        limit_s[layout == layout[row]] = 0.0
-        np.minimum(limit_s, limit(), out=limit_s)
-    return [one for _, _, one in best()]
 
 
 def front(beside: AlternativesSearch, winner: int) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from simpar.plan.plan import Plan, Searched
 from simpar.plan.torch_roles import refuse_roles
 from simpar.plan.uniform_stages import as_uniform
 from simpar.planner.answer.explanations import explain_loser, explain_winner
-from simpar.planner.answer.ties import rank_results
+from simpar.planner.answer.ties import RankedResults, rank_results
 from simpar.planner.certify.scope import not_portable
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.progress import SearchProgress
@@ -27,7 +27,14 @@ def answer_of(
     ``gap`` is the share of the objective by which an unseen plan may be better than the first result. ``whole`` says
     that the search ran to its end.
     """
-    choice = rank_results(problem, results)
+    return answer_with(problem, progress, rank_results(problem, results), counts, (gap, whole))
+
+
+def answer_with(
+    problem: Problem, progress: SearchProgress, choice: RankedResults, counts: Counts, proof: tuple[float, bool]
+) -> SearchResult:
+    """As :func:`answer_of`, of results that are ranked already; ``proof`` is the gap, and whether the search ended."""
+    gap, whole = proof
     best, *others = choice.results
     reasons = [choice.why + explain_winner(best, others), *(explain_loser(other, best) for other in others)]
     candidates = tuple(

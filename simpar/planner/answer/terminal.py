@@ -29,6 +29,10 @@ EXTRA = {
     "devices": {"nodes": "nodes"},
 }
 """Additional columns by objective: title and figure."""
+WORTH_SAYING = 0.005
+"""Share of a step below which a plan that was not simulated is not worth a word."""
+TIMES = (BY_REGRET, "time")
+"""Objectives that minimise the step time."""
 TITLES = {BY_REGRET: "time"}
 """Names of objectives in titles where they differ from the option's name."""
 
@@ -50,6 +54,7 @@ def print_search(result: SearchResult, console: Console) -> None:
             "Chosen without a search",
             [f"{one['name']}: {'; '.join(one['why'])}" for one in result.details.get("naive", ())],
         ),
+        ("What other kinds of layouts cost", [_kind(one, result) for one in result.details.get("kinds", ())]),
         ("Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]),
         ("What the space holds", list(_scope(result))),
     )
@@ -79,6 +84,7 @@ def certificate(result: SearchResult) -> Iterator[str]:
         yield f"not certified: a plan that was not simulated may be better by up to {result.gap:.2%}{than}"
     else:
         yield "not certified: stopped before the whole space was bounded"
+    yield from _next_certified(result)
     if count := result.details.get("not_built"):
         yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
     tried_alone = result.details.get("feasible_of") == "simulated"
@@ -98,6 +104,23 @@ def certificate(result: SearchResult) -> Iterator[str]:
     if lost := result.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _next_certified(result: SearchResult) -> Iterator[str]:
+    """How far the layouts behind the first are certain to be the next ones, and why there are fewer than asked for."""
+    told = result.details.get("runners_up", {})
+    certified, count = told.get("certified", 0), told.get("found", 0)
+    if certified:
+        which = f"the {count + 1} compared" if certified == count else f"the {certified + 1} fastest of these"
+        takes = f"takes less than {format_seconds(told['certified_step_time_s'])}"
+        less = takes if result.objective in TIMES else f"has a better {result.objective}"
+        yield f"certified: no layout beside {which} {less} (each stands for its variants, within 0.5%)"
+    if certified < count:
+        least_s = told.get("at_least_s")
+        words = f"one that was not simulated may take {format_seconds(least_s)}" if least_s else told["why"]
+        yield f"not certified that {'the others' if certified else 'these'} are the next fastest layouts: {words}"
+    elif "why" in told:
+        yield f"{'only ' if count else ''}{count or 'no'} other {'layout' if count < 2 else 'layouts'}: {told['why']}"
 
 
 def _unbeaten(result: SearchResult) -> str:
@@ -239,6 +262,23 @@ def _figure(one: Candidate, name: str) -> str:
 def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
     size, step = format_bytes(one["needed_bytes"]), format_seconds(one["step_time_s"])
     return f"{size}: {step}, {describe(one['plan'], asked)}"
+
+
+def _kind(one: Mapping[str, Any], result: SearchResult) -> str:
+    """What the best plan of a kind of layouts costs, or the least that it can, or why it has none."""
+    best_s = result.shortest.step_time_s
+
+    def slower(step_s: float) -> str:
+        return f"{step_s / best_s - 1.0:+.1%}"
+
+    if one["plan"] is None:
+        least_s = one.get("at_least_s")
+        words = f"at least {slower(least_s)}, {one['why']}" if least_s else one["why"]
+        return f"{one['kind']}: {words}"
+    step_s, least_s = one["step_time_s"], one["at_least_s"]
+    open_to = f", at least {slower(least_s)}" if least_s < step_s * (1.0 - WORTH_SAYING) else ""
+    said = describe(one["plan"], _asked(result))
+    return f"{one['kind']}: {slower(step_s)} ({format_seconds(step_s)}{open_to}), {said}"
 
 
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:

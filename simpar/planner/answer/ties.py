@@ -41,10 +41,12 @@ def num_compared(problem: Problem, top: int) -> int:
     return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
-def rank_results(problem: Problem, results: Sequence[Result]) -> RankedResults:
+def rank_results(problem: Problem, results: Sequence[Result], others_s: Sequence[float] = ()) -> RankedResults:
     """The choice among results given fastest first; their order stays if the objective is not regret.
 
-    A single result is not compared with anything.
+    ``others_s`` are the steps in seconds of further layouts that may be the best, but cannot be chosen. They count as
+    made up like the first result, unless own measurements tell the layouts apart. A single result is not compared with
+    anything.
     """
     if problem.objective != BY_REGRET:
         return RankedResults(tuple(results), ({},) * len(results))
@@ -52,7 +54,7 @@ def rank_results(problem: Problem, results: Sequence[Result]) -> RankedResults:
     longest_s = None if known else limit_s(*_predicted(results))
     if len(results) < 2:
         return RankedResults(tuple(results), ({},) * len(results), limit_s=longest_s)
-    stands = _standing(results, known)
+    stands = _standing(results, known, others_s)
     plans = [one.plan for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
     first, tied, regret = stands.choice(complexity), stands.tied, stands.expected_regret
@@ -70,11 +72,14 @@ def rank_results(problem: Problem, results: Sequence[Result]) -> RankedResults:
     return RankedResults(tuple(results[at] for at in order), figures, why, longest_s)
 
 
-def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Standing:
+def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout], others_s: Sequence[float]) -> Standing:
     """How likely each result is the best, given the measurements of it and of others."""
     first, (step_s, parts_s, spread) = results[0].certainty, _predicted(results)
     if not known or first is None:
-        return rank_layouts(step_s, parts_s, spread)
+        more_s = np.asarray(others_s, dtype=float)
+        alike_s = more_s[:, None] / step_s[0] * parts_s[0]
+        every = rank_layouts(np.append(step_s, more_s), np.vstack([parts_s, alike_s]), spread)
+        return Standing(every.best_probability[: len(results)], every.expected_regret[: len(results)])
     names = [layout_of(one) for one in results]
     layouts = {name: known_layout(one) for name, one in zip(names, results, strict=True)}
     errors = joint_errors(layouts, known, spread, common_spread(first.step_time_interval_s, spread))

@@ -19,8 +19,9 @@ from simpar.cost.power import dynamic_power_share
 from simpar.dataclass import dataclass
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
+from simpar.plan.choices.choice import BLOCKS, OPS, SHAPE, TABLE, TRAFFIC
 from simpar.plan.choices.choice import KERNELS as BY_KERNELS
-from simpar.plan.choices.choice import OPS, TABLE, TRAFFIC
+from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.choices.pipeline import select_two_ended
@@ -38,7 +39,7 @@ from simpar.planner.space.fit import bytes_with_table, needs
 from simpar.planner.space.jobs import RowJobs, plan_of
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.recomputation import RecomputeBounds, alike, decide
-from simpar.planner.space.table import Rows
+from simpar.planner.space.table import Rows, factorize
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
@@ -48,6 +49,10 @@ BOUND_BAND = 1.02  # rows with bounds up to this factor above the lowest are exa
 PASS_BATCH, STEP_BATCH, SWEEP_BATCH = 16384, 16384, 64
 DEGREES = tuple(axis.name for axis in AXES if axis.name in LABELLED)
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
+LAYOUT_AXES = tuple(
+    name for name in dict.fromkeys(names_that_decide(BLOCKS) + names_that_decide(SHAPE)) if name != "vpp"
+)
+"""Axes in which layouts differ; the others make variants of a layout."""
 MAX_PASS_BOUNDS, MAX_PROMISING = 512, 48
 MANY_MICROBATCHES = 40
 """With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
@@ -185,12 +190,13 @@ class Frontier:
             self._lowest = self._active, rows, limit
         return rows, worth
 
-    def shortest(self, mask: Flags, level: int = SWEPT, tries: int | None = None) -> int | None:
-        """The best row of a mask by bounds of a level, contention left out; None without any.
+    def shortest(self, which: Flags | Ints, level: int = SWEPT, tries: int | None = None) -> int | None:
+        """The best of some rows (a mask or numbers) by bounds of a level, contention left out; None without any.
 
         After ``tries`` sweeps, the best of the rows that have reached the level.
         """
-        kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
+        rows: Ints = np.flatnonzero(which) if which.dtype == np.bool_ else which.astype(np.int64, copy=False)
+        kept, self._active = self._active, rows[np.isfinite(self.bound_s[rows])]
         try:
             while (row := self.next()) is not None and self.level[row] < level:
                 if tries is not None and tries <= 0:
@@ -204,9 +210,12 @@ class Frontier:
         return row
 
     def layouts(self) -> Ints:
-        """The layout number of every row; rows of one layout differ only in data parallelism and the order of ranks."""
-        pipelines = self.bounds.pipelines
-        return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
+        """The layout number of every row, from 0.
+
+        Rows of one layout are its variants: they differ only in virtual stages, ZeRO stages that keep whole parameters,
+        other data parallelism, and the order of ranks.
+        """
+        return factorize(self.rows.number(LAYOUT_AXES, fully_sharded(self.rows), 2))[1]
 
     def find_promising(self, mask: Flags, near: Rows) -> Flags:
         """The few rows of a mask that are likely to have the shortest steps, with bounds of their whole steps.

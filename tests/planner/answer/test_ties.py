@@ -13,6 +13,7 @@ import simpar
 from simpar import cli
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
+from simpar.planner.answer.ranking import LayoutRanking
 from simpar.planner.answer.terminal import certificate, ties
 from simpar.planner.answer.ties import rank_results
 from simpar.planner.certify.branch_and_bound import fields_of
@@ -95,8 +96,10 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     )
 
 
-def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated() -> None:
-    """Counted by the bounds of the search; none is simulated for it, and --top 1 chooses what --top 5 does."""
+def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted by the bounds of the search, if none is simulated for it; --top 1 chooses what --top 5 does."""
     problem = make_problem("tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16))
     fixed = {"recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b"}
     held = Constraints(fixed=fixed, portable="any")
@@ -105,6 +108,10 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     assert len(one.candidates) == 1
     assert one.best.to_dict() == five.best.to_dict()
     assert one.details["tie"] == five.details["tie"]
+    assert one.details["tie"]["not_simulated"] == 0
+    for name in ("find", "settle"):
+        monkeypatch.setattr(LayoutRanking, name, lambda *_: None)
+    one = search_uniform(problem, SearchProgress(top=1, brief=True))
     (field,) = fields_of(problem, [1])
     assert field.frontier is not None
     frontier, limit_s = field.frontier, one.details["tie"]["limit_s"]
@@ -114,6 +121,21 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     frontier.close(1)
     assert frontier.count_unseen(np.inf) == frontier.rows.count - 2
     assert frontier.count_unseen(0.0) == 0
+
+
+def test_probabilities_count_layouts_that_are_not_shown(problem: Problem) -> None:
+    """They count as results of the same make-up would, although they cannot be chosen."""
+    shown, hidden = (({}, 1.0), ({"tp": 2}, 1.01)), (({"pp": 2}, 0.999), ({"tp": 2, "pp": 2}, 1.02))
+    alone, whole = (rank_results(problem, alike(problem, *each)) for each in (shown, shown + hidden))
+    choice = rank_results(problem, alike(problem, *shown), [one for _, one in hidden])
+    of_step = {one.step_time_s: figures for one, figures in zip(whole.results, whole.figures, strict=True)}
+    assert [one.step_time_s for one in choice.results] == [1.0, 1.01]
+    for at, (one, figures) in enumerate(zip(choice.results, choice.figures, strict=True)):
+        told, listed = figures["best_probability"], of_step[one.step_time_s]["best_probability"]
+        assert told == pytest.approx(listed, abs=0.005)
+        assert told < 0.8 * alone.figures[at]["best_probability"]
+        assert figures["expected_regret"] == pytest.approx(of_step[one.step_time_s]["expected_regret"], abs=0.005)
+    assert choice.limit_s == alone.limit_s
 
 
 def test_groups_that_span_domains_are_chosen_last_of_what_loses_as_little(problem: Problem) -> None:

@@ -1,0 +1,127 @@
+"""What stands beside the winner: runners-up, kinds of layouts, choices made without a search, points of less memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simpar.dataclass import dataclass
+from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices
+from simpar.planner.answer.kinds import cost_kinds
+from simpar.planner.answer.ranking import LayoutRanking
+from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
+from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
+from simpar.planner.certify.exact import SimulatedPlan, reports
+from simpar.planner.certify.frontier import Frontier
+from simpar.report.result import Result
+
+MOST_COMPARED = 500
+"""Layouts beside those shown over which probabilities are counted."""
+
+
+@dataclass
+class Beside:
+    """What stands beside the best plan of a search, as far as the time allows.
+
+    ``field`` and ``row`` are where the winner was found, None if it is a usual layout that no bounds were made for.
+    """
+
+    search: BranchAndBound
+    winner: SimulatedPlan
+    field: Field | None
+    row: int
+    ranking: LayoutRanking | None
+    more: dict[str, object] = dataclasses.field(default_factory=dict)
+    tie: dict[str, object] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(search: BranchAndBound) -> Beside:
+        """Beside the best plan of a search that has one."""
+        winner = search.ranked()[0]
+        for one in search.fields:
+            if (frontier := one.frontier) is None:
+                continue
+            for row, simulated in frontier.simulated.items():
+                if simulated is winner:
+                    return Beside(search, winner, one, row, LayoutRanking.of(frontier, row))
+        return Beside(search, winner, None, 0, None)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The frontier that the winner was found in."""
+        frontier = self.field.frontier if self.field else None
+        assert frontier is not None, "a plan was simulated in its frontier"
+        return frontier
+
+    @property
+    def wanted(self) -> int:
+        """How many layouts are compared with the winner."""
+        return num_compared(self.winner.problem, self.search.progress.top) - 1
+
+    def runners_up(self) -> list[Result]:
+        """The next best layouts, best first; those at hand if the search was stopped."""
+        progress, wanted = self.search.progress, self.wanted
+        if self.ranking is None or wanted < 1:
+            return []
+        if not progress.interrupted:
+            progress.report("comparing the best with others", self.search.counts(), self.search.best)
+            with progress.stoppable():
+                self.ranking.find(wanted)
+        plans = self.ranking.ranked()[:wanted]
+        if progress.interrupted:  # a step that has been let go would have to be run again
+            plans = [one for one in plans if one.kept is not None]
+        return reports(plans, progress.workers)
+
+    def choose(self, results: Sequence[Result]) -> RankedResults:
+        """The choice among results, with probabilities over all layouts that may be as good.
+
+        Such layouts are simulated as far as the effort reaches. Others count at their bounds, times the median ratio of
+        steps to bounds of the rows simulated here.
+        """
+        problem, progress = self.winner.problem, self.search.progress
+        choice = rank_results(problem, results)
+        if (limit_s := choice.limit_s) is None:
+            return choice
+        if self.ranking is None or progress.interrupted:
+            self.tie = {"layouts": len(results), "not_simulated": self.search.count_unseen(limit_s)}
+            return choice
+        with progress.stoppable():
+            self.ranking.settle(limit_s)
+        others_s = [one.step_time_s for one in self.ranking.ranked()[len(results) - 1 :]]
+        unseen_s, plans = self.ranking.unseen(limit_s)
+        others_s += (unseen_s * self.ranking.usual_ratio).tolist()
+        others_s = sorted(others_s)[:MOST_COMPARED]
+        self.tie = {"layouts": len(results) + len(others_s), "not_simulated": plans}
+        return replace(rank_results(problem, results, others_s), limit_s=limit_s)
+
+    def add_others(self, best: Result) -> None:
+        """What others cost: kinds of layouts, choices made without a search, and less memory."""
+        progress = self.search.progress
+        if self.field is None or progress.interrupted:
+            return
+        self.more["kinds"] = kinds = list[dict[str, object]]()
+        with progress.stoppable():
+            near = self.frontier.rows.subset([self.row])
+            if not progress.brief:
+                cost_kinds(self.field, self.row, kinds)
+                self.more["naive"] = naive_choices(AlternativesSearch(self.field, near), best)
+                self.more["pareto"] = front(AlternativesSearch(self.field, near), self.row)
+            self.more["margin"] = margin(self.field, self.row)
+
+    def certified(self, results: Sequence[Result]) -> dict[str, object]:
+        """How far the list of layouts is certain: see ``runners_up`` in docs/files.md."""
+        progress, wanted, count = self.search.progress, self.wanted, len(results) - 1
+        if wanted < 1:
+            return {}
+        if self.ranking is None or progress.interrupted:
+            return {"runners_up": {"found": count, "certified": 0, "why": f"stopped ({progress.stopped})"}}
+        lowest, certified = self.ranking.lowest(wanted), self.ranking.certified(wanted)
+        told: dict[str, object] = {"found": count, "certified": certified}
+        if certified:
+            told["certified_step_time_s"] = self.ranking.ranked()[certified - 1].step_time_s
+        if lowest is not None:
+            told["at_least_s"] = float(self.frontier.bound_s[self.ranking.open(wanted)].min())
+        if count < wanted:
+            told["why"] = "no other layout fits" if lowest is None else "no other layout that was simulated fits"
+        return {"runners_up": told}

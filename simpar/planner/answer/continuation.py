@@ -1,0 +1,85 @@
+"""Branch and bound that goes on behind the winner, as far as an effort reaches that is the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import field
+
+import numpy as np
+
+from simpar.dataclass import dataclass
+from simpar.errors import TooManyOps
+from simpar.planner.certify.exact import SimulatedPlan
+from simpar.planner.certify.frontier import Frontier
+from simpar.planner.space.portable import refusals
+from simpar.program.emission.emit import at_most
+from simpar.units import Flags, Floats, Ints
+
+SIMULATION_S, OP_S, SWEEP_S = 0.1, 5e-7, 0.02
+"""Seconds that a simulation, each of its ops, and a sweep of a row usually take on one core.
+
+Efforts are counted in these and not by a clock, so that the answer is the same on every machine.
+"""
+MAX_TRIES = 12
+"""Tables swept to find the next row to simulate."""
+
+
+@dataclass
+class Continuation:
+    """Simulations of rows with the lowest bounds of a frontier, while the effort of ``left_s`` seconds lasts.
+
+    ``ratios`` are those of worth to bound of the rows simulated so far.
+    """
+
+    frontier: Frontier
+    left_s: float
+    ratios: list[float] = field(default_factory=list)
+    done: Flags = field(init=False)
+    _too_large: Flags = field(init=False)
+
+    @staticmethod
+    def of(frontier: Frontier, least_s: float) -> Continuation:
+        """With the effort that the search of the frontier has taken, and at least ``least_s`` seconds of it."""
+        spent_s = SIMULATION_S * len(frontier.simulated) + OP_S * frontier.num_ops + SWEEP_S * frontier.swept
+        return Continuation(frontier, max(least_s, spent_s))
+
+    def __post_init__(self) -> None:
+        self.done, self._too_large = (np.zeros(self.frontier.rows.count, dtype=bool) for _ in range(2))
+        self.done[list(self.frontier.simulated)] = True
+
+    def open(self, rows: Ints, limit: Callable[[Ints], Floats]) -> Ints:
+        """Those of some rows that may be worth less than their ``limit`` and were not simulated, nor refused."""
+        rows = rows[~self.done[rows]]
+        return np.asarray(rows[self.frontier.worth(rows) < limit(rows)])
+
+    def simulate_lowest(
+        self, rows: Ints, limit: Callable[[Ints], Floats], least_s: float = 0.0
+    ) -> Iterator[tuple[int, SimulatedPlan]]:
+        """Rows with the lowest bounds and their simulated steps, until none is ``open`` or ``least_s`` are left.
+
+        ``limit`` gives the limits of rows; they only fall, and the caller changes them between two simulations.
+        """
+        frontier = self.frontier
+        while self.left_s > least_s:
+            rows = self.open(rows, limit)
+            rows, swept = rows[~self._too_large[rows]], frontier.swept
+            if not len(rows):
+                return
+            row = frontier.shortest(rows, tries=MAX_TRIES)
+            self.left_s -= SWEEP_S * (frontier.swept - swept)
+            if row is None or frontier.worth(row) >= limit(np.array([row]))[0]:  # bounds have risen
+                continue
+            if refusals(frontier.rows, row) or not frontier.may_fit(row):
+                self.done[row] = True
+                continue
+            bound = float(frontier.worth(row))
+            try:
+                with at_most(max(int((self.left_s - least_s) / OP_S), 1)):
+                    one = frontier.simulate(row)
+            except TooManyOps:
+                self._too_large |= frontier.at_least_as_large(row)
+                continue
+            self.done[row] = True
+            self.left_s -= SIMULATION_S + OP_S * one.num_ops
+            self.ratios.append(one.worth / bound)
+            yield row, one

@@ -1,0 +1,29 @@
+"""The whole of what stands beside the winner, where it is stopped, and where layouts are counted."""
+
+import simpar
+from simpar.planner import Constraints
+from simpar.planner.answer.ranking import LayoutRanking
+from simpar.planner.answer.terminal import certificate
+from simpar.planner.progress import SearchProgress
+
+TRAINING = simpar.Training(seq_len=1024, global_batch=32)
+FEW = Constraints(fixed={"pp": (1, 2), "cp": (1, 2)}, portable="any")
+
+
+def test_a_stopped_search_says_why_it_compares_nothing(monkeypatch):
+    """Nothing was compared, and nothing is called certain."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LayoutRanking, "find", stop)
+    found = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW)
+    assert found.details["runners_up"]["certified"] == 0
+    assert any("stopped (interrupted)" in line for line in certificate(found))
+
+
+def test_probabilities_are_over_all_layouts_that_may_be_tied():
+    """More layouts than are shown: those shown share less than all of it."""
+    found = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW, progress=SearchProgress(brief=True))
+    assert found.details["tie"]["layouts"] > len(found.candidates) == 5
+    assert sum(one.figures["best_probability"] for one in found.candidates) < 0.97
