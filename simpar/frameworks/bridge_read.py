@@ -6,10 +6,11 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from simpar import files
-from simpar.architectures.catalogue import find_model
+from simpar.architectures.catalogue import config_of, find_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
@@ -24,14 +25,19 @@ from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Assumed, ReadWords, WordTable, matches
+from simpar.frameworks.words import Assumed, ReadWords, WordTable, is_off, matches
+from simpar.plan.plan import Plan
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
-    ("data.seq_length", "model.seq_length"), ("data.", "train."), ("comm_overlap.", "model."),
+    ("data.seq_length", "model.seq_length"), ("data.", "train."),
+    ("comm_overlap.overlap_grad_reduce", "ddp.overlap_grad_reduce"),
+    ("comm_overlap.overlap_param_gather_with", "model.overlap_param_gather_with"),
+    ("comm_overlap.overlap_param_gather", "ddp.overlap_param_gather"), ("comm_overlap.", "model."),
     ("trainer.plugins", "mixed_precision"),
 )  # fmt: skip
 """Fields that NeMo 2 has in another place than Bridge; Bridge's overlap fields override those of its model."""
+OVER = "comm_overlap."
 COMMON = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "ddp.grad_reduce_in_fp32": True,
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
@@ -67,12 +73,15 @@ MORE = {
     )},
     "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    "model.cuda_graph_scope": "--cuda-graph-scope", "model.attention_backend": "--attention-backend",
 }  # fmt: skip
 """Fields that correspond to arguments as well, but that exports do not write."""
 SPLITS = {
     f"model.account_for_{end}_in_pipeline_split": f"--account-for-{end}-in-pipeline-split"
     for end in ("embedding", "loss")
 }
+BACKENDS = "AttnBackend."
+"""Megatron-Core's enumeration of kernels of attention."""
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 """Dtypes as arguments write them, by PyTorch's names."""
 SEQ_LENS = {"llama3": 8192, "nemotron": 8192}
@@ -90,6 +99,19 @@ PROVIDERS: dict[str, dict[str, list[str]]] = {
 OTHER = r"(?i)wan(model|2)|flux|diffusion|dit(model|llama)"
 """Names of models that are no language models."""
 ENDS = (FIRST, LAST, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+HALVES = ("bf16", "fp16", "fp32")
+OF_LOW_BITS = (
+    r"fp8|fp4|first_last_layers_bf16|num_layers_at_\w+_in_bf16|disable_parameter_transpose_cache|keep_mtp_spec"
+)
+"""Words that only products in 8 or 4 bits read."""
+PARTS_OF = {
+    "model.cpu_offloading_num_layers": "model.cpu_offloading",
+    "model.activation_offload_fraction": "model.fine_grained_activation_offloading",
+    "model.offload_modules": "model.fine_grained_activation_offloading",
+    "optimizer.optimizer_offload_fraction": "optimizer.optimizer_cpu_offload",
+    "optimizer.overlap_cpu_optimizer_d2h_h2d": "optimizer.optimizer_cpu_offload",
+}
+"""Words that only what another word switches on reads."""
 SEEN = "model.vision_model"
 STACK = "nemo"
 """What recipes run on: Megatron-Core as NeMo's containers have it."""
@@ -114,7 +136,8 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     named, config = recipes.made(recipe, _is_config)
     for field, value in changes.items():
         config.put(field, value)
-    fields = {moved: value for key, value in config.flat() if (moved := _moved(key)) not in ("model", "trainer")}
+    listed = sorted(config.flat(), key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
+    fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
     untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
         fields = COMMON | fields
@@ -131,14 +154,19 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     sources = [*_of_model(made), *_of_recipe(config.called)]
     hub = next((each for each in sources if "/" in each), "")
     model = next(filter(None, map(find_model, sources)), None) or (find_released(hub, path) if hub else None)
+    tower = 0
     if model:
-        values.setdefault("--num-layers", [str(layers_in(model))])
+        tower = _tower(model) if any(flag in values for flag in ENDS) else 0
+        values.setdefault("--num-layers", [str(layers_in(model) - tower)])
     else:
         values = _of_provider(values, made, hub, path)
     names = {flag: field for field, flag in _plain().items()}
     notes = (*recipes.notes, *_unsure(given))
     arguments = Arguments(values, path, notes, names, untold)
     imported = plan_of(arguments, model)
+    if tower and (stages := imported.plan.pipeline.layers):  # it stands before the first stage's own layers
+        plan = imported.plan.with_values(layers=(stages[0] + tower, *stages[1:]))
+        imported = replace(imported, plan=plan)
     if arguments.text(LOSS_KERNEL) == "native":
         imported = replace(imported, plan=with_loss(imported.plan, arguments))
     classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
@@ -161,7 +189,30 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     read_words = imported.words  # flags that stand for other fields have no word of their own
     plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
     words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
+    words = _without_idle(words, plan, given)
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _tower(model: str) -> int:
+    """Layers of a shipped model that no language model has."""
+    text = config_of(model).get("text_config") or {}
+    return layers_in(model) - int(text["num_hidden_layers"]) if "num_hidden_layers" in text else 0
+
+
+def _without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords:
+    """The words, with those used that have no effect beside what else is said."""
+    idle: list[str] = []
+    if plan.numerics.precision in HALVES:
+        idle += [word for word in words.unread if re.search(OF_LOW_BITS, word)]
+    idle += [word for word, switch in PARTS_OF.items() if word in words.unread and is_off(given.values_.get(switch))]
+    if plan.tuning.lora_rank:
+        idle.append("peft")
+    if plan.model and Path(plan.model).suffix == "" and "shared" not in str(config_of(plan.model)):
+        idle.append("model.moe_shared_expert_overlap")
+    if words.unread.get("ddp.outer_dp_sharding_strategy") == "no_shard":
+        idle.append("ddp.outer_dp_sharding_strategy")
+    kept = {word: value for word, value in words.unread.items() if word not in idle}
+    return ReadWords((*words.used, *(word for word in words.unread if word in idle)), kept)
 
 
 def _of_provider(values: dict[str, list[str]], made: Any, hub: str, path: str) -> dict[str, list[str]]:
@@ -221,6 +272,8 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
         given.used.add(field)
         if isinstance(value, Unresolved):
             value = DTYPES.get(value.text, value)
+        if isinstance(value, Unresolved) and value.text.startswith(BACKENDS):
+            value = value.text.removeprefix(BACKENDS)
         if isinstance(value, Unresolved | ConfigCall):  # refused when it is read
             value = f"$({value.text if isinstance(value, Unresolved) else value.called})"
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list) and _is_layout(value):
@@ -425,6 +478,12 @@ _OWN = WordTable(
         "mixed_precision.autocast*",
         "mixed_precision.precision",
         "model.freeze_*",
+        "model.hf_model_*",
+        "model.moe_a2a_overlap",  # nothing reads it: the exchange overlaps where comm_overlap says so
+        "train.check_optimizer_step_success",
+        "train.skip_sync_grad_norm_across_mp",
+        "optimizer.lion_beta*",
+        "optimizer.apply_wd_to_qk_layernorm",
     ),
     deciding={
         "model.fine_grained_activation_offloading": "activations of named modules leave the device: memory and time",
@@ -439,6 +498,18 @@ _OWN = WordTable(
         "mixed_precision.fp8_dot_product_attention": "attention in 8 bits: time",
         "mixed_precision.first_last_layers_bf16": "some layers are not in 8 bits: time",
         "mixed_precision.num_layers_at_*": "some layers are not in 8 bits: time",
+        "model.keep_mtp_spec_in_bf16": "prediction layers are not in 8 bits: time",
+        "*.reuse_grad_buf_for_mxfp8_param_ag": "gathered parameters in the buffer of gradients: memory",
+        "*.fp4_param*": "weights are kept and gathered in 4 bits: memory and time",
+        "ddp.suggested_communication_unit_size": "how much is gathered and reduced at once: memory and overlap",
+        "ddp.num_buckets": "how much is gathered and reduced at once: memory and overlap",
+        "ddp.outer_dp_sharding_strategy": "what replicas of shards share out among them: memory and communication",
+        "ddp.fsdp_manual_registration": "registered buffers of collectives: time and memory",
+        "ddp.megatron_fsdp_*": "dtypes of what is gathered and reduced, and when: memory and communication",
+        "optimizer.offload_optimizer_states": "states wait on the host: memory and time",
+        "optimizer.optimizer_offload_fraction": "how much of the update is on the host: memory and time",
+        "optimizer.overlap_cpu_optimizer_d2h_h2d": "whether the host's update overlaps with its copies: step time",
+        "train.empty_unused_memory_level": "cached memory goes back in every step: time, and less memory kept",
         "ddp.nccl_ub": "registered buffers of collectives: time and memory",
         "ddp.fsdp_double_buffer": "two buffers of gathered parameters: memory",
         "ddp.keep_fp8_transpose_cache*": "transposed weights in 8 bits are kept: memory",

@@ -98,8 +98,18 @@ KNOWN: dict[str, Callable[..., Any]] = {
     "set_deepseek_v3_pipeline_model_parallel_layout": _set_layout,
     "_get_kimi_k2_pipeline_layout": lambda pp, vpp=None: _layout(pp, vpp, ["loss"]),
     "_with_global_batch_size": lambda config, size: _with_batch(config, size),
+    "set_cuda_graph_modules": lambda model, modules: _set_graphs(model, modules),
+    "clear_cuda_graph_modules": lambda model: _set_graphs(model, []),
+    "set_full_iteration_cuda_graph": lambda model: _set_graphs(model, [], cuda_graph_impl="full_iteration"),
 }
 """Functions of Bridge's recipes that stand in other files than those that call them."""
+
+
+def _set_graphs(model: Any, modules: Any, **others: str) -> None:
+    """The parts of layers that graphs capture, under the newer of two names (``utils/cuda_graph.py``)."""
+    if isinstance(model, ConfigCall):
+        model.fields.pop("cuda_graph_scope", None)
+        model.fields |= {"cuda_graph_modules": modules, **others}
 
 
 def _with_batch(config: Any, size: Any) -> Any:

@@ -132,6 +132,9 @@ def _context(given: Arguments) -> dict[str, Any]:
 def _pipeline(given: Arguments) -> dict[str, Any]:
     pp = given.number("--pipeline-model-parallel-size") or 1
     if layers := _spelled(given, pp):
+        for flag in ("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size"):
+            if given.values.get(flag) == [str(len(layers) // pp)]:  # as many as are spelled out
+                given.has(flag)
         even = len(set(layers)) == 1
         return {"vpp": len(layers) // pp, "layers": None if even else layers}
     vpp = given.number("--num-virtual-stages-per-pipeline-rank")

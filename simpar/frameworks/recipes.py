@@ -297,13 +297,20 @@ class Recipes:
         return _ON
 
     def _undecided(self, node: ast.stmt, scope: dict[str, Any]) -> None:
-        """Values that branches set become unknown; a return among them ends what can be read."""
+        """Values that branches set become unknown; a return among them ends what can be read.
+
+        What a branch switches off that runs only where it is on is off in any case.
+        """
+        asked = {ast.unparse(each) for each in _needed(node)}
         for part in ast.walk(node):
             if isinstance(part, ast.Return):
                 raise UserError(f"{self.source}:{part.lineno}: a return that only running would tell")
             if isinstance(part, ast.Assign):
+                is_off = isinstance(part.value, ast.Constant) and not part.value.value
                 for target in part.targets:
-                    self._set(target, Unresolved(ast.unparse(part.value), part.lineno), scope)
+                    is_sure = is_off and ast.unparse(target) in asked
+                    value = self.value(part.value, scope) if is_sure else None
+                    self._set(target, value if is_sure else Unresolved(ast.unparse(part.value), part.lineno), scope)
 
     def _effect(self, node: ast.Call, scope: dict[str, Any]) -> None:
         """A call for its effect; the file's own functions are followed."""
@@ -450,6 +457,14 @@ class Recipes:
 
 _ON = Mark()
 """A block that ends without a return."""
+
+
+def _needed(node: ast.stmt) -> list[ast.expr]:
+    """What has to be true for the body of a branch without another to run."""
+    if not isinstance(node, ast.If) or node.orelse or any(isinstance(each, ast.If) for each in node.body):
+        return []
+    is_all = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+    return node.test.values if is_all and isinstance(node.test, ast.BoolOp) else [node.test]
 
 
 def _known(value: Any) -> Any:

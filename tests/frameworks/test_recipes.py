@@ -6,6 +6,7 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.bridge_read import WORDS
+from simpar.frameworks.match import layers_in
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import Recipes
 
@@ -115,6 +116,24 @@ def test_what_is_not_decided_stays_open():
 
 
 @pytest.mark.parametrize(
+    ("test", "value", "expected"),
+    [
+        ("hasattr(args, 'x') and c.x", "False", False),
+        ("c.x", "None", None),
+        ("hasattr(args, 'x') or c.x", "False", Unresolved),  # it may run where it is off
+        ("hasattr(args, 'x') and c.x", "True", Unresolved),
+        ("hasattr(args, 'x') and c.y", "False", Unresolved),
+    ],
+)
+def test_what_is_switched_off_where_it_is_on_is_off(test, value, expected):
+    """A branch that runs only where a field is on, and switches it off, leaves it off whether it runs or not."""
+    text = f"def recipe():\n    c = C()\n    if {test}:\n        c.x = {value}\n    return c\n"
+    _, made = Recipes(text, "r.py").made("", lambda each: each.called == "C")
+    is_open = isinstance(made.fields["x"], Unresolved)
+    assert is_open if expected is Unresolved else made.fields["x"] is expected
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "./scripts/training/train.sh --nodes 2 --recipe qwen3_8b_pretrain_16gpu_h100_fp8cs_config -mb 2",
@@ -203,3 +222,69 @@ def test_ends_of_a_pipeline_need_a_model():
     text = text.replace("    return", "    cfg.model.num_layers_in_first_pipeline_stage = 3\n    return")
     with pytest.raises(UserError, match="needs the layers of Qwen/Qwen9-1T"):
         read(text, "recipe.py", "megatron-bridge")
+
+
+def account(lines, model="Qwen/Qwen3-30B-A3B"):
+    """The plan of a recipe with lines of its own, and the words that decide or are unknown."""
+    body = "".join(f"    {line}\n" for line in lines)
+    head = f"def recipe():\n    cfg = ConfigContainer(model={HUB.format(model)})\n    cfg.train.micro_batch_size = 1\n"
+    text = f"{head}{body}    return cfg\n"
+    found = read(text, "recipe.py", "megatron-bridge")
+    told = WORDS.sort(found.words.used, found.words.unread)
+    return found.plan, {*told.deciding, *told.unknown}
+
+
+@pytest.mark.parametrize(
+    ("lines", "graphs"),
+    [
+        (["cfg.model.cuda_graph_impl = 'none'", "cfg.model.cuda_graph_scope = 'full'"], "none"),
+        (["cfg.model.cuda_graph_impl = 'transformer_engine'", "cfg.model.cuda_graph_scope = ['attn', 'moe_router']"],
+         "attention+router"),
+        (["cfg.model.cuda_graph_impl = 'local'", "cfg.model.cuda_graph_scope = ['full_iteration']"], "step"),
+        (["cfg.model.cuda_graph_impl = 'transformer_engine'", "cfg.model.cuda_graph_scope = ['moe']",
+          "set_cuda_graph_modules(cfg.model, ['moe_router', 'moe_preprocess'])"], "router"),
+        (["set_full_iteration_cuda_graph(cfg.model)"], "step"),
+    ],
+)  # fmt: skip
+def test_graphs_by_their_older_name(lines, graphs):
+    """Recipes say what is captured as a scope, or by Bridge's functions for either name."""
+    plan, left = account(lines)
+    assert (plan.execution.graphs, left) == (graphs, set())
+
+
+@pytest.mark.parametrize(
+    ("lines", "model", "left"),
+    [
+        (["cfg.model.moe_shared_expert_overlap = True"], "Qwen/Qwen3-30B-A3B", set()),  # it has no shared experts
+        (["cfg.model.moe_shared_expert_overlap = True"], "Qwen/Qwen3.5-35B-A3B", {"model.moe_shared_expert_overlap"}),
+        (["cfg.model.first_last_layers_bf16 = True"], "Qwen/Qwen3-8B", set()),
+        (["cfg.model.first_last_layers_bf16 = True", "cfg.mixed_precision = bf16_with_mxfp8_mixed()"], "Qwen/Qwen3-8B",
+         {"model.first_last_layers_bf16"}),
+        (["cfg.model.cpu_offloading_num_layers = 4", "cfg.model.cpu_offloading = False"], "Qwen/Qwen3-8B", set()),
+        (["cfg.model.cpu_offloading_num_layers = 4", "cfg.model.cpu_offloading = True"], "Qwen/Qwen3-8B",
+         {"model.cpu_offloading_num_layers", "model.cpu_offloading"}),
+        (["cfg.ddp.outer_dp_sharding_strategy = 'no_shard'"], "Qwen/Qwen3-8B", set()),
+        (["cfg.ddp.outer_dp_sharding_strategy = 'optim'"], "Qwen/Qwen3-8B", {"ddp.outer_dp_sharding_strategy"}),
+        (["cfg.peft = default_peft_config('lora')"], "Qwen/Qwen3-8B", set()),
+        (["cfg.model.attention_backend = AttnBackend.auto"], "Qwen/Qwen3-8B", set()),
+    ],
+)  # fmt: skip
+def test_words_without_effect_beside_others(lines, model, left):
+    """Switches of 8 bits without them, parts of what is off, overlaps of what a model has not."""
+    assert account(lines, model)[1] == left
+
+
+def test_a_backend_and_overlaps_of_a_recipe():
+    """Fused attention is cuDNN's; what the overlaps say goes over the replicas' own config."""
+    lines = ["cfg.model.attention_backend = 'fused'", "cfg.ddp.overlap_grad_reduce = False",
+             "cfg.comm_overlap = CommOverlapConfig(overlap_grad_reduce=True)"]  # fmt: skip
+    plan, left = account(lines)
+    assert (plan.execution.attention_kernel, plan.data_parallel.overlap_grad_reduce, left) == ("cudnn", True, set())
+
+
+def test_a_tower_stands_before_the_first_stage():
+    """94 layers of text, 10 of them first and 12 on each of 7 stages; 27 of the tower, and what joins it to them."""
+    lines = ["cfg.model.pipeline_model_parallel_size = 8", "cfg.model.num_layers_in_first_pipeline_stage = 10"]
+    plan, _ = account(lines, "Qwen/Qwen3-VL-235B-A22B-Instruct")
+    first, *others = plan.pipeline.layers
+    assert (others, first - 10, sum(plan.pipeline.layers)) == ([12] * 7, layers_in("qwen3-vl-235b-a22b") - 94, 126)
