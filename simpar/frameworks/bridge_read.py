@@ -6,7 +6,6 @@ Their fields are Megatron-LM's arguments under other names, so they are read as 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from simpar import files
@@ -15,18 +14,17 @@ from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
+from simpar.frameworks.bridge_words import SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
-from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
-from simpar.frameworks.words import Assumed, ReadWords, WordTable, is_off, matches
-from simpar.plan.plan import Plan
+from simpar.frameworks.words import Assumed, ReadWords
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -99,20 +97,6 @@ PROVIDERS: dict[str, dict[str, list[str]]] = {
 OTHER = r"(?i)wan(model|2)|flux|diffusion|dit(model|llama)"
 """Names of models that are no language models."""
 ENDS = (FIRST, LAST, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-HALVES = ("bf16", "fp16", "fp32")
-OF_LOW_BITS = (
-    r"fp8|fp4|first_last_layers_bf16|num_layers_at_\w+_in_bf16|disable_parameter_transpose_cache|keep_mtp_spec"
-)
-"""Words that only products in 8 or 4 bits read."""
-PARTS_OF = {
-    "model.cpu_offloading_num_layers": "model.cpu_offloading",
-    "model.activation_offload_fraction": "model.fine_grained_activation_offloading",
-    "model.offload_modules": "model.fine_grained_activation_offloading",
-    "optimizer.optimizer_offload_fraction": "optimizer.optimizer_cpu_offload",
-    "optimizer.overlap_cpu_optimizer_d2h_h2d": "optimizer.optimizer_cpu_offload",
-}
-"""Words that only what another word switches on reads."""
-SEEN = "model.vision_model"
 STACK = "nemo"
 """What recipes run on: Megatron-Core as NeMo's containers have it."""
 OFFLOADED = "optimizer_offload_fraction"
@@ -189,7 +173,7 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     read_words = imported.words  # flags that stand for other fields have no word of their own
     plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
     words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
-    words = _without_idle(words, plan, given)
+    words = without_idle(words, plan, given)
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
 
 
@@ -197,22 +181,6 @@ def _tower(model: str) -> int:
     """Layers of a shipped model that no language model has."""
     text = config_of(model).get("text_config") or {}
     return layers_in(model) - int(text["num_hidden_layers"]) if "num_hidden_layers" in text else 0
-
-
-def _without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords:
-    """The words, with those used that have no effect beside what else is said."""
-    idle: list[str] = []
-    if plan.numerics.precision in HALVES:
-        idle += [word for word in words.unread if re.search(OF_LOW_BITS, word)]
-    idle += [word for word, switch in PARTS_OF.items() if word in words.unread and is_off(given.values_.get(switch))]
-    if plan.tuning.lora_rank:
-        idle.append("peft")
-    if plan.model and Path(plan.model).suffix == "" and "shared" not in str(config_of(plan.model)):
-        idle.append("model.moe_shared_expert_overlap")
-    if words.unread.get("ddp.outer_dp_sharding_strategy") == "no_shard":
-        idle.append("ddp.outer_dp_sharding_strategy")
-    kept = {word: value for word, value in words.unread.items() if word not in idle}
-    return ReadWords((*words.used, *(word for word in words.unread if word in idle)), kept)
 
 
 def _of_provider(values: dict[str, list[str]], made: Any, hub: str, path: str) -> dict[str, list[str]]:
@@ -397,141 +365,6 @@ def _of_model(model: Any) -> Iterator[str]:
         yield model.name
         for each in (*model.args, model.fields.get("config")):
             yield from _of_model(each)
-
-
-_OWN = WordTable(
-    idle=(
-        "checkpoint.*",
-        "validation.*",
-        "scheduler.*",
-        "logger.*",
-        "tokenizer.*",
-        "rng.*",
-        "dataset.*",
-        "env_vars",
-        "dist",
-        "profiling.*",
-        "ft.*",
-        "straggler.*",
-        "nvrx_straggler.*",
-        "rerun_state_machine.*",
-        "dist.*",
-        "peft.*",
-        "log.*",
-        "resume.*",
-        "optim.*",
-        "tensor_inspect.*",
-        "train.train_iters",
-        "train.manual_gc*",
-        "train.eval*",
-        "train.exit*",
-        "optimizer.lr",
-        "optimizer.min_lr",
-        "optimizer.weight_decay",
-        "optimizer.adam_*",
-        "optimizer.clip_grad",
-        "optimizer.bf16",
-        "optimizer.fp16",
-        "optimizer.main_*",
-        "optimizer.muon_*",
-        "ddp.average_in_collective",
-        "ddp.check_for_*",
-        "model.init_method*",
-        "model.rotary_*",
-        "model.yarn_*",
-        "model.mscale*",
-        "model.mtp_*",
-        "model.load_weights",
-        "model.pipeline_dtype",
-        "model.params_dtype",
-        "model._pipeline*",
-        "model.transformer_impl",
-        "model.cuda_graph_warmup_steps",
-        "model.cuda_graph_scope",
-        "model.tp_comm_overlap_cfg",
-        "model.moe_router_*",
-        "model.moe_aux_loss_coeff",
-        "model.moe_z_loss_coeff",
-        "model.apply_rope_fusion",
-        "model.vocab_size",
-        "model.should_pad_vocab",
-        "model.make_vocab_size_divisible_by",
-        "model.layernorm_*",
-        "model.normalization",
-        "model.position_embedding_type",
-        "model.kv_channels",
-        "model.attention_softmax_in_fp32",
-        "model.bf16",
-        "model.gradient_accumulation_fusion",
-        "model.trust_remote_code",
-        "model.masked_softmax_fusion",
-        "model.bias_*_fusion",
-        "model.attention_dropout",
-        "model.hidden_dropout",
-        "model.persist_layer_norm",
-        "model.qk_clip*",
-        "trainer.*",
-        "moe_grouped_gemm",
-        "mixed_precision.bf16",
-        "mixed_precision.params_dtype",
-        "mixed_precision.pipeline_dtype",
-        "mixed_precision.autocast*",
-        "mixed_precision.precision",
-        "model.freeze_*",
-        "model.hf_model_*",
-        "model.moe_a2a_overlap",  # nothing reads it: the exchange overlaps where comm_overlap says so
-        "train.check_optimizer_step_success",
-        "train.skip_sync_grad_norm_across_mp",
-        "optimizer.lion_beta*",
-        "optimizer.apply_wd_to_qk_layernorm",
-    ),
-    deciding={
-        "model.fine_grained_activation_offloading": "activations of named modules leave the device: memory and time",
-        "model.cpu_offloading": "activations leave the device: memory and time",
-        "model.moe_shared_expert_overlap": "shared experts run beside the exchange of tokens: time",
-        "model.delay_wgrad_compute": "gradients of weights are computed later: time of overlap",
-        "*.overlap_param_gather_with_optimizer_step": "parameters are gathered beside the update: time",
-        "model.use_transformer_engine_op_fuser": "fused operators of experts: time and memory",
-        "model.moe_paged_stash": "activations of experts are stashed in pages: memory",
-        "model.moe_expert_rank_capacity_factor": "tokens that a rank takes: time and memory of experts",
-        "mixed_precision.fp8_param*": "weights are kept and gathered in 8 bits: memory and time",
-        "mixed_precision.fp8_dot_product_attention": "attention in 8 bits: time",
-        "mixed_precision.first_last_layers_bf16": "some layers are not in 8 bits: time",
-        "mixed_precision.num_layers_at_*": "some layers are not in 8 bits: time",
-        "model.keep_mtp_spec_in_bf16": "prediction layers are not in 8 bits: time",
-        "*.reuse_grad_buf_for_mxfp8_param_ag": "gathered parameters in the buffer of gradients: memory",
-        "*.fp4_param*": "weights are kept and gathered in 4 bits: memory and time",
-        "ddp.suggested_communication_unit_size": "how much is gathered and reduced at once: memory and overlap",
-        "ddp.num_buckets": "how much is gathered and reduced at once: memory and overlap",
-        "ddp.outer_dp_sharding_strategy": "what replicas of shards share out among them: memory and communication",
-        "ddp.fsdp_manual_registration": "registered buffers of collectives: time and memory",
-        "ddp.megatron_fsdp_*": "dtypes of what is gathered and reduced, and when: memory and communication",
-        "optimizer.offload_optimizer_states": "states wait on the host: memory and time",
-        "optimizer.optimizer_offload_fraction": "how much of the update is on the host: memory and time",
-        "optimizer.overlap_cpu_optimizer_d2h_h2d": "whether the host's update overlaps with its copies: step time",
-        "train.empty_unused_memory_level": "cached memory goes back in every step: time, and less memory kept",
-        "ddp.nccl_ub": "registered buffers of collectives: time and memory",
-        "ddp.fsdp_double_buffer": "two buffers of gathered parameters: memory",
-        "ddp.keep_fp8_transpose_cache*": "transposed weights in 8 bits are kept: memory",
-        "model.disable_parameter_transpose_cache": "transposed weights in 8 bits are not kept: memory",
-        "model.fp8_output_proj": "the output projection in 8 bits: time",
-        "model.attention_backend": "the kernel of attention: time and memory",
-        "model.cuda_graph_impl": "graphs of parts that a plan does not name: time and memory",
-        "model.moe_flex_dispatcher_backend": "kernels of the exchange of tokens: time",
-        "model.window_*": "attention in windows: time",
-        SEEN: "an encoder of images beside the language model, and its tokens: time and memory",
-        "model.freeze_language_model": "layers that are not trained: time and memory",
-    },
-)
-_MEGATRON = MEGATRON_WORDS.under("model")
-WORDS = WordTable(
-    _MEGATRON.idle,
-    {
-        name: what for name, what in _MEGATRON.deciding.items()
-        if not any(own.startswith(name.rstrip("*")) or matches(name, own) for own in _OWN.idle)
-    },
-) | _OWN  # fmt: skip
-"""Fields of recipes that no plan has, by what they change; those of a model are Megatron-LM's arguments, too."""
 
 
 READER = Reader(

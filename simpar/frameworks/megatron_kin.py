@@ -5,6 +5,7 @@ adds models and data to Megatron-LM. Sources: deepspeedai/Megatron-DeepSpeed 4ef
 (``megatron/arguments.py``), Ascend/MindSpeed-LLM c77308a, alibaba/Pai-Megatron-Patch a098ca5.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -108,7 +109,7 @@ ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     idle=("use_fused_*", "use_glm_rope", "enable_thinking",
           "enable_hf2mg_convert", "model_type_hf", "shape_order", "beta_*", "rope_scaling*", "seq_aux",
-          "first_k_dense_replace", "n_shared_experts", "prompt_type",
+          "first_k_dense_replace", "n_shared_experts", "prompt_type", "longrope_freqs_type",
           "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
           "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic",
           "high_freq_factor", "low_freq_factor", "no_shared_storage", "norm_topk_prob", "swiglu_limit", "workers",
@@ -129,7 +130,6 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "moe_allgather_overlap_comm": "experts' exchange beside computation: time",
         "moe_fb_overlap": "experts' exchange beside computation: time",
         "use_nd_matmul": "products split in two dimensions: communication",
-        "noop_layers": "places of the pipeline without a layer: time and memory",
         "qlora": "frozen weights in 4 bits: memory and time",
         "schedules_method": "another schedule of the pipeline: time and memory",
         "ai_framework": "MindSpore runs it: time and memory",
@@ -156,6 +156,7 @@ NUMBERS_OF_ADAPTERS = (
     "--lora-alpha", "--lora-dropout", "--lora-load", "--lora-register-forward-hook", "--lora-ckpt-filter",
 )  # fmt: skip
 """Arguments of adapters without effect on time and memory."""
+VIRTUAL = "--num-virtual-stages-per-pipeline-rank"
 ADAPTER_RANK = 16
 """Default of MindSpeed-LLM's ``--lora-r``."""
 HYBRID = {"hybridadam": "adam", "hybridsgd": "sgd"}
@@ -274,7 +275,10 @@ def read_mindspeed(text: str, name: str) -> Imported:
         if degree:
             values["--hierarchical-context-parallel-sizes"] = [str(degree)]
         given = replace(given, values=values)
+    given, empty = _without_noops(_with_own_experts(given))
     result = of_arguments(given)
+    if empty:
+        result = replace(result, plan=result.plan.with_values(layers=empty))
     plan = result.plan.with_values(fused_kernels=_fused(given), **_adapters(given))
     if listed := given.text("--num-layer-list"):
         layers = listed.split(",")
@@ -285,6 +289,51 @@ def read_mindspeed(text: str, name: str) -> Imported:
         plan = plan.with_values(attention_kernel="eager")
     note = "MindSpeed runs on Ascend devices, whose kernels no profile here has: the hardware is that of --hardware."
     return replace(result, plan=plan, words=given.words(), notes=(*result.notes, note))
+
+
+def _with_own_experts(given: Arguments) -> Arguments:
+    """The arguments with MindSpeed's names of shared experts and of dense layers before the mixtures as Megatron-LM's.
+
+    Source: MindSpeed-LLM, ``mindspeed_llm/features_manager/moe`` and its ``transformer_config``: layers from the
+    K-th on have experts every ``--moe-layer-freq``, and shared experts are as wide as routed ones.
+    """
+    dense, layers = given.number("--first-k-dense-replace"), given.number("--num-layers")
+    shared, width = given.number("--n-shared-experts"), given.number("--moe-ffn-hidden-size")
+    values, names = dict(given.values), dict(given.names)
+    if dense and layers and given.values.get("--moe-layer-freq", ["1"]) == ["1"]:
+        values["--moe-layer-freq"] = [f"[0]*{dense}+[1]*{layers - dense}"]
+        names["--moe-layer-freq"] = "--first-k-dense-replace"
+    if shared and width and "--moe-shared-expert-intermediate-size" not in values:
+        values["--moe-shared-expert-intermediate-size"] = [str(shared * width)]
+        names["--moe-shared-expert-intermediate-size"] = "--n-shared-experts"
+    return replace(given, values=values, names=names)
+
+
+def _without_noops(given: Arguments) -> tuple[Arguments, tuple[int, ...]]:
+    """The arguments with the layers that compute, and how many every stage has; () where no place is empty.
+
+    ``--noop-layers 1,47`` are places, counted from 0 over all stages in turn, that pass their input on.
+    """
+    flag = "--noop-layers"
+    listed, layers = given.values.get(flag), given.number("--num-layers")
+    if not listed or not layers:
+        return given, ()
+    places = listed[0].split(",")
+    chunk, pp = "--num-layers-per-virtual-pipeline-stage", given.number("--pipeline-model-parallel-size") or 1
+    each = given.number(chunk) or layers // pp
+    if not all(place.isdigit() and int(place) < layers for place in places) or layers % each:
+        raise UserError(f"{given.source}: {flag} = {listed[0]}: allowed: places below --num-layers, such as 0,61")
+    given.has(flag)
+    empty = {int(place) for place in places}
+    values, names = {**given.values, "--num-layers": [str(layers - len(empty))]}, dict(given.names)
+    if values.pop(chunk, None):
+        values[VIRTUAL], names[VIRTUAL] = [str(layers // (each * pp))], chunk
+    if freq := values.get("--moe-layer-freq"):
+        dense = int((re.match(r"\[0\]\*(\d+)", freq[0]) or ["", "0"])[1])
+        dense -= sum(place < dense for place in empty)
+        values["--moe-layer-freq"] = [f"[0]*{dense}+[1]*{layers - len(empty) - dense}"] if dense else ["1"]
+    stages = tuple(each - sum(first <= place < first + each for place in empty) for first in range(0, layers, each))
+    return replace(given, values=values, names=names), stages
 
 
 def _fused(given: Arguments) -> str:

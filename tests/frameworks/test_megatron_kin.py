@@ -198,6 +198,40 @@ def test_cousins_come_first():
     assert names[-1] == "megatron"
 
 
+GLM = (
+    "--num-layers 8 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 8 --group-query-attention "
+    "--num-query-groups 2 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+    "--untie-embeddings-and-output-weights --padded-vocab-size 32000 --make-vocab-size-divisible-by 1 --num-experts 16 "
+    "--moe-router-topk 2 --moe-ffn-hidden-size 512 --first-k-dense-replace 2 --n-shared-experts 1 --use-fused-rmsnorm"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers", "dense", "stages"),
+    [
+        ("", 8, 2, None),
+        ("--noop-layers 0,7", 6, 1, (3, 3)),  # one of the dense ones, and the last
+        ("--noop-layers 3", 7, 2, (3, 4)),
+        ("--noop-layers 5,6 --num-layers-per-virtual-pipeline-stage 2", 6, 2, (2, 2, 1, 1)),
+    ],
+)
+def test_mixtures_and_empty_places_of_mindspeed(flags, layers, dense, stages):
+    """Dense layers first, a shared expert as wide as the others; places that pass on are no layers of their stages."""
+    command = f"torchrun pretrain_gpt.py {GLM} --pipeline-model-parallel-size 2 --micro-batch-size 1 --bf16 {flags}"
+    found = read(f"{command} --seq-length 2048", "train.sh", "mindspeed")
+    keys = ("num_hidden_layers", "first_k_dense_replace", "n_shared_experts")
+    assert ([found.config[key] for key in keys], found.plan.pipeline.layers) == ([layers, dense, 1], stages)
+    account = load_reader("mindspeed").words.sort(found.words.used, found.words.unread)
+    assert not set(account.deciding) | set(account.unknown)
+
+
+def test_empty_places_are_places_of_the_pipeline():
+    """Not behind its end."""
+    command = f"torchrun pretrain_gpt.py {GLM} --pipeline-model-parallel-size 2 --micro-batch-size 1 --noop-layers 8"
+    with pytest.raises(UserError, match="--noop-layers = 8: allowed: places below --num-layers"):
+        read(f"{command} --seq-length 2048", "train.sh", "mindspeed")
+
+
 SIZED = f"{MEGATRON} --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048"
 ZERO_2 = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, %s}'
 

@@ -5,7 +5,7 @@ import pytest
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
-from simpar.frameworks.bridge_read import WORDS
+from simpar.frameworks.bridge_words import WORDS
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import Recipes
