@@ -194,6 +194,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                     f"plan.{axis} = {size}: a module of your own, or of transformers, is only data parallel; allowed: 1"
                 )
         return
+    if parts := graph.details.unbuilt:
+        raise UserError(
+            f"model {graph.name}: {', '.join(parts)}: simulated, no run computes it; allowed: models without"
+        )
     if not is_decoder(graph):
         raise UserError(
             f"model {graph.name}: has two towers, or layers that are not causal; the runtime trains decoders, or a "
@@ -229,10 +233,6 @@ def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph 
 def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
     """Refuse what a config asks for and the runtime does not compute, or not in parts of a sequence."""
     details = graph.details
-    if details.unbuilt:
-        raise UserError(
-            f"model {graph.name}: {', '.join(details.unbuilt)}: simulated, no run computes it; allowed: models without"
-        )
     if graph.is_mixture and details.gating.score not in SCORES:
         raise UserError(
             f"model {graph.name}: its router scores by {details.gating.score}; the runtime knows {', '.join(SCORES)}"

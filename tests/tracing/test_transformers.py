@@ -42,7 +42,7 @@ SECTIONS = {
     "glm4v": [2, 1, 1], "glm4v_moe": [1, 1, 0],
 }  # fmt: skip
 """Of the frequencies of a head, those that turn with time, height and width: defaults are those of large heads."""
-LONG_ENOUGH = {"whisper": {"max_target_positions": 64}, "longcat_flash": {"head_dim": 4, "zero_expert_num": 0}}
+LONG_ENOUGH = {"whisper": {"max_target_positions": 64}, "longcat_flash": {"zero_expert_num": 0}}
 """Fields of tiny configs that a class needs for the tests' sequences, and for rotary parts of another width."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""

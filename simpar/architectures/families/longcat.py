@@ -112,6 +112,7 @@ FAMILIES = (
         ),
         None,
         {
+            "head_dim": TINY_LATENT["qk_rope_head_dim"],  # of its class, which rotates that many
             **{key: value for key, value in TINY_LATENT.items() if key in USUAL},
             "vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_layers": 2, "ffn_hidden_size": 48,
             "expert_ffn_hidden_size": 16, "moe_topk": 3, "n_routed_experts": 8, "zero_expert_num": 4,

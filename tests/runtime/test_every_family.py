@@ -1,0 +1,107 @@
+"""Every declared family in a real run: built by the runtime's decoder, by transformers' class, or refused in one line.
+
+Families of the decoder are compared with transformers, numbers and gradients, in ``test_hf_weights``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from simpar.architectures.families import DECLARED
+from simpar.errors import UserError
+from simpar.runtime.job import RunJob
+from simpar.runtime.request import load_request, make_ready
+from tests.runtime.tiny_models import MODELS, WITHOUT_CLASS
+
+pytest.importorskip("torch")
+
+LIBRARY = (
+    "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "glm_moe_dsa",
+    "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax",
+    "minimax_m3_vl_text", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
+)  # fmt: skip
+"""Trained with transformers' own class: no operator of the decoder stands for some of their parts."""
+TOWERS = "has two towers, or layers that are not causal; the runtime trains decoders"
+PICTURES = (
+    "gemma3", "internvl", "internvl_chat", "llava", "mistral3", "kimi_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+    "qwen3_vl_moe", "glm4v", "glm4v_moe", "ernie4_5_vl_moe", "exaone4_5", "kimi_k25",
+)  # fmt: skip
+NO_DECODERS = (
+    "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
+    "PixArtTransformer2DModel", "SD3Transformer2DModel",
+)  # fmt: skip
+REFUSED = {
+    **dict.fromkeys((*PICTURES, *NO_DECODERS), TOWERS),
+    **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_text", "minimax_m3_vl"), "keys that an indexer chooses: simulated"),
+    **dict.fromkeys(("step3p5", "step3p7"), "gates on heads, of which layers have different numbers: simulated"),
+    "kimi_k3": "simulated, no run computes it",
+    "lfm2_vl": "short convolutions in the place of attention: simulated, no run computes it",
+    "mistral4": "queries scaled by their position: simulated, no run computes it",
+    "phimoe": "its router scores by sparse_mixer; the runtime knows softmax, sigmoid",
+}
+"""And why."""
+WRAPPED = ("gemma3n",)
+"""Families whose tiny config is that of the text alone, which the library expects within the whole."""
+LONG = (*PICTURES, "minimax_m3_vl", "kimi_k3", "lfm2_vl")
+"""Models that see: their sequences are longer than the visual tokens of a picture."""
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """The tiny config of a family, with positions for the test's sequences."""
+    tiny = DECLARED[kind].tiny
+    return {**({"text_config": tiny} if kind in WRAPPED else tiny), "model_type": kind}
+
+
+def ready(kind: str, tmp_path, monkeypatch) -> None:
+    """Check a run of one step as it is checked before anything starts. Raises UserError."""
+    (tmp_path / "model.json").write_text(json.dumps(config_of(kind)))
+    monkeypatch.chdir(tmp_path)
+    flags = {"model": "model.json", "training.seq_len": 1024 if kind in LONG else 16, "training.global_batch": 2}
+    make_ready(load_request("gpt2-laptop", flags, ["cluster=null"]), 1, 1, {"steps": 1, "folder": "here"})
+
+
+@pytest.mark.parametrize("kind", sorted(DECLARED))
+def test_a_family_runs_or_says_why_not(kind, tmp_path, monkeypatch):
+    """In one line, before anything starts."""
+    if kind in REFUSED:
+        with pytest.raises(UserError) as said:
+            ready(kind, tmp_path, monkeypatch)
+        assert REFUSED[kind] in str(said.value)
+        assert "\n" not in str(said.value)
+        return
+    ready(kind, tmp_path, monkeypatch)
+    job = RunJob(folder="x", plan={}, model=config_of(kind), training={"seq_len": 16, "global_batch": 2}, steps=1)
+    assert bool(job.library_parts) is (kind in LIBRARY)
+    assert kind in LIBRARY or kind in MODELS or kind in WITHOUT_CLASS
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(LIBRARY))
+def test_a_model_of_the_library_trains(kind):
+    """Its logits are those of the class that transformers chooses for the config, and a step has finite gradients."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from simpar.runtime.from_transformers import make_library_model
+
+    config = config_of(kind)
+    torch.manual_seed(0)
+    model = make_library_model(config)
+    tokens = torch.randint(0, model.vocab_size, (2, 16))
+    logits = model(tokens)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    assert len(gradients) > 5
+    assert all(bool(torch.isfinite(each).all()) for each in gradients)
+    named = {name: value for name, value in config.items() if name != "model_type"}
+    whole = AutoConfig.for_model(kind, **named)
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(whole.get_text_config() if hasattr(whole, "text_config") else whole)
+    theirs.load_state_dict(model.inner.state_dict())
+    assert torch.equal(theirs.train()(input_ids=tokens, use_cache=False).logits, logits)
