@@ -81,6 +81,20 @@ def as_plan(plan: Any) -> Plan:
     return coerce(plan, Plan, "plan", {Mapping: lambda keys: Plan(**keys), str: Plan.load, Path: Plan.load})
 
 
+def with_units(plan: Plan, cluster: clusters.Cluster) -> tuple[Plan, str]:
+    """The plan in 16 bits that devices have units for, where it states no precision; and what is assumed, or "".
+
+    Devices before Ampere (V100, T4) have no units for bf16 and run it at the fp32 rate: nobody trains like this.
+    """
+    if "precision" in plan.numerics.model_fields_set:
+        return plan, ""
+    asked = plan.numerics.precision
+    for device in cluster.devices:
+        if (instead := device.computes_instead(asked)) is not None:
+            return plan.with_values(precision=instead), f"{instead}, as {device.name} has no units for {asked}"
+    return plan, ""
+
+
 def as_training(training: Any) -> Training:
     """A training, or a dict of its fields. Raises UserError."""
     return coerce(training, Training, "training", {Mapping: lambda fields: Training(**fields)})

@@ -21,6 +21,9 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.frameworks.framework import StackFramework, framework_of
 from simpar.inputs import as_cluster, as_model, as_plan, as_training
+from simpar.layout.decide import decide
+from simpar.layout.deciders import state_choices
+from simpar.layout.layout import stated_choices
 from simpar.layout.moves import reset_dependents, single_changes
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.choice import Change
@@ -35,6 +38,7 @@ from simpar.report.words import probably
 from simpar.scenario import ClusterChoice, Scenario, to_cluster_section
 from simpar.settings import parse_setting
 from simpar.simulation import simulate, stack_for
+from simpar.stacks.stack import Stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_seconds
 
@@ -238,6 +242,28 @@ def as_flags(change: Change) -> str:
     return " ".join(_typed(key, value) for key, value in change.items())
 
 
+def flags_of(plan: Plan, base: Plan, target: Workload, stack: Stack) -> str:
+    """The least that a user would type on top of ``base`` to get a plan that states everything."""
+
+    def decided(change: Change) -> dict[str, Any] | None:
+        try:
+            flat = {name: value for name, value in change.items() if BY_NAME[name].key}
+            rest = {name: value for name, value in change.items() if name not in flat}
+            return stated_choices(decide(state_choices(base.with_values(**flat), rest), target, stack).to_plan())
+        except UserError:
+            return None
+
+    by_cost = {"pass_costs", "slices"}  # of the schedule, decided anew
+    wanted, open_ = stated_choices(plan), decided(Change()) or {}
+    wanted |= dict.fromkeys(by_cost & wanted.keys())
+    change = Change({name: wanted[name] for name in BY_NAME if wanted.get(name) != open_.get(name)})
+    for name in ("dp", *reversed(list(change))):  # what follows from the rest needs not be typed
+        less = Change({each: value for each, value in change.items() if each != name})
+        if decided(less) == wanted:
+            change = less
+    return as_flags(change)
+
+
 def from_flags(text: str) -> Change:
     """The change that :func:`as_flags` wrote. Raises UserError for anything else."""
     spelt = {
@@ -262,9 +288,11 @@ def from_flags(text: str) -> Change:
 
 
 def _typed(key: str, value: object) -> str:
-    flag = BY_NAME[key].flag if key in BY_NAME else None
+    choice = BY_NAME.get(key)
+    flag = choice.flag if choice else None
+    key = ".".join(choice.path) if choice and choice.key is None else key
     if flag is None or value is None:
-        return f"--set plan.{key}={'null' if value is None else value}"
+        return f"--set plan.{key}={'null' if value is None else str(value).replace(' ', '')}"
     if isinstance(value, bool):
         on, _, off = flag.spelling.partition("/")
         return on if value else off

@@ -16,7 +16,7 @@ from simpar.engine import choose_engine, choose_engine_here
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
-from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
+from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training, with_units
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.layout import Layout, apply_execution_choices, fold_two_ended, stack_for_layout
@@ -78,6 +78,7 @@ def simulate(
     """
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
     model = as_model(model, training.seq_len)
+    plan, assumed = with_units(plan, cluster)
     convention = choose(flops_convention, CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)
     perturbation = as_perturbation(perturbation)
@@ -94,7 +95,9 @@ def simulate(
         jitter = sample(lowered, perturbation, engine, alone_on_links)
     nominal_ns = None if alone else without_slow_ranks_ns(job, cluster, perturbation, engine)
     timing = run(lowered.program)
-    context = SummaryInputs(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
+    context = SummaryInputs(
+        lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan, assumed=assumed
+    )
     if not alone:
         return summarise(context, with_timeline=with_timeline)
     from simpar.replicas.cooperate import cooperate

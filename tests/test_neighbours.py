@@ -8,17 +8,21 @@ import pytest
 from typer.main import get_command
 
 import simpar.cli as cli
+from simpar import Training, search
 from simpar.cli.flags import complete_commands
 from simpar.errors import UserError
 from simpar.frameworks import load_target, losses, targets_of
+from simpar.inputs import as_model
 from simpar.layout.moves import single_changes
-from simpar.neighbours import advise, as_flags, from_flags, inputs_of
+from simpar.neighbours import advise, as_flags, flags_of, from_flags, inputs_of
 from simpar.plan.choices import CHOICES
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
+from simpar.planner.answer.terminal import describe_baseline
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
-from simpar.simulation import simulate
+from simpar.simulation import simulate, stack_for
 from simpar.units import format_seconds
 from tests.gate import some
 
@@ -292,3 +296,36 @@ def test_hints_are_what_the_framework_of_the_stack_runs(case):
         if "not with" in hint:
             others = [t for t in advised.why.trials if t.fits and not t.not_with and t.step_time_s < 0.98 * goal_s]
             assert not [t for t in others if (t.fit_probability or 1.0) >= 0.95]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"zero": 3},
+        {"tp": 4, "sequence_parallel": True, "zero": 1},
+        {"pp": 2, "schedule": "zb-h1", "micro_batch": 2, "recompute": "full"},
+        {"zero": 2, "kind": "fsdp", "micro_batch": 2},
+    ],
+    ids=str,
+)
+def test_flags_of_a_whole_plan_give_it_again(change):
+    """A plan that states everything is typed in as few words as lead to it."""
+    training = Training(seq_len=1024, global_batch=64)
+    whole = simulate("gpt2-large", "dgx-h100", Plan(**change), training)
+    target = Workload(as_model("gpt2-large", 1024), training, 8, 8)
+    typed = flags_of(whole.plan, Plan(), target, stack_for(Plan()))
+    assert from_flags(typed).keys() <= change.keys()
+    again = simulate("gpt2-large", "dgx-h100", Plan().with_values(**from_flags(typed)), training)
+    assert again.setup.plan == whole.setup.plan
+
+
+def test_baselines_of_a_search_carry_their_plan(tmp_path):
+    """What is called pure ZeRO-3 is the plan that was compared: its flags, pasted, give its step."""
+    found = search("gpt2-large", "t4-4", Training(seq_len=1024, global_batch=64))
+    job = ["--model", "gpt2-large", "--hardware", "t4-4", "--seq-len", "1024", "--global-batch", "64"]
+    compared = [one for one in found.details["naive"] if one["loses_s"] is not None]
+    assert [one["name"] for one in compared] == ["pure ZeRO-3", "TP = node"]
+    for one in compared:
+        assert cli.run(["simulate", *job, *one["flags"].split(), "--json", str(tmp_path / "r.json")]) == 0
+        assert Result.load(tmp_path / "r.json").step_time_s == pytest.approx(one["step_time_s"], rel=1e-9)
+        assert f"{one['name']} ({one['flags']}): " in describe_baseline(one)

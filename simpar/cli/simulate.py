@@ -67,6 +67,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
     inputs = loaded.inputs()
     with working("simulating") as status:
         result = run_step(**inputs, **options).with_published(loaded.published)
+        result = _under_other_stacks(result, {**inputs, **options})
         if values["advise"] or values["html"]:
             result = _advised(result, {**inputs, **options}, status)
     result, campaign = _operated(result, loaded, inputs, values["seed"] or 0)
@@ -82,6 +83,12 @@ def _refuse_chunks_alone(plan: Plan, flags: Mapping[str, Any]) -> None:
         raise UserError(
             f"--vpp {flags['plan.vpp']}: chunks are those of pipeline ranks; allowed: with --pp of 2 or more"
         )
+
+
+def _under_other_stacks(result: Result, inputs: Mapping[str, Any]) -> Result:
+    from simpar.other_stacks import with_other_stacks
+
+    return with_other_stacks(result, inputs)
 
 
 def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:

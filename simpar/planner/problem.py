@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from simpar.errors import BadCall, UserError
 from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
-from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
+from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training, with_units
 from simpar.layout.layout import apply_execution_choices
 from simpar.plan.choices import BY_NAME, CHOICES, name_of
 from simpar.plan.choices.context_parallel import suit
@@ -192,6 +192,7 @@ def make_problem(
     choose(objective, OBJECTIVES, "objective")
     base, constraints = Plan() if base is None else as_plan(base), Constraints.of(constraints)
     cluster, training, perturbation = (as_cluster(cluster), as_training(training), as_perturbation(perturbation))
+    base, assumed = (base, "") if "precision" in constraints.fixed else with_units(base, cluster)
     if base.pipeline.slices:
         raise UserError(
             f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
@@ -202,6 +203,8 @@ def make_problem(
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
     graph = apply_tuning(base, as_model(model, training.seq_len))
+    if assumed:
+        graph = replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, assumed)})
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
     asked = {name_of(name) for name in constraints.fixed}

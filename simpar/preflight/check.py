@@ -24,7 +24,7 @@ from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.instances import instance_named
 from simpar.hardware.price import set_price
-from simpar.inputs import as_model
+from simpar.inputs import as_model, with_units
 from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import IMBALANCE_BY_BALANCE
@@ -297,15 +297,10 @@ def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed
 
 def _with_units(plan: Plan, cluster: Cluster, notes: list[str]) -> Plan:
     """The plan with 16 bits that devices have units for, where the text does not say which 16 bits."""
-    is_open = "precision" not in plan.numerics.model_fields_set
-    instead = cluster.device.computes_instead(plan.numerics.precision) if is_open else None
-    if instead is None:
-        return plan
-    notes.append(
-        f"{instead} is assumed: the text does not say a dtype, and {cluster.device.name} has no units for "
-        f"{plan.numerics.precision}."
-    )
-    return plan.with_values(precision=instead)
+    plan, assumed = with_units(plan, cluster)
+    if assumed:
+        notes.append(f"{plan.numerics.precision} is assumed: the text does not say a dtype ({assumed}).")
+    return plan
 
 
 def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:

@@ -92,6 +92,7 @@ def _exchange(inside: Communication | None, setting: ReplicaSetting, mean: MeanS
         bytes_per_rank=mean.exchanged_bytes / ranks + (inside.bytes_per_rank if inside else 0.0),
         busy_s=mean.exchange_s + (inside.busy_s if inside else 0.0),
         exposed_s=mean.exchange_s + (inside.exposed_s if inside else 0.0),
+        sent_bytes_per_rank=mean.exchanged_bytes / ranks + ((inside.sent_bytes_per_rank or 0.0) if inside else 0.0),
         algorithm=", ".join([*([inside.algorithm] if inside and inside.algorithm else []), how]),
     )
 

@@ -74,11 +74,14 @@ AMOUNTS = ("days", "device_hours", "cost_usd", "energy_mwh")
 class Bill(Strict):
     """Money in USD and energy in joules of one step of the whole job; None if the profile has no price or power.
 
+    ``usd_per_device_hour`` is the price behind it, the mean over devices (None in older files).
+
     ``whole_run`` is known if the number of tokens is; otherwise it is left out of files.
     """
 
     cost_usd_per_step: float | None = None
     energy_j_per_step: float | None = None
+    usd_per_device_hour: float | None = None
     whole_run: WholeRun | None = None
 
     @model_serializer(mode="wrap")

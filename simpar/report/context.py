@@ -21,7 +21,7 @@ class SummaryInputs:
 
     ``nominal_ns`` is the step without slow ranks, if there are any; ``asked`` the plan before it was resolved; ``held``
     the memory footprint of every class, if it is known already; ``last_ops`` int32[num_classes] the op that ends the
-    step of every class, if replicas step on their own.
+    step of every class, if replicas step on their own. ``assumed`` is what was assumed of the plan, in words.
     """
 
     lowered: Lowered
@@ -35,6 +35,7 @@ class SummaryInputs:
     asked: Plan | None = None
     held: tuple[Footprint, ...] = ()
     last_ops: Indices | None = None
+    assumed: str = ""
 
     @property
     def job(self) -> TrainingJob:

@@ -39,8 +39,9 @@ class Speed(Strict):
 
     ``mfu`` counts model FLOP, ``hfu`` also recomputation, both over the dense peak of the precision.
     ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` is the share of tokens
-    that are not padding. With ``jitter`` the step time is a mean. ``recompute_s``, a part of the compute, is the time
-    of the critical rank's recomputed forwards.
+    that are not padding, ``masked_share`` that of the full count of FLOP that masked pairs of tokens have. With
+    ``jitter`` the step time is a mean. ``recompute_s``, a part of the compute, is the time of the critical rank's
+    recomputed forwards.
     """
 
     step_time_s: float
@@ -52,6 +53,7 @@ class Speed(Strict):
     tflops_per_device: float
     flops_convention: str = "full"
     useful_share: float = 1.0
+    masked_share: float = 0.0
     jitter: JitterReport | None = None
     recompute_s: float = 0.0
 
@@ -86,6 +88,9 @@ class TimeBreakdown(Strict):
 class Communication(Strict):
     """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed.
 
+    ``sent_bytes_per_rank`` is what the rank sends, as nccl-tests counts it: of a ring all-reduce over N ranks
+    2 (N-1)/N of the buffer, of a gather, a reduce-scatter or an exchange (N-1)/N (None in older files).
+
     Busy is the time during which a collective or message of the kind that the rank takes part in is under way, counted
     from the arrival of its last participant. Exposed is the part of it during which the rank's kernels wait.
     """
@@ -94,6 +99,7 @@ class Communication(Strict):
     busy_s: float
     exposed_s: float
     algorithm: str
+    sent_bytes_per_rank: float | None = None
 
 
 class StageMemory(Strict):
@@ -178,12 +184,14 @@ class MemoryReport(Strict):
 class Setup(Strict):
     """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and facts about folding.
 
-    ``asked`` is the plan as it was asked for, without the choices that it left to the stack.
+    ``asked`` is the plan as it was asked for, without the choices that it left to the stack. ``num_microbatches`` is
+    how many a pipeline runs in a step: without one, the steps of gradient accumulation (None in older files).
     """
 
     plan: dict[str, Any]
     asked: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any]
+    num_microbatches: int | None = None
     model: dict[str, Any]
     cluster: dict[str, Any]
     engine: dict[str, Any]
@@ -266,7 +274,8 @@ class Why(Strict):
     ``trials`` are neighbouring layouts, best first, if they were simulated (:mod:`simpar.neighbours`). ``waiting``
     lists the ranks that the critical rank waits for, longest first, and sums to that part of the step. ``slow_ranks``
     has the step without slow ranks; ``expert_load`` says how unevenly tokens spread over expert ranks; ``emulated``
-    that devices have no units for the precision. ``certainty`` says how sure the figures are (None in older files); in
+    that devices have no units for the precision. ``stacks`` are the same plan under other software stacks, if none was
+    asked for. ``certainty`` says how sure the figures are (None in older files); in
     the JSON it is a key of the result itself.
     """
 
@@ -274,6 +283,7 @@ class Why(Strict):
     hints: tuple[str, ...] = ()
     critical_path_s: dict[str, float] = Field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
+    stacks: tuple[Trial, ...] = ()
     waiting: tuple[Waited, ...] = ()
     slow_ranks: SlowRanks | None = None
     expert_load: ExpertLoad | None = None

@@ -9,14 +9,14 @@ NO_FAILURES = "not counted (--reliability NAME counts them)"
 
 
 def run_rows(run: WholeRun | None) -> list[tuple[str, str]]:
-    """Name and value of every amount; empty without a run."""
+    """Name and value of every amount, with the price behind the dollars; empty without a run."""
     if run is None:
         return []
     return [
         ("whole run", f"{format_count(run.tokens)} tokens in {run.steps:,} steps"),
         ("days", amount(run.days)),
         ("GPU-hours", amount(run.device_hours)),
-        ("dollars", NO_PRICE if run.cost_usd is None else amount(run.cost_usd)),
+        ("dollars", _dollars(run)),
         ("MWh", NO_POWER if run.energy_mwh is None else amount(run.energy_mwh)),
         ("failures", _failures(run)),
     ]
@@ -33,6 +33,14 @@ def amount(result: Amount) -> str:
 def figure(value: float) -> str:
     """A number for people: large amounts shortened, small ones with three digits (1.23 M, 45,600, 12.3)."""
     return format_count(value) if value >= 1_000_000 else format_figure(value)
+
+
+def _dollars(run: WholeRun) -> str:
+    """The rent, the price behind it, and how to give another one."""
+    if run.cost_usd is None:
+        return NO_PRICE
+    price = figure(run.cost_usd.value / run.device_hours.value)
+    return f"{amount(run.cost_usd)} at {price} USD per GPU-hour (--price-per-gpu-hour sets another)"
 
 
 def _failures(run: WholeRun) -> str:

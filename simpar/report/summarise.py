@@ -31,6 +31,7 @@ from simpar.report.explain import add_explanation, critical_path_s
 from simpar.report.memory import memory_curve, memory_report, stage_memory
 from simpar.report.parts import Communication, Setup, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
+from simpar.report.sent import sent_bytes
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
     IdleSpans,
@@ -164,7 +165,9 @@ def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:
     job, cluster = context.job, context.cluster
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
-    per_token = model_flop_per_token(_of_mean_documents(job), job.training.seq_len, context.convention)
+    graph, seq_len = _of_mean_documents(job), job.training.seq_len
+    per_token = model_flop_per_token(graph, seq_len, context.convention)
+    causal, full = (model_flop_per_token(graph, seq_len, convention) for convention in ("causal", "full"))
     peak = _peak_flop_per_s(job, cluster)
     return Speed(
         step_time_s=step_s,
@@ -175,6 +178,7 @@ def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:
         hfu=at_peak_s(job, cluster, context.convention) / step_s,
         tflops_per_device=per_token * tokens / step_s / devices / TERA,
         flops_convention=context.convention,
+        masked_share=1.0 - causal / full if full else 0.0,
         useful_share=packed.useful if (packed := packing_of(job.training)) else 1.0,
         jitter=context.jitter,
         recompute_s=recompute_s,
@@ -282,12 +286,13 @@ def _communication(context: SummaryInputs, accounts: Accounts, critical: int) ->
         dtype = sent_as.get(op) if kind == "dp" else None
         algorithms.setdefault(kind, set()).add(f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else ""))
     result = {}
-    seconds = accounts.communication_s()
+    seconds, sent = accounts.communication_s(), sent_bytes(context.lowered, critical)
     for kind, size in zip(COMMUNICATION, accounts.moved_bytes[critical].tolist(), strict=True):
         busy_s, exposed_s = seconds[kind]
         if busy_s or kind in algorithms:
             result[kind] = Communication(
                 bytes_per_rank=float(size),
+                sent_bytes_per_rank=sent[kind],
                 busy_s=busy_s,
                 exposed_s=exposed_s,
                 algorithm=", ".join(sorted(algorithms.get(kind, set()))),
@@ -318,7 +323,11 @@ def bill_of(context: SummaryInputs, kernels_s: Floats, step_s: float, own_step_s
         each_w = np.broadcast_to(device_w(power, products[here], streaming[here]), here.sum())
         mean_w = float(np.average(each_w, weights=quotient.multiplicity[here]))
         energy += input_w(part.profile.host, part.world_size * mean_w, part.nodes) * step_s
-    return Bill(cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy)
+    return Bill(
+        cost_usd_per_step=None if isnan(cost) else cost,
+        energy_j_per_step=None if isnan(energy) else energy,
+        usd_per_device_hour=None if isnan(cost) else cost * HOUR_S / step_s / cluster.world_size,
+    )
 
 
 def _setup(context: SummaryInputs) -> Setup:
@@ -328,7 +337,8 @@ def _setup(context: SummaryInputs) -> Setup:
         plan=stated.model_dump(mode="json"),
         asked={} if context.asked is None else _asked(context.asked, stated),
         training=job.training.model_dump(),
-        model=_model_facts(job),
+        num_microbatches=int(job.layout.num_microbatches(job.training.global_batch)),
+        model=_model_facts(job, context.assumed),
         cluster=recorded(cluster),
         engine={"name": context.engine, "ops": len(context.lowered.program), "seed": context.perturbation.seed},
         perturbation={
@@ -347,13 +357,14 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 
 
-def _model_facts(job: TrainingJob) -> dict[str, Any]:
+def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
     graph = job.graph
+    assumed = [*graph.assumed, *([of_plan] if of_plan else [])]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),
         "layers": len(graph.layers),
-        **({"assumed": list(graph.assumed)} if graph.assumed else {}),
+        **({"assumed": assumed} if assumed else {}),
         **{name: int(value) for name, value in graph.dims.items()},
         **({"notes": list(graph.facts["notes"])} if "notes" in graph.facts else {}),
     }

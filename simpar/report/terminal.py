@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.timeline import MEMORY_PARTS
-from simpar.report.words import describe_certainty, figures, format_significant, headline, verdict
+from simpar.report.words import assumptions, describe_certainty, figures, format_significant, headline, verdict
 from simpar.scenario import Published
 from simpar.units import GIB, format_bytes, format_count, format_figure, format_seconds
 
@@ -30,7 +30,7 @@ MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 def print_report(result: Result, console: Console) -> None:
     """Print the whole report to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
-    print_lines(console, [f"assumed: {each}" for each in result.setup.model.get("assumed", ())])
+    print_lines(console, [f"assumed: {each}" for each in assumptions(result)])
     console.print()
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))
@@ -140,11 +140,12 @@ def _breakdown(result: Result, console: Console) -> ReportTable:
 
 
 def _communication(result: Result) -> ReportTable:
-    table = ReportTable([text("kind"), text("algorithm", least=12), "volume per rank", "busy", "exposed"])
+    table = ReportTable([text("kind"), text("algorithm", least=12), "sent per rank", "busy", "exposed"])
     for kind, entry in result.communication.items():
         if entry.bytes_per_rank or entry.busy_s:
             times = format_seconds(entry.busy_s), format_seconds(entry.exposed_s)
-            table.add(kind, entry.algorithm, format_bytes(entry.bytes_per_rank), *times)
+            sent = entry.sent_bytes_per_rank
+            table.add(kind, entry.algorithm, "" if sent is None else format_bytes(sent), *times)
     if not table.rows:
         table.add("none")
     return table

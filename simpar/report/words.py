@@ -14,7 +14,7 @@ from simpar.units import format_bytes, format_count, format_energy, format_figur
 
 if TYPE_CHECKING:
     from simpar.report.certainty import Certainty
-    from simpar.report.parts import Trial
+    from simpar.report.parts import Speed, Trial
     from simpar.report.result import Result
 
 
@@ -22,6 +22,10 @@ CAUSES = {
     "allocator": "allocator gaps and workspaces", "stack": "memory the stack keeps unseen",
     "experts": "uneven experts",
 }  # fmt: skip
+
+
+MUCH_MASKED = 0.2
+"""From this share of masked pairs in the model FLOP on, figures say the MFU without them."""
 
 
 def headline(result: Result) -> str:
@@ -34,7 +38,28 @@ def headline(result: Result) -> str:
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
     stack = setup.plan.get("stack")
-    return f"{model.get('name')}{size} on {where}: {whole_layout(setup.plan)}" + (f", {stack} stack" if stack else "")
+    plan = whole_layout(setup.plan, setup.num_microbatches or 1)
+    return f"{model.get('name')}{size} on {where}: {plan}" + (f", {stack} stack" if stack else "")
+
+
+def assumptions(result: Result) -> list[str]:
+    """What was assumed because nobody said it: of the model, of the plan, and the software stack."""
+    setup, others = result.setup, result.why.stacks
+    beside = f"{setup.plan.get('stack')} stack (--stack sets another); {'; '.join(_other_stacks(result))}"
+    return [*setup.model.get("assumed", ()), *([beside] if others else [])]
+
+
+def _other_stacks(result: Result) -> Iterator[str]:
+    """What the plan gives under each of the other stacks."""
+    for trial in result.why.stacks:
+        name = trial.change.removeprefix("--stack ")
+        if trial.step_time_s is None:
+            yield f"{name} refuses this plan"
+        elif trial.not_with:
+            yield f"{name} does not offer this plan ({trial.not_with.partition(': ')[2]})"
+        else:
+            against = f"{format_seconds(trial.step_time_s)} ({trial.step_time_s / result.step_time_s - 1:+.1%})"
+            yield f"with {name}: {against}{', does not fit' if not trial.fits else ''}"
 
 
 def describe_briefly(result: Result) -> str:
@@ -43,8 +68,8 @@ def describe_briefly(result: Result) -> str:
     return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
 
 
-def layout(plan: dict[str, Any]) -> str:
-    """The plan in a few words: axes above one, schedule, ZeRO, recompute, what is trained."""
+def layout(plan: dict[str, Any], microbatches: int = 1) -> str:
+    """The plan in a few words: axes above one, schedule, microbatches, ZeRO, recompute, what is trained."""
     mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
     axes = [f"{axis}{mesh[axis]}" for axis in LABELLED if (mesh.get(axis) or 1) > 1]
     words = [" ".join(axes) or "one device"]
@@ -54,7 +79,7 @@ def layout(plan: dict[str, Any]) -> str:
     if (mesh.get(PIPELINE) or 1) > 1:
         chunks = pipeline.get("vpp") or 1
         words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
-    words.append(f"micro-batch {plan.get('micro_batch')}")
+    words.append(f"micro-batch {plan.get('micro_batch')}" + (f" x {microbatches:,}" if microbatches > 1 else ""))
     zero = plan.get("data_parallel", {}).get("zero")
     if zero:
         words.append(f"ZeRO-{zero}")
@@ -66,12 +91,12 @@ def layout(plan: dict[str, Any]) -> str:
     return ", ".join(word for word in words if word)
 
 
-def whole_layout(plan: dict[str, Any]) -> str:
+def whole_layout(plan: dict[str, Any], microbatches: int = 1) -> str:
     """The same with replicas of sharded states, and how ranks cooperate that do not sum gradients in every step."""
     data = plan.get("data_parallel", {})
     replicas, sync = data.get("hsdp") or 1, data.get("sync", "bsp")
     words = [f"{replicas} replicas"] * (replicas > 1) + [str(sync)] * (sync != "bsp")
-    return ", ".join([layout(plan), *words])
+    return ", ".join([layout(plan, microbatches), *words])
 
 
 def _trained(tuning: Mapping[str, Any]) -> Iterator[str]:
@@ -118,16 +143,28 @@ def figures(result: Result) -> list[tuple[str, str]]:
     rows = [
         ("step time", step_time_words(result)),
         ("tokens/s", f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)"),
-        ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
+        ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {_convention(speed)})"),
         ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
         ("bubble", result.bubble_text),
         ("memory", memory_state(result)),
     ]
     if result.bill.cost_usd_per_step is not None:
-        rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
+        rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD{_price(result)}"))
     if result.bill.energy_j_per_step is not None:
         rows.append(("energy per step", format_energy(result.bill.energy_j_per_step)))
     return [*rows, *run_rows(result.whole_run)]
+
+
+def _convention(speed: Speed) -> str:
+    """How the MFU counts attention, and what it is without masked pairs where these are much of it."""
+    if speed.flops_convention == "causal" or speed.masked_share < MUCH_MASKED:
+        return speed.flops_convention
+    return f"full, with masked pairs: {speed.mfu * (1 - speed.masked_share):.1%} without"
+
+
+def _price(result: Result) -> str:
+    price = result.bill.usd_per_device_hour
+    return "" if price is None else f" ({format_figure(price)} USD per device and hour)"
 
 
 def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:

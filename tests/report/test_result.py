@@ -32,7 +32,7 @@ def test_the_json_has_the_promised_keys(result):
     for stage in data["memory"]:
         assert set(MEMORY) <= set(stage)
     for entry in data["communication"].values():
-        assert set(entry) == {"bytes_per_rank", "busy_s", "exposed_s", "algorithm"}
+        assert set(entry) == {"bytes_per_rank", "sent_bytes_per_rank", "busy_s", "exposed_s", "algorithm"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from simpar.report.explain import add_explanation
 from simpar.report.notebook import to_html
 from simpar.report.result import Result
 from simpar.report.terminal import compare_published, memory_rows, print_report, shorten_rows
-from simpar.report.words import headline
+from simpar.report.words import assumptions, figures, headline
 from simpar.scenario import Published, load_scenario
 from simpar.simulation import simulate
 
@@ -107,10 +107,10 @@ def test_a_layout_that_does_not_fit_is_shouted(result, terminal):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1, ZeRO-3, bf16, 2 replicas, megatron stack"),
-        ({"tp": 4, "sync": "diloco"}, "tp4 dp2, micro-batch 1, bf16, diloco, megatron stack"),
-        ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1, LoRA 8 on nf4, bf16, megatron stack"),
-        ({"frozen_layers": 1}, "dp8, micro-batch 1, 1 frozen layer, bf16, megatron stack"),
+        ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1 x 2, ZeRO-3, bf16, 2 replicas, megatron stack"),
+        ({"tp": 4, "sync": "diloco"}, "tp4 dp2, micro-batch 1 x 8, bf16, diloco, megatron stack"),
+        ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1 x 2, LoRA 8 on nf4, bf16, megatron stack"),
+        ({"frozen_layers": 1}, "dp8, micro-batch 1 x 2, 1 frozen layer, bf16, megatron stack"),
     ],
 )
 def test_the_first_line_says_what_decides(plan, words):
@@ -118,3 +118,32 @@ def test_the_first_line_says_what_decides(plan, words):
     training = simpar.Training(seq_len=512, global_batch=16)
     result = simpar.simulate("llama-3.2-1b", simpar.Cluster("dgx-h100"), {**plan, "micro_batch": 1}, training)
     assert headline(result).endswith(f": {words}")
+
+
+def test_prices_accumulation_and_masked_pairs_are_said():
+    """What decides a figure stands beside it."""
+    training = simpar.Training(seq_len=131072, global_batch=16, tokens=10**12)
+    cluster = simpar.Cluster("dgx-h100", nodes=1)
+    result = simpar.simulate("llama-3-8b", cluster, simpar.Plan(cp=8, recompute="full"), training)
+    assert result.setup.num_microbatches == 16
+    assert "micro-batch 1 x 16" in headline(result)
+    rows = dict(figures(result))
+    assert "(2.90 USD per device and hour)" in rows["cost per step"]
+    assert "at 2.90 USD per GPU-hour (--price-per-gpu-hour sets another)" in rows["dollars"]
+    assert result.bill.usd_per_device_hour == pytest.approx(2.90)
+    causal = simpar.simulate(
+        "llama-3-8b", cluster, simpar.Plan(cp=8, recompute="full"), training, flops_convention="causal"
+    )
+    assert f"full, with masked pairs: {causal.mfu:.1%} without" in rows["MFU / HFU"]
+    assert "without" not in dict(figures(causal))["MFU / HFU"]
+
+
+@pytest.mark.parametrize(("hardware", "precision"), [("dgx-v100", "fp16"), ("t4-4", "fp16"), ("dgx-h100", "bf16")])
+def test_devices_without_units_for_bf16_compute_in_fp16(hardware, precision):
+    """bf16 at the fp32 rate is what nobody runs; who asks for it gets it."""
+    training = {"seq_len": 1024, "global_batch": 32}
+    left, stated = (simpar.simulate("gpt2", hardware, plan, training) for plan in ({}, {"precision": "bf16"}))
+    assert left.setup.plan["numerics"]["precision"] == left.asked_plan.numerics.precision == precision
+    assert stated.setup.plan["numerics"]["precision"] == "bf16"
+    assert any("has no units for bf16" in line for line in assumptions(left)) == (precision != "bf16")
+    assert assumptions(stated) == []

@@ -9,7 +9,9 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, TooManyOps
+from simpar.neighbours import flags_of
 from simpar.plan.choices.memory import select_undecided
+from simpar.plan.choices.target import Workload
 from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.plan.mesh import AXES as MESH_AXES
 from simpar.planner.answer.explanations import describe_need, explain_loser
@@ -195,6 +197,7 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
             "mfu": result.mfu,
             "peak_memory_bytes": result.peak_memory_bytes,
             "plan": result.setup.plan,
+            "flags": _typed(beside.field.problem, result),
             "loses_s": result.step_time_s - best.step_time_s,
             "why": explain_loser(result, best),
         }
@@ -202,6 +205,14 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
     problem = beside.field.problem
     why = describe_need(min(needed), problem) if needed else f"not simulated: {beside.why_not}"
     return {"loses_s": None, "why": (why,)}
+
+
+def _typed(problem: Problem, result: Result) -> str:
+    """What to type on top of the problem's own flags to simulate a result's plan."""
+    target = Workload(
+        problem.graph, problem.training, problem.cluster.world_size, problem.cluster.profile.devices_per_node
+    )
+    return flags_of(result.plan, problem.base, target, problem.stack)
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.files import write_atomic
-from simpar.planner.answer.terminal import certificate, describe, describe_whole_run, headline, ties
+from simpar.planner.answer.terminal import certificate, describe, describe_baseline, describe_whole_run, headline, ties
 from simpar.planner.result import SearchResult
 from simpar.report.html import environment, fill_template
 from simpar.report.words import interval_words, probably
@@ -74,7 +74,7 @@ def _chosen(result: SearchResult) -> Iterator[str]:
 def _by_how_much(result: SearchResult) -> Iterator[str]:
     yield from result.best.why
     for one in result.details.get("naive", ()):
-        yield f"{one['name']}: {'; '.join(one['why'])}"
+        yield describe_baseline(one)
 
 
 def _how_sure(result: SearchResult) -> Iterator[str]:

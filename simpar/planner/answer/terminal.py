@@ -50,16 +50,19 @@ def print_search(result: SearchResult, console: Console) -> None:
         ("The whole run of the first, without failures", describe_whole_run(result.best)),
         ("Why the first wins", list(result.best.why)),
         ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in result.candidates[1:]]),
-        (
-            "Chosen without a search",
-            [f"{one['name']}: {'; '.join(one['why'])}" for one in result.details.get("naive", ())],
-        ),
+        ("Chosen without a search", [describe_baseline(one) for one in result.details.get("naive", ())]),
         ("What other kinds of layouts cost", [_kind(one, result) for one in result.details.get("kinds", ())]),
         ("Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]),
         ("What the space holds", list(_scope(result))),
     )
     for title, lines in sections:
         print_lines(console, lines, title, mark="- ")
+
+
+def describe_baseline(one: Mapping[str, Any]) -> str:
+    """What a layout chosen without a search loses, and the whole plan that was compared, ready to paste."""
+    typed = f" ({one['flags']})" if one.get("flags") else ""
+    return f"{one['name']}{typed}: {'; '.join(one['why'])}"
 
 
 def describe_whole_run(best: Candidate) -> list[str]:

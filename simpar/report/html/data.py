@@ -25,7 +25,7 @@ from simpar.report.timeline import (
     MemoryCurve,
     StagePlot,
 )
-from simpar.report.words import describe_certainty, figures, headline, verdict, whole_layout
+from simpar.report.words import assumptions, describe_certainty, figures, headline, verdict, whole_layout
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 MIN_GAIN = 0.0005  # gains below this print as zero
@@ -160,7 +160,7 @@ def _communication(result: Result) -> list[dict[str, Any]]:
         rows.append({
             "kind": KIND_NAME.get(kind, kind),
             "algorithm": entry.algorithm,
-            "bytes": format_bytes(entry.bytes_per_rank),
+            "bytes": "" if entry.sent_bytes_per_rank is None else format_bytes(entry.sent_bytes_per_rank),
             "busy": format_seconds(entry.busy_s),
             "exposed": format_seconds(entry.exposed_s),
             "hidden": f"{hidden / entry.busy_s:.0%}" if entry.busy_s else "",
@@ -220,7 +220,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     setup = result.setup
     model, cluster = setup.model, setup.cluster
     yield "model", f"{model.get('name')}, {format_count(float(model.get('parameters', 0)))} parameters"
-    for each in model.get("assumed", ()):
+    for each in assumptions(result):
         yield "assumed", each
     yield "cluster", f"{cluster.get('nodes')} x {cluster.get('hardware')}, {cluster.get('devices'):,} devices"
     yield "layout", whole_layout(setup.plan)
