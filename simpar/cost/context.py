@@ -11,6 +11,9 @@ values, w bytes per element; Q and O are queries and output. Backward: a ring se
 times, until it is home; an all-gather is repeated and the gradient reduce-scattered; Ulysses repeats its exchanges.
 [Liu et al. 2023, arXiv 2310.01889 (ring); Jacobs et al. 2023, arXiv 2309.14509 (Ulysses); Dubey et al. 2024, arXiv
 2407.21783, section 3.3.2 (all-gather); Fang and Zhao 2024, arXiv 2405.07719 (hybrid)].
+
+Queries that attend to another tower's output meet the keys of all its rows. Every rank has its share of these rows,
+makes their keys and values, and exchanges them in the same way; nothing is masked.
 """
 
 import numpy as np
@@ -20,6 +23,8 @@ from simpar.cost.kernels import KernelModel
 from simpar.dataclass import dataclass
 from simpar.units import Numbers, floats
 
+OWN = "context"
+"""The dim of a sequence's own keys; any other counts the rows of another tower that a rank has."""
 SLOWEST = -1
 _MERGE_PASSES = 3  # a block's output is read, and the sum so far read and written
 
@@ -37,6 +42,14 @@ class ContextSplit:
     position: int = SLOWEST
 
 
+def all_keys(mask: AttentionPattern, dims: Dims) -> Numbers:
+    """Keys of one sequence, on whichever context-parallel ranks they are."""
+    if mask.context == OWN:
+        return dims[OWN]
+    ranks = [dims.get(by, 1) for by in ("blocks", "gathered", "ulysses")]
+    return dims[mask.context] * ranks[0] * ranks[1] * ranks[2]
+
+
 def query_elements(op: Operator, dims: Dims) -> Numbers:
     """Elements of a rank's queries of an attention operator; its output has ``value_dim`` in place of ``key_dim``."""
     attention = _attention_of(op)
@@ -52,7 +65,8 @@ def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
     if attention.exchanged is not None:
         return evaluate(op.rows, dims) * evaluate(attention.exchanged, dims), 0.0
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
-    rows = evaluate(op.rows, dims) * heads
+    own = attention.context == OWN
+    rows = (evaluate(op.rows, dims) if own else dims["batch"] * dims[attention.context]) * heads
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
 
 
@@ -87,15 +101,17 @@ def block_times_s(
     def seconds(context: Numbers, seen: Numbers) -> Numbers:
         return floats(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
 
+    keys = all_keys(attention, dims)
     if blocks == 1:
-        return [seconds(dims["context"], _seen_at(attention, dims, split))]
+        return [seconds(keys, _seen_at(attention, dims, split))]
     output = evaluate(op.rows, dims) * dims["heads"] * evaluate(attention.value_dim, dims)
     merge_s = floats(kernels.memory_time_s(_MERGE_PASSES * floats(output * kernels.activation_bytes)))
     times: list[Numbers] = []
     for block in range(blocks):
-        seen = _seen_in_block(attention, rows, dims["context"], split, block)
+        seen = _seen_in_block(attention, rows, keys, split, block)
         later = merge_s if block and not backward else 0.0
-        times.append(seconds(rows, seen) + later if seen else 0.0)
+        held = rows if attention.context == OWN else keys / blocks
+        times.append(seconds(held, seen) + later if seen else 0.0)
     return times
 
 
@@ -115,7 +131,7 @@ def _seen_at(attention: AttentionPattern, dims: Dims, split: ContextSplit) -> Nu
     """Keys that a query sees on average where a rank has all keys at once (no ring)."""
     alone = split.gathered == 1 or split.balance != "contiguous"
     if alone or not attention.causal or attention.is_bounded:
-        return attention.mean_keys(dims["context"])
+        return attention.mean_keys(all_keys(attention, dims))
     last = split.gathered - 1 if split.position == SLOWEST else split.position
     return (last + 0.5) * dims["context"] / split.gathered
 

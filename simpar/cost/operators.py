@@ -9,6 +9,7 @@ import numpy as np
 
 from simpar.architectures.graph import AttentionPattern, Dims, Operator, Selection, evaluate
 from simpar.cost import indexer
+from simpar.cost.context import all_keys
 from simpar.cost.kernels import KernelModel
 from simpar.cost.linear_attention import DIRECTIONS, linear_attention_time_s
 from simpar.cost.products import (
@@ -79,7 +80,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     """All keys at once; under context parallelism the blocks of :mod:`simpar.cost.context` add up to a little more."""
     assert op.attention is not None, "an attention operator carries its mask"
     dims, mask = sizes.dims, op.attention
-    widths, context = (evaluate(mask.key_dim, dims), evaluate(mask.value_dim, dims)), dims[mask.context]
+    widths, context = (evaluate(mask.key_dim, dims), evaluate(mask.value_dim, dims)), all_keys(mask, dims)
     if mask.document is not None and sizes.kernels.attention != "unfused":
         context = np.minimum(context, mask.document)  # kernels work document by document
     both = [
@@ -104,7 +105,7 @@ def seen_keys(mask: AttentionPattern, dims: Dims) -> Numbers:
 
     A slice has pairs(context) - pairs(before) pairs over context - before queries, where pairs(n) = n mean_keys(n).
     """
-    context, before = dims[mask.context], dims.get("before", 0)
+    context, before = all_keys(mask, dims), dims.get("before", 0)
     if not np.any(before):
         return mask.mean_keys(context)
     first, last = (n * mask.mean_keys(n) for n in (before, context))

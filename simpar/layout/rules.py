@@ -9,6 +9,7 @@ from math import gcd
 
 import numpy as np
 
+from simpar.architectures.flops import shape_dims
 from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_layer, segment
 from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
@@ -46,6 +47,14 @@ def _context(layout: Layout, target: Workload) -> Refusals:
         lambda: (
             f"plan.cp_method = {layout.cp_method}: {graph.name} chooses keys anywhere in the sequence; allowed: "
             "all_gather, with ulysses = 1"
+        ),
+    )
+    memory, shared = shape_dims(graph, seq_len)["memory"], number(_rows_over(layout))
+    yield (
+        (cp > 1) & (memory != seq_len) & (memory % (cp * shared) != 0),
+        lambda: (
+            f"plan.cp = {cp}: {memory} rows of the other tower's output do not divide into {cp} x {shared} equal "
+            f"pieces; allowed: {'1' if memory % shared else format_divisors(memory // shared)}"
         ),
     )
     chunks = 2 if layout.cp_balance == "zigzag" and layout.cp_method != "ulysses" else 1

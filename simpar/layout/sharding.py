@@ -3,8 +3,9 @@
 Tensor parallelism divides heads, kv_heads, ffn and vocab; hidden and head_dim stay whole [Shoeybi et al.
 2019, arXiv 1909.08053]. Operators of region "tensor" see all rows of the rank's context; those of region
 "sequence" see 1/tp of them under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198]. Fewer key-value
-heads than tp ranks are copied. Context parallelism divides the rows of everything; "context" stays whole, because
-queries meet the keys of all ranks: in "blocks" of a ring or "gathered", after "ulysses" ranks have exchanged heads.
+heads than tp ranks are copied. Context parallelism divides the rows of everything, those of another tower's output
+("memory") too; "context" stays whole, because queries meet the keys of all ranks: in "blocks" of a ring or "gathered",
+after "ulysses" ranks have exchanged heads.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.
         return heads
     if kind in SHARDED_DIMS:
         return size // tp
-    return size // cp if kind == "seq" else size
+    return size // cp if is_rows(name) else size
 
 
 def context_dims(layout: Layout) -> dict[str, Numbers]:

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.architectures.graph import AttentionPattern, Operator, term
-from simpar.cost.context import ContextSplit, block_times_s, exchange_elements, key_value_elements, query_elements
+from simpar.cost.context import (
+    ContextSplit,
+    all_keys,
+    block_times_s,
+    exchange_elements,
+    key_value_elements,
+    query_elements,
+)
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
 
@@ -112,3 +119,21 @@ def test_merging_blocks_costs_passes_over_the_output() -> None:
     assert [time - times[0] for time in times[1:]] == pytest.approx(
         [3 * 2 * 16384 * 32 * 128 / IDEAL.memory_bandwidth] * 3
     )
+
+
+@pytest.mark.parametrize("exchange", [{"blocks": 4}, {"gathered": 4}, {"ulysses": 4}])
+def test_queries_meet_all_rows_of_another_tower(exchange: dict[str, int]) -> None:
+    """A rank has 375 of 1,500 rows and makes their keys and values; its queries see all of them, in blocks or at once.
+
+    The work is a quarter of that of all queries, whatever is exchanged; no mask makes ranks differ.
+    """
+    cross = operator(causal=False, context="memory")
+    whole = {**dims(1, seq=4096), "memory": 1500}
+    local = {**dims(4, seq=4096, **exchange), "memory": 375}
+    assert all_keys(cross.attention, local) == all_keys(cross.attention, whole) == 1500
+    assert key_value_elements(cross, local) == (375 * 8 * 128, 375 * 8 * 128)
+    split = ContextSplit(local["blocks"], local["gathered"], "contiguous", 0)
+    times = block_times_s(cross, local, KERNELS, split, backward=True)
+    assert len(times) == local["blocks"]
+    alone = block_times_s(cross, whole, KERNELS, ContextSplit(1, 1, "contiguous"), backward=True)
+    assert sum(times) == pytest.approx(alone[0] / 4)

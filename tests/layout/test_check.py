@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
@@ -196,3 +197,10 @@ def test_experts_that_cannot_be_spread_say_why(values, said):
     with pytest.raises(UserError) as caught:
         complete_plan(plan, target)
     assert said in str(caught.value)
+
+
+def test_rows_of_another_tower_have_to_divide():
+    """Those of Whisper's encoder are 1,500, whatever the text's length."""
+    said = "plan.cp = 8: 1500 rows of the other tower's output do not divide into 8 x 1 equal pieces; allowed: 1, 2, 3"
+    with pytest.raises(UserError, match=said):
+        simpar.simulate("whisper-tiny", "dgx-h100", simpar.Plan(cp=8), simpar.Training(seq_len=448, global_batch=8))

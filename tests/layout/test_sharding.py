@@ -23,6 +23,12 @@ def test_sharded_dims_are_divided_and_the_others_whole(tp):
     assert (dims["hidden"], dims["head_dim"]) == (graph.dims["hidden"], graph.dims["head_dim"])
 
 
+def test_rows_of_another_tower_are_shared_out():
+    """Of 1,500 frames each of 4 context-parallel ranks has 375, whose keys others need; of 448 tokens of text 112."""
+    dims = rank_dims(load_model("whisper-tiny"), Layout.of(Plan(cp=4)), Training(seq_len=448, global_batch=8)).tensor
+    assert (dims["memory"], dims["encoder.seq"], dims["seq"], dims["encoder.context"]) == (375, 375, 112, 1500)
+
+
 def test_experts_are_shared_out_and_their_ffn_divided():
     """16 experts on 4 ranks are 4 each; two ranks of an expert hold half its ffn; routing keeps all of them."""
     graph = load_model("tiny-mixture")
