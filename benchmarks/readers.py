@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "readers.md"
 CORPUS = ROOT / "tests" / "frameworks" / "corpus.yaml"
+LAUNCHES = ROOT / "tests" / "preflight" / "launches.yaml"
 OF_FORM = {"shell": "megatron", "megatron-yaml": "megatron", "toml": "torchtitan-0.2", "bridge": "megatron-bridge",
            "nemo": "nemo-run"}  # fmt: skip
 """Readers of the forms in which the corpus writes files that are not called like their reader."""
@@ -36,14 +37,15 @@ named. Proposals are written for frameworks that have a name in the last column.
 
 
 def versions() -> dict[str, tuple[int, list[str]]]:
-    """Number of files in the corpus, and the versions that they are of, by reader."""
+    """Number of files in the corpus and among the launches, and the versions that they are of, by reader."""
     from simpar import files
 
-    entries: list[Mapping[str, Any]] = files.load(CORPUS).data
+    entries: list[Mapping[str, Any]] = [*files.load(CORPUS).data, *files.load(LAUNCHES).data]
     count: dict[str, int] = defaultdict(int)
     told: dict[str, dict[str, None]] = defaultdict(dict)
     for entry in entries:
-        reader = OF_FORM.get(entry["form"], entry["form"])
+        form = entry["form"] if "form" in entry else entry["gives"]["from"]
+        reader = OF_FORM.get(form, form)
         count[reader] += 1
         match = GITHUB.search(entry["source"]) or PACKAGE.search(entry["source"])
         if match is None:

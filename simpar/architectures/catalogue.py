@@ -19,7 +19,7 @@ HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 STATED = {"kv_heads": "num_key_value_heads", "vocab": "vocab_size"}
 """Fields of configs that, where they stand, are these sizes of the model."""
 _VARIANT = re.compile(
-    r"(hf|base|instruct|chat|it|pt|sft|dpo|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
+    r"(hf|base|instruct|chat|it|pt|sft|dpo|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
     r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
 )
 """What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""

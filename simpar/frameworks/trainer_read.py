@@ -248,6 +248,7 @@ def _first(told: bool | None, usual: bool) -> bool:
 def _optimizer(given: TrainerArguments) -> dict[str, Any]:
     """The optimizer; a name whose states have other sizes is left to the table of words."""
     name = str(given.one("optim", "optimizer") or ADAM[None]).lower().removeprefix("optimizernames.").split(".")[-1]
+    name = "muon" if str(given.get("use_muon")).lower() == "true" else name  # LLaMA-Factory's
     ours = OPTIMIZER_OF.get(name)
     if ours is None:
         given.leave("optim", "optimizer")

@@ -246,6 +246,8 @@ def _of_fsdp(given: TrainerArguments, command: TrainerCommand | None) -> Shardin
         values["hsdp"] = nodes_of(command)
     elif replicas:
         values |= {"hsdp": replicas, "dp": replicas * shards if shards else None}
+    if tp := given.number("tensor_parallel_size"):  # Axolotl's, by transformers' plans: whole sequences between them
+        values |= {"tp": tp, "sequence_parallel": False if tp > 1 else None}
     wraps = "auto_wrap" in chosen or {"auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params"} & set(own)
     read = inner.words()
     notes = () if wraps or told is True else ("fsdp without auto_wrap gathers the whole model at once.",)
