@@ -18,7 +18,10 @@ from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
 from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OTHER_LAYERS
+from simpar.frameworks.primus_titan import WORDS as TITAN_WORDS
+from simpar.frameworks.primus_titan import read_module
 from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.recipes import flat
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import ReadWords, WordTable
@@ -26,11 +29,13 @@ from simpar.frameworks.words import ReadWords, WordTable
 DEFAULTS = {
     "bf16": True, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024, "use_distributed_optimizer": True,
 }  # fmt: skip
-MEGATRON = "megatron"
-FRAMEWORKS = (MEGATRON, "torchtitan", "maxtext", "megatron_bridge", "maxdiffusion", "hummingbirdxt")
+MEGATRON, TITAN = "megatron", "torchtitan"
+READ = (MEGATRON, TITAN)
+"""Back ends whose configs are read."""
+FRAMEWORKS = (*READ, "maxtext", "megatron_bridge", "maxdiffusion", "hummingbirdxt")
 KERNEL = "another kernel, or how kernels run: time"
 TURBO = "a kernel of Primus-Turbo in place of Transformer Engine's: time"
-WORDS = MEGATRON_WORDS | WordTable(
+WORDS = MEGATRON_WORDS | TITAN_WORDS | WordTable(
     idle=("*sink_level", "moe_use_legacy_grouped_gemm",
           "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
           "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*", "hf_path", "sft_*",
@@ -76,10 +81,14 @@ def read(text: str, name: str) -> Imported:
     if module is None:
         raise UserError(f"{name}: no experiment of Primus, such as one with modules.pre_trainer.overrides")
     framework = str(_settled(module.get("framework", MEGATRON)))
-    if framework != MEGATRON:
-        raise UserError(f"{name}: framework = {framework}: Primus starts it with a config of that; allowed: {MEGATRON}")
+    if framework not in READ:
+        allowed = ", ".join(READ)
+        raise UserError(f"{name}: framework = {framework}: Primus starts it with a config of that; allowed: {allowed}")
     said = {key: _settled(value) for key, value in dict(module.get("overrides") or {}).items()}
     asked = str(_settled(module.get("model") or "")).removesuffix(".yaml")
+    if framework == TITAN:
+        overrides = flat(dict(module.get("overrides") or {}))
+        return read_module(asked, {key: _settled(value) for key, value in overrides.items()}, name)
     if asked.startswith("diffusion"):
         raise UserError(f"{name}: model = {asked}: images are not modelled; allowed: language models")
     given = of_mapping({**DEFAULTS, **said}, name)
@@ -133,7 +142,7 @@ def _starts(words: Sequence[str]) -> bool:
 
 READER = Reader(
     name="primus",
-    description="AMD Primus on Megatron-LM: the YAML of an experiment",
+    description="AMD Primus on Megatron-LM and torchtitan: the YAML of an experiment",
     read=read,
     starts=_starts,
     config=lambda words: value_of(words, ("--config", "--exp")),

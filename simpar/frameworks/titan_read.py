@@ -176,7 +176,12 @@ def read_toml(text: str, name: str) -> Imported:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not valid TOML ({error})") from None
-    given = ConfigReader(flat(data), name)
+    return read_job(flat(data), name)
+
+
+def read_job(data: Mapping[str, Any], name: str) -> Imported:
+    """The plan in the options of a job config by dotted name. Raises UserError naming file, option and value."""
+    given = ConfigReader(data, name)
     if not any(key.startswith("parallelism.") for key in given):
         raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
     converters = given.get("model.converters") or []
