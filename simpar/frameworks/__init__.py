@@ -73,6 +73,7 @@ READERS = {
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",
     "primus": "primus_read:READER",
+    "flagscale": "flagscale_read:READER",
     "megatron-deepspeed": "megatron_kin:MEGATRON_DEEPSPEED",
     "mindspeed": "megatron_kin:MINDSPEED",
     "pai-megatron-patch": "megatron_kin:PAI",

@@ -71,8 +71,6 @@ UNREAD = (
     Unread("SkyRL", r"(skyrl_train|skyrl)\..*"),
     Unread("AReaL", r"areal\..*"),
     Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
-    Unread("FlagScale", config=lambda data: _in("experiment", "exp_name", "runner")(data) or (
-        {"system", "model"} <= set(data) and _in("system", "tensor_model_parallel_size", "precision")(data))),
     Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
 )  # fmt: skip
 """In the order in which they are asked, before the readers."""

@@ -53,8 +53,6 @@ def test_a_command_is_refused_by_name(command, name):
         ({"trainer": {"devices": 8}, "model": {"peft": {}, "backward_fetch_policy": "pre"}}, "SageMaker HyperPod"),
         ({"model_name": "pythia-160m", "train": {"micro_batch_size": 4}}, "LitGPT"),
         ({"distributed": {"tp_size": 2, "cp_size": 1}, "training": {}}, "Picotron"),
-        ({"experiment": {"exp_name": "a", "runner": {}}, "action": "run"}, "FlagScale"),
-        ({"system": {"tensor_model_parallel_size": 2}, "model": {"num_layers": 32}, "data": {}}, "FlagScale"),
         ({"rlhf_type": "gkd", "micro_batch_size": 1, "train": {"gpus": 4}, "rollout": {"gpus": 4}}, "ms-swift's Ray"),
     ],
 )
