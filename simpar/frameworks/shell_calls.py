@@ -39,6 +39,8 @@ STARTERS = (
 OTHERS = (".py", ".json", ".yaml", ".yml", ".toml", ".sif")
 """Suffixes of files that are no scripts of a shell."""
 _PROGRAM = re.compile(r"(python[\d.]*|torchrun|deepspeed|accelerate|.*\.py)")
+USUAL_OF_TORCHX = "1x2"
+"""Nodes and ranks of each where torchx is not told them (``torchx/components/dist.py``)."""
 _VALUED = "oO"
 """Letters of a shell's options that take a value."""
 
@@ -122,6 +124,8 @@ def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 def without_submitter(words: list[str]) -> tuple[list[str], str]:
     """What stands after the ``--`` of a program that submits a command, and that program; "" if there is none."""
+    if started := _of_torchx(words):
+        return started, "torchx"
     at = words.index("--") if "--" in words else 0
     program = next((word for word in words[:at] if word.endswith(".py")), None)
     if not at or (program is None and PurePath(words[0]).name in (*WRAPPERS, *STARTERS)):
@@ -129,6 +133,21 @@ def without_submitter(words: list[str]) -> tuple[list[str], str]:
     name = PurePath(words[at + 1]).name if at + 1 < len(words) else ""
     is_start = name in STARTERS or re.fullmatch(r"python[\d.]*", name) is not None
     return (words[at + 1 :], PurePath(program or words[0]).name) if is_start else (words, "")
+
+
+def _of_torchx(words: Sequence[str]) -> list[str]:
+    """What ``torchx run dist.ddp -j 2x8 --script train.py -- ...`` starts: torchrun on its nodes; [] for all others."""
+    component = next((at for at, word in enumerate(words) if word in ("dist.ddp", "dist.spmd")), None)
+    if not words or PurePath(words[0]).name != "torchx" or component is None:
+        return []
+    end = words.index("--") if "--" in words else len(words)
+    told = dict(pairwise(words[component + 1 : end]))
+    told |= dict(word.split("=", 1) for word in words[component + 1 : end] if word.startswith("-") and "=" in word)
+    nodes, _, each = told.get("-j", USUAL_OF_TORCHX).rpartition(":")[2].rpartition("x")
+    module, script = told.get("-m"), told.get("--script")
+    what = ["-m", module] if module else [script] if script else []
+    start = ["torchrun", "--nnodes", nodes or "1", "--nproc-per-node", each, *what]
+    return [*start, *words[end + 1 :]] if what else []
 
 
 def _of_ray_job(words: Sequence[str]) -> dict[str, str]:

@@ -141,3 +141,19 @@ def test_a_script_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts == [text]
     given_text(text, "job.sh")  # whose files may have changed
     assert texts == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("flags", "world"),
+    [
+        ("-j 2x8 --gpu 8 --script train.py", 16),
+        ("-j=1:4x8 --script train.py", 32),
+        ("-j 4 -m pretrain", 4),
+        ("--script train.py", 2),  # torchx' default is 1x2
+    ],
+)
+def test_torchx_starts_torchrun(flags, world):
+    """On the nodes and with the ranks of its component."""
+    trainer = "--model_name_or_path gpt2 --per_device_train_batch_size 1 --max_seq_length 1024"
+    started = launch_of(f"torchx run -s slurm dist.ddp {flags} -- {trainer}", "job.sh")
+    assert (started.target, started.world_size) == ("transformers", world)
