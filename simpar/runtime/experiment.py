@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from simpar.files import write_atomic
-from simpar.runtime.failures import OutOfMemory, WorkerFailure
+from simpar.runtime.failures import RankFailure, WorkerFailure
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
 from simpar.runtime.launch import NodeRendezvous, launch
 from simpar.runtime.request import Ready, on_machine, predict_job, simulate_job
@@ -48,8 +48,8 @@ def conduct(
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
     try:
         ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
-    except OutOfMemory as failure:
-        raise WorkerFailure(failure.told(ready.prepared.plan, result)) from None
+    except RankFailure as failure:
+        raise WorkerFailure(failure.told(ready.prepared.plan, result, on_device=job.machine.device == "cuda")) from None
     except KeyboardInterrupt:
         raise Interrupted(report_interrupted(ready, job)) from None
     if nodes.rank:

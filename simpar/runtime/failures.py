@@ -1,16 +1,23 @@
 """The cause of a failure on a rank, in one line that says what to change. No torch here.
 
-For out-of-memory errors it names the rank, its stage, the memory predicted there, and flags that reduce it.
+It names the rank and its stage; for want of memory also what was predicted there, and flags that reduce it.
 """
 
+import re
+import signal
 from pathlib import Path
+from typing import Self
 
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.units import format_bytes
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "not enough memory")
-KILLED, LOST = "Signal 9 (SIGKILL)", "RendezvousTimeoutError"
+LOST = "RendezvousTimeoutError"
+LOST_PEERS = ("connection closed by peer", "connection reset by peer", "broken pipe")
+"""What a rank says whose peer has ended: never the cause."""
+KILLS = Path("/proc/vmstat")
+_ENDED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) \(pid: (\d+)\)")
 RECORDER_PREFIX = "nccl-"
 
 
@@ -18,18 +25,45 @@ class WorkerFailure(RuntimeError):
     """A worker failed for a reason other than the user's input."""
 
 
-class OutOfMemory(WorkerFailure):
-    """Memory ran out on a rank."""
+class RankFailure(WorkerFailure):
+    """A rank failed by itself, and not because another one did."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(f"rank {rank}: {message}")
         self.rank, self.message = rank, message
 
-    def told(self, plan: Plan, result: Result | None) -> str:
-        """The message for the user: which rank and stage, what was predicted there, which flags to change."""
+    def told(self, plan: Plan, result: Result | None, *, on_device: bool = False) -> str:  # noqa: ARG002
+        """The message for the user: which rank and stage, and why."""
+        return f"{self.where(plan)}: {self.message}"
+
+    def where(self, plan: Plan) -> str:
+        """The rank and, in a pipeline, its stage."""
         stage, stages = stage_of(plan, self.rank)
-        where = f"rank {self.rank}" + (f" (stage {stage} of {stages})" if stages > 1 else "")
-        return f"{where}: {self.message}; {_expected(result, stage)}; less with {', '.join(less_memory(plan))}"
+        return f"rank {self.rank}" + (f" (stage {stage} of {stages})" if stages > 1 else "")
+
+
+class OutOfMemory(RankFailure):
+    """Memory ran out on a rank, the device's or ``of_host``."""
+
+    def __init__(self, rank: int, message: str, *, of_host: bool = False) -> None:
+        super().__init__(rank, message)
+        self.of_host = of_host
+
+    @classmethod
+    def on_host(cls, rank: int, message: str) -> Self:
+        """The operating system ended a rank because the host had no memory left."""
+        return cls(rank, message, of_host=True)
+
+    def told(self, plan: Plan, result: Result | None, *, on_device: bool = False) -> str:
+        """The message for the user: which rank and stage, what was predicted there, which flags to change.
+
+        If tensors are ``on_device``, this is what was predicted, and not the host's memory.
+        """
+        stage, _ = stage_of(plan, self.rank)
+        expected = _expected(result, stage)
+        if self.of_host and on_device and result is not None:
+            expected = f"on the device, {expected}; the host's memory beside it is not predicted"
+        return f"{self.where(plan)}: {self.message}; {expected}; less with {', '.join(less_memory(plan))}"
 
 
 def is_memory(error: BaseException) -> bool:
@@ -73,13 +107,50 @@ def less_memory(plan: Plan) -> list[str]:
     return flags or ["more devices (--tp, --pp)"]
 
 
+def ended_by_signal(text: str) -> tuple[int, int, int] | None:
+    """Rank, signal and process of the first rank that torchrun saw ended by a signal; None if there is none.
+
+    Those that torchrun itself ends, because others failed, are not among its failures; SIGTERM would be its own.
+    """
+    ended = [(int(rank), int(number), int(pid)) for rank, number, pid in _ENDED.findall(text)]
+    return next((each for each in ended if each[1] != signal.SIGTERM), None)
+
+
+def count_memory_kills() -> int | None:
+    """How often the operating system has ended a process for lack of memory since it started; None if not known."""
+    try:
+        lines = KILLS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+def failure_by_signal(ended: tuple[int, int, int], steps: int, kills: int | None, logs: str) -> RankFailure:
+    """The failure of a rank that a signal ended after a number of steps.
+
+    ``kills`` are the processes that the operating system ended for lack of memory meanwhile (None: it does not say).
+    """
+    rank, number, pid = ended
+    name = signal.Signals(number).name if number in {*signal.Signals} else "unknown"
+    when = f"after {steps} steps" if steps else "before its first step was done"
+    said = f"was ended by signal {number} ({name}) {when}"
+    if number == signal.SIGKILL and kills:
+        counted = f"{kills} process{'es' if kills > 1 else ''} for lack of memory meanwhile"
+        return OutOfMemory.on_host(rank, f"{said}: the operating system ended {counted} {logs}")
+    why = ""
+    if number == signal.SIGKILL:
+        counted = "the operating system counts no kill for lack of memory" if kills == 0 else "as for lack of memory"
+        why = f": {counted}" + (", so that something else sent it" if kills == 0 else ", which nothing here tells")
+    return RankFailure(rank, f"{said}{why} (process {pid}) {logs}")
+
+
+def is_lost_peer(message: str) -> bool:
+    """Whether a rank failed because another one had ended."""
+    return any(said in message.lower() for said in LOST_PEERS)
+
+
 def of_torchrun(text: str, log: Path, nodes: int) -> str:
     """What torchrun's own output says about a failure without a recorded reason."""
-    if KILLED in text:
-        return (
-            "a rank was ended by the system (SIGKILL), as it is when the host's memory runs out; less with a smaller "
-            f"--micro-batch or fewer ranks a node (log: {log})"
-        )
     if LOST in text:
         return (
             f"{nodes} nodes did not meet in time; every node needs the same --nnodes and --rendezvous, and a "

@@ -15,8 +15,19 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.runtime.failures import RECORDER_PREFIX, OutOfMemory, WorkerFailure, describe_recordings, of_torchrun
-from simpar.runtime.job import Machine, RunJob
+from simpar.runtime.failures import (
+    RECORDER_PREFIX,
+    OutOfMemory,
+    RankFailure,
+    WorkerFailure,
+    count_memory_kills,
+    describe_recordings,
+    ended_by_signal,
+    failure_by_signal,
+    is_lost_peer,
+    of_torchrun,
+)  # fmt: skip
+from simpar.runtime.job import LOG, Machine, RunJob, read_log
 from simpar.runtime.worker import PORT, die_with_parent, listen
 from simpar.units import KIB
 
@@ -109,12 +120,15 @@ def start(
     for pattern in (f"{RECORDER_PREFIX}*", "rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
         for old in folder.glob(pattern):
             old.unlink()
+    begun, kills = time.time(), count_memory_kills()
     command = torchrun(workers, processes, where, max_restarts)
     with _running(command, _environment(workers, where), folder / "torchrun.log") as process:
         while process.poll() is None:
             time.sleep(POLL_S)
             if follow is not None:
                 follow()
+    if process.returncode:
+        _raise_signal(folder, begun, kills)
     _raise_failure(folder, process.returncode, where.count)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"), key=_number)]
 
@@ -180,18 +194,40 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+def _raise_signal(folder: Path, begun: float, kills_before: int | None) -> None:
+    """Raise RankFailure if a rank was ended by a signal, and no rank left a reason of its own.
+
+    What the others say then is that they lost a peer. ``begun`` is when the ranks were started, in seconds since 1970.
+    """
+    ended = ended_by_signal((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace"))
+    reasons = _reasons(folder)
+    if ended is None or any(reason["kind"] != "crash" or not is_lost_peer(reason["message"]) for reason in reasons):
+        return
+    log, kills = folder / LOG, count_memory_kills()
+    steps = len(read_log(log)) if log.exists() and log.stat().st_mtime >= begun else 0
+    counted = None if kills is None or kills_before is None else kills - kills_before
+    raise failure_by_signal(ended, steps, counted, f"(logs: {folder / 'logs'})")
+
+
+def _reasons(folder: Path) -> list[dict[str, Any]]:
+    """The reasons that ranks left, the likeliest cause first: lost peers are consequences."""
+    reasons = [json.loads(path.read_text()) for path in folder.glob("failed*.json")]
+    return sorted(reasons, key=lambda each: (ORDER.index(each["kind"]), is_lost_peer(each["message"]), each["time"]))
+
+
 def _raise_failure(folder: Path, code: int, nodes: int) -> None:
     """Raise the cause of a failure: user errors first, then memory, otherwise the earliest failure."""
     if code == 0:
         return
-    reasons = [json.loads(path.read_text()) for path in folder.glob("failed*.json")]
-    for reason in sorted(reasons, key=lambda each: (ORDER.index(each["kind"]), each["time"])):
+    for reason in _reasons(folder):
         rank, message, logs = reason["rank"], reason["message"], f"(logs: {folder / 'logs'})"
         if reason["kind"] == "user":
             raise UserError(message)
         if reason["kind"] == "memory":
             raise OutOfMemory(rank, f"{message} {logs}")
-        raise WorkerFailure(f"rank {rank}: {message} {logs}{describe_recordings(folder)}")
+        elsewhere = "; a rank of another node ended first, of which its command says why" if nodes > 1 else ""
+        lost = elsewhere if is_lost_peer(message) else ""
+        raise RankFailure(rank, f"{message}{lost} {logs}{describe_recordings(folder)}")
     if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks had no space to record a reason
         raise WorkerFailure(f"{folder}: no space is left on its device; allowed: a folder with space")
     log = folder / "torchrun.log"

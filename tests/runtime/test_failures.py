@@ -13,7 +13,17 @@ from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
 from simpar.runtime import launch
-from simpar.runtime.failures import OutOfMemory, WorkerFailure, is_memory, less_memory, of_torchrun, stage_of
+from simpar.runtime.failures import (
+    OutOfMemory,
+    RankFailure,
+    WorkerFailure,
+    ended_by_signal,
+    failure_by_signal,
+    is_memory,
+    less_memory,
+    of_torchrun,
+    stage_of,
+)
 from simpar.runtime.job import Machine
 from simpar.runtime.launch import NodeRendezvous, RankLauncher
 
@@ -76,14 +86,13 @@ def test_torchs_error_is_one_of_them():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("traceback : Signal 9 (SIGKILL) received by PID 7\n", "host's memory runs out; less with"),
         ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n", "2 nodes did not meet .*--nnodes"),
         ("a\nValueError: odd\nb\n", "ValueError: odd"),
         ("", "no reason was left"),
     ],
 )
 def test_what_torchrun_says_is_read(tmp_path, text, words):
-    """A rank that the system ended, nodes that did not meet, else its last error."""
+    """Nodes that did not meet, else its last error."""
     assert re.search(words, of_torchrun(text, tmp_path / "torchrun.log", 2))
 
 
@@ -172,3 +181,107 @@ def test_nodes_that_disagree_are_told_so(tmp_path, monkeypatch):
               machine=Machine(processes=2))  # fmt: skip
     with pytest.raises(UserError, match="says 2 ranks in all, 4 have met"):
         worker.run(job)
+
+
+SUMMARY = """
+simpar.runtime.worker FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-29_11:11:51
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 29141)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 29141
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_11:11:51
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 29140)
+"""
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:38800. Check the logs of the remote worker"
+
+
+def left_behind(folder, summary=SUMMARY, steps=3, **messages):
+    """A folder as ranks leave it: torchrun's summary, a log of some steps, and what ranks said (by rank)."""
+    (folder / "torchrun.log").write_text(summary)
+    (folder / "log.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(steps)))
+    for rank, message in messages.items():
+        reason = {"rank": int(rank[1:]), "kind": "crash", "message": message, "time": float(rank[1:])}
+        (folder / f"failed{rank[1:]}.json").write_text(json.dumps(reason))
+
+
+def test_the_rank_that_a_signal_ended_is_the_cause(tmp_path, monkeypatch):
+    """And not the one that lost its connection to it: rank, signal, steps, stage, and that nothing ran out."""
+    left_behind(tmp_path, r0=LOST)
+    monkeypatch.setattr(launch, "count_memory_kills", lambda: 4)
+    with pytest.raises(RankFailure) as found:
+        launch._raise_signal(tmp_path, 0.0, 4)
+    assert found.value.told(Plan(pp=2, dp=1, tp=1), None) == (
+        "rank 1 (stage 1 of 2): was ended by signal 9 (SIGKILL) after 3 steps: the operating system counts no kill for "
+        f"lack of memory, so that something else sent it (process 29141) (logs: {tmp_path}/logs)"
+    )
+
+
+def test_a_kill_for_lack_of_memory_is_said_beside_the_prediction(tmp_path, monkeypatch):
+    """The operating system counts them: the rank, what was predicted there, what needs less."""
+    left_behind(tmp_path, r0=LOST)
+    monkeypatch.setattr(launch, "count_memory_kills", lambda: 5)
+    with pytest.raises(OutOfMemory) as found:
+        launch._raise_signal(tmp_path, 0.0, 4)
+    plan = Plan(pp=2, dp=1, tp=1, micro_batch=2)
+    result = simulate(
+        "gpt2", load_cluster("laptop-cpu-4"), Plan(pp=2, dp=2, tp=1), Training(seq_len=64, global_batch=16)
+    )
+    said = found.value.told(plan, result)
+    assert "(SIGKILL) after 3 steps: the operating system ended 1 process for lack of memory meanwhile" in said
+    assert re.search(r"; predicted [\d.]+ [MG]iB of [\d.]+ GiB there; less with --micro-batch 1, ", said)
+    assert "on the device, predicted " in found.value.told(plan, result, on_device=True)
+
+
+@pytest.mark.parametrize(
+    ("kills", "words"),
+    [
+        (None, "was ended by signal 9 (SIGKILL) before its first step was done: as for lack of memory, which nothing"),
+        (2, "the operating system ended 2 processes for lack of memory meanwhile"),
+    ],
+)
+def test_what_is_not_counted_is_not_claimed(kills, words):
+    """Systems without the counter, and several kills."""
+    assert words in failure_by_signal((0, 9, 7), 0, kills, "").message
+
+
+def test_other_signals_are_named(tmp_path):
+    """A crash of a library; SIGTERM is torchrun's own."""
+    assert ended_by_signal(SUMMARY.replace("-9", "-11")) == (1, 11, 29141)
+    assert "signal 11 (SIGSEGV) after 2 steps (process 7)" in failure_by_signal((0, 11, 7), 2, 3, "").message
+    assert ended_by_signal(SUMMARY.replace("-9", "-15")) is None
+    assert ended_by_signal("") is None
+
+
+@pytest.mark.parametrize("messages", [{"r0": "ValueError: odd"}, {"r0": LOST, "r2": "ValueError: odd"}])
+def test_a_rank_that_says_why_comes_first(tmp_path, messages):
+    """A reason of its own is the cause, whatever signal ended another rank, and whoever lost a peer before."""
+    left_behind(tmp_path, **messages)
+    launch._raise_signal(tmp_path, 0.0, 0)
+    with pytest.raises(WorkerFailure, match="ValueError: odd"):
+        launch._raise_failure(tmp_path, 1, 1)
+
+
+def test_the_log_of_an_earlier_run_counts_no_steps(tmp_path):
+    """A rank that ended before its first step, in a folder with an older log."""
+    left_behind(tmp_path, r0=LOST)
+    os.utime(tmp_path / "log.jsonl", (10.0, 10.0))
+    with pytest.raises(RankFailure, match="before its first step was done"):
+        launch._raise_signal(tmp_path, 11.0, None)
+
+
+def test_a_peer_on_another_node_is_said_to_be_elsewhere(tmp_path):
+    """Nothing here ended first."""
+    left_behind(tmp_path, summary="", r0=LOST)
+    launch._raise_signal(tmp_path, 0.0, 0)
+    with pytest.raises(RankFailure, match="a rank of another node ended first, of which its command says why"):
+        launch._raise_failure(tmp_path, 1, 2)

@@ -265,6 +265,23 @@ def test_stopping_the_command_stops_the_ranks(tmp_path):
     assert alive(tmp_path / "out") == []
 
 
+def test_a_killed_rank_is_named(tmp_path):
+    """SIGKILL without checkpoints: rank, stage, signal and step in one line, and not the rank that lost its peer."""
+    command = [sys.executable, "-m", "simpar", "run", *TWO, "--pp", "2", "--steps", "100000", "-o", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    log, deadline = tmp_path / "out/log.jsonl", time.monotonic() + LIMIT_S
+    while not log.exists() or len(log.read_text().splitlines()) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(int((tmp_path / "out/rank1.pid").read_text()), signal.SIGKILL)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert re.match(r"rank 1 \(stage 1 of 2\): was ended by signal 9 \(SIGKILL\) after \d+ steps: ", said), said
+    assert said.count("\n") == 1
+    assert alive(tmp_path / "out") == []
+
+
 def test_a_torch_that_is_too_old_is_refused(monkeypatch):
     """The version found and the one needed are named."""
     from importlib import metadata
