@@ -38,8 +38,8 @@ def test_a_sweep_is_that_of_the_command_line(tmp_path: Path) -> None:
     frame = result.to_frame()
     assert list(frame["micro_batch"]) == [1, 1, 2, 2, 5, 5]
     assert frame["refused"].str.len().gt(0).sum() == 2  # 5 does not divide the batch
-    assert result.best.result.step_time_s == frame["step_time_s"].min()
-    assert repr(result).startswith("<Sweep: 6 combinations; best micro_batch=2 seq_len=128: ")
+    assert result.best.result.tokens_per_s == frame["tokens_per_s"].max()
+    assert repr(result).startswith("<Sweep: 6 combinations; best micro_batch=2 seq_len=256: ")
 
 
 def test_a_sweep_tells_what_is_being_simulated_and_can_be_stopped() -> None:

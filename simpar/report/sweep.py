@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from simpar.formats import SWEEP
 from simpar.report.result import Result
 from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, probably
-from simpar.units import format_bytes, format_seconds
+from simpar.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +24,11 @@ KEPT_COLUMNS = (
 )  # fmt: skip
 
 NOT_SIMULATED = "not simulated"
+MORE_FIGURES: dict[str, Callable[[Result], str]] = {
+    "tokens/s": lambda result: format_count(result.tokens_per_s),
+    "bubble": lambda result: f"{result.bubble_fraction:.1%}",
+}
+"""Columns of a table where choices differ in them."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,11 @@ class Sweep:
 
     @property
     def best(self) -> Swept | None:
-        """The combination with the shortest step among those that fit; None if none does."""
-        fitting = ((row.result.step_time_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits)
+        """The combination with most tokens/s among those that fit; None if none does.
+
+        Of one batch, this is the one with the shortest step.
+        """
+        fitting = ((-row.result.tokens_per_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits)
         _, at = min(fitting, default=(0.0, None))
         return None if at is None else self.rows[at]
 
@@ -105,16 +113,18 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
 def table(rows: Sequence[Swept]) -> ReportTable:
     """A row per choice: keys, step, MFU, busy and exposed time by kind, memory.
 
-    On a narrow terminal communication is omitted first, then the interval.
+    Where batches differ there are tokens/s, and where there are pipelines their bubble. On a narrow terminal
+    communication is omitted first, then the interval.
     """
+    more = _figures_that_differ([row.result for row in rows if row.result])
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     interval = Column("90 % interval", spare=len(kinds) + 1)
     sent_by = (Column(f"{kind} busy / exposed", spare=at) for at, kind in enumerate(kinds, start=1))
-    result = ReportTable([*rows[0].choice, "step", interval, "MFU", *sent_by, "memory", text()])
+    result = ReportTable([*rows[0].choice, "step", interval, *more, "MFU", *sent_by, "memory", text()])
     for row in rows:
         values = tuple(map(str, row.choice.values()))
         if row.result is None:
-            result.add(*values, *[""] * (4 + len(kinds)), row.refused or row.instead)
+            result.add(*values, *[""] * (4 + len(more) + len(kinds)), row.refused or row.instead)
             continue
         cells = []
         for kind in kinds:
@@ -125,8 +135,16 @@ def table(rows: Sequence[Swept]) -> ReportTable:
         between = interval_words(known.step_time_interval_s) if known else ""
         sure = f", {probably(known.fit_probability)}" if known and row.result.fits else ""
         step = format_seconds(row.result.step_time_s)
-        result.add(*values, step, between, f"{row.result.mfu:.1%}", *cells, memory, fits + sure)
+        told = [MORE_FIGURES[name](row.result) for name in more]
+        result.add(*values, step, between, *told, f"{row.result.mfu:.1%}", *cells, memory, fits + sure)
     return result
+
+
+def _figures_that_differ(results: Sequence[Result]) -> list[str]:
+    """Of MORE_FIGURES those that a comparison needs."""
+    tokens = {result.setup.training["global_batch"] * result.setup.training["seq_len"] for result in results}
+    bubbles = any(result.bubble_fraction for result in results)
+    return ["tokens/s"] * (len(tokens) > 1) + ["bubble"] * bubbles
 
 
 def si_table(rows: Sequence[Swept]) -> ReportTable:
@@ -180,11 +198,11 @@ def _cell(row: Swept, rows: Sequence[Swept]) -> dict[str, str]:
 
 
 def _shade(row: Swept, rows: Sequence[Swept]) -> str:
-    """The shade of a cell: the fastest that fits is darkest, twice its time is white; empty if it does not fit."""
-    times = [one.result.step_time_s for one in rows if one.result and one.result.fits]
+    """The shade of a cell: the fastest that fits is darkest, half its rate is white; empty if it does not fit."""
+    rates = [one.result.tokens_per_s for one in rows if one.result and one.result.fits]
     if row.result is None or not row.result.fits:
         return "0"
-    return f"{max(0.0, 2 - row.result.step_time_s / min(times)) * 0.5:.3f}"
+    return f"{max(0.0, 2 - max(rates) / row.result.tokens_per_s) * 0.5:.3f}"
 
 
 def print_sweep(sweep: Sweep, console: Console) -> None:
@@ -199,4 +217,5 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
         if row.refused:
             console.print(f"{choice_text(row.choice)}: {row.refused}", soft_wrap=True, markup=False)
     if best:
-        console.print("* fastest that fits")
+        most = " (most tokens/s)" if "tokens/s" in shown.titles else ""
+        console.print(f"* fastest that fits{most}")

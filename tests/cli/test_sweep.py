@@ -72,3 +72,18 @@ def test_short_keys() -> None:
         "perturbation.jitter.sigma": "perturbation.jitter.sigma",
     }  # fmt: skip
     assert {key: scenario_key(key) for key in wanted} == wanted
+
+
+def test_batches_are_compared_by_tokens_and_pipelines_by_their_bubble(capsys):
+    """A larger batch takes longer a step and is the faster one; without either there is no such column."""
+    job = "simulate --model gpt2 --hardware dgx-h100 --seq-len 1024 --zero 1".split()
+    assert cli.run([*job, "--over", "global_batch=8,256"]) == 0
+    said = capsys.readouterr().out
+    assert "tokens/s" in said
+    assert "bubble" not in said
+    assert "* fastest that fits (most tokens/s)" in said
+    assert next(line for line in said.splitlines() if line.startswith("* ")).split()[1] == "256"
+    assert cli.run([*job, "--global-batch", "64", "--pp", "4", "--over", "schedule=1f1b,zb-h1"]) == 0
+    said = capsys.readouterr().out
+    assert "bubble" in said
+    assert "tokens/s" not in said

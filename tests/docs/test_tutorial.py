@@ -12,10 +12,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 LONG = ("search", "export")  # takes a minute, or needs what a search has written
 
 
-def shown() -> list[tuple[list[str], list[str]]]:
-    """Commands of the page, each with the lines that it shows."""
+def shown(page: Path = PAGE) -> list[tuple[list[str], list[str]]]:
+    """Commands of a page, each with the lines that it shows."""
     found: list[tuple[list[str], list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), flags=re.DOTALL):
         for line in block.splitlines():
             if line.startswith("$ simpar "):
                 found.append((shlex.split(line.removeprefix("$ simpar ")), []))

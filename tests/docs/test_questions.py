@@ -1,0 +1,34 @@
+"""Every question of the page is answered by its one command, which prints what the page shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_tutorial import follow, shown
+from tests.gate import some
+
+PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
+QUESTIONS = shown(PAGE)
+
+
+def test_there_are_ten_questions_of_one_command() -> None:
+    """A command and an answer under every heading."""
+    parts = PAGE.read_text().split("\n## ")[1:]
+    assert [part.split(".")[0] for part in parts] == [str(number) for number in range(1, 11)]
+    assert all(part.count("$ simpar ") == 1 for part in parts)
+    assert len(QUESTIONS) == 10
+    assert all(len(lines) >= 3 for _, lines in QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    "question",
+    some(QUESTIONS, [each for each in QUESTIONS if each[0][0] == "simulate"]),
+    ids=lambda question: " ".join(question[0]),
+)
+def test_the_command_prints_the_answer(question: tuple[list[str], list[str]], tmp_path, monkeypatch, capsys) -> None:
+    """To the letter; searches are slow."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    follow([question], capsys)
