@@ -1,4 +1,7 @@
-"""Colours with the same meaning in every picture and page, safe for the colour-blind (Paul Tol's "bright" scheme)."""
+"""Colours with the same meaning in every picture and page (Paul Tol's "bright" scheme, and greys).
+
+A test holds that people without one kind of cones tell those of one picture apart.
+"""
 
 from simpar.plan.choices.mesh import COMMUNICATION
 
@@ -25,7 +28,7 @@ MEMORY_COLOUR = {
     "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
     "activations": BACKWARD, "transient": WEIGHT,
 }  # fmt: skip
-BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
+BUBBLE, WAITING, JITTER = "#BBBBBB", "#555555", "#DDDDDD"
 PART_COLOUR = {
     "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
     **{f"exposed_{kind}": COMM for kind in COMMUNICATION}, "offload": COMM,
@@ -47,6 +50,11 @@ def lighter(colour: str, steps: int) -> tuple[float, float, float]:
     weight = min(0.22 * steps, 0.55)
     red, green, blue = to_rgb(colour)
     return (red + (1 - red) * weight, green + (1 - green) * weight, blue + (1 - blue) * weight)
+
+
+def tint(colour: str) -> str:
+    """Half way to white, as pages draw idle time in the colour of its cause."""
+    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 256) // 2:02X}" for at in (1, 3, 5))
 
 
 def ink_on(colour: tuple[float, float, float]) -> str:

@@ -151,7 +151,7 @@ def plot_breakdown(result: Result) -> Figure:
     if known is not None:
         longest_s = known.step_time_interval_s[1]
         around = abs(np.array(known.step_time_interval_s) - result.step_time_s)[:, None] / scale
-        names.append("measured step,\n90 % interval")
+        names.append("step,\n90 % interval")
         axes.errorbar(result.step_time_s / scale, len(parts), xerr=around, fmt="o", ms=4, color=INK, capsize=4)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()

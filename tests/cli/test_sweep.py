@@ -76,7 +76,7 @@ def test_short_keys() -> None:
 
 def test_batches_are_compared_by_tokens_and_pipelines_by_their_bubble(capsys):
     """A larger batch takes longer a step and is the faster one; without either there is no such column."""
-    job = "simulate --model gpt2 --hardware dgx-h100 --seq-len 1024 --zero 1".split()
+    job = ["simulate", "--model", "gpt2", "--hardware", "dgx-h100", "--seq-len", "1024", "--zero", "1"]
     assert cli.run([*job, "--over", "global_batch=8,256"]) == 0
     said = capsys.readouterr().out
     assert "tokens/s" in said

@@ -10,7 +10,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION_NAMES, PIPELINE
 from simpar.report.explain import WORDS
-from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
+from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR, tint
 from simpar.report.parts import TimeBreakdown
 from simpar.report.plots import idle_causes
 from simpar.report.result import Result
@@ -232,15 +232,20 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "simpar", setup.simpar_version
 
 
+HATCHED = "repeating-linear-gradient(135deg, var(--hatch) 0 1px, transparent 1px 4px)"
+"""The CSS background of bubbles in legends, which the script draws hatched."""
+
+
 def _legend(result: Result) -> list[tuple[str, str]]:
-    """Colours that occur in the timeline."""
+    """Names and CSS backgrounds of what occurs in the timeline; idle time is tinted, as it is drawn."""
     if result.overview is None:
         return []
     view = result.overview
     codes = {code for stage in view.stages for code in np.unique(stage.blocks.kind).tolist()}
     used = {KIND_COLOUR[KINDS[code]] for code in codes}
     kinds = [(title, colour) for colour, title in KIND_TITLE.items() if colour in used]
-    return kinds + [(IDLE_TITLE[cause], IDLE_COLOUR[cause]) for cause in idle_causes(view)]
+    idle = ((cause, HATCHED if cause == "bubble" else tint(IDLE_COLOUR[cause])) for cause in idle_causes(view))
+    return kinds + [(IDLE_TITLE[cause], ground) for cause, ground in idle]
 
 
 def series(result: Result) -> dict[str, Any]:

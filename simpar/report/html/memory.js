@@ -39,7 +39,7 @@ const drawMemory = (simpar) => {
     context.textAlign = "center";
     const width = simpar.tick(view.to - view.from, Math.max(2, at.inner / 110)), digits = Math.max(3, Math.ceil(Math.log10(view.to / width)) + 1);
     for (let t = Math.ceil(view.from / width) * width; t <= view.to; t += width) {
-      context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(at.x(t), at.left + 18), at.left + at.inner - 22), height - 6);
+      context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(at.x(t), at.left + (t === 0 ? 4 : 18)), at.left + at.inner - 22), height - 6);
     }
   };
   // Words right above or below a level, at either end of the chart, legible on whatever is behind them.

@@ -34,7 +34,7 @@ const drawTimeline = (simpar) => {
       context.strokeStyle = palette.line;
       context.beginPath(); context.moveTo(x, top - 5); context.lineTo(x, height); context.stroke();
       context.fillStyle = palette.soft;
-      context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(x, at.left + 18), at.left + at.inner - 22), 13);
+      context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(x, at.left + (t === 0 ? 4 : 18)), at.left + at.inner - 22), 13);
     }
   };
 

@@ -4,11 +4,14 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simpar.report.html import render, save_report
-from simpar.report.html.data import page_data
+from simpar.report.html.data import HATCHED, page_data
+from simpar.report.palette import tint
 from simpar.report.parts import Trial, Why
+from simpar.report.timeline import IDLE_CAUSES, IdleSpans
 from simpar.scenario import Published
 from simpar.units import GIB, KIB, NS_PER_S
 
@@ -108,3 +111,18 @@ def test_the_plan_can_be_taken_along(result):
 
     address = re.search(r'download="plan.json" href="data:application/json;charset=utf-8,([^"]*)"', render(result))
     assert json.loads(unquote(address.group(1))) == result.setup.plan
+
+
+def test_the_legend_shows_idle_time_as_it_is_drawn(result):
+    """Bubbles are hatched, exposed communication is a tint of the colour of communication."""
+    legend = dict(page_data(replace(result, overview=with_idle(result.overview)))["legend"])
+    assert legend["bubble"] == HATCHED
+    assert legend["exposed communication"] == tint(legend["communication"])
+    assert len(set(legend.values())) == len(legend)
+
+
+def with_idle(view):
+    """Every stage with a bubble and exposed communication."""
+    codes = np.array([IDLE_CAUSES.index("bubble"), IDLE_CAUSES.index("exposed")])
+    idle = IdleSpans(np.array([0.0, 0.1]), np.array([0.05, 0.05]), codes)
+    return replace(view, stages=tuple(replace(stage, idle=idle) for stage in view.stages))
