@@ -126,7 +126,7 @@ def _hints(result: Result) -> Iterator[str]:
 
     Enough is the probability of this layout, or WANTED if that is less. If this layout fits with less than WANTED and
     no hint reaches that, the fastest layout that does comes last. Layouts that the framework of the stack cannot run
-    are named only where it can run none that is as good, with the reason.
+    are no hints; if nothing else fits, that is said.
     """
     sure = _sureness(result.certainty)
     wanted = min(sure, DEFAULT_FIT_PROBABILITY) if result.fits else DEFAULT_FIT_PROBABILITY
@@ -137,29 +137,31 @@ def _hints(result: Result) -> Iterator[str]:
     runnable = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
     if not result.fits:
         runnable = runnable or _runnable(_quickest(fitting))[:1]
+        if fitting and not runnable:
+            first = _quickest(fitting)[0]
+            yield f"no layout that was tried fits and runs: {first.change} fits, but not with {first.not_with}"
     elif sure < DEFAULT_FIT_PROBABILITY and not any(_sureness(trial) >= DEFAULT_FIT_PROBABILITY for trial in runnable):
         runnable += _runnable(surely)[:1]
     for trial in runnable:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
         memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
-        remark = f"; not with {trial.not_with}" if trial.not_with else ""
         if result.fits and step_s > result.step_time_s:
             odds = " instead of ".join(
                 probably(_sureness(each)).removesuffix(" sure") for each in (trial, result.certainty)
             )
             slower = f"{step_s / result.step_time_s - 1:.1%} slower ({format_seconds(step_s)})"
-            yield f"{trial.change}: surer to fit, {odds}, {slower}{remark}"
+            yield f"{trial.change}: surer to fit, {odds}, {slower}"
         elif result.fits:
             gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
-            yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}{remark}"
+            yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
         else:
-            yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}{remark}"
+            yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}"
 
 
 def _runnable(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that the framework of the stack can run; all of them if it can run none."""
-    return [trial for trial in trials if not trial.not_with] or list(trials)
+    """The trials that the framework of the stack can run."""
+    return [trial for trial in trials if not trial.not_with]
 
 
 def _sureness(known: Trial | Certainty | None) -> float:
@@ -302,11 +304,12 @@ def _typed(key: str, value: object) -> str:
 def _pairs(base: Result, tried: Sequence[TriedChange]) -> list[Change]:
     """The most promising pairs of changes: those whose effects, taken as independent, would fit and gain.
 
-    Independence (times multiply, bytes add) only serves to choose the pairs to simulate.
+    Changes that the framework of the stack cannot run are in none of them. Independence (times multiply, bytes add)
+    only serves to choose the pairs to simulate.
     """
     rated: list[tuple[float, Change, Change]] = []
     goal_s = base.step_time_s if base.fits else float("inf")
-    for one, other in combinations([t for t in tried if not t.trial.refused], 2):
+    for one, other in combinations([t for t in tried if not t.trial.refused and not t.not_with], 2):
         together = {**one.change, **other.change}
         idle = {BY_NAME[name].idle_at_one for name, value in together.items() if value == 1}
         if len(together) < len(one.change) + len(other.change) or idle & {*together}:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from math import inf
 
 import pytest
 from typer.main import get_command
@@ -268,7 +267,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", some(CASES, 2))
 def test_hints_are_what_the_framework_of_the_stack_runs(case):
-    """As an export says; where it runs none that is as good, the hint says so."""
+    """As an export says: no hint is a layout that it cannot run."""
     model, hardware, stack, plan, (seq_len, batch) = case
     keys = {"model": model, "cluster.hardware": hardware, "stack": stack}
     keys |= {"training.seq_len": seq_len, "training.global_batch": batch}
@@ -286,16 +285,12 @@ def test_hints_are_what_the_framework_of_the_stack_runs(case):
         ]
 
     own = lost(result)
-    goal_s = result.step_time_s if result.fits else inf
     for hint in advised.why.hints[len(result.why.hints) :]:
         change = hint.split(": ")[0]
         typed = simulate(**{**inputs, "plan": scenario.plan.with_values(**from_flags(change))})
         assert typed.fits
         can_run = not names or any(not more - before for more, before in zip(lost(typed), own, strict=True))
-        assert can_run == ("not with" not in hint), hint
-        if "not with" in hint:
-            others = [t for t in advised.why.trials if t.fits and not t.not_with and t.step_time_s < 0.98 * goal_s]
-            assert not [t for t in others if (t.fit_probability or 1.0) >= 0.95]
+        assert can_run, hint
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ CHOICES = in_section(
             lambda problem: divisors(problem.cluster.world_size),
             _replicas_fit,
             after="zero",
-            omits="replicas (hsdp) of states under ZeRO-1 and 2",
+            omits="replicas (hsdp) of states under ZeRO-1 and 2, and under ZeRO-3 as many of them as ranks (unsharded)",
             untuned=lambda _: (1,),
         ),
         moves=Moves(replacements=replace_with("hsdp", 1)),

@@ -193,9 +193,10 @@ CHOICES = in_section(
         key=None,
         axis=Axis(
             make_effects(BLOCKS, OPS, TRAFFIC),
-            lambda _: (False, True),
+            lambda problem: (False, True) if problem.cluster.profile.scale_up.peer_to_peer else (False,),
             lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
             after="recompute",
+            possible=lambda _: (False, True),
             untuned=lambda _: (False,),
         ),
         moves=Moves(

@@ -45,7 +45,7 @@ def test_the_scope_is_that_of_the_rows(fixed):
         assert name in told["restricted"]
     words = " / ".join(told["left_out"])
     limited = {axis.name: axis.possible(problem) for axis in AXES if axis.possible is not None}
-    assert set(limited) == {"cp", "micro_batch", "schedule", "recompute", "order"}
+    assert set(limited) == {"cp", "micro_batch", "schedule", "recompute", "order", "tp_overlap"}
     for name, possible in limited.items():
         offers = set(told["searched"].get(name, [told["held"][name]] if name in told["held"] else []))
         missing = name not in fixed and set(possible) - offers
@@ -57,7 +57,7 @@ def test_what_rules_keep_out_is_in_no_row():
     rows = enumerate_space(dense())
     kept_out = {
         "vpp": (rows["vpp"] > 4) & (8 % rows["stages"] != 0) & (10 % rows["stages"] != 0),
-        "hsdp": (rows["hsdp"] > 1) & (rows["zero"] < 3),
+        "hsdp": (rows["hsdp"] > 1) & ((rows["zero"] < 3) | (rows["hsdp"] == rows["width"])),
         "overlap_grad_reduce": ~rows["overlap_grad_reduce"] & (rows["zero"] >= 2),
     }
     omits = {axis.name: axis.omits for axis in AXES if axis.omits}
@@ -90,3 +90,20 @@ def test_an_answer_says_where_the_stacks_framework_cannot_have_the_first():
     assert rows.count
     usual = dense(fixed={"pp": 2, "schedule": "1f1b", "micro_batch": 1, "tp": 1, "zero": 1, "cp": 1})
     assert not_portable(usual, fill_dp(enumerate_space(usual), 0)) is None
+
+
+def test_overlap_of_tensor_ranks_is_left_out_where_devices_have_no_peers():
+    """Buffers of another device cannot be written across the host: no row has it, and the answer says so."""
+    training = simpar.Training(seq_len=512, global_batch=128)
+    for hardware, has_it in (("rtx-4090-8", False), ("dgx-h100", True)):
+        problem = make_problem(read(DENSE, name="dense"), simpar.Cluster(hardware), training)
+        rows = enumerate_space(problem)
+        assert rows["tp_overlap"].any() == has_it
+        assert ("tp_overlap True" in scope(problem)["left_out"]) == (not has_it)
+    asked = make_problem(
+        read(DENSE, name="dense"),
+        simpar.Cluster("rtx-4090-8"),
+        training,
+        constraints=Constraints(fixed={"tp_overlap": True}),
+    )
+    assert enumerate_space(asked)["tp_overlap"].any()
