@@ -27,8 +27,8 @@ for _module in iter_modules(__path__):  # commands register themselves when they
     import_module(f"{__name__}.{_module.name}")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output
 ORDER = (
-    "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
-    "calibrate", "learn", "validate", "list", "schema", "doctor",
+    "simulate", "search", "check", "compare", "report", "export", "import", "tokenize", "data", "run", "explain",
+    "replay", "ui", "plot", "calibrate", "learn", "validate", "list", "schema", "doctor",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: ORDER.index(command.name or command.callback.__name__))  # type: ignore[union-attr]
 

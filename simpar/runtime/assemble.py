@@ -18,6 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
 from simpar.runtime.adapters import num_still
+from simpar.runtime.data import IGNORED_TARGET
 from simpar.runtime.decoder import OUTPUT, TABLE
 from simpar.runtime.engine import TrainingEngine
 from simpar.runtime.experts import GroupedExperts
@@ -27,7 +28,7 @@ from simpar.runtime.model import Blueprint, build_stage, parts, shard
 from simpar.runtime.offload import save_on_host
 from simpar.runtime.one_process import ReplicatedModule
 from simpar.runtime.pipeline import MicrobatchTensors, PipelineRank
-from simpar.runtime.prediction import IGNORED_TARGET, layers_of
+from simpar.runtime.prediction import layers_of
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.stage_pipeline import TiedEmbeddings, make_pipeline

@@ -7,7 +7,7 @@ own part of each global batch.
 
 import hashlib
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.plain import printable
 from simpar.runtime.job import Data
-from simpar.runtime.tokenizer import BYTES, TokenizerFiles
+from simpar.runtime.tokenize import COUNTED, ENDS, MANIFEST, TOKENS, TokenManifest
 from simpar.units import Ints
 
 ROUNDS = 4
 STRIDES = 7
+IGNORED_TARGET = -100  # of a token that does not count in the loss
 UNBOUNDED_LENGTH = 1 << 40  # length of a source without an end
 SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -36,6 +36,13 @@ class SampleSource(Protocol):
 
     def sample(self, index: int) -> Ints:
         """One sample: int64[seq_len + 1]."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count in the loss."""
+
+    def wanted(self, index: int) -> Ints:
+        """The sample as targets: tokens that do not count are IGNORED_TARGET."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +62,47 @@ class Synthetic:
         start, stride = random.integers(self.vocab), 1 + random.integers(STRIDES)
         return np.asarray((start + stride * np.arange(self.seq_len + 1)) % self.vocab, dtype=np.int64)
 
+    masked = False
+
+    def wanted(self, index: int) -> Ints:
+        """The sample itself: every token counts."""
+        return self.sample(index)
+
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Token numbers in one flat binary file, mapped into memory; adjacent samples share one token."""
+    """Token numbers in one flat binary file, mapped into memory; adjacent samples share one token.
+
+    ``counted`` says which tokens count in the loss (None: all).
+    """
 
     tokens: NDArray[np.integer]
     seq_len: int
     vocab: int
     name: str
+    counted: NDArray[np.integer] | None = None
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.seq_len
 
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count in the loss."""
+        return self.counted is not None
+
     def sample(self, index: int) -> Ints:
         """One sample: int64[seq_len + 1]. Raises UserError for a token beyond the vocabulary."""
         start = index * self.seq_len
-        result = np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+        return self.piece(start, start + self.seq_len + 1)
+
+    def wanted(self, index: int) -> Ints:
+        """The sample as targets."""
+        start = index * self.seq_len
+        return self.targets(start, start + self.seq_len + 1)
+
+    def piece(self, start: int, end: int) -> Ints:
+        """Tokens from one position to another. Raises UserError for a token beyond the vocabulary."""
+        result = np.asarray(self.tokens[start:end], dtype=np.int64)
         if result.max() >= self.vocab or result.min() < 0:
             at = start + int(np.argmax((result >= self.vocab) | (result < 0)))
             raise UserError(
@@ -80,16 +111,85 @@ class TokenFile:
             )
         return result
 
+    def targets(self, start: int, end: int) -> Ints:
+        """The same tokens as targets."""
+        result = self.piece(start, end)
+        return result if self.counted is None else np.where(self.counted[start:end], result, IGNORED_TARGET)
+
+
+@dataclass(frozen=True)
+class PaddedDocuments:
+    """Documents of a file, each in a sequence of its own: cut at its end, or padded, which does not count.
+
+    Attention is causal, so that no token of a document sees the padding behind it. ``ends`` are the documents'.
+    """
+
+    file: TokenFile
+    ends: NDArray[np.integer]
+
+    masked = True
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def sample(self, index: int) -> Ints:
+        """One document: int64[seq_len + 1], its last token repeated as padding."""
+        result = self.file.piece(*self._bounds(index))
+        return np.pad(result, (0, self.file.seq_len + 1 - len(result)), mode="edge")
+
+    def wanted(self, index: int) -> Ints:
+        """The document as targets."""
+        result = self.file.targets(*self._bounds(index))
+        return np.pad(result, (0, self.file.seq_len + 1 - len(result)), constant_values=IGNORED_TARGET)
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        start = int(self.ends[index - 1]) if index else 0
+        return start, min(int(self.ends[index]), start + self.file.seq_len + 1)
+
 
 def open_source(data: Data, training: Training, vocab: int, seed: int) -> SampleSource:
     """The source that a job names. Raises UserError for a file that is missing or too short."""
     if data.kind == "synthetic":
         return Synthetic(vocab, training.seq_len, seed)
     path = Path(str(data.path))
-    tokens = _encoded(path, data.tokenizer) if data.kind == "text" else _mapped(path, np.dtype(data.dtype))
+    if path.is_dir():
+        return _folder(path, data, training, vocab)
+    if not data.pack:
+        raise UserError(f"{path}: --no-pack: its documents are not known; allowed: a folder of simpar tokenize")
+    tokens = _mapped(path, np.dtype("uint8" if data.kind == "text" else data.dtype))
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
+    _check_length(source)
+    return source
+
+
+def _check_length(source: TokenFile) -> None:
     if len(source) < 1:
-        raise UserError(f"{path}: {len(tokens)} tokens; allowed: at least seq_len + 1 = {training.seq_len + 1}")
+        raise UserError(
+            f"{source.name}: {len(source.tokens)} tokens; allowed: at least seq_len + 1 = {source.seq_len + 1}"
+        )
+
+
+def _folder(path: Path, data: Data, training: Training, vocab: int) -> SampleSource:
+    """The source of a folder that simpar tokenize wrote. Raises UserError."""
+    manifest = TokenManifest.load(path)
+    if manifest.vocabulary > vocab:
+        raise UserError(
+            f"{path}: was made with a tokenizer of {manifest.vocabulary} tokens, the model's vocabulary has {vocab}; "
+            "allowed: the model's tokenizer"
+        )
+    tokens = _mapped(path / TOKENS, np.dtype(manifest.dtype))
+    counted = _mapped(path / COUNTED, np.dtype("uint8")) if manifest.counted else None
+    ends = _mapped(path / ENDS, np.dtype("int64"))
+    sizes = (len(tokens), len(ends), len(tokens) if counted is None else len(counted))
+    if sizes != (manifest.tokens, manifest.documents, manifest.tokens):
+        raise UserError(
+            f"{path}: has {len(tokens)} tokens of {len(ends)} documents, {MANIFEST} says {manifest.tokens} of "
+            f"{manifest.documents}; allowed: the files as simpar tokenize wrote them"
+        )
+    source = TokenFile(tokens, training.seq_len, vocab, str(path), counted)
+    if not data.pack:
+        return PaddedDocuments(source, ends)
+    _check_length(source)
     return source
 
 
@@ -101,33 +201,6 @@ def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
     if size == 0 or size % dtype.itemsize:
         raise UserError(f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes")
     return np.memmap(path, dtype=dtype, mode="r")
-
-
-def _encoded(path: Path, tokenizer: str | None) -> NDArray[np.integer]:
-    """Tokens of a text file: its bytes, or its encoding by a tokenizer.json."""
-    if tokenizer in (None, BYTES):
-        return _mapped(path, np.dtype("uint8"))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
-    return np.array(load_tokenizer(str(tokenizer))(text), dtype=np.int64)
-
-
-def load_tokenizer(name: str) -> Callable[[str], list[int]]:
-    """The encoder of a folder's tokenizer.json, or of such a file. Raises UserError if it cannot be loaded."""
-    path = str(TokenizerFiles.of(name).definition)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UserError(
-            f"--tokenizer {path}: the package tokenizers is not installed; allowed: {BYTES}, or pip install tokenizers"
-        ) from None
-    try:
-        loaded = Tokenizer.from_file(path)
-    except Exception as error:  # noqa: BLE001 - the library raises bare exceptions for every fault of the file
-        raise UserError(f"{path}: is not a tokenizer.json ({printable(str(error))[:120]})") from None
-    return lambda text: list(loaded.encode(text).ids)
 
 
 def permute(index: Ints, size: int, key: str) -> Ints:
@@ -187,3 +260,15 @@ class Loader:
     def batch(self, step: int) -> Ints:
         """Samples of a step on this rank: int64[global_batch / ranks, seq_len + 1]."""
         return np.stack([self.source.sample(index) for index in self.indices(step).tolist()])
+
+    def targets(self, step: int) -> tuple[Ints, float]:
+        """Targets of a step on this rank, as :meth:`batch`, and all tokens of the global batch over those that count.
+
+        By this factor the mean over all tokens, in which others count as zero, becomes the mean over those that count.
+        """
+        if not self.source.masked:
+            return self.batch(step), 1.0
+        mine = np.stack([self.source.wanted(index) for index in self.indices(step).tolist()])
+        whole = replace(self, rank=0, ranks=1).indices(step).tolist()
+        counted = sum(int((self.source.wanted(index)[1:] != IGNORED_TARGET).sum()) for index in whole)
+        return mine, len(whole) * (mine.shape[1] - 1) / max(counted, 1)

@@ -74,12 +74,13 @@ class TrainingEngine:
     def _loss_context(self) -> AbstractContextManager[Any]:
         return loss_parallel() if self.plan.mesh.tp > 1 else nullcontext()
 
-    def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor | None, float | None]:
+    def step(self, tokens: Tensor, targets: Tensor, factor: float = 1.0) -> tuple[Tensor | None, float | None]:
         """One optimizer step; returns this rank's mean loss (None unless on the last stage), and the gradient norm.
 
-        The norm is None unless it was asked for.
+        Loss and gradients are multiplied by a ``factor``. The norm is None unless it was asked for.
         """
-        return self.forward_backward(tokens, targets), self.update.step(self.clock)
+        loss = self.forward_backward(tokens, targets)
+        return None if loss is None else loss * factor, self.update.step(self.clock, factor)
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:

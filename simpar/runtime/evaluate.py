@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.data import Loader, SampleSource, open_source
 from simpar.runtime.job import RunJob
+from simpar.runtime.tokenize import VALIDATION
 
 SEED_APART = 1 << 31  # beyond all seeds of runs
 
@@ -35,9 +37,16 @@ class Evaluation:
         """Whether to evaluate after ``done`` steps."""
         return done % self.every == 0 or done == self.last
 
-    def loss(self, of_batch: Callable[[Any], float]) -> float:
-        """The mean over the batches; ``of_batch`` gives the loss of this rank's samples int64[samples, seq_len + 1]."""
-        return sum(of_batch(self.loader.batch(number)) for number in range(self.batches)) / self.batches
+    def loss(self, of_batch: Callable[[Any, Any], float]) -> float:
+        """The mean over the batches.
+
+        ``of_batch`` gives the mean loss of this rank's samples and their targets, int64[samples, seq_len + 1] each.
+        """
+        total = 0.0
+        for number in range(self.batches):
+            wanted, factor = self.loader.targets(number)
+            total += factor * of_batch(self.loader.batch(number), wanted)
+        return total / self.batches
 
 
 def held_out(job: RunJob, vocab: int) -> SampleSource:
@@ -50,8 +59,12 @@ def held_out(job: RunJob, vocab: int) -> SampleSource:
         if path is not None:
             raise UserError(f"--held-out {path}: the run trains on synthetic tokens; allowed: with --tokens or --text")
         return open_source(data, training, vocab, job.learning.seed + SEED_APART)
+    if path is None and data.path is not None and (Path(data.path) / VALIDATION).is_dir():
+        path = str(Path(data.path) / VALIDATION)
     if path is None:
-        raise UserError(f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE")
+        raise UserError(
+            f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE, or --validation SHARE"
+        )
     source = open_source(data.model_copy(update={"path": path}), training, vocab, job.learning.seed)
     needed = training.global_batch * job.measuring.evaluate_batches
     if len(source) < needed:

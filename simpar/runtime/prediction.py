@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from simpar.architectures.graph import INPUT, Block, ModelGraph
+from simpar.runtime.data import IGNORED_TARGET
 
 EMBEDDED, JOIN = "embedded", "join"
 RETURNS = ("mlp_residual", "final_norm")
 SHARED = ("lm_head", "loss", "pass")  # the model's own, applied by the decoder
-IGNORED_TARGET = -100  # a target beyond the end of the sequence
 
 
 def layers_of(graph: ModelGraph | None) -> int:

@@ -26,6 +26,7 @@ from simpar.runtime.saved import check_continuation
 from simpar.runtime.served import ServedFolder
 from simpar.runtime.strategy import is_split
 from simpar.runtime.this_machine import usable_cores
+from simpar.runtime.tokenize import tokenised
 from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import require_consent
@@ -104,14 +105,23 @@ def make_ready(
         )
     _check_traced(job, check_continuation(job))
     check_installed(job)
-    _check_evaluation(job, prepared, graph)
+    _check_evaluation(job, prepared)
     if job.machine.compile:
         _check_compiled(prepared)
     _check_weights(job, graph)
+    if graph is not None and (given := job.data.tokenizer) not in (None, BYTES):
+        check_vocabulary(given, TokenizerFiles.of(given).ids(), graph.dims["vocab"])
+    if job.data.kind == "text" and nodes > 1:
+        raise UserError(
+            f"--text with --nnodes {nodes}: every node would encode it; allowed: simpar tokenize, then --tokens FOLDER"
+        )
+    job = tokenised(job)
     if graph is not None:
-        if (given := job.data.tokenizer) not in (None, BYTES):
-            check_vocabulary(given, TokenizerFiles.of(given).ids(), graph.dims["vocab"])
-        open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
+        source = open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
+        if job.measuring.evaluate_every is not None:
+            held_out(job, graph.dims["vocab"])
+        if source.masked and prepared.strategy.reduction == "stages":
+            raise UserError("tokens outside the loss: stages of their own count all; allowed: --pack --loss-on all")
     return Ready(job, prepared, world_size, cluster, request.perturbation.of_ranks())
 
 
@@ -125,7 +135,7 @@ def _check_traced(job: RunJob, first: int) -> None:
         )
 
 
-def _check_evaluation(job: RunJob, prepared: Prepared, graph: ModelGraph | None) -> None:
+def _check_evaluation(job: RunJob, prepared: Prepared) -> None:
     """Raise UserError if a run cannot be evaluated on the data it is given."""
     every, strategy = job.measuring.evaluate_every, prepared.strategy
     if every is None:
@@ -139,8 +149,6 @@ def _check_evaluation(job: RunJob, prepared: Prepared, graph: ModelGraph | None)
         )
     if strategy.reduction == "stages":
         raise UserError("--eval-every: stages of their own run forward and backward only together; allowed: none")
-    if graph is not None:
-        held_out(job, graph.dims["vocab"])
 
 
 def _check_compiled(prepared: Prepared) -> None:

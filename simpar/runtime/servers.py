@@ -95,10 +95,10 @@ class RemoteUpdate:
     def collect(self) -> None:
         """After a backward: gradients stay until the step."""
 
-    def step(self, clock: Clock) -> float | None:
-        """Push the gradients, take over the returned parameters, clear the gradients."""
+    def step(self, clock: Clock, factor: float = 1.0) -> float | None:
+        """Push the gradients times a ``factor``, take over the returned parameters, clear the gradients."""
         with clock.phase("communication"):
-            gradient = torch.cat([each.gradient().reshape(-1) for each in self.owned])
+            gradient = torch.cat([each.gradient().reshape(-1) for each in self.owned]) * factor
             parts = self._parts(gradient.to(HOST, self.dtypes.reduce))
             asked = self._asked()
             sent = [dist.isend(part, server, tag=PUSH) for part, server in zip(parts, self.servers, strict=True)]

@@ -224,8 +224,8 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     if learning.varies and isinstance(update, StepUpdate):
         update.set_rate(own_rate)
     with clock.phase("data"):
-        tokens, targets = local_batch(session, step)
-    loss, norm = session.engine.step(tokens, targets)
+        tokens, targets, factor = local_batch(session, step)
+    loss, norm = session.engine.step(tokens, targets, factor)
     mean = float(loss) if session.by_servers and loss is not None else average_loss(loss, ranks, ranks.device)
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
@@ -234,12 +234,14 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     return row if norm is None else {**row, "gradient_norm": norm}
 
 
-def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
+def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor, float]:
     """Tokens and next tokens of this rank in a step: int64[sequences, its part of the sequence] each.
 
-    If a model predicts further tokens, the second is int64[sequences, 1 + further, part].
+    If a model predicts further tokens, the second is int64[sequences, 1 + further, part]. The last is the factor of
+    :meth:`simpar.runtime.data.Loader.targets`.
     """
-    return _shared_out(session, session.loader.batch(step))
+    wanted, factor = session.loader.targets(step)
+    return *_shared_out(session, session.loader.batch(step), wanted), factor
 
 
 def _evaluated(session: Session, done: int) -> dict[str, float]:
@@ -248,18 +250,18 @@ def _evaluated(session: Session, done: int) -> dict[str, float]:
     if evaluation is None or not evaluation.is_due(done):
         return {}
 
-    def of_batch(samples: Any) -> float:
-        return average_loss(session.engine.evaluate(*_shared_out(session, samples)), ranks, ranks.device)
+    def of_batch(samples: Any, wanted: Any) -> float:
+        return average_loss(session.engine.evaluate(*_shared_out(session, samples, wanted)), ranks, ranks.device)
 
     return {"evaluation_loss": evaluation.loss(of_batch)}
 
 
-def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
-    """The local part of sequences int64[sequences, seq_len + 1], as :func:`local_batch` returns it."""
-    samples = torch.from_numpy(drawn).to(session.ranks.device)
+def _shared_out(session: Session, drawn: Any, wanted: Any) -> tuple[Tensor, Tensor]:
+    """The local part of sequences and their targets, int64[sequences, seq_len + 1], as :func:`local_batch` has it."""
+    samples, targets = (torch.from_numpy(each).to(session.ranks.device) for each in (drawn, wanted))
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.layout, session.ranks).positions(length, samples.device)
-    return samples[:, here], next_tokens(samples, here, session.further)
+    return samples[:, here], next_tokens(targets, here, session.further)
 
 
 def seed_step(session: Session, step: int) -> None:

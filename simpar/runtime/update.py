@@ -185,8 +185,11 @@ class StepUpdate:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
-    def step(self, clock: Clock) -> float | None:
-        """Complete the gradients, clip, update, clear the gradients; returns the gradient norm if asked for."""
+    def step(self, clock: Clock, factor: float = 1.0) -> float | None:
+        """Complete the gradients, clip, update, clear the gradients; returns the gradient norm if asked for.
+
+        Gradients are multiplied by a ``factor``.
+        """
         with clock.phase("communication"):
             self.collect()
             self.gradients = self.arrivals.take(each.local for each in self.early)
@@ -195,6 +198,9 @@ class StepUpdate:
                     made = each.gradient(summed=self.scope.strategy.reduction != "stages")
                     each.local.grad = self.gradients[each.local] = made
             self._complete()
+            if factor != 1.0:
+                for gradient in self.gradients.values():
+                    gradient.mul_(factor)
         with clock.phase("optimizer"):
             norm = self._clip()
             for optimizer in self.optimizers:

@@ -28,8 +28,8 @@ from tests.gate import some
 
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "networkx", "numba", "torch", "simpy", "pydantic", "ruamel")
 COMMANDS = (
-    "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
-    "calibrate", "learn", "validate", "list", "schema", "doctor", "hardware",
+    "simulate", "search", "check", "compare", "report", "export", "import", "tokenize", "data", "run", "explain",
+    "replay", "ui", "plot", "calibrate", "learn", "validate", "list", "schema", "doctor", "hardware",
 )  # fmt: skip
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",

@@ -83,7 +83,6 @@ def test_text_is_bytes_without_a_tokenizer(tmp_path):
         (lambda path: path.write_bytes(b"abc"), {}, "3 bytes; allowed: whole uint16 numbers"),
         (lambda path: path.write_bytes(b"abcd"), {}, "2 tokens; allowed: at least seq_len"),
         (lambda path: path.write_bytes(b"\xff" * 40), {}, "token 65535 at position 0; allowed: 0 to 99"),
-        (lambda path: path.write_text("x" * 40), {"kind": "text", "tokenizer": "no.json"}, "tokenizer"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path, make, options, words):

@@ -15,7 +15,7 @@ from .test_weights import files_of  # noqa: E402
 from .tiny_models import MODELS  # noqa: E402
 
 END = "<|endoftext|>"
-TEXT = "the cat sat on the mat and the dog sat on the log. " * 40
+TEXT = "the cat sat on the mat and the dog sat on the log. " * 40 + "0123456789<>/:_\\n \nuser assistant xi\n"
 PROMPT = "the cat"
 
 

@@ -1,0 +1,56 @@
+"""``simpar tokenize`` and ``simpar data``: text to tokens once, and how long documents are."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out
+
+Sources = Annotated[
+    list[str], typer.Argument(help="Files, or folders of text, JSON lines, parquet, or a dataset", metavar="TEXT")
+]
+Tokenizer = Annotated[str, typer.Option("--tokenizer", help="Folder of a tokenizer, a tokenizer.json, or bytes")]
+
+
+@app.command(epilog="Example: simpar tokenize texts --tokenizer Llama-3.1-8B -o tokens --validation 0.01")
+def tokenize(
+    text: Sources,
+    tokenizer: Tokenizer,
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for the tokens, as --tokens of run takes it")],
+    validation: Annotated[float, typer.Option("--validation", help="Share of the documents to hold out")] = 0.0,
+    loss_on: Annotated[str, typer.Option("--loss-on", help="completions alone, or all tokens")] = "completions",
+) -> int:
+    """Write the tokens of texts, once for all runs."""
+    from simpar.errors import UserError
+    from simpar.runtime.tokenize import TokenizeOptions, tokenize
+
+    if loss_on not in (allowed := ("completions", "all")):
+        raise UserError(f"--loss-on {loss_on}: allowed: {', '.join(allowed)}")
+    options = TokenizeOptions(validation, all_counted=loss_on == "all")
+    done = tokenize(text, tokenizer, Path(output), options)
+    console().print(f"{done.documents:,} documents, {done.tokens:,} tokens; wrote {output}", soft_wrap=True)
+    return 0
+
+
+@app.command(epilog="Example: simpar data tokens > documents.yaml")
+def data(
+    tokens: Annotated[str, typer.Argument(help="A folder of simpar tokenize", metavar="TOKENS")],
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", help="Tokens per sequence: what is cut and padded", min=1)
+    ] = None,
+    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="As in simpar run")] = True,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> int:
+    """Print how long documents are, as a scenario states it."""
+    from simpar.runtime.lengths import measure_lengths
+
+    result: dict[str, Any] = measure_lengths(Path(tokens), seq_len, packed=pack)
+    if not json_out(result, json_):
+        for line in result["histogram"]:
+            console().print(f"# {line}", soft_wrap=True, highlight=False)
+        lengths = ", ".join(map(str, result["documents"]["lengths"]))
+        packing = result["documents"]["packing"]
+        said = f"training:\n  documents:\n    lengths: [{lengths}]\n    packing: {packing}"
+        console().print(said, soft_wrap=True, highlight=False)
+    return 0

@@ -1,0 +1,62 @@
+"""How long the documents of a folder of tokens are, as the simulator's scenarios state it. No torch here."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpar.runtime.tokenize import ENDS, TokenManifest
+from simpar.units import Ints
+
+STATED = 64
+"""Lengths that stand for those of all documents: each is as likely as the others."""
+BAR = 40
+
+
+def measure_lengths(folder: Path, seq_len: int | None, *, packed: bool = True) -> dict[str, Any]:
+    """Documents as a scenario states them, a histogram in lines of text, and figures in tokens. Raises UserError.
+
+    With ``seq_len``, also the share of the documents that are longer, and, unless ``packed``, of the tokens that pad.
+    """
+    manifest = TokenManifest.load(folder)
+    ends: Ints = np.fromfile(folder / ENDS, dtype=np.int64)
+    lengths: Ints = ends - np.concatenate([[0], ends[:-1]])
+    result: dict[str, Any] = {
+        "documents": {"lengths": representatives(lengths), "packing": "pack" if packed else "pad"},
+        "count": manifest.documents,
+        "tokens": manifest.tokens,
+        "mean": float(lengths.mean()),
+        "median": float(np.median(lengths)),
+        "longest": int(lengths.max()),
+        "histogram": _lines(lengths),
+    }
+    if seq_len is not None:
+        result["longer_share"] = float((lengths > seq_len + 1).mean())
+        result["histogram"].append(f"longer than {seq_len}: {result['longer_share']:.1%} of the documents")
+        if not packed:
+            padded = 1 - float(np.minimum(lengths, seq_len + 1).mean()) / (seq_len + 1)
+            result["padding_share"] = padded
+            result["histogram"].append(f"padding: {padded:.1%} of the tokens of sequences of {seq_len}")
+    return result
+
+
+def representatives(lengths: Ints) -> list[int]:
+    """At most STATED lengths with the mean of all: of equal parts of the sorted lengths the mean of each."""
+    ordered = np.sort(lengths)
+    if len(ordered) <= STATED:
+        return [int(each) for each in ordered]
+    summed = np.concatenate([[0.0], np.cumsum(ordered)])  # a part may begin and end within a document's share
+    ends = np.interp(np.linspace(0, len(ordered), STATED + 1), np.arange(len(summed)), summed)
+    return [max(1, round(float(each))) for each in np.diff(ends) * STATED / len(ordered)]
+
+
+def _lines(lengths: Ints) -> list[str]:
+    """A histogram by powers of two."""
+    powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    counts = np.bincount(powers)
+    first = int(powers.min())
+    said = [f"{len(lengths):,} documents, {lengths.mean():,.1f} tokens in the mean, {int(lengths.max()):,} at the most"]
+    for power in range(first, len(counts)):
+        bar = "#" * round(BAR * counts[power] / counts.max())
+        said.append(f"{2**power:>9,} to {2 ** (power + 1) - 1:>9,}: {counts[power]:>9,} {bar}".rstrip())
+    return said
