@@ -147,7 +147,7 @@ def _changes(changes: Changes) -> dict[str, Any]:
             "step_time_after_s": fitted.after_s,
         },
         "slow_ranks": {str(rank): factor for rank, factor in changes.slow_ranks.items()},
-        "gains": [vars(each) for each in changes.gains],
+        "gains": [{**vars(each), "undecided": each.undecided} for each in changes.gains],
         "remarks": list(changes.remarks),
     }
 

@@ -8,14 +8,14 @@ so. A gain is the measured step times the share by which the simulated step gets
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from math import exp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.diagnosis.measured import MeasuredStep
+from simpar.diagnosis.measured import KERNELS, LAUNCHES, MeasuredStep
 from simpar.hardware.profile import MixedProfile
 from simpar.layout.layout import apply_execution_choices
 from simpar.layout.moves import single_changes
@@ -43,7 +43,7 @@ FAR_OFF = 0.15
 """Errors of the fitted step above this are reported."""
 GRAPHED = ("megatron", "nemo")
 """Stacks that capture parts of layers in CUDA graphs (Megatron-Core's cuda_graph_scope)."""
-NO_STRAGGLER = "all ranks as fast as the median"
+NO_STRAGGLER = "all ranks as fast as the median of the others"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Gain:
     fit_probability: float | None = None
     refused: str = ""
     not_with: str = ""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the interval of the gain holds zero, so that nobody knows whether it is one."""
+        return self.interval_s is not None and self.interval_s[0] <= 0.0 <= self.interval_s[1]
 
     @property
     def verdict(self) -> str:
@@ -95,18 +100,27 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others."""
+    """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others.
+
+    ``slow_hosts_s`` are ranks whose hosts launch late: by how much later than others, and how long one of these waits.
+    """
 
     step_time_s: float
     parts_s: Mapping[str, float]
     slow_ranks: Mapping[int, float]
     scatter: float = 0.0
+    slow_hosts_s: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @staticmethod
     def of_traces(measured: MeasuredStep, result: Result) -> ObservedStep:
         """From traces: kernels, transfers and the host."""
         slow = slow_ranks(measured, result.plan)
-        return ObservedStep(measured.step_time_s, _measured_parts(measured), slow)
+        late = {
+            each.rank: (each.host_s - each.usual_host_s, each.longest_s)
+            for each in measured.stragglers
+            if each.because == LAUNCHES
+        }
+        return ObservedStep(measured.step_time_s, _measured_parts(measured), slow, slow_hosts_s=late)
 
     @staticmethod
     def of_log(step_time_s: float, scatter: float) -> ObservedStep:
@@ -135,7 +149,7 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
         }
     base = simulate(**{**inputs, "with_timeline": False})
     gain_of = _Comparison(seen.step_time_s, base).gain
-    gains = []
+    gains = [_host_gain(rank, seen, base) for rank in seen.slow_hosts_s]
     if slow:
         hear(f"trying {NO_STRAGGLER} ...")
         gains.append(gain_of(NO_STRAGGLER, simulate(**{**even, "with_timeline": False})))
@@ -156,8 +170,16 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
     return Changes(tuple(sorted(_distinct(gains), key=_rating)), fitted, slow, tuple(remarks))
 
 
-def _rating(gain: Gain) -> tuple[bool, bool, float]:
-    return bool(gain.refused), not gain.fits, -(gain.gain_s or 0.0)
+def _host_gain(rank: int, seen: ObservedStep, base: Result) -> Gain:
+    """What a host as fast as the others' would gain, as measured in two ways: its delay, and the wait for it."""
+    low, high = sorted(seen.slow_hosts_s[rank])
+    sure = None if base.certainty is None else base.certainty.fit_probability
+    name = f"rank {rank}'s host as fast as the others'"
+    return Gain(name, low, (low, high), seen.step_time_s - low, base.fits, sure)
+
+
+def _rating(gain: Gain) -> tuple[bool, bool, bool, float]:
+    return bool(gain.refused), not gain.fits, gain.undecided, -(gain.gain_s or 0.0)
 
 
 def _distinct(gains: Sequence[Gain]) -> Iterator[Gain]:
@@ -171,14 +193,18 @@ def _distinct(gains: Sequence[Gain]) -> Iterator[Gain]:
 
 
 def slow_ranks(measured: MeasuredStep, plan: Plan) -> dict[int, float]:
-    """By which factor each rank that others wait for is slower than the median of its stage."""
+    """By which factor each rank that others wait for computes longer than the median of the others of its stage."""
     ranks = [each.rank for each in measured.ranks]
     stage = dict(zip(ranks, plan.mesh.pipeline_rank(ranks).tolist(), strict=True))
     result = {}
     for straggler in measured.stragglers:
-        peers = [each.compute_s for each in measured.ranks if stage[each.rank] == stage[straggler.rank]]
+        peers = [
+            each.compute_s
+            for each in measured.ranks
+            if stage[each.rank] == stage[straggler.rank] and each.rank != straggler.rank
+        ]
         mine = next(each.compute_s for each in measured.ranks if each.rank == straggler.rank)
-        if len(peers) > 1 and mine > float(np.median(peers)) > 0:
+        if straggler.because == KERNELS and peers and mine > float(np.median(peers)) > 0:
             result[straggler.rank] = mine / float(np.median(peers))
     return result
 

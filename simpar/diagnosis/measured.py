@@ -16,17 +16,20 @@ from simpar.dataclass import dataclass
 from simpar.diagnosis.classes import OPTIMIZER, Classes
 from simpar.diagnosis.kineto import KinetoTrace, TracedMemory, read_kineto
 from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
-from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, sum_waits_by_rank
+from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks
 from simpar.diagnosis.traffic import MESSAGE, RankTraffic, split_ns, traffic_of, union
 from simpar.errors import UserError
 from simpar.plan.choices.mesh import PIPELINE
-from simpar.units import NS_PER_S, format_seconds, number_of
+from simpar.units import NS_PER_S, Floats, format_seconds, number_of
 
 MOST_UNKNOWN = 8
 MOST_DRIFT = 20
 """Ends of collectives on aligned clocks that differ by more than 1 / MOST_DRIFT of a step are reported."""
 LATE = 0.02
-"""A rank is named if its kernels exceed its peers' by more than this share of a step."""
+"""A rank is named if its kernels, or its host, take longer than its peers' by more than this share of a step."""
+SLOWER = 1.1
+"""And, for kernels, by this factor: ranks without any fault differ by some percent."""
+KERNELS, LAUNCHES = "kernels", "host"
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,20 @@ class RankAccount:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that others wait for: how long in all, and its compute over the median of the ranks."""
+    """A rank that others wait for, because of its ``kernels`` or its ``host``.
+
+    ``waited_for_s`` is how long the others wait in all with nothing else to do, ``longest_s`` the one that waits
+    longest; ``slowdown`` is its compute over the median of the other ranks, ``host_s`` and ``usual_host_s`` what its
+    device and that of the median other rank wait for their hosts. All are s per step.
+    """
 
     rank: int
     waited_for_s: float
     slowdown: float
+    because: str = KERNELS
+    host_s: float = 0.0
+    usual_host_s: float = 0.0
+    longest_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,7 @@ def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = N
     )
     return MeasuredStep(
         accounts,
-        tuple(_stragglers(accounts, compared, traces[0].window.steps)),
+        tuple(_stragglers(accounts, compared)),
         tuple(_remarks(traces, compared)),
         tuple(each.lane for each in traces),
         compared.traffic,
@@ -270,14 +282,40 @@ def _account(trace: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> Rank
     )  # fmt: skip
 
 
-def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int) -> Iterator[Straggler]:
-    """Ranks that others wait for because they compute longer, most waited for first."""
-    usual = float(np.median([each.compute_s for each in accounts]))
-    by_rank = {each.rank: each for each in accounts}
-    for rank, ns in sum_waits_by_rank(compared, [each.rank for each in accounts]).items():
-        each = by_rank[rank]
-        if each.compute_s - usual > LATE * each.step_time_s and usual > 0:
-            yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)
+def _stragglers(accounts: Sequence[RankAccount], compared: Compared) -> Iterator[Straggler]:
+    """Ranks that others wait for because they compute longer or launch later, most waited for first."""
+    waits_s = _exposed_waits(accounts, compared)
+    for at in np.argsort(-waits_s.sum(axis=0), kind="stable").tolist():
+        each, others = accounts[at], [other for other in accounts if other is not accounts[at]]
+        waited_s, least_s = float(waits_s[:, at].sum()), LATE * each.step_time_s
+        if not others or waited_s < least_s:
+            continue
+        usual, usual_host_s = (
+            float(np.median([of(other) for other in others])) for of in (lambda one: one.compute_s, _host_s)
+        )
+        slowdown, host_s = (each.compute_s / usual if usual else 1.0), _host_s(each)
+        named = Straggler(each.rank, waited_s, slowdown, KERNELS, host_s, usual_host_s, float(waits_s[:, at].max()))
+        if slowdown >= SLOWER and each.compute_s - usual > max(least_s, host_s - usual_host_s):
+            yield named
+        elif host_s - usual_host_s > least_s:
+            yield replace(named, because=LAUNCHES)
+
+
+def _host_s(account: RankAccount) -> float:
+    """What a rank's device waits for its host; unexplained where the host was not traced."""
+    return account.causes_s.get("host", 0.0) + account.causes_s.get("idle", 0.0)
+
+
+def _exposed_waits(accounts: Sequence[RankAccount], compared: Compared) -> Floats:
+    """Seconds per step in which a rank waits and does nothing else, by the rank that it waits for.
+
+    Waits under computation cost nothing: the exposed ones are shared out as all waits are.
+    """
+    exposed = np.array([each.causes_s.get("waiting", 0.0) + each.causes_s.get("bubble", 0.0) for each in accounts])
+    total = compared.waited_ns.sum(axis=1)
+    shares: Floats = exposed / np.maximum(total, 1.0)
+    result: Floats = compared.waited_ns * shares[:, None]
+    return result
 
 
 def _apart(traces: Sequence[_ClaimedTrace]) -> Iterator[str]:

@@ -177,10 +177,3 @@ def _clocks(ranks: Sequence[RankTraffic], met: Sequence[Sequence[tuple[int, int]
         for ns in offsets
     ]
     return tuple(offset.get(rank, 0) for rank in range(len(ranks))), int(np.median(left)) if left else 0
-
-
-def sum_waits_by_rank(compared: Compared, names: Sequence[int]) -> Mapping[int, float]:
-    """The total time in ns that others waited for each rank, longest first."""
-    total = compared.waited_ns.sum(axis=0)
-    order = np.argsort(-total, kind="stable")
-    return {names[at]: float(total[at]) for at in order.tolist() if total[at] > 0}

@@ -151,13 +151,13 @@ def _gains(changes: Changes) -> Iterator[dict[str, Any]]:
         low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
         yield {
             "change": each.change,
-            "gain": f"{'-' * (each.gain_s < 0)}{format_seconds(abs(each.gain_s))}",
+            "gain": f"{'undecided, ' * each.undecided}{'-' * (each.gain_s < 0)}{format_seconds(abs(each.gain_s))}",
             "interval": f"{low} to {high}",
             "step": format_seconds(each.step_time_s),
             "fits": each.fits,
             "sure": each.verdict,
             "why": each.not_with,
-            "verdict": "faster" if each.gain_s > 0 else "slower",
+            "verdict": "undecided" if each.undecided else "faster" if each.gain_s > 0 else "slower",
         }
 
 

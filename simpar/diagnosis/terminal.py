@@ -9,7 +9,7 @@ from simpar.diagnosis.against import Against
 from simpar.diagnosis.answer import Explanation, mean_axes
 from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
-from simpar.diagnosis.measured import AxisUse, MeasuredStep
+from simpar.diagnosis.measured import LAUNCHES, AxisUse, MeasuredStep
 from simpar.diagnosis.memory import MemoryBeside, find_fullest_rank
 from simpar.diagnosis.print_logs import print_flight, print_log, print_snapshot
 from simpar.diagnosis.traffic import collective_uses
@@ -158,7 +158,8 @@ def _print_changes(changes: Changes, screen: Console) -> None:
     )
     columns: list[Column | str] = [text("change", least=20), "gain", Column("90 % interval", spare=1), "fits"]
     rows = []
-    worth = [each for each in changes.gains if not each.refused and (each.gain_s or 0.0) > 0]
+    worth = [each for each in changes.gains if not each.refused and not each.undecided and (each.gain_s or 0.0) > 0]
+    open_ = [each.change for each in changes.gains if each.undecided and (each.gain_s or 0.0) > 0]
     for each in worth[:MOST_CHANGES]:
         assert each.interval_s is not None, "of one that was simulated"
         low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
@@ -166,7 +167,12 @@ def _print_changes(changes: Changes, screen: Console) -> None:
     if rows:
         screen.print(ReportTable(columns, rows))
     else:
-        screen.print("none of those that were tried gains anything")
+        screen.print("none of those that were tried gains anything for sure")
+    if open_:
+        more = f", and {len(open_) - MOST_CHANGES} more" if len(open_) > MOST_CHANGES else ""
+        screen.print(
+            f"undecided (the interval of the gain holds zero): {', '.join(open_[:MOST_CHANGES])}{more}", soft_wrap=True
+        )
     unrunnable = (f"{each.change}: not with {each.not_with}" for each in worth[:MOST_CHANGES] if each.not_with)
     print_lines(screen, (*unrunnable, *changes.remarks))
 
@@ -206,9 +212,16 @@ def axis_cells(use: AxisUse) -> tuple[str, ...]:
 
 def _stragglers(measured: MeasuredStep) -> Iterator[str]:
     for each in measured.stragglers[:MOST_STRAGGLERS]:
+        if each.because == LAUNCHES:
+            why = (
+                f"its device waits {format_seconds(each.host_s)} for its host, {format_seconds(each.usual_host_s)} on "
+                "the median other rank"
+            )
+        else:
+            why = f"it computes {each.slowdown:.3g} times as long as the median of the other ranks"
         yield (
-            f"rank {each.rank} is waited for: it computes {each.slowdown:.3g} times as long as the median rank; "
-            f"others wait {format_seconds(each.waited_for_s)} for it in all, a step"
+            f"rank {each.rank} is waited for: {why}; others wait {format_seconds(each.waited_for_s)} for it in all, a "
+            "step, with nothing else to do"
         )
 
 

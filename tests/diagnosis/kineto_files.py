@@ -70,24 +70,27 @@ class Rank:
         return path
 
 
-def data_parallel_step(rank, *, slow=1.0, world_size=4, overlapped=True, shift_us=0.0):
+def data_parallel_step(rank, *, slow=1.0, world_size=4, overlapped=True, shift_us=0.0, late_us=()):
     """A step of forward, backward and a sum of gradients under the second half of the backward, in us.
 
     Forward 1,000, backward 2,000, the sum 800 once all ranks are there, update 100; a rank ``slow`` times slower
-    makes the others wait in the sum. ``slow`` of this rank is ``slow[rank]`` of the list.
+    makes the others wait in the sum. ``slow`` of this rank is ``slow[rank]`` of the list. Hosts launch the first kernel
+    after 100 and ``late_us[rank]``.
     """
     factors = slow if isinstance(slow, list) else [slow] * world_size
+    first = [100 + each for each in late_us or [0] * world_size]
     made = Rank(rank, world_size, shift_us)
-    mine, last = factors[rank], max(factors)
-    made.kernel("sm90_xmma_gemm_bf16_fwd", 100, 600 * mine, ahead_us=1)
-    made.kernel("flash_fwd_kernel", 100 + 600 * mine, 400 * mine)
-    half = 100 + 2000 * mine
-    made.kernel("sm90_xmma_gemm_bf16_dgrad", 100 + 1000 * mine, 1000 * mine)
+    mine, begin_us = factors[rank], first[rank]
+    made.kernel("sm90_xmma_gemm_bf16_fwd", begin_us, 600 * mine, ahead_us=1)
+    made.kernel("flash_fwd_kernel", begin_us + 600 * mine, 400 * mine)
+    half = begin_us + 2000 * mine
+    made.kernel("sm90_xmma_gemm_bf16_dgrad", begin_us + 1000 * mine, 1000 * mine)
     made.kernel("flash_bwd_kernel", half, 1000 * mine)
-    begin, arrive = (100 + 2000 * mine, 100 + 2000 * last) if overlapped else (100 + 3000 * mine, 100 + 3000 * last)
-    end = arrive + 800
+    length = 2000 if overlapped else 3000
+    begin = begin_us + length * mine
+    end = 800 + max(at + length * each for at, each in zip(first, factors, strict=True))
     made.collective("allreduce", begin, end - begin, range(world_size))
-    update = max(end, 100 + 3000 * mine)
+    update = max(end, begin_us + 3000 * mine)
     made.kernel("multi_tensor_apply_kernel_adam", update, 100)
     made.step(0, update + 100)
     return made

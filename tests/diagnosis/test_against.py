@@ -1,15 +1,21 @@
 """Measured beside predicted: simulated steps written as traces, with one thing changed that must be found and sized."""
 
+from dataclasses import replace
+
 import pytest
 
 from simpar import cli
+from simpar.cli.app import console
+from simpar.diagnosis.against import compare_with_prediction
 from simpar.diagnosis.answer import explain
-from simpar.diagnosis.changes import NO_STRAGGLER
-from simpar.diagnosis.lost_overlap import LOST, OVERLAPPED
-from simpar.diagnosis.terminal import longer, sentences
+from simpar.diagnosis.changes import NO_STRAGGLER, ObservedStep, find_changes
+from simpar.diagnosis.lost_overlap import LOST, OVERLAPPED, find_lost_overlap
+from simpar.diagnosis.measured import AxisUse
+from simpar.diagnosis.terminal import longer, print_explanation, sentences
 from simpar.errors import UserError
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
+from tests.diagnosis.kineto_files import data_parallel_step
 from tests.diagnosis.predicted_traces import traces
 
 FLAGS = {
@@ -134,6 +140,57 @@ def test_other_changes_are_ranked_with_intervals(with_straggler):
         assert each.interval_s[0] <= each.gain_s <= each.interval_s[1]
     assert {"--zero 1", "--recompute full"} <= {each.change for each in gains}
     assert with_straggler[0].to_dict()["changes"]["slow_ranks"] == {"3": pytest.approx(1.25, rel=0.05)}
+
+
+def test_changes_that_nobody_knows_are_undecided(with_straggler, capsys):
+    """Those whose interval holds zero stand apart, behind all that are known, in the JSON and where it is printed."""
+    found = with_straggler[0]
+    gains = [each for each in found.changes.gains if not each.refused and each.fits]
+    for each in gains:
+        low, high = each.interval_s
+        assert each.undecided == (low <= 0 <= high)
+    flags = [each.undecided for each in gains]
+    assert flags == sorted(flags)
+    assert {each["undecided"] for each in found.to_dict()["changes"]["gains"]} >= {True, False}
+    print_explanation(found, console())
+    table, _, left = capsys.readouterr().out.partition("undecided (the interval of the gain holds zero): ")
+    hopeful = [each.change for each in gains if each.undecided and each.gain_s > 0]
+    assert hopeful
+    assert left.startswith(hopeful[0])
+    assert NO_STRAGGLER in " ".join(table.split())
+
+
+def test_a_late_host_is_a_change(tmp_path):
+    """What a host as fast as the others' would gain was measured twice: its delay, and the longest wait for it."""
+    late = [data_parallel_step(r, late_us=[0, 1500, 0, 0], overlapped=False) for r in range(4)]
+    measured = explain(*(each.save(tmp_path) for each in late)).measured
+    plan = scenario()
+    result = simulate(**plan.inputs())
+    seen = ObservedStep.of_traces(measured, result)
+    assert seen.slow_ranks == {}
+    assert seen.slow_hosts_s == {1: pytest.approx((0.0015, 0.0015), rel=0.02)}
+    changes = find_changes(replace(seen, slow_hosts_s={1: (0.0016, 0.0014)}), plan, result)
+    gain = next(each for each in changes.gains if each.change == "rank 1's host as fast as the others'")
+    assert (gain.gain_s, gain.interval_s) == (0.0014, (0.0014, 0.0016))
+    assert gain.step_time_s == pytest.approx(measured.step_time_s - 0.0014)
+    assert not gain.undecided
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_overlap_is_lost_whatever_the_network_is_predicted_to_take(tmp_path, overlapped):
+    """Transfers that take ten times as long as predicted, all of them exposed: lost. Under the backward pass: not."""
+    plan = scenario()
+    inputs = plan.inputs()
+    result = simulate(**inputs)
+    dp = result.communication["dp"]
+    exposed_s, busy_s = 10 * dp.busy_s, 10 * dp.busy_s * (1.2 if overlapped else 1.0)
+    made, _ = traces(inputs, RANKS, 8)
+    measured = explain(*(each.save(tmp_path) for each in made)).measured
+    against = compare_with_prediction(measured, result, inputs["model"])
+    lost = find_lost_overlap(measured, against, plan, AxisUse(1.0, 1.0, busy_s, exposed_s, 0.0))
+    assert (lost is None) == overlapped
+    if lost is not None:
+        assert not lost[0].plan.data_parallel.overlap_grad_reduce
 
 
 @pytest.mark.slow

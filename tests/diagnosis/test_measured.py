@@ -5,6 +5,7 @@ import json
 import pytest
 
 import simpar
+from simpar import cli
 from simpar.diagnosis.answer import explain
 from simpar.diagnosis.kineto import read_kineto
 from simpar.diagnosis.traffic import collective_uses
@@ -52,6 +53,58 @@ def test_a_straggler_is_found_and_sized(tmp_path, shifts):
     assert worst.waited_s == pytest.approx(2700 * US, rel=0.01)
     assert found.offset_ns == tuple(round(1000 * (shift - shifts[0])) for shift in shifts)
     assert any("clocks" in line for line in found.remarks) == any(shifts)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_whose_host_is_late_is_named(tmp_path, world_size, capsys):
+    """Rank 1 launches 1,500 us after the others: it is the host's fault, and its kernels are as fast as theirs."""
+    late = [0, 1500, 0, 0][:world_size]
+    ranks = [data_parallel_step(r, late_us=late, world_size=world_size, overlapped=False) for r in range(world_size)]
+    found = explained(tmp_path, ranks)
+    (one,) = found.stragglers
+    assert (one.rank, one.because, one.slowdown) == (1, "host", pytest.approx(1.0))
+    assert one.host_s == pytest.approx(1600 * US, rel=0.02)
+    assert one.usual_host_s == pytest.approx(100 * US, rel=0.02)
+    assert one.longest_s == pytest.approx(1500 * US, rel=0.02)
+    assert one.waited_for_s == pytest.approx((world_size - 1) * 1500 * US, rel=0.02)
+    assert cli.run(["explain", str(tmp_path)]) == 0
+    assert "rank 1 is waited for: its device waits 1.60 ms for its host, 100 us on the median other rank" in said(
+        capsys
+    )
+
+
+def said(capsys):
+    """What was printed, without the ends of lines."""
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_of_two_ranks_the_other_one_is_the_measure(tmp_path):
+    """The median of both would hold the slow one: 1.6 times as slow is 1.6 times."""
+    ranks = [data_parallel_step(r, slow=[1.0, 1.6], world_size=2, overlapped=False) for r in range(2)]
+    (one,) = explained(tmp_path, ranks).stragglers
+    assert (one.rank, one.because, one.slowdown) == (1, "kernels", pytest.approx(1.6))
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.05, 1.09])
+def test_ranks_that_are_a_little_slower_are_not_named(tmp_path, slow):
+    """Five percent are no fault, though the others wait for them."""
+    ranks = [data_parallel_step(r, slow=[1.0, 1.0, slow, 1.0], overlapped=False) for r in range(4)]
+    found = explained(tmp_path, ranks)
+    assert found.stragglers == ()
+    if slow > 1:
+        assert found.ranks[0].causes_s["waiting"] == pytest.approx(3000 * (slow - 1) * US, rel=0.05)
+
+
+def test_waits_under_computation_are_not_counted(tmp_path):
+    """What others wait for a rank is never more than they wait with nothing else to do."""
+    slow = [1.0, 1.0, 1.6, 1.0]
+    found = explained(tmp_path, [data_parallel_step(r, slow=slow) for r in range(4)])
+    exposed = sum(each.causes_s.get("waiting", 0.0) for each in found.ranks)
+    hidden = sum(each.waited_s for each in found.skewed)
+    assert hidden == pytest.approx(3 * 1200 * US, rel=0.05)
+    assert exposed == pytest.approx(3 * 200 * US, rel=0.05)
+    (one,) = found.stragglers
+    assert one.waited_for_s == pytest.approx(exposed)
 
 
 def test_collectives_have_a_bus_rate(tmp_path):
