@@ -147,8 +147,8 @@ class Sweeps:
 
     def _times(self, shape: PipelineShape, pipes: Ints) -> dict[str, Floats]:
         """Durations of the passes of every stage by letter, with nothing beside them, [n, stages]."""
-        plain = self.bounds.pipelines.blocks.plain_ns(self.bounds.pipelines.key[pipes], shape.letters)
-        return {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
+        pipelines = self.bounds.pipelines
+        return pipelines.stage_times(shape, pipes, pipelines.blocks.plain_ns(pipelines.key[pipes], shape.letters))
 
     def _table(self, key: TableKey, apart: Blocked) -> PrecedenceGraph:
         if (key, apart) not in self._tables:
@@ -169,7 +169,8 @@ class Sweeps:
             for letter in shape.letters
             for boundary in (False, True)
         }
-        hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, times["F", True]))
+        first = charge.healthy_times(charge.pass_times("F", boundary=True), "F", boundary=True)
+        hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, first))
         finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
         ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])

@@ -55,6 +55,8 @@ class BlockPolicy:
 class PassDurations:
     """Durations of the passes of a letter, int64[keys, kinds]: whole passes, and their kernels alone.
 
+    ``late_ns`` is the least that a pass takes on the slowest rank, ``plain_ns`` if none is slow.
+
     ``carried_ns`` int64[keys, kinds, streams] is the part on each of BLOCK_STREAMS; ``drained_s`` float64[keys, kinds,
     links] is the time that their collectives occupy each link of rank 0.
     """
@@ -63,6 +65,7 @@ class PassDurations:
     kernels_ns: Ints
     carried_ns: Ints
     drained_s: Floats
+    late_ns: Ints
 
 
 @dataclass
@@ -177,12 +180,14 @@ class BlockCosts(Keys):
     def _tables(self) -> dict[str, PassDurations]:
         """Durations of passes by letter, computed for all keys at once."""
         size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
+        factor = max(self.jobs.problem.perturbation.slow_ranks.values(), default=1.0)
         result = {
             letter: PassDurations(
                 np.zeros(size, dtype=np.int64),
                 np.zeros(size, dtype=np.int64),
                 np.zeros((*size, len(BLOCK_STREAMS)), dtype=np.int64),
                 np.zeros((*size, len(self.prices.own))),
+                np.zeros(size, dtype=np.int64),
             )
             for letter in _PHASES
         }
@@ -194,6 +199,10 @@ class BlockCosts(Keys):
                 table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
                 table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
                 table.drained_s[at] = passes.drained_s
+                table.late_ns[at] = table.plain_ns[at]
+                if factor > 1.0:
+                    late_ns = passes.took_ns(slice(None), factor * slow, held=False) - rounded
+                    table.late_ns[at] = np.maximum(table.plain_ns[at], late_ns)
         return result
 
     @cached_property
@@ -221,6 +230,10 @@ class BlockCosts(Keys):
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
         return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
+
+    def late_ns(self, keys: Ints, letter: str) -> Ints:
+        """Least durations of passes on the slowest rank with nothing beside them, int64[len(keys), kinds]."""
+        return self._tables[letter].late_ns[keys]
 
     def recompute_ns(self, keys: Ints) -> Ints:
         """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""

@@ -32,7 +32,7 @@ def _of_ranks(pipelines: Pipelines, which: Ints, tables: Mapping[str, Ints | Flo
     """Total time of the passes of all ranks by ``tables`` of letters: positions in ``which``, float64[n, ranks]."""
     for shape, mine in pipelines.by_shape(which):
         times = {name: table[pipelines.key[which[mine]]] for name, table in tables.items()}
-        passes = pipelines.passes(shape, times)
+        passes = pipelines.healthy_passes(shape, times)
         each = passes.forward + passes.backward
         # half the microbatches on stage s, half on its mirror image: (t[s] + t[S-1-s]) m / 2
         yield mine, (each + each[:, ::-1]) * pipelines.microbatches(which[mine])[:, None] / 2

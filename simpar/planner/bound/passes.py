@@ -54,15 +54,17 @@ class PassTimes:
         """Seconds of all kernels, float64[n]."""
         return np.asarray(sum(self.seconds, np.zeros(len(self.issue_ns))))
 
-    def spans_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+    def spans_ns(self, which: Ints | slice, slow: float | Floats, *, held: bool = True) -> Ints:
         """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long.
 
-        They take longer still if token exchanges beside them occupy multiprocessors.
+        They take longer still if token exchanges beside them occupy multiprocessors, unless this is not ``held``
+        against them.
         """
         result = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
         result[~self.kernels] = self.prices_ns[:, which]
         seconds = self.seconds[:, which] * slow
-        result[self.kernels] = to_ns(seconds * without_held(self.phase, list(result), list(seconds)))
+        longer = without_held(self.phase, list(result), list(seconds)) if held else 1.0
+        result[self.kernels] = to_ns(seconds * longer)
         return result
 
     def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
@@ -72,10 +74,10 @@ class PassTimes:
         np.add.at(result, streams, self.spans_ns(which, slow))
         return result
 
-    def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+    def took_ns(self, which: Ints | slice, slow: float | Floats, *, held: bool = True) -> Ints:
         """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""
         issue_ns = self.issue_ns[which]
-        ends = schedule(self.phase.steps, list(self.spans_ns(which, slow)))[1]
+        ends = schedule(self.phase.steps, list(self.spans_ns(which, slow, held=held)))[1]
         return np.asarray(np.maximum(latest(ends, 0 * issue_ns), issue_ns))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
+from simpar.plan.sync import replicas_are_independent
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
 from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
@@ -101,23 +102,26 @@ class Pipelines:
         key = self.key
         for shape, mine in self.by_shape(everything):
             times = {letter: table[key[mine]] for letter, table in self.blocks.kernels_ns.items()}
-            passes = self.passes(shape, times)
+            passes = self.passes(shape, mine, times)
             path = path_bound(
                 shape, Stages(passes, passes, passes), Hops.none(shape, len(mine)), self.microbatches(mine)
             )
             result[mine] = path.behind()
-            each = weigh(passes.forward + passes.backward, shape.of_rank)
-            least[mine] = self.microbatches(mine) * each.min(axis=1)
+            least[mine] = self._least(shape, mine, times)
         return result, least
+
+    def _least(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> Floats:
+        """Nanoseconds of the rank with the least work, at full speed, [n], from durations by letter, [n, kinds]."""
+        passes = self.healthy_passes(shape, times)
+        each = weigh(passes.forward + passes.backward, shape.of_rank)
+        return np.asarray(self.microbatches(which) * each.min(axis=1))
 
     def asked_bound_ns(self) -> Floats:
         """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, for every pipeline."""
         least = np.zeros(len(self.row))
         for shape, mine in self.by_shape(np.arange(len(self.row))):
             times = {letter: table[self.key[mine]] for letter, table in self.blocks.asked_ns.items()}
-            passes = self.passes(shape, times)
-            each = weigh(passes.forward + passes.backward, shape.of_rank)
-            least[mine] = self.microbatches(mine) * each.min(axis=1)
+            least[mine] = self._least(shape, mine, times)
         return least
 
     def path(self, shape: PipelineShape, which: Ints, stages: Stages) -> Path:
@@ -127,12 +131,52 @@ class Pipelines:
     def paths(self, shape: PipelineShape, which: Ints) -> Iterator[Path]:
         """Bounds of pipelines of one shape by their passes with nothing beside them, or by each stream of these."""
         for each in self.blocks.least_ns(self.key[which], shape):
-            times, alone = (self.passes(shape, one) for one in each)
+            times, alone = (self.passes(shape, which, one) for one in each)
             yield self.path(shape, which, Stages(times, times, alone))
 
-    def passes(self, shape: PipelineShape, times: Mapping[str, Ints | Floats]) -> StagePassTimes:
-        """Passes of the stages of a shape, from durations by letter, int64[n, kinds]."""
+    def healthy_passes(self, shape: PipelineShape, times: Mapping[str, Ints | Floats]) -> StagePassTimes:
+        """Passes of the stages of a shape at full speed, from durations by letter, [n, kinds]."""
         return StagePassTimes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
+
+    def passes(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> StagePassTimes:
+        """Passes of the stages of some pipelines of a shape, from durations by letter, int64[n, kinds]."""
+        return StagePassTimes.of(self.stage_times(shape, which, times))
+
+    def stage_times(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> dict[str, Floats]:
+        """Durations of the passes of every stage by letter, [n, stages], from those by kind, [n, kinds]."""
+        result = {one: weigh(times[one], shape.by_stage) for one in shape.letters}
+        if (slow := self.slow_stages(shape, which)) is None:
+            return result
+        late = {one: weigh(self.least_slow(times[one], one, self.key[which]), shape.by_stage) for one in shape.letters}
+        return {one: np.where(slow, late[one], took) for one, took in result.items()}
+
+    @cached_property
+    def _slowest(self) -> tuple[int, float] | None:
+        """The slowest rank and the factor on its kernels; None if there is none, or if no other rank waits for it."""
+        problem, slow = self.jobs.problem, self.jobs.problem.perturbation.slow_ranks
+        if not slow or "sync" in self.jobs.rows.domain or replicas_are_independent(problem.base):
+            return None
+        rank = max(slow, key=lambda one: slow[one])
+        return rank, slow[rank]
+
+    @property
+    def slowness(self) -> float:
+        """The factor on the kernels of the slowest rank that others wait for; 1 without one."""
+        return self._slowest[1] if self._slowest else 1.0
+
+    def slow_stages(self, shape: PipelineShape, which: Ints) -> Flags | None:
+        """Stages that the slowest rank has in the pipelines that it is in, bool[n, stages]; None without such a rank.
+
+        Also None where passes run together: there each stream is bounded by itself.
+        """
+        if self._slowest is None or shape.pairs:
+            return None
+        place = self._slowest[0] // self._strides[self.row[which]] % shape.num_ranks
+        return np.asarray(place[:, None] == np.array(shape.rank_of_stage))
+
+    def least_slow(self, kinds: Ints | Floats, letter: str, keys: Ints) -> Floats:
+        """Least durations of passes on the slowest rank, [n, kinds], from those at full speed."""
+        return np.asarray(np.maximum(kinds, self.blocks.late_ns(keys, letter)))
 
     def passes_bound_ns(self, which: Ints) -> Floats:
         """Bounds of some pipelines by their passes and messages."""

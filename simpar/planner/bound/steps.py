@@ -131,6 +131,14 @@ class RowCharge:
         )
 
     def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
+        """:meth:`healthy_times`, and those of the slowest rank where it has a stage."""
+        result, pipelines = self.healthy_times(kinds, letter, boundary=boundary), self.bounds.pipelines
+        if (slow := pipelines.slow_stages(self.shape, pipelines.index[self.rows])) is None:
+            return result
+        late = pipelines.least_slow(kinds, letter, self.keys)
+        return np.where(slow, self.healthy_times(late, letter, boundary=boundary), result)
+
+    def healthy_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
         """Durations of the passes of every stage, [n, stages], of blocks that take ``kinds`` [n, kinds].
 
         Gathers run at most two blocks ahead, and a block waits for the reduction of the block two before it. So between
@@ -152,8 +160,18 @@ class RowCharge:
         several = later.any(axis=1) & any_nonzero(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
 
-    def opening_delay_ns(self, kinds: Ints) -> Floats:
-        """The least delay of a rank's passes behind the pipeline's path, [n].
+    def opening_delay_ns(self, kinds: Ints | Floats) -> Floats:
+        """The least delay of a rank's passes behind the pipeline's path, [n], of blocks that take ``kinds`` [n, kinds].
+
+        On a slow first stage less of the gathers is left when its kernels end.
+        """
+        result, pipelines = self._opening_ns(kinds), self.bounds.pipelines
+        if (slow := pipelines.slow_stages(self.shape, pipelines.index[self.rows])) is None:
+            return result
+        return np.where(slow[:, 0], self._opening_ns(pipelines.least_slow(kinds, "F", self.keys)), result)
+
+    def _opening_ns(self, kinds: Ints | Floats) -> Floats:
+        """:meth:`opening_delay_ns` for one speed of the first stage.
 
         All of them wait for the first gather of the first stage, and no forward of blocks that take ``kinds`` [n,
         kinds] ends before its parameters are there.

@@ -26,7 +26,6 @@ from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.choices.pipeline import select_two_ended
 from simpar.plan.schedules import looks_at_costs, producer_of
-from simpar.plan.sync import replicas_are_independent
 from simpar.planner.bound.batched_sweep import Sweeps
 from simpar.planner.bound.data_parallel import Configurations
 from simpar.planner.bound.dualpipe import asked_kernels_bound_ns, kernels_bound_ns
@@ -137,10 +136,7 @@ class Frontier:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := np.unique(pipelines.index[select_two_ended(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
-        if "sync" not in rows.domain and not replicas_are_independent(
-            problem.base
-        ):  # else nobody waits for a slow rank
-            bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
+        bound = np.maximum(bound, pipelines.slowness * least)
         bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None

@@ -1,5 +1,7 @@
 """Rows without their data parallelism."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,9 @@ import simpar
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.branch_and_bound import fields_of
 from simpar.planner.certify.exact import measure
+from simpar.planner.certify.frontier import SWEPT
 from simpar.planner.space.jobs import plan_of
+from simpar.program.perturbation import Perturbation
 from tests.gate import some
 
 
@@ -90,3 +94,20 @@ def test_cards_that_ranks_share_bound_what_is_simulated(order, sizes):
             frontier.raise_bound(row)
         simulated = measure(frontier.rows.problem, plan_of(frontier.rows, row), 0, {})
         assert frontier.bound_s[row] <= simulated.step_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", some(range(60), 3))
+def test_a_slow_rank_is_bounded_where_it_stands(seed, problem_of, frontier_of):
+    """No level of bounds exceeds the simulated step, and one slow rank of many is worth most of what it costs."""
+    healthy = problem_of(seed)
+    rank = (7 * seed) % healthy.cluster.world_size
+    slow = replace(healthy, perturbation=Perturbation(slow_ranks={rank: (1.3, 2.0, 7.0)[seed % 3]}))
+    frontier, shares = frontier_of(slow, seed), []
+    for row in range(frontier.rows.count):
+        step_s = frontier.simulate(row).step_time_s
+        while frontier.level[row] < SWEPT and np.isfinite(frontier.bound_s[row]):
+            frontier.raise_bound(row)
+            assert frontier.bound_s[row] <= step_s or not np.isfinite(frontier.bound_s[row])
+        shares.append(frontier.bound_s[row] / step_s)
+    shares = [share for share in shares if np.isfinite(share)]
+    assert not shares or np.median(shares) > 0.8
