@@ -189,7 +189,7 @@ def test_a_shell_completes_files(tmp_path, monkeypatch):
     assert names_of("scenarios")("pl") == ["plan.yaml", "plans/"]
 
 
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [80, 180])
 def test_a_sweep_is_as_wide_as_the_terminal(width):
     """Columns that do not fit are left out whole and named; refusals are lines of their own."""
     sent = Communication(algorithm="ring", bytes_per_rank=1.0, busy_s=0.0692, exposed_s=0.0403)
