@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.timeline import MEMORY_PARTS
-from simpar.report.words import assumptions, describe_certainty, figures, format_significant, headline, verdict
+from simpar.report.words import (
+    assumptions,
+    describe_certainty,
+    figures,
+    format_significant,
+    headline,
+    in_brief,
+    verdict,
+)
 from simpar.scenario import Published
 from simpar.units import GIB, format_bytes, format_count, format_figure, format_seconds
 
@@ -31,6 +39,9 @@ def print_report(result: Result, console: Console) -> None:
     """Print the whole report to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
     print_lines(console, [f"assumed: {each}" for each in assumptions(result)])
+    console.print()
+    for name, words in in_brief(result):
+        console.print(f"{name:8}{words}", soft_wrap=True, markup=False, highlight=False)
     console.print()
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))

@@ -137,6 +137,18 @@ def verdict(trial: Trial) -> str:
     return f"{fits}, not with {trial.not_with.partition(':')[0]}" if trial.not_with else fits
 
 
+def in_brief(result: Result) -> list[tuple[str, str]]:
+    """The answer in four lines: whether it fits, how fast it is, what limits it, what to do."""
+    speed, hints = result.speed, result.why.hints
+    rate = f"{format_count(speed.tokens_per_s)} tokens/s, MFU {speed.mfu:.1%}"
+    rows = [("memory", memory_state(result)), ("speed", f"{step_time_words(result)} a step, {rate}")]
+    rows += [("limit", line) for line in result.why.binds[:1]]
+    return [
+        *rows,
+        ("to do", hints[0] if hints else "--advise says what other layouts would gain, --html shows all of it"),
+    ]
+
+
 def figures(result: Result) -> list[tuple[str, str]]:
     """The headline figures as (name, value with unit)."""
     speed = result.speed
@@ -217,13 +229,11 @@ def describe_certainty(result: Result) -> list[str]:
     known, notes = result.certainty, result.setup.model.get("notes", [])
     if known is None:
         return [*notes]
-    runs = f"{known.support} pairs of source and model family" if known.support != 1 else "one source and model family"
     shared = "in stack, device, kind of model, bits and lengths"
-    first = (
-        f"{runs} of measured runs are like this one {shared}"
-        if known.support
-        else f"no measured run is like this one {shared}"
-    )
+    runs = "runs of one model family from one source" if known.support == 1 else f"{known.support} sets of runs"
+    first = f"measured runs stand behind this answer: {runs} like it {shared}"
+    if not known.support:
+        first = f"no measured run stands behind all of this answer: none is like it {shared}"
     if known.support:
         first += f"; {_population(known)}"
     own = f"{number_of(known.own_runs, 'layout')} like it taught its profiles"

@@ -147,3 +147,16 @@ def test_devices_without_units_for_bf16_compute_in_fp16(hardware, precision):
     assert stated.setup.plan["numerics"]["precision"] == "bf16"
     assert any("has no units for bf16" in line for line in assumptions(left)) == (precision != "bf16")
     assert assumptions(stated) == []
+
+
+def test_four_lines_lead(result):
+    """Fits, speed, limit and what to do stand right below the first line; tables follow."""
+    said = add_explanation(result)
+    lines = [line for line in printed(said, terminal=False).splitlines() if line.strip()]
+    assert [line.split("  ")[0] for line in lines[1:5]] == ["memory", "speed", "limit", "to do"]
+    assert "fits: " in lines[1]
+    assert " tokens/s, MFU " in lines[2]
+    assert lines[3].removeprefix("limit").strip() == said.why.binds[0]
+    assert "--advise" in lines[4]
+    hinted = Result(**{**said.__dict__, "why": said.why.model_copy(update={"hints": ("use ZeRO-3",)})})
+    assert "to do   use ZeRO-3" in printed(hinted, terminal=False)
