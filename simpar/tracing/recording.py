@@ -155,6 +155,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         )
         if op in _READS_VALUE and not self._reads:
             return self._value(call)
+        if op == "copy_" and _is_same(args[0], args[1]):  # t[i] += x ends with a copy of the changed part onto itself
+            return args[0]
         if op in known.SUMS_OF_PRODUCTS:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -265,6 +267,13 @@ def _shares(result: Tensor, given: Any) -> bool:
         return bool(result.untyped_storage()._cdata == given.untyped_storage()._cdata)
     parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
     return any(_shares(result, each) for each in parts)
+
+
+def _is_same(one: Tensor, two: Any) -> bool:
+    """Whether two tensors are the same elements of one memory."""
+    if not isinstance(two, Tensor) or one.untyped_storage()._cdata != two.untyped_storage()._cdata:
+        return False
+    return (one.storage_offset(), one.shape, one.stride()) == (two.storage_offset(), two.shape, two.stride())
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: Any) -> Tensor:

@@ -11,6 +11,7 @@ from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shar
 from simpar.tracing.latent_roles import LATENT_KEY, latent_roles, latents
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, OperatorDraft, makers, merge_drafts
 from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
+from simpar.tracing.stream_roles import mixed_streams, stream_roles
 from simpar.tracing.vocabulary import CONVOLUTION
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
@@ -61,12 +62,14 @@ def find_roles(
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
     values that other blocks read, ``arrives`` is the output of the block before.
     """
-    plain, passes = recurrences(_summed(list(drafts), live))
+    streams, mixing = mixed_streams(list(drafts))
+    plain, passes = recurrences(_summed(streams, live))
     turned = _scaled(_turned(plain))
     joined, compressed = latents(without_shared_gate(_joined(turned)))
     joined = with_losses(joined)
     roles = Roles(joined, arrives, _keys_as_values(turned))
     made = dict(makers(joined))
+    stream_roles(roles, mixing)
     mixture_roles(roles, made)
     for layer in passes:
         recurrence_roles(roles, layer)
@@ -94,7 +97,7 @@ def find_roles(
 def _summed(drafts: list[OperatorDraft], live: Set[str]) -> list[OperatorDraft]:
     """The drafts with nested sums (of parallel branches) as one, where no other draft reads the inner sum.
 
-    ``live`` are values that other blocks read.
+    Of two inner sums the first joins. ``live`` are values that other blocks read.
     """
     readers = Counter(value for draft in drafts for value in draft.inputs)
     result: dict[str, OperatorDraft] = {}
@@ -102,7 +105,7 @@ def _summed(drafts: list[OperatorDraft], live: Set[str]) -> list[OperatorDraft]:
         made = makers(list(result.values()))
         inner = [made[value] for value in draft.inputs if value in made and _is_sum(made[value])]
         passing = [each for each in inner if readers[each.outputs[-1]] == 1 and not live & {*each.outputs}]
-        if _is_sum(draft) and len(passing) == 1:
+        if _is_sum(draft) and passing:
             first = passing[0]
             del result[first.name]
             own = (value for value in draft.inputs if value not in first.outputs)

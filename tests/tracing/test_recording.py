@@ -73,6 +73,19 @@ def test_a_changed_view_changes_the_whole():
     assert "copy" not in ops(recorded(lambda own, x: own.inner(x)[:, :4].add_(1)))
 
 
+def test_a_part_that_is_changed_in_place_is_not_copied_onto_itself():
+    """``rows[1:] += x`` ends with a copy of the changed part to where it is; other elements are copied."""
+
+    def changes(module, x):
+        rows = x + 1
+        rows[1:] += 2.0
+        rows[:1] = x[:1]
+        return rows * 2
+
+    called = ops(recorded(changes))
+    assert called.count("add_") == called.count("copy_") == 1
+
+
 def test_numbers_that_python_asks_for():
     """Those of constants are computed; those that depend on the input are refused."""
     recording = recorded(lambda own, x: own.inner(x) if torch.arange(4).sum() == 6 else x)

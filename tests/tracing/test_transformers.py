@@ -49,7 +49,6 @@ WRAPPED = ("gemma3n",)
 NO_PREDICTION = {"qwen3_5_text": {"mtp_num_hidden_layers": 0}}
 """Fields that leave out layers for multi-token prediction, which classes of transformers do not have."""
 DIFFERENT = {
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "its streams count call by call"),
     "deepseek_v4": "its compressed keys are of another length, which is refused",
 }  # fmt: skip
 """Where capture and declaration differ by more than the test allows, and why."""
