@@ -50,7 +50,7 @@ def decoder_columns(row: Row) -> dict[str, str]:
         "tied_embeddings": json.dumps(style.tied), "model.gated": json.dumps(gated),
         "model.head_dim": str(head_dim) if head_dim * heads != hidden else "",
         "model.positions": "0" if not gated and "mpt" in name.lower() else str(sequence(row)) * (not gated),
-        "model.dropout": "true" if not gated and unfused(row) else "",
+        "model.dropout": "true" if not gated and (unfused(row) or "dropout 0." in text(row, "notes")) else "",
     }  # fmt: skip
     kinds = {each: getattr(style, each) for each in sorted(STYLE) if getattr(style, each) != getattr(usual, each)}
     return columns | {

@@ -267,9 +267,7 @@ class _Sizes:
         tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
         rows, tokens = sequence["batch"] * sequence["seq"], tensor["batch"] * tensor["seq"]
         total: Numbers = habits.extra_saved * rows * sequence["hidden"]
-        # latent attention has products of its own for queries and for keys with values, and copies the latter apart
-        packs = any(op.kind == "matmul" and sum(times for times, _ in op.columns) >= 3 for op in self.block.operators)
-        if habits.pins_packed_qkv and packs:
+        if habits.pins_packed_qkv and self._pins_packed:
             total = total + tokens * (tensor["heads"] + tensor["kv_heads"]) * tensor["head_dim"] * self.width
         if habits.eager_copies:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
@@ -277,6 +275,16 @@ class _Sizes:
         if habits.gate == "all":
             total = total + sum(self._output(op) for op in self.block.operators if op.kind == "gated_activation")
         return total
+
+    @property
+    def _pins_packed(self) -> bool:
+        """Whether values are views of a product whose queries and keys are copies: behind rotations or norms.
+
+        Without these all three are views, or all are copied. Latent attention has products of its own for queries and
+        for keys with values, and copies the latter apart.
+        """
+        packed = {op.name for op in self._all("matmul") if sum(times for times, _ in op.columns) >= 3}
+        return bool(packed) and not any(packed & set(op.inputs) for op in self._all("attention"))
 
     def _dropped(self) -> Numbers:
         """Bytes that dropout in front of adapters adds: for each projection a copy of its input and a byte of mask.

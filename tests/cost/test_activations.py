@@ -99,6 +99,7 @@ def test_packed_qkv_pins_two_and_a_half_more() -> None:
     extra = saved("llama-3-8b", pinned) - saved("llama-3-8b", CLEAN)
     assert extra == pytest.approx(2.5 * S * B * 4096)
     assert saved("deepseek-v3", pinned) == saved("deepseek-v3", CLEAN)  # no projection has all three
+    assert saved("gpt3-175b", pinned) == saved("gpt3-175b", CLEAN)  # learned positions: queries and keys are views, too
 
 
 def test_dropout_of_adapters_keeps_a_copy_for_each_projection() -> None:
