@@ -57,6 +57,8 @@ REPORTED_GB = (
 Where a report is of communicators alone, the context is taken as predicted.
 """
 DOUBT = 0.01  # share of verdicts on memory that have another cause
+FULL = 0.985
+"""Share of a device's memory from which on a peak of it, or of its allocator, fills it."""
 NEAR = np.exp(np.linspace(-0.25, 0.25, 41))
 """Predicted needs near the limit, in shares of the device, among which as many layouts are taken to have been tried.
 
@@ -240,7 +242,7 @@ def peaks_of(runs: Sequence[Run], known: Sequence[Published | None]) -> Peaks:
     """What the sources of runs with peaks show; ``known`` is what :func:`published` gives."""
     by_source, unseen = defaultdict(list), unseen_communicators()
     for run, one in zip(runs, known, strict=True):
-        if run.peak_error is not None and one is not None:
+        if run.peak_error is not None and one is not None and not one.fills:
             parts, counts = parts_of(run), one.peak_counts
             inside, moving = float(parts.static_bytes + parts.moving_bytes), float(parts.moving_bytes)
             gaps = 0.0 if counts == "allocated" else float(parts.gaps) * moving / inside
@@ -260,10 +262,14 @@ def peaks_of(runs: Sequence[Run], known: Sequence[Published | None]) -> Peaks:
 
 @dataclass(frozen=True)
 class Published:
-    """What a run's row says: whether communicators have few channels, and what its peak counts."""
+    """What a run's row says: whether communicators have few channels, what its peak counts, and whether it ``fills``.
+
+    A peak that fills the device is what the allocator kept until it had to give some back, and not what it needed.
+    """
 
     few: bool
     peak_counts: str
+    fills: bool
 
 
 def published(runs: Sequence[Run]) -> Iterator[Published | None]:
@@ -280,7 +286,9 @@ def published(runs: Sequence[Run]) -> Iterator[Published | None]:
         if asked.hardware not in few:
             parts = cluster_of(asked).parts
             few[asked.hardware] = any(part.profile.scale_up.kind not in MANY_CHANNELS for part in parts)
-        yield Published(few[asked.hardware], read_measurements(row).peak_counts)
+        shown = read_measurements(row)
+        fills = shown.peak_counts != "allocated" and (shown.peak_memory_bytes or 0.0) > FULL * run.capacity_bytes
+        yield Published(few[asked.hardware], shown.peak_counts, fills)
 
 
 def is_planned(stack: str) -> bool:

@@ -27,7 +27,7 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         nearest = _nearest(row, words)
         # of other software it keeps its own name, so that no measured run supports it
         own_name = {} if words and is_of_profile(nearest) else {"name": words or UNNAMED}
-        return nearest, own_name | eager
+        return nearest, own_name | eager | _narrow_loss(row)
     name = words
     if name == "megatron" and (jax := re.search("maxtext|paxml", notes)):
         name = jax[0]
@@ -70,7 +70,14 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes["memory.gate_inputs"] = "fp8"
     if "attention in 8 bits" in text(row, "notes").lower():
         changes["fusion.attention_rate.others"] = EIGHT_BIT_RATE
-    return name, changes | _turbo(text(row, "notes").lower())
+    return name, changes | _turbo(text(row, "notes").lower()) | _narrow_loss(row)
+
+
+def _narrow_loss(row: Row) -> dict[str, object]:
+    """What a loss of 16-bit logits that are not widened holds: them, their softmax, and a gradient, 2 bytes each."""
+    if "loss in 16 bits" not in text(row, "notes").lower():
+        return {}
+    return {"memory.logit_bytes": 6.0, "memory.logit_saved_bytes": 2.0}
 
 
 def _automodel(row: Row) -> dict[str, object]:
