@@ -82,7 +82,7 @@ def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
     assert habits("nobody's", 0, 0.0) == unknown
     assert habits("nobody's", 2, 0.0) == unknown
     assert habits("nobody's", 3, 0.0) == hardly
-    assert hardly < habits("nobody's", 3, 0.09) < unknown
+    assert hardly < habits("nobody's", 3, 0.06) < unknown
     assert habits("nobody's", 30, 0.0) == known
     assert habits("nobody's", 30, 0.05) == pytest.approx(0.05 * (30 / 35) ** 0.5)
     assert habits("nobody's", 30, 0.5) == unknown
