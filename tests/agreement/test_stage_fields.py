@@ -99,6 +99,7 @@ CASES = {
     "tuning": {
         "lora_rank": [{"lora_rank": 4}],
         "lora_targets": [{"lora_rank": 4, "lora_targets": ("q_proj",)}],
+        "lora_dropout": [{"lora_rank": 4, "lora_dropout": 0.1}],
         "frozen_layers": [{"frozen_layers": 1}],
         "frozen_dtype": [{"frozen_layers": 1, "frozen_dtype": "nf4"}],
     },
