@@ -5,12 +5,12 @@ without work starts, its finish is known, and so are the starts of ops that wait
 itself drains at a rate that its route gives; only flows that meet others on a link are shared anew.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 
-from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, max_min_rates
+from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, connected_flows, max_min_rates
 from simpar.program.ir.flow import FRACTION_BITS, NO_CAP
 from simpar.program.ir.program import Csr, Program, ProgramError, Timing, edges
 
@@ -147,22 +147,10 @@ class _PlainRun:
 
     def settle(self, now_ns: int) -> None:
         """Rule 3: re-share the connected component of the touched links, and schedule its finishes anew."""
-        flows = self.component(self.touched)
+        flows = connected_flows(self.touched, self.on_link, self.flows.route)
         self.touched = set()
         routes = {flow: self.flows.route[flow] for flow in flows}
         rates = max_min_rates(routes, {flow: self.flows.cap[flow] for flow in flows}, self.link_rate)
         for flow, rate in rates.items():
             if rate != self.rate[flow]:
                 self.drain(now_ns, flow, rate)
-
-    def component(self, touched: Iterable[int]) -> set[int]:
-        """All flows connected to links through links that they share."""
-        links, flows = list(touched), set[int]()
-        seen = set(links)
-        for link in links:
-            for flow in self.on_link[link] - flows:
-                flows.add(flow)
-                new = [other for other, _ in self.flows.route[flow] if other not in seen]
-                seen.update(new)
-                links += new
-        return flows

@@ -10,7 +10,7 @@ import numpy as np
 from simpy import Environment
 from simpy.events import NORMAL, Event, Timeout
 
-from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, max_min_rates
+from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, connected_flows, max_min_rates
 from simpar.program.ir.program import Csr, Program, ProgramError, Timing, edges
 
 AFTER_THE_INSTANT = NORMAL + 1  # rule 3: re-share when every other event of the instant has happened
@@ -146,7 +146,8 @@ class SharedLinks:
     def settle(self, _: Event) -> None:
         """Rule 3: re-share the connected component of the touched links, and schedule its finishes anew."""
         self.settling = False
-        flows = self.component()
+        flows = connected_flows(self.touched, self.on_link, self.flows.route) | {*self.capped}
+        self.touched, self.capped = set(), []
         rates = max_min_rates(
             {flow: self.flows.route[flow] for flow in flows},
             {flow: self.flows.cap[flow] for flow in flows},
@@ -161,19 +162,6 @@ class SharedLinks:
             self.version[flow] += 1
             if rate:
                 _at(self.clock, -(-self.remaining[flow] // rate), self.leave, (flow, self.version[flow]))
-
-    def component(self) -> set[int]:
-        """All flows connected to the touched links through links that they share."""
-        links, seen = list(self.touched), self.touched
-        flows = set(self.capped)
-        self.touched, self.capped = set(), []
-        for link in links:
-            for flow in self.on_link[link] - flows:
-                flows.add(flow)
-                new = [other for other, _ in self.flows.route[flow] if other not in seen]
-                seen.update(new)
-                links += new
-        return flows
 
 
 def _at(clock: Environment, delay_ns: int, callback: Callable[[Event], None], value: object) -> None:

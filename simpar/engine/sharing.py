@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -73,6 +73,22 @@ def max_min_rates(routes: Mapping[int, Route], caps: Mapping[int, int], link_rat
                 left[link] -= fair * coefficient
                 load[link] -= coefficient
     return rates
+
+
+def connected_flows(links: Iterable[int], on_link: Sequence[Set[int]], routes: Sequence[Route]) -> set[int]:
+    """All flows that some links reach through links that flows share.
+
+    ``on_link`` are the flows that drain on each link, ``routes`` the route of every flow.
+    """
+    ahead, flows = list(links), set[int]()
+    seen = set(ahead)
+    for link in ahead:
+        for flow in on_link[link] - flows:
+            flows.add(flow)
+            new = [other for other, _ in routes[flow] if other not in seen]
+            seen.update(new)
+            ahead += new
+    return flows
 
 
 def as_rates(changes: Sequence[LinkChange]) -> list[tuple[int, int, int]]:

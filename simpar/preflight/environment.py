@@ -96,9 +96,9 @@ def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
         for name, value in environment.items()
         if any(matches(name.lower(), each) for each in (*WORDS.deciding, *WORDS.idle))
     }
-    through_host = [name for name in (NO_PEERS,) if name in known and not cluster.profile.scale_up.peer_to_peer]
+    idle = () if cluster.profile.scale_up.peer_to_peer or NO_PEERS not in known else (NO_PEERS,)
     allocator = _of_allocator(environment)
     used = [name for name in READ if environment.get(name)] + [SEGMENTS] * (SEGMENTS in allocator)
     others = {name: value for name, value in allocator.items() if name != SEGMENTS}
-    known = {name: value for name, value in known.items() if name not in through_host}
-    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=tuple(through_host))
+    known = {name: value for name, value in known.items() if name not in idle}
+    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=idle)
