@@ -72,15 +72,20 @@ class TriedChange:
         """Its figures."""
         if self.result is None:
             return Trial(change=self.flags, refused=self.refused)
-        return Trial(
-            change=self.flags,
-            step_time_s=self.result.step_time_s,
-            mfu=self.result.mfu,
-            peak_reserved_bytes=self.result.memory.peak_reserved_bytes,
-            fits=self.result.fits,
-            fit_probability=self.result.certainty and self.result.certainty.fit_probability,
-            not_with=self.not_with,
-        )
+        return trial_of(self.flags, self.result, self.not_with)
+
+
+def trial_of(change: str, result: Result, not_with: str = "") -> Trial:
+    """The figures of the result of a change in words; ``not_with`` is a framework that cannot run it, and why."""
+    return Trial(
+        change=change,
+        step_time_s=result.step_time_s,
+        mfu=result.mfu,
+        peak_reserved_bytes=result.memory.peak_reserved_bytes,
+        fits=result.fits,
+        fit_probability=result.certainty and result.certainty.fit_probability,
+        not_with=not_with,
+    )
 
 
 def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.framework import StackFramework
 from simpar.inputs import as_plan
-from simpar.neighbours import target_of
+from simpar.neighbours import target_of, trial_of
 from simpar.report.parts import Trial
 from simpar.report.result import Result
 from simpar.scenario import to_cluster_section
@@ -46,13 +46,4 @@ def _under(name: str, inputs: Mapping[str, Any]) -> Trial:
         asked = StackFramework.asked(name, placed, target_of(inputs), load_stack(name))
     except UserError as error:
         return Trial(change=change, refused=str(error))
-    certainty = other.certainty
-    return Trial(
-        change=change,
-        step_time_s=other.step_time_s,
-        mfu=other.mfu,
-        peak_reserved_bytes=other.memory.peak_reserved_bytes,
-        fits=other.fits,
-        fit_probability=None if certainty is None else certainty.fit_probability,
-        not_with=f"{name}: {'; '.join(asked.reasons)}" if asked.reasons else "",
-    )
+    return trial_of(change, other, f"{name}: {'; '.join(asked.reasons)}" if asked.reasons else "")

@@ -11,7 +11,6 @@ from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, TooManyOps
 from simpar.neighbours import flags_of
 from simpar.plan.choices.memory import select_undecided
-from simpar.plan.choices.target import Workload
 from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.plan.mesh import AXES as MESH_AXES
 from simpar.planner.answer.explanations import describe_need, explain_loser
@@ -209,10 +208,7 @@ def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], be
 
 def _typed(problem: Problem, result: Result) -> str:
     """What to type on top of the problem's own flags to simulate a result's plan."""
-    target = Workload(
-        problem.graph, problem.training, problem.cluster.world_size, problem.cluster.profile.devices_per_node
-    )
-    return flags_of(result.plan, problem.base, target, problem.stack)
+    return flags_of(result.plan, problem.base, problem.workload, problem.stack)
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
