@@ -107,7 +107,7 @@ class _Walk:
             share = [{"attention": 0.0, "matmul": 0.5}.get(op.kind, 1.0) for op in block.operators]
             some = [replace(t, forward_s=of_op * t.forward_s) for of_op, t in zip(share, times, strict=True)]
             return self.forward("recompute", some)
-        if chosen := recomputed_operators(recompute) or self._logits_again:
+        if chosen := recomputed_operators(recompute) | self._logits_again:
             kept = [op.name in chosen for op in block.operators]
             part = replace(block, operators=tuple(compress(block.operators, kept)))
             return self.forward("recompute", list(compress(times, kept)), part=part)
