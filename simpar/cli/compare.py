@@ -20,17 +20,34 @@ FILE_HELP = "A result of simpar simulate --json, a search, a plan or a scenario"
 def compare(
     a: Annotated[str, typer.Argument(help=FILE_HELP, metavar="A")],
     b: Annotated[str, typer.Argument(help=FILE_HELP, metavar="B")],
+    *,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Tokens of the whole run, for both, such as 15T")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
     csv: Annotated[str | None, typer.Option("--csv", help="Write the figures of both as CSV, in SI units")] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", help="Write a page with both timelines on one scale of time")
+    ] = None,
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", help="Draw both timelines as .png, .svg, .pdf or .html")
+    ] = None,
 ) -> None:
     """Show two results side by side and explain the difference."""
-    from simpar import verbs
+    from simpar.report.compare import differences
+    from simpar.verbs import load_result
 
     with working(f"comparing {a} and {b}"):
-        comparison = verbs.compare(a, b, tokens=tokens)
+        first, second = load_result(a, tokens), load_result(b, tokens)
+        comparison = differences(first, second)
+    if html:
+        from simpar.report.html.pair import save_pair
+
+        save_pair((first, second), html, (a, b))
+    if timeline:
+        from simpar.report.plots import save_timelines
+
+        save_timelines(dict(zip(comparison.names, (first, second), strict=True)), timeline)
     if csv:
         from simpar.report.table import ReportTable
 

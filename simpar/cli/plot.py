@@ -17,7 +17,9 @@ def plot(
         ),
     ],
     kind: Annotated[str, typer.Option("--kind", help="timeline, memory, breakdown or heatmap")] = "timeline",
-    output: Annotated[str, typer.Option("-o", "--output", help="File to write: .png, .svg or .html")] = "plot.png",
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="File to write: .png, .svg, .pdf or .html")
+    ] = "plot.png",
 ) -> None:
     """Draw a result. A grid of searches is drawn as a heat map of best layouts.
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import html
 import io
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simpar.errors import UserError
+from simpar.files import write_atomic
 from simpar.report.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg", ".html")
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+"""What would make two files of one picture differ."""
+STYLE = (
+    "body{font:15px/1.45 system-ui,sans-serif;color:#333;max-width:1200px;margin:2em auto;padding:0 1em}"
+    "svg{width:100%;height:auto}th{text-align:left;font-weight:500;padding-right:2em}td{padding:.1em 0}"
+)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -36,12 +47,33 @@ def clean(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=8)
 
 
+def save_figure(make: Callable[[], Figure], path: str | Path, title: str, below: str = "") -> None:
+    """Write the picture that ``make`` draws as .png, .svg, .pdf or .html; a page has the HTML of ``below`` under it.
+
+    Raises UserError for another suffix, before anything is drawn.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{path}: unknown kind of picture {suffix or 'without suffix'!r}: allowed {', '.join(SUFFIXES)}"
+        )
+    if suffix == ".html":
+        svg = render_figure(make(), "svg").decode()
+        name = html.escape(f"simpar: {title}")
+        write_atomic(
+            path,
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{STYLE}</style>'
+            f"</head><body>{svg[svg.index('<svg') :]}{below}</body></html>\n",
+        )
+    else:
+        write_atomic(path, render_figure(make(), suffix.removeprefix(".")))
+
+
 def render_figure(figure: Figure, suffix: str) -> bytes:
-    """The bytes of a figure as "png" or "svg"; equal figures give equal bytes."""
+    """The bytes of a figure as "png", "svg" or "pdf"; equal figures give equal bytes."""
     import matplotlib as mpl
 
     buffer = io.BytesIO()
-    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
     with mpl.rc_context({"svg.hashsalt": "simpar", "hatch.linewidth": 0.6}):
-        figure.savefig(buffer, format=suffix, metadata=metadata)
+        figure.savefig(buffer, format=suffix, metadata=UNDATED[suffix])
     return buffer.getvalue()

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simpar import formats
-from simpar.errors import UserError
-from simpar.files import write_atomic
 from simpar.plan.choices.mesh import LABELLED
-from simpar.report.figures import SUFFIXES, new_figure, render_figure
+from simpar.report.figures import new_figure, save_figure
 from simpar.report.palette import INK
 from simpar.report.result import read_object
 from simpar.report.words import probably
@@ -37,17 +35,8 @@ def load_grid(path: str | Path) -> dict[str, Any] | None:
 
 
 def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:
-    """Draw a grid with two axes (or one) to a .png, .svg or .html file. Raises UserError for another suffix."""
-    suffix = Path(path).suffix
-    if suffix not in SUFFIXES:
-        raise UserError(f"{path}: allowed: a name that ends in {', '.join(SUFFIXES)}")
-    figure = plot_grid(grid)
-    if suffix == ".html":
-        svg = render_figure(figure, "svg").decode()
-        text = f"<!doctype html><meta charset='utf-8'><title>simpar: best layouts</title>{svg[svg.index('<svg') :]}"
-        write_atomic(Path(path), text)
-    else:
-        write_atomic(Path(path), render_figure(figure, suffix.removeprefix(".")))
+    """Draw a grid with two axes (or one) to a .png, .svg, .pdf or .html file. Raises UserError for another suffix."""
+    save_figure(lambda: plot_grid(grid), path, "best layouts")
 
 
 def plot_grid(grid: Mapping[str, Any]) -> Figure:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.files import choose, write_atomic
-from simpar.report.figures import SUFFIXES, canvas, clean, new_figure, render_figure
+from simpar.files import choose
+from simpar.report.figures import canvas, clean, new_figure, save_figure
 from simpar.report.palette import (
     BAND_EDGE,
     BAND_HATCH,
@@ -49,21 +49,21 @@ RASTER_ABOVE = 5000  # with more blocks, an SVG is too slow to open
 
 
 def save_plot(result: Result, kind: str, path: str | Path) -> None:
-    """Draw ``kind`` (timeline, memory, breakdown or heatmap) to a .png, .svg or .html. Raises UserError for others.
+    """Draw ``kind`` (timeline, memory, breakdown or heatmap) to a .png, .svg, .pdf or .html.
+
+    Raises UserError for another kind or suffix.
 
     >>> import simpar
     >>> save_plot(simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs()), "memory", "memory.png")
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(
-            f"{path}: unknown kind of picture {suffix or 'without suffix'!r}: allowed {', '.join(SUFFIXES)}"
-        )
-    figure = plot(result, kind)
-    if suffix == ".html":
-        write_atomic(path, _html(result, kind, render_figure(figure, "svg").decode()))
-    else:
-        write_atomic(path, render_figure(figure, suffix.removeprefix(".")))
+    from simpar.report.notebook import to_html
+
+    save_figure(lambda: plot(result, kind), path, kind, to_html(result))
+
+
+def save_timelines(results: Mapping[str, Result], path: str | Path) -> None:
+    """Draw the timelines of several results, by their letters, to a file as ``save_plot`` does."""
+    save_figure(lambda: plot_timelines(results), path, "timelines")
 
 
 def plot(result: Result, kind: str) -> Figure:
@@ -86,6 +86,42 @@ def plot_timeline(result: Result) -> Figure:
     _label_blocks(axes, view, scale)
     _titles(figure, result, f"step {_step_words(result)}, bubble {result.bubble_text}")
     _legend(axes, used, idle_causes(view))
+    return figure
+
+
+def plot_timelines(results: Mapping[str, Result]) -> Figure:
+    """Timelines of several results one above the other, on one scale of time that the longest step fills.
+
+    Raises UserError without a timeline.
+    """
+    from simpar.report.words import headline
+
+    views = {letter: _overview(result) for letter, result in results.items()}
+    longest_s = max(view.step_time_s for view in views.values())
+    heights = [max(0.9, _row_height(len(view.stages)) * len(view.stages)) + 0.6 for view in views.values()]
+    figure = new_figure(14.0, sum(heights) + 0.8)
+    panels = figure.subplots(len(views), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    scale, unit = _time_unit(longest_s)
+    used: set[str] = set()
+    for axes, (letter, result) in zip(panels, results.items(), strict=True):
+        view = views[letter]
+        clean(axes)
+        axes.set_xlim(0, longest_s / scale)
+        many = sum(len(stage.blocks) for stage in view.stages) > RASTER_ABOVE
+        for row, stage in enumerate(view.stages):
+            used |= _draw_stage(axes, row, stage, view.step_time_s, scale=scale, rasterized=many)
+        _stage_axis(axes, view)
+        _label_blocks(axes, view, scale)
+        axes.axvline(view.step_time_s / scale, color=INK, lw=1.0, ls=":", zorder=4)
+        words = f"{letter}: {headline(result)}\nstep {_step_words(result)}, bubble {result.bubble_text}"
+        axes.set_title(words, loc="left", fontsize=9, color=INK)
+    panels[-1].set_xlabel(f"time ({unit})", color=INK)
+    causes = dict.fromkeys(cause for view in views.values() for cause in idle_causes(view))
+    handles = _legend_handles(used, list(causes))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles), frameon=False,
+        fontsize=9, handlelength=1.2, columnspacing=1.2,
+    )  # fmt: skip
     return figure
 
 
@@ -268,7 +304,7 @@ def _lane(kind: str, row: int) -> tuple[float, float]:
 
 def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
     """Microbatch numbers, only in blocks wide enough to hold the largest of them."""
-    size, span = 6.5, view.step_time_s / scale
+    size, span = 6.5, axes.get_xlim()[1]
     digits = len(str(max((int(stage.blocks.microbatch.max(initial=0)) for stage in view.stages), default=0)))
     for row, stage in enumerate(view.stages):
         blocks = stage.blocks.of_kind(*PASS_KINDS)
@@ -374,11 +410,16 @@ def _titles(figure: Figure, result: Result, detail: str) -> None:
     figure.text(0.01, 1 - below, detail, ha="left", va="top", fontsize=10, color=INK)
 
 
-def _legend(axes: Axes, used: set[str], idle: Sequence[str]) -> None:
+def _legend_handles(used: set[str], idle: Sequence[str]) -> list[Any]:
+    """A swatch for every colour and every cause of idle time that is drawn."""
     from matplotlib.patches import Patch
 
     handles = [_patch(colour, title) for colour, title in KIND_TITLE.items() if colour in used]
-    handles += [Patch(**_ground(cause), label=IDLE_TITLE[cause], lw=0) for cause in idle]
+    return handles + [Patch(**_ground(cause), label=IDLE_TITLE[cause], lw=0) for cause in idle]
+
+
+def _legend(axes: Axes, used: set[str], idle: Sequence[str]) -> None:
+    handles = _legend_handles(used, idle)
     axes.legend(
         handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False,
         fontsize=9, handlelength=1.2, columnspacing=1.2, borderaxespad=0,
@@ -396,9 +437,3 @@ def _time_unit(span_s: float) -> tuple[float, str]:
     if span_s >= 1:
         return 1.0, "s"
     return (MS, "ms") if span_s >= MS else (US, "us")
-
-
-def _html(result: Result, kind: str, svg: str) -> str:
-    from simpar.report.notebook import html_page
-
-    return html_page(result, title=kind, picture=svg[svg.index("<svg") :])

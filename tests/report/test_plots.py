@@ -7,19 +7,19 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.report.certainty import Certainty
-from simpar.report.plots import KINDS_OF_PLOT, plot, save_plot
+from simpar.report.plots import KINDS_OF_PLOT, plot, plot_timelines, save_plot
 from simpar.report.result import Result
 from simpar.units import GIB
 from tests.gate import some
 
-STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
 KINDS = sorted(KINDS_OF_PLOT)
-GATE = [*product(KINDS, [".svg"]), *product(["breakdown"], [".png", ".html"])]
+GATE = [*product(KINDS, [".svg"]), *product(["breakdown"], [".png", ".pdf", ".html"])]
 """Every kind in one format, and one kind in all."""
 
 
 @pytest.mark.parametrize(("kind", "suffix"), some(product(KINDS, STARTS), GATE, tuples=True))
-def test_every_kind_is_drawn_as_png_svg_and_html(result, tmp_path, kind, suffix):
+def test_every_kind_is_drawn_in_every_format(result, tmp_path, kind, suffix):
     """Each suffix gives a file of its format."""
     path = tmp_path / f"p{suffix}"
     save_plot(result, kind, path)
@@ -38,15 +38,17 @@ def test_a_page_needs_nothing_from_outside(result, tmp_path):
 
 def test_the_same_result_draws_the_same_bytes(result, tmp_path):
     """Pictures carry no date and no random ids."""
-    for name in ("a.svg", "b.svg"):
-        save_plot(result, "timeline", tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    for suffix in (".svg", ".pdf"):
+        first, second = (tmp_path / f"{name}{suffix}" for name in "ab")
+        for path in (first, second):
+            save_plot(result, "timeline", path)
+        assert first.read_bytes() == second.read_bytes()
 
 
 def test_an_unknown_suffix_or_kind_is_refused(result, tmp_path):
     """The message lists what is allowed."""
-    with pytest.raises(UserError, match=r"\.png, \.svg, \.html"):
-        save_plot(result, "timeline", tmp_path / "p.pdf")
+    with pytest.raises(UserError, match=r"\.png, \.svg, \.pdf, \.html"):
+        save_plot(result, "timeline", tmp_path / "p.jpg")
     with pytest.raises(UserError, match="did you mean 'timeline'"):
         save_plot(result, "timelime", tmp_path / "p.png")
 
@@ -112,3 +114,14 @@ def test_intervals_are_drawn_where_they_are_known(result):
     bare = replace(result, why=result.why.model_copy(update={"certainty": None}))
     assert not plot(bare, "breakdown").axes[0].collections
     assert not [patch for axes in plot(bare, "memory").axes for patch in axes.patches if patch.get_hatch()]
+
+
+def test_two_timelines_share_one_scale_of_time(result):
+    """A step of half the length ends in the middle of the axis, whatever the other one takes."""
+    view = result.overview
+    short = replace(result, overview=replace(view, step_time_s=view.step_time_s / 2))
+    upper, lower = plot_timelines({"A": result, "B": short}).axes
+    assert upper.get_xlim() == lower.get_xlim()
+    ends = [axes.lines[-1].get_xdata()[0] for axes in (upper, lower)]
+    assert ends == pytest.approx([upper.get_xlim()[1], upper.get_xlim()[1] / 2])
+    assert [axes.get_title(loc="left")[:2] for axes in (upper, lower)] == ["A:", "B:"]

@@ -70,7 +70,7 @@ def page_data(result: Result) -> dict[str, Any]:
         "refused": [trial.model_dump() for trial in result.why.trials if trial.refused],
         "facts": list(_facts(result)),
         "plan_json": json.dumps(result.setup.plan, indent=2),
-        "legend": _legend(result),
+        "legend": legend(result),
         "series": None if result.overview is None else series(result),
     }
 
@@ -96,12 +96,12 @@ def _published(result: Result) -> dict[str, Any] | None:
 
 def _breakdown(result: Result) -> Iterator[Bar]:
     """Parts of the critical rank's step."""
-    for bar in _parts(result.time_breakdown_s.model_dump(), result.step_time_s):
+    for bar in parts_of_step(result.time_breakdown_s.model_dump(), result.step_time_s):
         again = result.speed.recompute_s if bar.name == "compute" else 0.0
         yield replace(bar, text=f"{bar.text}, {format_seconds(again)} of it recomputed") if again else bar
 
 
-def _parts(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
+def parts_of_step(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
     """The parts of a step in the order of the breakdown, without parts that are zero."""
     for name in TimeBreakdown.model_fields:
         if value := parts_s.get(name, 0.0):
@@ -134,7 +134,7 @@ def _stage_bars(result: Result) -> list[dict[str, Any]]:
         step_s = sum(stage.parts_s.values())
         if step_s:
             idle_s = sum(value for name, value in stage.parts_s.items() if name not in KERNELS)
-            bars = [asdict(bar) for bar in _parts(stage.parts_s, step_s)]
+            bars = [asdict(bar) for bar in parts_of_step(stage.parts_s, step_s)]
             idle = f"{format_seconds(idle_s)} ({idle_s / step_s:.1%})"
             values.append({"name": stage.name, "bars": bars, "idle": idle})
     return values
@@ -236,7 +236,7 @@ HATCHED = "repeating-linear-gradient(135deg, var(--hatch) 0 1px, transparent 1px
 """The CSS background of bubbles in legends, which the script draws hatched."""
 
 
-def _legend(result: Result) -> list[tuple[str, str]]:
+def legend(result: Result) -> list[tuple[str, str]]:
     """Names and CSS backgrounds of what occurs in the timeline; idle time is tinted, as it is drawn."""
     if result.overview is None:
         return []
@@ -255,10 +255,10 @@ def series(result: Result) -> dict[str, Any]:
     capacity = [result.memory.capacity_of(stage.pipeline_rank) for stage in view.stages]
     fullest = max(range(len(view.stages)), key=lambda index: _peak(view.stages[index]) / capacity[index])
     known = result.certainty
+    reserved = known and [size / KIB for size in known.reserved_memory_interval_bytes]
     return {
         "step_ns": round(view.step_time_s * NS_PER_S),
         "fullest": fullest,
-        "reserved_kib": known and [size / KIB for size in known.reserved_memory_interval_bytes],
         "kinds": [
             {"name": KIND_NAME.get(kind, kind), "colour": KIND_COLOUR[kind], "lane": LANES.get(kind, 0)}
             for kind in KINDS
@@ -269,12 +269,14 @@ def series(result: Result) -> dict[str, Any]:
             {
                 "name": stage.name,
                 "multiplicity": stage.multiplicity,
+                "end_ns": round(view.step_time_s * NS_PER_S),
                 "capacity_kib": holds / KIB,
+                "reserved_kib": reserved if index == fullest else None,
                 "blocks": _block_columns(stage.blocks),
                 "idle": None if stage.idle is None else _idle_columns(stage.idle),
                 "memory": None if stage.memory is None else _memory_columns(stage.memory),
             }
-            for stage, holds in zip(view.stages, capacity, strict=True)
+            for index, (stage, holds) in enumerate(zip(view.stages, capacity, strict=True))
         ],
     }
 

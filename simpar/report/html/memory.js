@@ -1,12 +1,13 @@
 // Memory over time of one stage, stacked by kind, in the window of the timeline.
 "use strict";
 const drawMemory = (simpar) => {
-  const { data, stages, span, view } = simpar;
+  const { data, stages, view } = simpar;
   const canvas = document.getElementById("curve"), chooser = document.getElementById("stage"), tip = document.getElementById("curve-tip");
+  const words = document.getElementById("curve-words");
   if (!stages.some((stage) => stage.memory)) { document.getElementById("memory-chart").hidden = true; return; }
   const height = 250, top = 10, bottom = 22, gib = 1048576;
-  const reserved = data.reserved_kib;  // 90 % interval of the fullest stage; null where the result does not say
-  const highest = 1.05 * Math.max(reserved ? reserved[1] : 0, ...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
+  // A stage's interval is the 90 % one of its result's fullest stage; null elsewhere, and where the result does not say.
+  const highest = 1.05 * Math.max(...stages.map((stage) => (stage.reserved ? stage.reserved[1] : 0)), ...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
   const y = (kib) => height - bottom - (kib / highest) * (height - top - bottom);
   const shown = () => stages[Number(chooser.value)], chosen = () => shown().memory;
 
@@ -14,7 +15,7 @@ const drawMemory = (simpar) => {
   const walk = (memory, at, visit) => {
     const first = Math.max(0, simpar.after(memory.time, view.from) - 1);
     for (let i = first; i < memory.time.length && memory.time[i] < view.to; i++) {
-      const end = i + 1 < memory.time.length ? memory.time[i + 1] : span;
+      const end = i + 1 < memory.time.length ? memory.time[i + 1] : shown().end;
       visit(Math.max(at.left, at.x(memory.time[i])), i);
       visit(Math.min(at.left + at.inner, at.x(end)), i);
     }
@@ -42,19 +43,12 @@ const drawMemory = (simpar) => {
       context.fillText(t === 0 ? "0" : simpar.time(t, digits), Math.min(Math.max(at.x(t), at.left + (t === 0 ? 4 : 18)), at.left + at.inner - 22), height - 6);
     }
   };
-  // Words right above or below a level, at either end of the chart, legible on whatever is behind them.
-  const label = (context, words, x, level, align, colour, palette) => {
-    context.textAlign = align; context.lineWidth = 3; context.strokeStyle = palette.paper;
-    context.strokeText(words, x, level); context.lineWidth = 1;
-    context.fillStyle = colour; context.fillText(words, x, level);
-  };
   const band = (context, at, palette) => {
-    const [low, high] = reserved, above = y(high), below = y(low);
+    const [low, high] = shown().reserved, above = y(high), below = y(low);
     context.fillStyle = simpar.hatch(context, palette.soft); context.globalAlpha = 0.6;
     context.fillRect(at.left, above, at.inner, below - above);
     context.globalAlpha = 1; context.strokeStyle = palette.soft;
     for (const level of [above, below]) { context.beginPath(); context.moveTo(at.left, level); context.lineTo(at.left + at.inner, level); context.stroke(); }
-    label(context, `reserved peak ${simpar.bytes(low)} to ${simpar.bytes(high)} (90 % interval)`, at.left + 6, Math.min(below + 14, height - bottom - 4), "left", palette.ink, palette);
   };
   const draw = () => {
     const memory = chosen(), { context, width } = simpar.prepare(canvas, height), at = simpar.scale(width), palette = simpar.palette();
@@ -66,19 +60,19 @@ const drawMemory = (simpar) => {
       lower = upper;
     });
     context.strokeStyle = palette.bad; context.setLineDash([6, 4]); context.lineWidth = 1.5;
-    const { capacity } = shown();
+    const { capacity, reserved } = shown();
     context.beginPath(); context.moveTo(at.left, y(capacity)); context.lineTo(at.left + at.inner, y(capacity)); context.stroke();
     context.setLineDash([]); context.lineWidth = 1;
-    const hasBand = reserved && Number(chooser.value) === data.fullest;
-    if (hasBand) band(context, at, palette);
-    label(context, `capacity ${simpar.bytes(capacity)}`, at.left + at.inner - 4, y(capacity) + 14, "right", palette.bad, palette);
+    if (reserved) band(context, at, palette);
+    // beside the chart, where no curve can lie under it
+    words.textContent = `dashed: capacity ${simpar.bytes(capacity)}${reserved ? `; hatched: reserved peak ${simpar.bytes(reserved[0])} to ${simpar.bytes(reserved[1])} (90 % interval)` : ""}`;
     if (view.cursor !== null && view.cursor >= view.from && view.cursor <= view.to) {
       context.strokeStyle = palette.crosshair; context.globalAlpha = 0.55;
       context.beginPath(); context.moveTo(at.x(view.cursor), top); context.lineTo(at.x(view.cursor), height - bottom); context.stroke();
       context.globalAlpha = 1;
     }
     canvas.dataset.stage = chooser.value;
-    canvas.dataset.reserved = hasBand ? reserved.map(y).join(" ") : "";
+    canvas.dataset.reserved = reserved ? reserved.map(y).join(" ") : "";
   };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, at = simpar.scale(canvas.clientWidth), memory = chosen();

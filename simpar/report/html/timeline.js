@@ -94,7 +94,7 @@ const drawTimeline = (simpar) => {
     const idle = simpar.hatch(context, palette.hatch);
     axis(context, at, palette);
     stages.forEach((stage, s) => {
-      const [y, tall] = lane(s, 0), end = Math.min(at.left + at.inner, at.x(span));
+      const [y, tall] = lane(s, 0), end = Math.max(at.left, Math.min(at.left + at.inner, at.x(stage.end)));
       context.fillStyle = palette.paper; context.fillRect(at.left, y, end - at.left, tall);
       drawIdle(context, at, stage.idle, [y, tall], idle, end);
       for (const index of usedLanes) drawLane(context, at, s, index);
@@ -157,7 +157,7 @@ const drawTimeline = (simpar) => {
 
   const find = (x, y) => {
     const stage = Math.floor((y - top) / rowHeight), at = simpar.scale(rows.clientWidth), ns = at.ns(x);
-    if (stage < 0 || stage >= stages.length || x < at.left || ns < 0 || ns > span) return null;
+    if (stage < 0 || stage >= stages.length || x < at.left || ns < 0 || ns > stages[stage].end) return null;
     const touched = usedLanes.map((index) => ({ index, edges: lane(stage, index) }));
     const hit = touched.findLast(({ edges }) => y >= edges[0]) || touched[0];
     const column = stages[stage].lanes[hit.index], slack = (2 * (view.to - view.from)) / at.inner;
@@ -175,7 +175,7 @@ const drawTimeline = (simpar) => {
   const waiting = ({ stage, index, ns }) => {
     if (index !== 0) return null;
     const column = stages[stage].lanes[0], next = simpar.after(column.begin, ns), before = next ? column.reach[next - 1] : 0;
-    const end = next < column.begin.length ? column.begin[next] : span;
+    const end = next < column.begin.length ? column.begin[next] : stages[stage].end;
     return ["waits", stages[stage].name, `start ${simpar.time(before, 6)}`, `duration ${simpar.time(end - before)}`];
   };
 

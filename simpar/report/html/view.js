@@ -32,7 +32,7 @@ const viewOf = (data) => {
     return { time, parts, total: time.map((_, i) => parts.reduce((all, part) => all + part[i], 0)) };
   };
   const stages = data.stages.map((stage) => ({
-    name: stage.name, multiplicity: stage.multiplicity, capacity: stage.capacity_kib, lanes: lanes(stage.blocks), idle: idle(stage.idle), memory: curve(stage.memory),
+    name: stage.name, multiplicity: stage.multiplicity, end: stage.end_ns, capacity: stage.capacity_kib, reserved: stage.reserved_kib, lanes: lanes(stage.blocks), idle: idle(stage.idle), memory: curve(stage.memory),
   }));
 
   // First index whose value is greater than x, in an ascending column.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from simpar.report.html import save_report
+from simpar.report.html.pair import save_pair
 from simpar.report.result import Result
 
 
@@ -22,7 +23,7 @@ def tab(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, tab: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a result's page: ``visit(result, width=1280)``; fails on errors and foreign requests."""
+    """Open the page of a result, or of two: ``visit(result, width=1280)``; fails on errors and foreign requests."""
     written, opened, trouble = [], [], []
     heard = {
         "console": lambda message: message.type == "error" and trouble.append(message.text),
@@ -30,9 +31,12 @@ def visit(browser: Any, tab: Any, tmp_path: Path) -> Iterator[Callable[..., Any]
         "request": lambda request: request.url in written or trouble.append(request.url[:200]),
     }
 
-    def show(result: Result, *, width: int = 1280, scripts: bool = True) -> Any:
+    def show(result: Result | tuple[Result, Result], *, width: int = 1280, scripts: bool = True) -> Any:
         path = tmp_path / f"report-{len(written)}.html"
-        save_report(result, path)
+        if isinstance(result, tuple):
+            save_pair(result, path)
+        else:
+            save_report(result, path)
         written.append(path.as_uri())
         page = tab if scripts else browser.new_page(java_script_enabled=False)
         if page not in opened:
