@@ -18,11 +18,11 @@ from simpar.cli import about
 from simpar.cli.about import SCHEMAS
 from simpar.cli.completion import names_of
 from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, scenario_flags
-from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
 from simpar.report.parts import Communication
 from simpar.report.result import Result
 from simpar.report.sweep import Sweep, Swept, print_sweep
+from simpar.shipped import LISTS
 from tests.conftest import make_result, make_timeline
 from tests.gate import some
 

@@ -1,0 +1,94 @@
+"""Tools: what they take is checked like every input, and what they answer is what the functions answer."""
+
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.mcp.tools import TOOLS, call
+
+JOB = {
+    "model": "gpt2",
+    "cluster": {"hardware": "laptop-cpu-4"},
+    "training": {"seq_len": 128, "global_batch": 8},
+    "plan": {"mesh": {"pp": 2}},
+}
+
+
+def ask(tool, **arguments):
+    """The answer of a tool, and what it said meanwhile."""
+    said = []
+    return call(tool, arguments, said.append, 60), said
+
+
+def test_a_scenario_as_data_is_simulated_as_its_file_would_be():
+    """The same step to the nanosecond; overrides are laid over the data."""
+    answer, said = ask("simulate", scenario=JOB, set={"plan.micro_batch": 2})
+    plan = simpar.Plan(pp=2, micro_batch=2)
+    same = simpar.simulate("gpt2", "laptop-cpu-4", plan, {"seq_len": 128, "global_batch": 8})
+    assert answer["step_time_s"] == same.step_time_s
+    assert said == ["simulating"]
+    assert "timeline" not in answer
+
+
+def test_a_search_has_its_certificate_and_nothing_that_changes_by_itself():
+    """Asked twice, the answer is equal."""
+    fixed = {"cp": 1, "ep": 1, "micro_batch": 1}
+    first, _ = ask("search", scenario=JOB, fixed=fixed)
+    assert first["certified_optimal"] is True
+    assert first["stopped_early"] is False
+    assert first["candidates"][0]["plan"]["micro_batch"] == 1
+    assert first == ask("search", scenario=JOB, fixed=fixed)[0]
+
+
+def test_saved_answers_can_be_compared(tmp_path, monkeypatch):
+    """A file of one call is the input of the next."""
+    monkeypatch.chdir(tmp_path)
+    for name, batch in (("a.json", 1), ("b.json", 2)):
+        ask("simulate", scenario=JOB, set={"plan.micro_batch": batch}, save=name)
+    answer, _ = ask("compare", a="a.json", b="b.json")
+    assert answer["asked"]["plan.micro_batch"] == {"a": 1, "b": 2}
+    assert answer == ask("compare", a={**JOB, "plan": {"pp": 2, "micro_batch": 1}}, b="b.json")[0] | {
+        "asked": answer["asked"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("simulat", {}, "did you mean 'simulate'"),
+        ("simulate", {}, "scenario or set: one of them"),
+        ("simulate", {"scenaro": "gpt2-laptop"}, "unknown key scenaro; did you mean 'scenario'"),
+        ("simulate", {"scenario": "gpt2-laptob"}, "did you mean 'gpt2-laptop'"),
+        ("simulate", {"scenario": 3}, "allowed: a name, a file, or a scenario as data"),
+        ("simulate", {"scenario": {**JOB, "model": "os:getcwd"}}, "is code, which tools do not run"),
+        ("simulate", {"scenario": JOB, "set": {"model": "os:getcwd"}}, "is code, which tools do not run"),
+        ("catalogue", {"kind": "modles"}, "did you mean 'models'"),
+        ("check", {"launch": ""}, "launch"),
+        ("learn", {"runs": ["x.csv"], "save_profile": "x.txt"}, r"ends in \.yaml"),
+    ],
+)
+def test_bad_input_is_one_line(tool, arguments, words):
+    """With the key, the value and what is allowed."""
+    with pytest.raises(UserError, match=words) as refused:
+        ask(tool, **arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_schemas_name_what_scenarios_have():
+    """References lead to definitions, all of which are used; a plan's sections are those of its class."""
+    for tool in TOOLS.values():
+        schema = tool.schema()
+        text, definitions = str(schema), schema.get("$defs", {})
+        for name in definitions:
+            assert f"#/$defs/{name}'" in text
+        assert text.count("$ref") >= len(definitions)
+    plan = TOOLS["simulate"].schema()["$defs"]["Plan"]["properties"]
+    assert {"mesh", "data_parallel", "pipeline", "memory", "micro_batch"} <= plan.keys()
+    assert "probability" not in plan
+
+
+def test_names_are_found_by_words():
+    """Of a kind, those whose name or line holds a word."""
+    answer, _ = ask("catalogue", kind="schedules", containing="zb")
+    assert "zb-h1" in answer["names"]
+    assert "gpipe" not in answer["names"]
