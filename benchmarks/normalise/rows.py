@@ -13,6 +13,7 @@ from typing import Any
 
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
+from simpar.frameworks.data_sets import documents_of
 from simpar.units import GIB, MS
 from simpar.validation.cells import Row, Unmodelled, measurement, number, read_count, text
 from simpar.validation.devices import load_named_profile
@@ -31,7 +32,7 @@ from .words import memory_unit, peak_counts
 
 LABELS = ("model_name", "gpu_type", "notes")
 """Columns that keep what the table has, though authors published it elsewhere."""
-REPLACED = ("seq_parallel", "attention_kernel", "overlap_notes")
+REPLACED = ("seq_parallel", "attention_kernel", "overlap_notes", "data_set")
 """Columns in words whose meaning other columns have."""
 _PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
 _LAYER = re.compile(r"layer-level timing: forward (\d+(?:\.\d+)?) ms, backward (\d+(?:\.\d+)?) ms")
@@ -52,8 +53,8 @@ def normalised(row: Row) -> Row:
 
 
 def settings_of(row: Row) -> Row:
-    """What a row says but for notes: what these tell of kernels and peaks is no setting that others have filled in."""
-    return {name: value for name, value in row.items() if name != "notes"}
+    """What a row says but for notes and data: what these tell of kernels, peaks and lengths is no setting of a run."""
+    return {name: value for name, value in row.items() if name not in ("notes", "data_set")}
 
 
 def _run(row: Row, sources: tuple[str, ...]) -> dict[str, str]:
@@ -172,15 +173,19 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
 
 
 def _documents(row: Row) -> str:
-    """The mean length of documents: short questions and answers for fine-tuning (as in Dolly and SQuAD), else one text.
+    """The lengths of documents: a public data set's, or the mean of short questions and answers for fine-tuning.
 
-    NeMo's documentation uses these data sets. NeMo Automodel's benchmarks have whole sequences (examples/llm_benchmark,
-    MockIterableDataset).
+    NeMo's documentation uses Dolly and SQuAD, which the mean is of. NeMo Automodel's benchmarks have whole sequences
+    (examples/llm_benchmark, MockIterableDataset); so has what only says that samples are packed.
     """
     if stack_of(row)[0] == "automodel":
         return ""
+    if data_set := text(row, "data_set"):
+        documents = documents_of(data_set)
+        assert documents is not None, f"no lengths of {data_set} are known"
+        return json.dumps({"mean": documents.mean, "spread": documents.spread})
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
-    return "200" if re.search(r"\(sft\)|\(lora\)|packed sequences|samples packed", words) else ""
+    return "200" if re.search(r"\(sft\)|\(lora\)|packed sequences", words) else ""
 
 
 # --- what was measured -----------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes["overlap.tensor_backward"] = False
     if re.fullmatch(r"flash ?attention([ -]?1)?", text(row, "attention_kernel").lower()):
         changes["fusion.attention_rate.others"] = FIRST_FLASH_RATE
+    if release := re.search(r"flashattention-([23])", text(row, "notes").lower()):
+        changes["fusion.attention"] = "flash2" if release[1] == "2" else "flash"
     if graphs := _graphs(notes):
         changes["launch.graphs"] = graphs
     if "inputs of activations in 8 bits" in text(row, "notes").lower():

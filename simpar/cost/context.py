@@ -99,7 +99,8 @@ def block_times_s(
     shape = (dims["batch"], rows, heads, width)
 
     def seconds(context: Numbers, seen: Numbers) -> Numbers:
-        return floats(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward))
+        drops = attention.dropout
+        return floats(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward, drops=drops))
 
     keys = all_keys(attention, dims)
     if blocks == 1:

@@ -22,6 +22,14 @@ QUERY_ROWS = 128
 """Queries of a head that one thread block of flash kernels works on (backward: keys) [flash-attention, csrc]."""
 HEAD_STEP = 32
 """Flash kernels are compiled for head dims that are multiples of it; others are padded [flash-attention, csrc]."""
+INTEGER_LANES = 64
+"""32-bit integer operations that a GPU's multiprocessor (AMD: compute unit) does in a clock, V100 to H100 and MI200 to
+MI300 [CUDA C++ programming guide, throughput of arithmetic instructions; CDNA 3 white paper]."""
+DROPOUT_OPS = {"forward": 5.0, "backward": 8.5}
+"""Operations on a score that flash kernels drop at random. Philox makes 16 random bytes in 7 rounds of two products of
+full width (half rate), two three-way xors and two sums of keys: 7 x 8 / 16 = 3.5. Forward compares and masks two at a
+time, 1.5; backward carries the choice in the sign of the probabilities and selects twice, 5 [flash-attention, csrc,
+philox.cuh and dropout.h]."""
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
@@ -179,12 +187,15 @@ class KernelModel:
             return np.maximum(key_dim, value_dim)
         return (np.asarray(key_dim) + value_dim) / 2
 
-    def attention_time_s(self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool) -> Numbers:
+    def attention_time_s(
+        self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool, drops: bool = False
+    ) -> Numbers:
         """Seconds of core attention over ``context`` keys, of which a query sees ``seen`` on average; sizes broadcast.
 
         FLOP: 4 b s a d x seen forward, 2.5 times that backward. Every block of queries also pays for filling its
         pipeline, and the last blocks leave multiprocessors idle, which shows where short sequences of few heads make
-        few blocks. Unfused kernels compute masked scores too.
+        few blocks. ``drops``: flash kernels drop scores at random, between the products of a block. Unfused kernels
+        compute masked scores too.
         """
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
@@ -211,9 +222,21 @@ class KernelModel:
         )
         width = usual / 128.0 * head_dim / own
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
-        return self.latency_s + flop * stretched / (
-            self.rate(self.activation_dtype) * share * self.attention_rate * width
-        )
+        products_s = flop * stretched / (self.rate(self.activation_dtype) * share * self.attention_rate * width)
+        if not drops:
+            return self.latency_s + products_s
+        dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / self._integer_rate
+        return self.latency_s + products_s + dropped_s * stretched
+
+    @cached_property
+    def _integer_rate(self) -> float:
+        """Integer operations/s at the clock that kernels run at; a quarter of the fp32 peak where no clock is told."""
+        device, power = self.device, self.device.power
+        if power and power.boost_clock and device.kind == "gpu":
+            peak = device.num_sms * INTEGER_LANES * power.boost_clock
+        else:
+            peak = device.peak_flop_per_s.get("fp32", self.peak(self.activation_dtype) / 16.0) / 4.0
+        return peak * (self._measured("sustained_clock", self.activation_dtype) if self.sustained else 1.0)
 
     def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:
         """Two batched products, and passes over the scores: softmax (with mask and scale) and dropout.

@@ -89,6 +89,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
             context=context,
             seen=seen_keys(mask, dims),
             backward=backward,
+            drops=mask.dropout,
         )
         for backward in (False, True)
     ]

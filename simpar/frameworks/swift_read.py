@@ -10,6 +10,7 @@ from typing import Any
 
 from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
+from simpar.frameworks.data_sets import packed_documents
 from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
 from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_kin import renamed
@@ -96,6 +97,11 @@ def read(text: str, name: str) -> Imported:
         if not given.has("--packing"):
             why = "examples are not packed: sequences are as long as they are, at most --max_length"
             assumed = (Assumed("seq_len", length, why, (max(length // 2, 1), max(length // 4, 1))),)
+        else:
+            data_sets = given.values.get("--dataset", []) if given.has("--dataset") else []
+            documents, of_data = packed_documents(data_sets, length)
+            training |= {"documents": documents} if documents else {}
+            assumed = (of_data,)
         result = replace(result, plan=result.plan.model_copy(update={"training": training}))
     plan = result.plan.with_values(**values)
     told, own = given.words(), set(given.names.values())

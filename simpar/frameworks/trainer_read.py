@@ -11,6 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
+from simpar.frameworks.trainer_shape import MICRO_BATCH, shape_of
 from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
@@ -21,9 +22,6 @@ from simpar.precisions import LONG_NAMES
 
 MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
          "model", "config_name")  # fmt: skip
-MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
-LENGTH = ("packing_length", "max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len",
-          "block_size", "max_seq_len", "seq_length", "seq_len", "max_source_length")  # fmt: skip
 DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
@@ -149,8 +147,9 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         **_kernels(given, model),
         **adapters,
     }
-    shape = {"seq_len": _length(given) or habits.length, "global_batch": _whole_batch(given)}
-    values |= {"training": {key: size for key, size in shape.items() if size} or None}
+    kernel = values.get("attention_kernel") or habits.attention
+    training, of_data = shape_of(given, habits.length, kernel, joins=habits.name == "llama-factory")
+    values["training"] = training
     values |= {key: value for key, value in sharding.values.items() if value is not None}
     if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
         values["recompute"] = "full"
@@ -163,17 +162,17 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if _is_alone(command, values):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
-    assumed, notes = tuple(_assumed(given, habits, values, sharding, command)), tuple(_notes(given, habits, command))
+    assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
     note = "" if model else _no_model(named)
     return Imported(
         plan_said(values),
         given.words() + sharding.words,
-        tuple(filter(None, (note, *sharding.notes, *notes))),
-        per_replica=None if shape["global_batch"] else micro * accumulation,
+        tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
+        per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},
-        assumed=(*sharding.assumed, *assumed),
+        assumed=assumed,
         stack_of_one="huggingface" if stack == "ddp" else "",
     )
 
@@ -184,19 +183,6 @@ def _model(given: TrainerArguments) -> tuple[str | None, str]:
     if not isinstance(named, str):
         return None, ""
     return find_released(named, given.source), named
-
-
-def _length(given: TrainerArguments) -> int | None:
-    """The longest sequence; for a prompt and an answer that are cut one by one, both (qlora.py)."""
-    parts = [given.number(key) for key in ("source_max_len", "target_max_len")]
-    return given.number(*LENGTH) or sum(part or 0 for part in parts) or None
-
-
-def _whole_batch(given: TrainerArguments) -> int | None:
-    """The sequences of a step of all ranks, which scripts and LLaMA-Factory 1 accumulate what is left of."""
-    if given.one("gradient_accumulation_steps") is not None or not given.number(*MICRO_BATCH):
-        return None
-    return given.number("batch_size", "global_batch_size")
 
 
 def _no_model(named: str) -> str:

@@ -80,7 +80,7 @@ class Record(Section):
     @classmethod
     def _shape(cls, training: Any) -> Any:
         """The shape of a step; a file of another framework may say a half of it, and who uses the plan the rest."""
-        if isinstance(training, Mapping) and set(training) in ({"seq_len"}, {"global_batch"}):
+        if isinstance(training, Mapping) and set(training) - {"documents"} in ({"seq_len"}, {"global_batch"}):
             Training.model_validate({"seq_len": 1, "global_batch": 1, **training})
             return dict(training)
         return None if training is None else Training.model_validate(training).model_dump()

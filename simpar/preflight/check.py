@@ -12,7 +12,7 @@ from simpar import files, formats
 from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
-from simpar.architectures.training import Training
+from simpar.architectures.training import Documents, Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
@@ -283,6 +283,9 @@ def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed
             changed = plan.with_values(**assumed.together.get(value, {}))
             if assumed.key in Training.model_fields:
                 training = training.model_copy(update={assumed.key: value})
+            elif assumed.key == "documents.mean":
+                whole = value >= training.seq_len
+                training = training.model_copy(update={"documents": None if whole else Documents(mean=value)})
             elif assumed.key == "stack":
                 stack = load_stack(value)
                 changed = changed.model_copy(update={"stack": value})
@@ -428,7 +431,7 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
     ]
     if missing:
         raise UserError(f"{given.where}: does not say the whole shape of a step: give {' and '.join(missing)}")
-    shape = {"seq_len": seq_len, "global_batch": batch, "tokens": facts.run.tokens}
+    shape = {"seq_len": seq_len, "global_batch": batch, "documents": told.get("documents"), "tokens": facts.run.tokens}
     return files.parse(Training, shape, source=files.COMMAND_LINE)
 
 

@@ -15,8 +15,9 @@ from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
 from simpar.errors import UserError
+from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
-from simpar.hardware.device import Device, load_device
+from simpar.hardware.device import Device, Power, load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
 from simpar.plan.plan import Plan
@@ -113,6 +114,39 @@ def test_rates_that_a_profile_leaves_out() -> None:
             assert time == pytest.approx(flop / 0.8e12, rel=1e-12)
     twice = replace(model, attention_rate=2.0).attention_time_s(shape, context=512, seen=256, backward=False)
     assert twice == pytest.approx(2**30 / 1.6e12, rel=1e-12)
+
+
+def test_dropout_adds_integer_operations_of_every_score() -> None:
+    """5 forward and 8.5 backward, 64 a clock and multiprocessor; without a clock a quarter of the fp32 peak."""
+    device = by_hand(sustained_clock=0.5).device
+    power = Power(limit=100.0, idle=1.0, boost_clock=1e9)
+    shape, scores = (2, 512, 16, 64), 2 * 512 * 16 * 256
+    for told, rate in ((power, device.num_sms * 64e9), (None, device.peak_flop_per_s.get("fp32", 1e12 / 16) / 4)):
+        model = KernelModel(device.model_copy(update={"power": told}))
+        for backward, operations in ((False, 5.0), (True, 8.5)):
+            times = [
+                model.attention_time_s(shape, context=512, seen=256, backward=backward, drops=drops)
+                for drops in (False, True)
+            ]
+            assert times[1] - times[0] == pytest.approx(operations * scores / (0.5 * rate), rel=1e-9)
+
+
+def test_dropout_of_attention_takes_longer_on_every_device() -> None:
+    """A quarter more forward at head dim 128 on A100, and nothing where no score is dropped."""
+    a100 = KernelModel(load_device("a100-sxm-80gb"))
+    once, dropped = (
+        a100.attention_time_s((1, 4096, 24, 128), context=4096, seen=2048, backward=False, drops=drops)
+        for drops in (False, True)
+    )
+    assert 1.2 < dropped / once < 1.3
+    for name in bundled("devices"):
+        model = KernelModel(load_device(name), precision="fp32" if name == "cpu-laptop" else "bf16")
+        if "bf16" in model.device.peak_flop_per_s:
+            times = [
+                model.attention_time_s((1, 512, 8, 64), context=512, seen=256, backward=True, drops=drops)
+                for drops in (False, True)
+            ]
+            assert times[0] < times[1] < 3 * times[0], name
 
 
 @pytest.mark.parametrize(

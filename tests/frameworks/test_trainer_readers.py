@@ -170,7 +170,7 @@ def test_a_script_of_4_bits_has_its_own_habits():
          {"attention_kernel", "lora_targets", "lora_rank"}),
         ("--use_lora --bf16 --fsdp full_shard", "transformers",
          {"attention_kernel", "lora_targets", "lora_rank", "lora_dropout"}),
-        ("--lora_rank 8 --finetuning_type lora --stage sft --neat_packing", "llama-factory", set()),
+        ("--lora_rank 8 --finetuning_type lora --stage sft --neat_packing", "llama-factory", {"documents.mean"}),
     ],
 )  # fmt: skip
 def test_what_a_script_decides_itself_is_assumed(flags, target, keys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.normalise.recipes import completed, recipes
@@ -11,7 +13,7 @@ from simpar.validation.columns import RUN_COLUMNS
 from tests.benchmarks.normalise.published import case, measured, suspect
 from tests.validation.test_validate import MIXTURE, ROW
 
-WORDS = ("overlap_notes",)
+WORDS = ("overlap_notes", "data_set")
 T5 = {
     "source": "NeMo-Framework-Launcher A100 SuperPOD scaling", "model_name": "mT5-3B", "seq_len": "512",
     "gpu_type": "A100 SXM 80GB", "gpus_per_node": "8", "n_gpus": "16", "stack": "megatron",
@@ -46,6 +48,24 @@ def test_notes_alone_fill_no_settings() -> None:
     assert "cross entropy in fp32" in normalised(row)["assumed"]
     assert normalised(row)["configured_by"] == ""
     assert "launcher_scripts" in normalised(T5)["configured_by"]
+
+
+def test_documents_are_those_of_the_data_set_that_a_launch_file_names() -> None:
+    """LongWriter's published 5,009 tokens with a deviation of 2,933; a row that only packs has whole sequences."""
+    row = {**ROW, "stack": "megatron", "source": "ms-swift examples", "notes": "samples packed to the full length"}
+    long = {**row, "citation": "modelscope/ms-swift examples/megatron/long_text.sh"}
+    assert json.loads(normalised(long)["documents"]) == {"mean": 5009, "spread": 0.586}
+    assert "LongWriter-6k" in normalised(long)["assumed"]
+    assert normalised(long)["configured_by"] == ""
+    assert normalised(row)["documents"] == ""
+    assert normalised({**row, "source": "NeMo", "notes": "packed sequences"})["documents"] == "200"
+
+
+def test_a_release_of_flash_attention_is_a_kernel() -> None:
+    """On Hopper the third is faster."""
+    for release, kernel in (("2", "flash2"), ("3", "flash")):
+        row = {**ROW, "stack": "megatron", "notes": f"FlashAttention-{release}; rank 32"}
+        assert normalised(row)["stack.fusion.attention"] == kernel
 
 
 def test_a_configuration_tells_which_of_two_rows_is_meant() -> None:
