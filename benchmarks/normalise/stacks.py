@@ -58,6 +58,8 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
         changes["overlap.scatter_gather_p2p"] = False
     if "cross entropy not fused" in text(row, "notes").lower():
         changes["fusion.cross_entropy"] = False
+    if "legacy models" in text(row, "notes").lower():
+        changes |= load_stack(name).variants.get("legacy_models", {})
     if "cross entropy in fp32" in text(row, "notes").lower():
         changes |= {f"memory.{field}": size for field, size in SHARDED_LOSS.items()}
     if "no tp/dp overlap" in notes:

@@ -40,9 +40,10 @@ class Fusion(FusedProducts):
 
     ``attention`` "latent": the backward kernel supports heads whose keys are wider than their values.
     ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and for all
-    "others" (1 where neither is given). Where ``cross_entropy`` is not fused, ``sharded_loss`` takes each operation
-    over the logits that a sharded vocabulary needs. Of a mixture of experts: ``permutation`` sorts tokens within the
-    exchange, ``router`` scores and counts in one kernel.
+    "others" (1 where neither is given). ``packed_attention``: it reads queries, keys and values where one product
+    left them; else they are copied before it, and their gradients joined behind it. Where ``cross_entropy`` is
+    not fused, ``sharded_loss`` takes each operation over the logits that a sharded vocabulary needs. Of a mixture of
+    experts: ``permutation`` sorts tokens within the exchange, ``router`` scores and counts in one kernel.
     """
 
     norm: bool = True
@@ -54,6 +55,7 @@ class Fusion(FusedProducts):
     sharded_loss: bool = False
     permutation: bool = True
     router: bool = True
+    packed_attention: bool = True
     attention: Literal["flash", "flash2", "latent", "unfused"] = "flash"
     attention_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
 
