@@ -107,7 +107,7 @@ def test_megatron_of_swift():
         "qwen2.5-7b", 4, 1, "bf16", "selective",
     )  # fmt: skip
     assert (plan.training["seq_len"], plan.training["global_batch"], plan.micro_batch) == (32768, 16, 1)
-    assert result.assumed == ()
+    assert [each.key for each in result.assumed] == ["documents.mean"]
     assert set(result.words.used) >= {"--model", "--max_length", "--tensor_model_parallel_size"}
     assert "--use-distributed-optimizer" not in result.words.used  # a default is no word of the text
     assert launch_of(f"NPROC_PER_NODE=4 {SWIFT}", "a command").world_size == 4
