@@ -6,7 +6,7 @@ from pathlib import Path
 from simpar.architectures.catalogue import config_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.words import ReadWords, WordTable, is_off, matches
+from simpar.frameworks.words import ReadWords, WordTable, is_off, is_pattern, matches
 from simpar.plan.plan import Plan
 
 SEEN = "model.vision_model"
@@ -166,11 +166,17 @@ _OWN = WordTable(
     },
 )
 _MEGATRON = MEGATRON_WORDS.under("model")
-WORDS = WordTable(
-    _MEGATRON.idle,
-    {
-        name: what for name, what in _MEGATRON.deciding.items()
-        if not any(own.startswith(name.rstrip("*")) or matches(name, own) for own in _OWN.idle)
-    },
-) | _OWN  # fmt: skip
+_IDLE, _IDLE_PATTERNS = frozenset(_OWN.idle), tuple(each for each in _OWN.idle if is_pattern(each))
+
+
+def _is_idle(name: str) -> bool:
+    """Whether a recipe's own words without effect hold one of Megatron-LM's: as it is, by a pattern, or below it."""
+    start = name.rstrip("*")
+    is_held = name in _IDLE or any(matches(name, each) for each in _IDLE_PATTERNS)
+    return is_held or any(each.startswith(start) for each in _OWN.idle)
+
+
+WORDS = (
+    WordTable(_MEGATRON.idle, {name: what for name, what in _MEGATRON.deciding.items() if not _is_idle(name)}) | _OWN
+)
 """Fields of recipes that no plan has, by what they change; those of a model are Megatron-LM's arguments, too."""

@@ -121,7 +121,12 @@ class ReadWords:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a plain name is that of a table; only patterns are compiled."""
-    return name == pattern or (not MAGIC.isdisjoint(pattern) and fnmatchcase(name, pattern))
+    return name == pattern or (is_pattern(pattern) and fnmatchcase(name, pattern))
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name of a table stands for several."""
+    return not MAGIC.isdisjoint(name)
 
 
 def plain(word: str) -> str:

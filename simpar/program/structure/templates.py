@@ -13,6 +13,7 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
@@ -67,7 +68,7 @@ class TemplateNode:
     awaits: tuple[Await, ...] = ()
     frees: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def repeats(self) -> int:
         """How many times its segments run, one after the other."""
         once_ns = sum(segment.duration_ns for _, segment in self.segments)
