@@ -12,16 +12,16 @@ from simpar.cli.saved import result_of
 def plot(
     result: Annotated[
         str,
-        typer.Argument(
-            help="A result, a search or a grid of searches (--json), a plan or a scenario", metavar="RESULT"
-        ),
+        typer.Argument(help="A result, a search, a grid or a sweep (--json), a plan or a scenario", metavar="RESULT"),
     ],
-    kind: Annotated[str, typer.Option("--kind", help="timeline, memory, breakdown or heatmap")] = "timeline",
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="timeline (default), memory, breakdown or heatmap; of grids: heatmap")
+    ] = None,
     output: Annotated[
         str, typer.Option("-o", "--output", help="File to write: .png, .svg, .pdf or .html")
     ] = "plot.png",
 ) -> None:
-    """Draw a result. A grid of searches is drawn as a heat map of best layouts.
+    """Draw a result. A grid of searches, or a sweep over one or two keys, is drawn as a heat map.
 
     A plan, a scenario, or the best plan of a search is simulated first.
     """
@@ -31,9 +31,9 @@ def plot(
 
     grid = load_grid(result) if result.endswith(".json") else None
     if grid is None:
-        save_plot(result_of(result), kind, output)
-    elif kind == "heatmap":
+        save_plot(result_of(result), kind or "timeline", output)
+    elif kind in (None, "heatmap"):
         save_grid_plot(grid, output)
     else:
-        raise UserError(f"--kind {kind}: {result} is a grid of searches; allowed: heatmap")
+        raise UserError(f"--kind {kind}: {result} is a grid; allowed: heatmap")
     console().print(f"wrote {output}", soft_wrap=True)

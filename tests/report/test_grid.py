@@ -1,9 +1,14 @@
 """Pictures of grids of searches: every cell says what its best plan takes, and how sure that is."""
 
+import json
+
 import pytest
 
+from simpar import cli
+from simpar.errors import UserError
+from simpar.formats import SWEEP
 from simpar.plan.plan import Plan
-from simpar.report.grid import plot_grid
+from simpar.report.grid import load_grid, plot_grid
 
 BEST = {
     "mfu": 0.5, "peak_reserved_bytes": 2.0**36, "plan": Plan().model_dump(mode="json"),
@@ -32,3 +37,65 @@ def test_grids_of_versions_that_did_not_say_it_are_drawn_without(texts):
     """The rest is as it was."""
     known = {name: BEST[name] for name in ("mfu", "peak_reserved_bytes", "plan", "step_time_s")}
     assert texts(known)[1] == "50%  64 GiB\n1 device\nmb1"
+
+
+def sweep_file(path, rows, keys=("tp", "micro_batch")):
+    """A saved sweep: choices with the figures that it keeps, or why there are none."""
+    figures = {key: BEST[key] for key in ("mfu", "peak_reserved_bytes", "step_time_s", "fit_probability")}
+    listed = [
+        {
+            "choice": dict(zip(keys, choice, strict=True)),
+            **({"refused": "no"} if fits is None else {**figures, "fits": fits}),
+        }
+        for choice, fits in rows
+    ]
+    path.write_text(json.dumps({SWEEP.key: SWEEP.version, "sweep": listed}))
+    return path
+
+
+def test_a_sweep_is_a_heat_map_with_the_line_behind_which_it_does_not_fit(tmp_path):
+    """Cells that do not fit have no shade, refused ones say so, and the line runs between them and the rest."""
+    rows = [((1, 1), False), ((1, 2), False), ((2, 1), True), ((2, 2), None)]
+    axes = plot_grid(load_grid(sweep_file(tmp_path / "s.json", rows))).axes[0]
+    texts = [text.get_text() for text in axes.texts]
+    assert [text.splitlines()[0] for text in texts] == ["does not fit", "does not fit", "50%  64 GiB", "refused"]
+    shades = axes.images[0].get_array()
+    assert shades.mask.tolist() == [[True, True], [False, True]]
+    lines = {tuple(map(tuple, line.get_xydata().tolist())) for line in axes.lines}
+    assert lines == {((-0.5, 0.5), (0.5, 0.5)), ((0.5, 0.5), (0.5, 1.5))}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("micro_batch", "tp")
+
+
+def test_one_axis_is_one_row_and_three_show_the_best_of_those_between(tmp_path):
+    """Nothing is laid over something else unsaid."""
+    one = plot_grid(load_grid(sweep_file(tmp_path / "s.json", [((1,), True), ((2,), False)], keys=("tp",)))).axes[0]
+    assert len(one.texts) == 2
+    assert one.images[0].get_array().shape == (1, 2)
+    cells = [
+        {"model": "m", "nodes": 1, "seq": s, "parameters": 1e9, "best": {**BEST, "mfu": mfu}}
+        for s, mfu in ((1, 0.4), (1, 0.2), (2, 0.3))
+    ]
+    figure = plot_grid({"axes": ["model", "nodes", "seq"], "cells": cells, "title": "t"})
+    assert [text.get_text()[:3] for text in figure.axes[0].texts] == ["40%", "30%"]
+    assert "best over nodes" in figure.get_suptitle()
+
+
+def test_a_sweep_over_three_keys_is_refused(tmp_path):
+    """A picture has two axes."""
+    rows = sweep_file(tmp_path / "s.json", [((1, 1, 1), True)], keys=("tp", "pp", "zero"))
+    with pytest.raises(UserError, match="allowed: one or two keys"):
+        load_grid(rows)
+
+
+def test_the_command_draws_both_kinds(tmp_path, capsys):
+    """Without --kind, since there is one only."""
+    path = sweep_file(tmp_path / "s.json", [((1, 1), True)])
+    assert cli.run(["plot", str(path), "-o", str(tmp_path / "s.svg")]) == 0
+    assert cli.run(["plot", str(path), "--kind", "memory", "-o", str(tmp_path / "s.svg")]) == 2
+    assert "allowed: heatmap" in capsys.readouterr().err
+
+
+def test_a_result_is_no_grid(result, tmp_path):
+    """It shares the key of its version with sweeps."""
+    result.save(tmp_path / "r.json")
+    assert load_grid(tmp_path / "r.json") is None
