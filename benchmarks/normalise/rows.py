@@ -14,6 +14,7 @@ from typing import Any
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
 from simpar.frameworks.data_sets import documents_of
+from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.units import GIB, MS
 from simpar.validation.cells import Row, Unmodelled, measurement, number, read_count, text
 from simpar.validation.devices import load_named_profile
@@ -67,6 +68,8 @@ def _run(row: Row, sources: tuple[str, ...]) -> dict[str, str]:
     layers = recipe_layers(graph, int(str(plan["pp"])) * int(str(plan["vpp"]))) if is_nemo(row) else None
     if layers is not None:
         plan["layers"] = layers
+    if graph.is_mixture and text(row, "data_set"):  # a trained router on documents of one kind
+        plan |= ROUTING_BY_BALANCE["tuned"]
     batch = global_batch(row, plan, devices)
     stack, changes = stack_of(row)
     changes |= {**fused_experts(graph, stack, plan, changes), **contest_attention(row, plan)}

@@ -97,7 +97,7 @@ def read(text: str, name: str) -> Imported:
     if sizes["pp"] > 1:
         values |= _stages(given, sizes["pp"], model)
     ask = "" if model else f"The model {model_name or 'of the recipe'} is not shipped: give --model."
-    balance: Balance = "forced" if given.get("model.backend.fake_balanced_gate") else "loss"
+    balance: Balance = "forced" if given.get("model.backend.fake_balanced_gate") else "tuned"
     notes = tuple(filter(None, (ask, *given.misspelt())))
     if "VLM" not in str(given.values_.get("recipe")) and "ImageTextToText" not in str(given.get("model._target_")):
         given.used.add("recipe")

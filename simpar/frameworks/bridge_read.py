@@ -174,6 +174,8 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
     words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
     words = without_idle(words, plan, given)
+    if plan.tuning.lora_rank and imported.expert_balance == "loss":
+        imported = replace(imported, expert_balance="tuned")
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
 
 

@@ -96,6 +96,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
     said = tuple(filter(None, notes))
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
+    balance = "tuned" if "--sft" in given.values else balance
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan = Plan.model_validate(values)
     asks = {"model": note, **about}

@@ -74,10 +74,12 @@ WORDS = MEGATRON_WORDS | WordTable(
 
 def read(text: str, name: str) -> Imported:
     """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
+    trains_on = False  # a YAML is of sft or pt: of the more common
     if is_config(name):
         given = _arguments(_of_config(mapping(text, name)), name)
     else:
         words = command_of(text, name, _starts)
+        trains_on = "pt" in words
         files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
         given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
     asked = given.text("--model")
@@ -107,6 +109,8 @@ def read(text: str, name: str) -> Imported:
     told, own = given.words(), set(given.names.values())
     left = {word: value for word, value in told.unread.items() if word in own}
     told = replace(told, used=tuple(word for word in told.used if word in own), unread=left)
+    if result.expert_balance == "loss" and not trains_on:
+        result = replace(result, expert_balance="tuned")
     return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)
 
 

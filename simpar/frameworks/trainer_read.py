@@ -173,6 +173,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},
         assumed=assumed,
+        expert_balance="loss" if given.told("stage") == "pt" else "tuned",
         stack_of_one="huggingface" if stack == "ddp" else "",
     )
 

@@ -30,11 +30,19 @@ if TYPE_CHECKING:
 _SPAN = 0.8 * 2**14
 """The largest load of a power law over the smallest, as AIConfigurator draws loads of 16,384 tokens."""
 _DRAWS = 1000
-Balance = Literal["forced", "loss", "bias"]
-"""What keeps experts evenly loaded: routing that ignores the router, an auxiliary loss, or biases that are adjusted."""
-IMBALANCE_BY_BALANCE: dict[Balance, float] = {"forced": 0.0, "loss": 0.27, "bias": 0.02}
-"""Standard deviation of experts' loads over their mean under each: the load of the fullest of 64 experts above the
-mean, 0.72 and 0.52 with a loss, 0.04 with biases [Wang et al. 2024, arXiv 2408.15664, table 2], over m(64) = 2.34."""
+Balance = Literal["forced", "loss", "bias", "tuned"]
+"""What keeps experts evenly loaded: routing that ignores the router, an auxiliary loss, or biases that are adjusted; or
+next to nothing, as in the fine-tuning of a trained router on documents of one kind."""
+ROUTING_BY_BALANCE: dict[Balance, dict[str, Any]] = {
+    "forced": {},
+    "loss": {"expert_imbalance": 0.27},
+    "bias": {"expert_imbalance": 0.02},
+    "tuned": {"expert_distribution": "power_law", "expert_imbalance": 1.01},
+}
+"""Choices of a plan under each. Deviations of experts' loads over their mean: the load of the fullest of 64 experts
+above the mean, 0.72 and 0.52 with a loss, 0.04 with biases [Wang et al. 2024, arXiv 2408.15664, table 2], over m(64) =
+2.34. A trained router that meets requests loads experts by a power law [NVIDIA AIConfigurator, collector/helper.py:
+1.01 and 1.2]; the lower exponent stands for fine-tuning, whose loss of balance goes on."""
 
 
 @dataclass(frozen=True)

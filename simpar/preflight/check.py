@@ -27,7 +27,7 @@ from simpar.hardware.price import set_price
 from simpar.inputs import as_model, with_units
 from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
-from simpar.plan.routing import IMBALANCE_BY_BALANCE
+from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.environment import account_of, account_of_words, hardware_as_told
 from simpar.preflight.flags import Patched, make_patch
@@ -309,17 +309,21 @@ def _with_units(plan: Plan, cluster: Cluster, notes: list[str]) -> Plan:
 def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:
     """The plan with tokens spread over experts as what balances them leaves it: a launch trains a model."""
     balance = given.found.expert_balance
-    imbalance = IMBALANCE_BY_BALANCE[balance]
+    routing = ROUTING_BY_BALANCE[balance]
     padded = plan.experts.capacity_factor is not None
-    if padded or plan.experts.expert_imbalance or not imbalance:
+    if padded or plan.experts.expert_imbalance or not routing:
         return plan
-    kept = {"loss": "an auxiliary loss", "bias": "biases of the router"}[balance]
+    spread = {
+        "loss": "to spread by 0.27 of their mean, as an auxiliary loss leaves them",
+        "bias": "to spread by 0.02 of their mean, as biases of the router leave them",
+        "tuned": "to follow a power law with exponent 1.01, as of a trained router on documents of one kind",
+    }[balance]
     if plan.mesh.ep > 1:
         notes.append(
-            f"Experts' loads are assumed to spread by {imbalance:g} of their mean, as {kept} leaves them "
-            "(plan.experts.expert_imbalance); a benchmark that forces balance takes less time."
+            f"Experts' loads are assumed {spread} (plan.experts.expert_imbalance); a benchmark that forces balance "
+            "takes less time."
         )
-    return state_choices(plan, {"expert_imbalance": imbalance})
+    return state_choices(plan, routing)
 
 
 def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:

@@ -429,6 +429,25 @@ def test_a_launch_routes_tokens_as_what_balances_its_experts_leaves_them(capsys,
     assert any("1.38" in line for line in found["binds"]) == (imbalance == 0.27)
 
 
+@pytest.mark.usefixtures("no_neighbours")
+def test_fine_tuning_routes_tokens_by_a_power_law(capsys):
+    """ms-swift's sft on Megatron-LM; pretraining with it has the spread that a loss leaves."""
+    layout = (
+        "--expert_model_parallel_size 8 --micro_batch_size 1 --global_batch_size 8 --max_length 4096 --packing true"
+    )
+    found = {}
+    for kind in ("sft", "pt"):
+        command = f"NPROC_PER_NODE=8 megatron {kind} --model mistralai/Mixtral-8x7B-v0.1 {layout}"
+        _, found[kind] = checked(
+            capsys, "--hardware", "dgx-h100", "--model", "mixtral-8x7b", "--", *shlex.split(command)
+        )
+    tuned, balanced = (found[kind]["plan"]["experts"] for kind in ("sft", "pt"))
+    assert (tuned["expert_distribution"], tuned["expert_imbalance"]) == ("power_law", 1.01)
+    assert (balanced["expert_distribution"], balanced["expert_imbalance"]) == ("normal", 0.27)
+    assert any("power law with exponent 1.01" in note for note in found["sft"]["notes"])
+    assert found["sft"]["step_time_s"] > found["pt"]["step_time_s"]
+
+
 def test_what_is_assumed_of_routing_leaves_flags_to_paste(capsys):
     """Proposals are texts that read back as their plans, though routing has no flag."""
     arguments = ["--hardware", "dgx-h100", "--model", "mixtral-8x7b", "--", *shlex.split(MIXTURE)]
