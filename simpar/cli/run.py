@@ -36,6 +36,9 @@ RUN_FLAGS = (
         "--min-learning-rate", "Learning rate at the end of the schedule (default: 0)", "learning.least_rate", float
     ),
     ScenarioFlag("--weight-decay", "Weight decay of the optimizer (default: 0)", "learning.weight_decay", float),
+    ScenarioFlag(
+        "--lora-alpha", "Adapters add alpha / rank of their products (default: the rank)", "learning.lora_alpha", float
+    ),
     ScenarioFlag("--clip-norm", "Clip the gradient to this norm", "learning.clip_norm", float),
     ScenarioFlag("--seed", "Seed of initial weights, data order and dropout", "learning.seed", int),
     ScenarioFlag("--warmup", "First steps, which are not measured (default: 2)", "measuring.warmup", int),

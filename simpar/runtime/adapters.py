@@ -1,8 +1,11 @@
 """Training of a part of a model: low-rank adapters beside frozen products, or without the embedding and first layers.
 
-An adapter adds up(down(x)) to its product, with ``down`` normal and ``up`` zero at first, unscaled [LoRA, Hu et al.
-2021, arXiv 2106.09685, section 4.1, with alpha = r]. Frozen weights are kept in the dtype of the computation.
+An adapter adds alpha / r x up(down(x)) to its product, with ``down`` normal and ``up`` zero at first [LoRA, Hu et al.
+2021, arXiv 2106.09685, section 4.1]; of its input it may drop some elements, each adapter its own. Frozen weights are
+kept in the dtype of the computation, or, matrices of layers, in 4 bits.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,28 +16,59 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from simpar.architectures.tuning import PARTS
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part
-from simpar.runtime.operators import CastingLinear, Projection
+from simpar.runtime.operators import CastingLinear, Projection, SharedDropout
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How adapters are made: their inner size, the factor of what they add (alpha / r), the share that they drop."""
+
+    rank: int
+    scale: float = 1.0
+    dropout: float = 0.0
+
+    @staticmethod
+    def of(tuning: Tuning, alpha: float | None) -> Adapter | None:
+        """That of a plan, with ``alpha`` (None: the rank); None for a plan without adapters."""
+        if tuning.lora_rank is None:
+            return None
+        scale = 1.0 if alpha is None else alpha / tuning.lora_rank
+        return Adapter(tuning.lora_rank, scale, tuning.lora_dropout or 0.0)
 
 
 class AdaptedLinear(CastingLinear):
     """A Linear with a low-rank adapter; the name of its matrix is the same as without the adapter."""
 
-    def __init__(self, plain: CastingLinear, rank: int) -> None:
+    def __init__(self, plain: CastingLinear, adapter: Adapter) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
-        self.lora_down = nn.Parameter(torch.empty(rank, plain.in_features))
-        self.lora_up = nn.Parameter(torch.empty(plain.out_features, rank))
+        self.lora_down = nn.Parameter(torch.empty(adapter.rank, plain.in_features))
+        self.lora_up = nn.Parameter(torch.empty(plain.out_features, adapter.rank))
+        self.dropout, self.adapter = SharedDropout(adapter.dropout, dim=-1), adapter
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
-        inner = functional.linear(x, cast(self.lora_down, x.dtype))
+        inner = functional.linear(self._dropped(x), cast(self.lora_down, x.dtype))
         up = cast(self.lora_up, x.dtype)
         if isinstance(inner, DTensor) and inner.placements[0].is_partial():
-            return super().forward(x) + _partial_product(inner, up)
-        return super().forward(x) + functional.linear(inner, up)
+            return super().forward(x) + self._scaled(_partial_product(inner, up))
+        return super().forward(x) + self._scaled(functional.linear(inner, up))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.adapter.scale == 1.0 else x * self.adapter.scale
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        """The input without dropped elements; ranks that hold parts of its features have parts of one mask."""
+        if not (isinstance(x, DTensor) and self.training and self.dropout.p):
+            return self.dropout(x)
+        mesh, placements = x.device_mesh, x.placements
+        cut = placements[0].is_shard()
+        self.dropout.part = (mesh.get_local_rank(), mesh.size()) if cut else (0, 1)
+        return x * DTensor.from_local(self.dropout.factors(x.to_local()), mesh, placements, run_check=False)
 
 
 def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
@@ -44,19 +78,29 @@ def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
     return DTensor.from_local(local, inner.device_mesh, (Partial(),), run_check=False)
 
 
-def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
+def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any, alpha: float | None = None) -> None:
     """Freeze the parameters that a plan freezes, and add its adapters, in place.
 
     Raises UserError if no product of the model is a target.
     """
+    adapter = Adapter.of(tuning, alpha)
     for name, block in model.layers.items():
-        if tuning.lora_rank is not None and int(name) >= tuning.frozen_layers:
-            _adapt(block, tuning)
+        if adapter is not None and int(name) >= tuning.frozen_layers:
+            _adapt(block, tuning, adapter)
     for name, parameter in model.named_parameters():
         if not _trained(name, tuning, tied=model.tied):
             parameter.requires_grad_(requires_grad=False)
             parameter.data = parameter.data.to(frozen_dtype)
     model.tie()
+    if tuning.frozen_dtype == "nf4":
+        for module in model.layers.modules():
+            if isinstance(module, CastingLinear) and not module.weight.requires_grad:
+                module.freeze_in_four_bits()
+
+
+def adapter_of(module: nn.Module) -> Adapter | None:
+    """How the adapters of a module are made, all of them alike; None without any."""
+    return next((each.adapter for each in module.modules() if isinstance(each, AdaptedLinear)), None)
 
 
 def num_still(parts: Sequence[Part], tuning: Tuning, *, tied: bool) -> int:
@@ -79,12 +123,12 @@ def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
     return place == "head" and not tied  # a tied head is frozen with its table, as in the simulation
 
 
-def _adapt(block: BlockModule, tuning: Tuning) -> None:
+def _adapt(block: BlockModule, tuning: Tuning, adapter: Adapter) -> None:
     targets = list(_targets(block, tuning.lora_targets))
     for projection, number in targets:
         plain = projection.parts[number]
         assert isinstance(plain, CastingLinear), "a product has one adapter"
-        projection.parts[number] = AdaptedLinear(plain, int(tuning.lora_rank or 0)).to(plain.weight.dtype)
+        projection.parts[number] = AdaptedLinear(plain, adapter).to(plain.weight.dtype)
     if not targets:
         raise UserError(
             f"plan.lora_targets = {', '.join(tuning.lora_targets)}: the model has none of these products; "

@@ -166,6 +166,7 @@ def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
         process_group=ranks.data_group,
         bucket_cap_mb=float(data.bucket_bytes or 25 * MIB) / MIB,
         gradient_as_bucket_view=True,
+        broadcast_buffers=False,  # matrices in 4 bits are the same everywhere
         find_unused_parameters=getattr(stage, "skips_parameters", False),
     )
     if blueprint.dtypes.reduce != blueprint.dtypes.storage:

@@ -1,6 +1,8 @@
 """Core attention on one rank: rotary positions, masks, and the rank's part of the sequence and of the heads."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -16,6 +18,8 @@ from simpar.dataclass import dataclass
 from simpar.runtime import banded
 from simpar.runtime.context import ContextRank
 from simpar.runtime.context import attention as context_attention
+
+SEEDS = 2**62
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,17 @@ class CoreAttention(nn.Module):
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
         if self.cap is not None:
             return self._capped(query, key, value, int(window or length))
-        return functional.scaled_dot_product_attention(
-            query, key, value,
-            attn_mask=self._mask(query, int(window or length)) if masked else None,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.mask.causal and not masked,
-            scale=self.scale,
-            enable_gqa=groups > 1 and shares,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "is_causal": self.mask.causal and not masked,
+            "enable_gqa": groups > 1 and shares,
+        }
+        if masked:
+            options["attn_mask"] = self._mask(query, int(window or length))
+        if not (self.dropout and self.training):
+            return functional.scaled_dot_product_attention(query, key, value, **options)
+        with own_draws(self.part, query.device):
+            return functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, **options)
 
     def _mask(self, query: Tensor, window: int) -> Tensor:
         """The keys that queries see, bool[seq, seq], or biases added to their scores, [heads, seq, seq]."""
@@ -155,7 +162,26 @@ class CoreAttention(nn.Module):
         scores = scores.masked_fill(~_band(key.shape[2], window, query.device), -torch.inf)
         wide = torch.promote_types(scores.dtype, torch.float32)
         weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
-        return functional.dropout(weights, self.dropout, self.training) @ value
+        if not (self.dropout and self.training):
+            return weights @ value
+        with own_draws(self.part, query.device):
+            return functional.dropout(weights, self.dropout) @ value
+
+
+@contextmanager
+def own_draws(part: tuple[int, int], device: Any) -> Iterator[None]:
+    """Inside, each of ``part[1]`` ranks draws numbers of its own, outside they go on drawing the same ones.
+
+    Both follow from the generator's state, which a recomputation restores.
+    """
+    here, parts = part
+    if parts == 1:
+        yield
+        return
+    key = int(torch.randint(SEEDS, ()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(key + here)
+        yield
 
 
 def _slopes(heads: int) -> Tensor:

@@ -35,12 +35,14 @@ from simpar.runtime.operators import (
     NormLayer,
     PositionEmbedding,
     Projection,
+    SharedDropout,
     TokenEmbedding,
 )
 
 Makers = Mapping[str, Callable[[Operator], nn.Module]]
 """Makes the module of an operator, by kind of operator."""
 TABLE = "embedding.token_embedding.weight"
+SEQUENCE_DIM = 1
 OUTPUT = "head.lm_head.parts.0.weight"
 
 
@@ -265,7 +267,8 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
 
     def dropout(op: Operator) -> nn.Module:
         rates = details.dropout
-        return nn.Dropout(rates.embedding if op.name == "embedding_dropout" else rates.residual)
+        rate = rates.embedding if op.name == "embedding_dropout" else rates.residual
+        return SharedDropout(rate, SEQUENCE_DIM, (place.sequence_rank, place.sequence_ranks))
 
     return {
         "router": lambda op: Router(op, dims, details.gating),

@@ -19,7 +19,7 @@ from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.precisions import IN_TORCH, PRECISIONS
-from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
+from simpar.runtime import adapters, eight_bits, experts, four_bits, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import ContextRank
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
@@ -67,6 +67,7 @@ class Blueprint:
     seed: int = 0
     released: Released | None = None
     compiled: bool = False
+    lora_alpha: float | None = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -104,8 +105,10 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
     with torch.device("meta"):
         model = Decoder(blueprint.graph, part, place_of(blueprint.layout, ranks), recompute)
         model.to(blueprint.dtypes.storage)
+        if plan.tuning.frozen_dtype == "nf4":
+            four_bits.check_device(ranks.device)
         if plan.tuning.is_used:
-            adapters.tune(model, plan.tuning, blueprint.dtypes.compute)
+            adapters.tune(model, plan.tuning, blueprint.dtypes.compute, blueprint.lora_alpha)
         for module in model.modules():
             if isinstance(module, TokenEmbedding):
                 module.compute_dtype = blueprint.dtypes.compute
@@ -217,17 +220,18 @@ def fill(model: nn.Module, seed: int, graph: ModelGraph | None = None, released:
     one.
     """
     details = getattr(model, "details", USUAL)
-    named = [(name, _origin(name, model), parameter) for name, parameter in model.named_parameters()]
+    named = [(name, _origin(name, model), value) for name, value in four_bits.values_of(model)]
     source = None
     if graph is not None and released is not None:
         source = WeightSource.of(released, graph, [origin for _, origin, _ in named if "lora_" not in origin])
-    for _, origin, parameter in named:
-        local, here = local_part(parameter)
+    for _, origin, value in named:
+        whole, in_four_bits = tuple(value.shape), isinstance(value, four_bits.FourBitMatrix)
+        local, here = (value.codes, tuple(slice(0, size) for size in whole)) if in_four_bits else local_part(value)
         if source is not None and origin in source.by_name:
-            local.copy_(source.part(origin, tuple(parameter.shape), here))
-            continue
-        whole = tuple(parameter.shape)
-        local.copy_(initial_value(origin, whole, seed, details, part=here, device=local.device))
+            given = source.part(origin, whole, here)
+        else:
+            given = initial_value(origin, whole, seed, details, part=here, device=local.device)
+        (value.fill if in_four_bits else local.copy_)(given)
 
 
 def _origin(name: str, model: nn.Module) -> str:

@@ -12,6 +12,7 @@ from simpar.architectures.details import Details
 from simpar.architectures.graph import Operator, evaluate
 from simpar.runtime.attention import Place
 from simpar.runtime.casts import cast
+from simpar.runtime.four_bits import FourBitMatrix, FourBitProduct
 
 SHARED_GATE = "shared_gate.weight"
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
@@ -28,12 +29,27 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 class CastingLinear(nn.Linear):
-    """A Linear whose product runs in the dtype of its input, whatever the dtype of its parameters."""
+    """A Linear whose product runs in the dtype of its input, whatever the dtype of its parameters.
+
+    A frozen one may keep its matrix in 4 bits instead of as a parameter.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.four_bits: FourBitMatrix | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
+        if self.four_bits is not None:
+            result: Tensor = FourBitProduct.apply(x, self.four_bits)
+            return result if bias is None else result + bias
         return functional.linear(x, cast(self.weight, x.dtype), bias)
+
+    def freeze_in_four_bits(self) -> None:
+        """Keep the matrix in 4 bits from now on, without values yet."""
+        self.four_bits = FourBitMatrix((self.out_features, self.in_features))
+        self.register_parameter("weight", None)
 
 
 class Projection(nn.Module):
@@ -163,6 +179,30 @@ class Clip(nn.Module):
     def forward(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Shapes [batch, seq, out] in and out."""
         return tuple(each.clamp(-self.limit, self.limit) for each in outputs)
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout of one rank's part of what several ranks hold together: rank ``part[0]`` of ``part[1]`` along a ``dim``.
+
+    Ranks that draw from the same state have the mask of the whole, as one rank would, and take their part of it.
+    """
+
+    def __init__(self, rate: float, dim: int, part: tuple[int, int] = (0, 1)) -> None:
+        super().__init__(rate)
+        self.dim, self.part = dim, part
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape in and out."""
+        if self.part[1] == 1 or not (self.training and self.p):
+            return super().forward(x)
+        return x * self.factors(x)
+
+    def factors(self, x: Tensor) -> Tensor:
+        """Zero, or what makes up for dropped elements, for every element of this rank's part."""
+        here, parts = self.part
+        shape = list(x.shape)
+        shape[self.dim] *= parts
+        return functional.dropout(x.new_ones(shape), self.p).chunk(parts, self.dim)[here]
 
 
 class Add(nn.Module):

@@ -2,7 +2,7 @@
 
 An adapter beside one of several products that checkpoints store as one tensor is an adapter of that tensor: the inner
 halves are stacked, the outer halves stand in the rows of their products and the columns of their inner half, zero
-elsewhere. Its rank is the sum of theirs; alpha is the rank everywhere, so that sums are not scaled.
+elsewhere. Its rank is the sum of theirs, and alpha grows with the rank, since their quotient scales what is added.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.weights import Packing
 from simpar.dataclass import dataclass
+from simpar.runtime.adapters import Adapter, adapter_of
+from simpar.runtime.four_bits import FourBitMatrix, values_of
 from simpar.runtime.hf_weights import WeightRule, rules, weights_of
 from simpar.runtime.sharded import plain
 
@@ -34,6 +36,7 @@ class AdapterPair:
     module: str
     down: Tensor
     up: Tensor
+    adapter: Adapter
 
     @property
     def rank(self) -> int:
@@ -46,30 +49,32 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in (DOWN, UP)
 
 
-def merged(parameters: Mapping[str, Any], name: str) -> Tensor:
-    """A whole parameter on the host, with the product of its adapter added to it if it has one.
+def merged(parameters: Mapping[str, Any], name: str, adapter: Adapter | None) -> Tensor:
+    """A whole parameter on the host, with what its adapter adds if it has one; all are made alike.
 
-    All ranks that share it must call this.
+    All ranks that share it must call this. A matrix in 4 bits is as wide as products read it.
     """
-    whole: Tensor = plain(parameters[name]).detach().cpu()
+    kept = parameters[name]
+    whole: Tensor = kept.widened(torch.float32) if isinstance(kept, FourBitMatrix) else plain(kept).detach()
+    whole = whole.cpu()
     stem, _, leaf = name.rpartition(".")
-    if leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
+    if adapter is None or leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
         return whole
     wide = torch.promote_types(whole.dtype, torch.float32)
     down, up = (plain(parameters[f"{stem}.{half}"]).detach().cpu().to(wide) for half in (DOWN, UP))
-    return whole.to(wide) + up @ down
+    return torch.add(whole.to(wide), up @ down, alpha=adapter.scale)
 
 
 def adapters_of(stage: Any, graph: ModelGraph, family: str) -> list[AdapterPair]:
     """The adapters of a stage, whole and on the host; all ranks that share it must call this."""
-    parameters = dict(stage.named_parameters())
+    parameters, adapter = dict(values_of(stage)), adapter_of(stage)
     matrices = [name for name in parameters if not is_adapter(name) and not name.startswith("head.")]
     result = []
     for rule in rules(family, matrices, graph.dims):
         halves = [_halves(parameters, name) for name in rule.ours]
-        if any(halves):
+        if adapter is not None and any(halves):
             shapes = [tuple(parameters[name].shape) for name in rule.ours]
-            result.append(_pair(rule, halves, shapes, graph, weights_of(family).layers))
+            result.append(_pair(rule, halves, shapes, graph, weights_of(family).layers, adapter))
     return result
 
 
@@ -87,6 +92,7 @@ def _pair(
     shapes: Sequence[tuple[int, ...]],
     graph: ModelGraph,
     layers: str,
+    adapter: Adapter,
 ) -> AdapterPair:
     """The adapter of the one tensor of a rule, from those of its parameters (None: it has none)."""
     columns = []
@@ -98,7 +104,7 @@ def _pair(
             columns.append(stored.transpose(0, 1) if rule.packing in TURNED else stored)
     down = torch.cat([half[0] for half in halves if half is not None])
     number, _, module = rule.theirs[0].removeprefix(f"{layers}.").removesuffix(f".{MATRIX}").partition(".")
-    return AdapterPair(int(number), module, down.contiguous(), torch.cat(columns, dim=1).contiguous())
+    return AdapterPair(int(number), module, down.contiguous(), torch.cat(columns, dim=1).contiguous(), adapter)
 
 
 def tensors_of(pairs: Iterable[AdapterPair], layers: str) -> Iterator[tuple[str, Tensor]]:
@@ -118,12 +124,15 @@ def config_of_adapters(pairs: Sequence[AdapterPair], graph: ModelGraph, family: 
     unlike = {module: rank for module, rank in ranks.items() if rank != usual}
     numbers = sorted({pair.layer for pair in pairs})
     some = numbers != list(range(len(graph.layers)))
+    made = pairs[0].adapter
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "revision": None,
-        "auto_mapping": None, "inference_mode": True, "r": usual, "lora_alpha": usual, "lora_dropout": 0.0,
-        "bias": "none", "use_rslora": False, "use_dora": False, "init_lora_weights": True, "modules_to_save": None,
-        "target_modules": _short(modules, graph, family), "fan_in_fan_out": _are_turned(graph, family, modules),
-        "rank_pattern": unlike, "alpha_pattern": unlike, "layers_to_transform": numbers if some else None,
+        "auto_mapping": None, "inference_mode": True, "r": usual, "lora_alpha": usual * made.scale,
+        "lora_dropout": made.dropout, "bias": "none", "use_rslora": False, "use_dora": False,
+        "init_lora_weights": True, "modules_to_save": None, "target_modules": _short(modules, graph, family),
+        "fan_in_fan_out": _are_turned(graph, family, modules), "rank_pattern": unlike,
+        "alpha_pattern": {module: rank * made.scale for module, rank in unlike.items()},
+        "layers_to_transform": numbers if some else None,
         "layers_pattern": weights.layers.rpartition(".")[2] if some else None,
     }  # fmt: skip
 

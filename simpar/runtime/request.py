@@ -190,6 +190,8 @@ def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
 def _check_adapters(job: RunJob) -> None:
     """Raise UserError if adapters would be left without their weights, or if there are none to merge."""
     adapters, weights = job.plan.tuning.lora_rank is not None, job.weights
+    if job.learning.lora_alpha is not None and not adapters:
+        raise UserError(f"--lora-alpha {job.learning.lora_alpha:g}: allowed: with --lora-rank")
     if weights.merge and not (adapters and weights.save_to is not None):
         raise UserError("--merge: adapters go into the weights that are saved; allowed: with --lora-rank and --save-to")
     if adapters and weights.save_to is not None and weights.init_from is None and not weights.merge:

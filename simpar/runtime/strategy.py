@@ -19,6 +19,7 @@ in hooks that a split backward (I and W) does not reach.
 """
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Literal
 
 from simpar import precisions
@@ -172,6 +173,8 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                 "real run: none, cpu"
             )
     for choice in CHOICES:
+        if choice.name == "lora_dropout":  # what its adapters drop is the runtime's own
+            continue
         if choice.in_stack is not None and (given := plan.get(choice.name)) is not None:
             raise UserError(
                 f"plan.{choice.name} = {given}: the runtime executes steps in its own way; allowed in a real run: none"
@@ -261,13 +264,10 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
         (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
         (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
         (
-            (tuning.lora_dropout or 0.0) > 0.0,
-            f"plan.lora_dropout = {tuning.lora_dropout}: the runtime's adapters drop nothing; allowed: 0",
+            tuning.frozen_dtype not in ("bf16", "nf4"),
+            f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16, nf4",
         ),
-        (
-            tuning.frozen_dtype != "bf16",
-            f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16",
-        ),
+        *_four_bits(plan),
         (
             replicas_are_independent(plan),
             f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers",
@@ -277,6 +277,19 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
             raise UserError(said)
     if graph is not None:
         apply_tuning(plan, graph)
+
+
+def _four_bits(plan: Plan) -> Iterator[tuple[bool, str]]:
+    """What matrices in 4 bits do not go with: blocks that share scales are not cut."""
+    used, data = plan.tuning.frozen_dtype == "nf4", plan.data_parallel
+    name = "plan.frozen_dtype = nf4"
+    yield used and plan.mesh.tp > 1, f"{name} with tp = {plan.mesh.tp}: blocks in 4 bits are not cut; allowed: 1"
+    yield used and data.zero > 1, f"{name} with zero = {data.zero}: shards in 4 bits are not gathered; allowed: 0, 1"
+    yield (
+        used and plan.offload.offload_parameters != "none",
+        f"{name} with offload_parameters: weights in 4 bits stay on the device; allowed: none",
+    )
+    yield used and data.kind == "single_process", f"{name} with kind = single_process; allowed: processes of their own"
 
 
 def _refuse_alone(plan: Plan) -> None:

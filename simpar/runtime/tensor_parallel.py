@@ -21,12 +21,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 from simpar.architectures.graph import Operator, is_column_parallel, is_row_parallel
 from simpar.runtime.attention import CoreAttention
-from simpar.runtime.decoder import BlockModule, Decoder
+from simpar.runtime.decoder import SEQUENCE_DIM, BlockModule, Decoder
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
 from simpar.runtime.operators import GatedProjection, HeadNorm, NormLayer, PositionEmbedding
-
-SEQUENCE_DIM = 1
 
 
 class AdapterColwise(ColwiseParallel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
-        seed=seed, released=_released(job, rank), compiled=job.machine.compile,
+        seed=seed, released=_released(job, rank), compiled=job.machine.compile, lora_alpha=job.learning.lora_alpha,
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
@@ -267,13 +267,15 @@ def _shared_out(session: Session, drawn: Any, wanted: Any) -> tuple[Tensor, Tens
 def seed_step(session: Session, step: int) -> None:
     """Make dropout a function of seed, step and rank, so that a resumed run continues exactly.
 
-    Ranks of a tensor-parallel group that hold the same residual stream draw the same masks.
+    Ranks of a tensor-parallel group draw the same numbers: masks of whole tensors, of which each takes its part.
     """
-    plan, here = session.prepared.plan, dict(session.ranks.here)
-    if not plan.tensor_parallel.sequence_parallel:
-        here["tp"] = 0
-    text = f"{session.job.learning.seed} {step} {sorted(here.items())}"
-    torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little"))
+    torch.manual_seed(seed_of(session.job.learning.seed, step, session.ranks.here))
+
+
+def seed_of(seed: int, step: int, here: Mapping[str, int]) -> int:
+    """The seed of what the rank at some coordinates of the mesh draws in a step."""
+    text = f"{seed} {step} {sorted({**here, 'tp': 0}.items())}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little")
 
 
 @dataclass(frozen=True)

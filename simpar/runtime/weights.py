@@ -20,8 +20,10 @@ from simpar.architectures.weights import Packing
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime import peft
+from simpar.runtime.adapters import adapter_of
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
+from simpar.runtime.four_bits import values_of
 from simpar.runtime.hf_weights import WeightRule, rules, weights_of
 from simpar.runtime.released import INDEX, Released, opener
 from simpar.runtime.served import ServedFolder
@@ -230,9 +232,9 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _shards(stage: Any, graph: ModelGraph, served: ServedFolder) -> Iterator[dict[str, Tensor]]:
     """Tensors of a stage under their names in files, some at a time, with its adapters in them."""
-    dtype = getattr(torch, served.dtype)
+    dtype, adapter = getattr(torch, served.dtype), adapter_of(stage)
     own = {
-        name: parameter for name, parameter in stage.named_parameters()
+        name: value for name, value in values_of(stage)
         if not (name == OUTPUT and graph.tied_embeddings)
     }  # fmt: skip
     if getattr(stage, "copies_table", False):
@@ -240,7 +242,7 @@ def _shards(stage: Any, graph: ModelGraph, served: ServedFolder) -> Iterator[dic
     tensors: dict[str, Tensor] = {}
     size = 0
     for rule in rules(served.family, [name for name in own if not peft.is_adapter(name)], graph.dims):
-        result = rule.write([peft.merged(own, name) for name in rule.ours], graph.dims)
+        result = rule.write([peft.merged(own, name, adapter) for name in rule.ours], graph.dims)
         tensors |= {name: each.to(dtype).contiguous().clone() for name, each in result.items()}
         size += sum(each.numel() * each.element_size() for each in result.values())
         if size > SHARD_BYTES:

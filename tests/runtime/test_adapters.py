@@ -11,7 +11,7 @@ from simpar.architectures.training import Training  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.plan.choices.tuning import Tuning  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
-from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
+from simpar.runtime.adapters import AdaptedLinear, Adapter, num_still, tune  # noqa: E402
 from simpar.runtime.decoder import Part  # noqa: E402
 from simpar.runtime.operators import CastingLinear  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
@@ -48,7 +48,7 @@ def test_an_adapter_adds_nothing_until_it_is_trained():
     """With its outer half zero the product is the frozen one; with values it is the sum of both."""
     torch.manual_seed(0)
     plain = CastingLinear(6, 5)
-    adapted = AdaptedLinear(plain, 2)
+    adapted = AdaptedLinear(plain, Adapter(2))
     with torch.no_grad():
         adapted.weight.copy_(plain.weight)
         adapted.bias.copy_(plain.bias)
@@ -83,8 +83,9 @@ def test_stages_below_everything_trained_have_no_backward(tuning, tied, still):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"lora_rank": 4, "dp": 4, "frozen_dtype": "nf4"}, "plan.frozen_dtype = nf4"),
-        ({"lora_rank": 4, "dp": 4, "lora_dropout": 0.1}, "plan.lora_dropout = 0.1"),
+        ({"lora_rank": 4, "dp": 4, "frozen_dtype": "nf4", "zero": 3}, "plan.frozen_dtype = nf4 with zero = 3"),
+        ({"lora_rank": 4, "tp": 4, "frozen_dtype": "nf4"}, "plan.frozen_dtype = nf4 with tp = 4"),
+        ({"lora_rank": 4, "dp": 4, "frozen_dtype": "fp32", "precision": "bf16"}, "plan.frozen_dtype = fp32"),
         ({"lora_rank": 4, "dp": 4, "sync": "local-sgd"}, "plan.lora_rank with sync = local-sgd"),
         ({"frozen_layers": 99, "dp": 4}, "plan.frozen_layers = 99: the model has"),
     ],

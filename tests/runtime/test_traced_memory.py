@@ -198,8 +198,9 @@ def peak_bytes(graph, plan, training, monkeypatch):
     recompute = Recompute(plan.memory.recompute, prepared.selective)
     blueprint = Blueprint(graph, plan, prepared.strategy, Dtypes.of(plan), recompute)
     engine, live = make_engine(blueprint, training, Learning(), prepared.schedule, mine), Live()
-    for each in engine.owned:
-        live.see(each.local)
+    for stage in engine.stages.values():
+        for each in (*stage.parameters(), *stage.buffers()):
+            live.see(each)
     resize = torch.UntypedStorage.resize_
 
     def watched(storage, size):
@@ -237,6 +238,7 @@ def nodes_of(ranks, folder):
             ("llama", {"precision": "bf16", "recompute": "full"}, 0.04),
             ("vocabulary", {"precision": "bf16"}, 0.03),
             ("vocabulary", {"precision": "fp32"}, 0.03),
+            ("llama", {"precision": "bf16", "frozen_layers": 2}, 0.03),
         ],
         1,
         tuples=True,

@@ -1,0 +1,148 @@
+"""Adapters, matrices in 4 bits and frozen layers train as in transformers' and PEFT's single process."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from simpar.architectures.hf_config import read  # noqa: E402
+from simpar.architectures.training import Training  # noqa: E402
+from simpar.runtime.data import Loader, open_source  # noqa: E402
+from simpar.runtime.four_bits import FourBitMatrix  # noqa: E402
+from simpar.runtime.initial import initial_value  # noqa: E402
+from simpar.runtime.job import Data  # noqa: E402
+
+from .test_served import tensors_in, whole_model  # noqa: E402
+from .test_weights import files_of  # noqa: E402
+from .tiny_models import MODELS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SHAPE = {"seq_len": 16, "global_batch": 4}
+STEPS, RATE, RANK, ALPHA = 3, 1e-2, 4, 6.0
+MODULES = {
+    "self_attn.q_proj": "qkv.parts.0", "self_attn.k_proj": "qkv.parts.1", "self_attn.v_proj": "qkv.parts.2",
+    "self_attn.o_proj": "o_proj.parts.0", "mlp.gate_proj": "mlp_up.parts.0", "mlp.up_proj": "mlp_up.parts.1",
+    "mlp.down_proj": "mlp_down.parts.0",
+}  # fmt: skip
+
+
+def flags(folder, *more):
+    """A few steps of a model in a folder, one sequence at a time."""
+    shape = ["--seq-len", SHAPE["seq_len"], "--global-batch", SHAPE["global_batch"], "--micro-batch", "1"]
+    rate = ["--learning-rate", RATE, "--weight-decay", "0.1", "--steps", STEPS, "--threads", "1"]
+    model = ["gpt2-laptop", "--model", folder / "config.json", "--init-from", folder, "--precision", "fp32"]
+    return [*model, *shape, *rate, "--set", "cluster=null", "--save-to", "out", *more]
+
+
+def losses_of(model, graph, ranks=1):
+    """Losses of one process that trains what requires gradients, drawing what so many replicas draw."""
+    from simpar.runtime.train import seed_of  # torch.jit warns where this is imported
+    from simpar.runtime.update import BETAS, EPS
+
+    source = open_source(Data(), Training(**SHAPE), graph.dims["vocab"], 0)
+    loader = Loader(source, SHAPE["global_batch"], 0, 1, 0)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.1)
+    model.train()
+    losses = []
+    for step in range(STEPS):
+        samples, total = torch.from_numpy(loader.batch(step)), 0.0
+        for replica, rows in enumerate(samples.chunk(ranks)):
+            torch.manual_seed(seed_of(0, step, {"pp": 0, "dp": replica, "cp": 0, "tp": 0}))
+            for row in rows.split(1):
+                logits = model(row[:, :-1]).logits.flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, row[:, 1:].flatten()) / len(samples)
+                loss.backward()
+                total += float(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+def adapted(folder, graph, dropout, *, in_four_bits):
+    """PEFT's model over a folder, whose adapters begin as the run's do."""
+    peft = pytest.importorskip("peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    if in_four_bits:
+        for name, parameter in base.named_parameters():
+            if name.endswith("_proj.weight"):
+                kept = FourBitMatrix(tuple(parameter.shape))
+                kept.fill(parameter.detach())
+                parameter.data = kept.widened(torch.float32)
+    targets = [name.rpartition(".")[2] for name in MODULES]
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=dropout, target_modules=targets)
+    model = peft.get_peft_model(base, config)
+    for layer in range(len(graph.layers)):
+        for theirs, ours in MODULES.items():
+            module = model.get_submodule(f"base_model.model.model.layers.{layer}.{theirs}")
+            inner = module.lora_A["default"].weight
+            name = f"layers.{layer}.{ours}.lora_down"
+            inner.data = initial_value(name, tuple(inner.shape), 0, graph.details)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layout", "dropout", "in_four_bits"),
+    [
+        (["--nproc", "1"], 0.1, False),
+        (["--nproc", "1"], 0.0, True),
+        pytest.param(["--nproc", "2", "--tp", "2", "--sequence-parallel"], 0.1, False, marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2", "--tp", "2"], 0.1, False, marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2", "--zero", "3", "--recompute", "full"], 0.1, False, marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2", "--zero", "1"], 0.2, True, marks=pytest.mark.slow),
+        pytest.param(["--nproc", "2", "--pp", "2", "--recompute", "full"], 0.0, True, marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_train_as_pefts(forked, tmp_path, layout, dropout, in_four_bits):
+    """Losses and both halves after some steps, with alpha, with the same elements dropped, on rounded matrices."""
+    files_of("llama", MODELS["llama"], tmp_path / "in")
+    graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
+    model = adapted(tmp_path / "in", graph, dropout, in_four_bits=in_four_bits)
+    replicas = 2 if "--zero" in layout else 1
+    expected = losses_of(model, graph, replicas)
+    tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--set", f"plan.lora_dropout={dropout}"]
+    tuned += ["--frozen-dtype", "nf4"] if in_four_bits else []
+    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
+    assert losses == pytest.approx(expected, abs=2e-6)
+    state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
+    pairs = tensors_in(tmp_path / "out")
+    assert {name.replace(".default", "") for name in state} == set(pairs)
+    for name, value in state.items():
+        torch.testing.assert_close(pairs[name.replace(".default", "")], value, rtol=0, atol=1e-5)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (RANK, ALPHA, dropout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [["--nproc", "1"], *(pytest.param(["--nproc", "2", *more], marks=pytest.mark.slow)
+                         for more in (["--zero", "3"], ["--tp", "2"], ["--pp", "2"]))],
+)  # fmt: skip
+@pytest.mark.parametrize("in_four_bits", [False, True])
+def test_frozen_layers_train_as_in_transformers(forked, tmp_path, layout, in_four_bits):
+    """The embedding and the first layer stay as they were, rounded if in 4 bits; the rest is that of one process."""
+    if in_four_bits and {"--zero", "--tp"} & {*layout}:
+        pytest.skip("blocks in 4 bits are not cut")
+    files_of("llama", MODELS["llama"], tmp_path / "in")
+    graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
+    for name, parameter in model.named_parameters():
+        if name.startswith(("model.embed", "model.layers.0.")):
+            parameter.requires_grad_(requires_grad=False)
+            if in_four_bits and name.endswith("_proj.weight"):
+                kept = FourBitMatrix(tuple(parameter.shape))
+                kept.fill(parameter.detach())
+                parameter.data = kept.widened(torch.float32)
+    expected = losses_of(model, graph)
+    more = ["--frozen-dtype", "nf4"] if in_four_bits else []
+    done = forked("run", *flags(tmp_path / "in", "--set", "plan.frozen_layers=1", *more, *layout, "--json", "r.json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["measured"]["losses"] == pytest.approx(expected, abs=2e-6)
+    found = whole_model(tmp_path / "out")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=5e-5)
