@@ -186,8 +186,8 @@ class Details:
 
     ``activation`` has its name in transformers. Norms add ``norm_eps`` to the mean square and multiply by
     ``norm_offset`` + weight. Matrices are initialised normally with standard deviation ``init_std``. Time steps of
-    state-space scans are at least ``least_step``. ``unread`` are fields of the config that simpar does not understand,
-    ``unbuilt`` are parts that are simulated, but cannot be run.
+    state-space scans are at least ``least_step`` and at most ``most_step``. ``unread`` are fields of the config that
+    simpar does not understand, ``unbuilt`` are parts that are simulated, but cannot be run.
     """
 
     activation: str = "silu"
@@ -200,6 +200,7 @@ class Details:
     caps: Caps = field(default_factory=Caps)
     gating: Gating = field(default_factory=Gating)
     least_step: float = 0.0
+    most_step: float = math.inf
     unread: tuple[str, ...] = ()
     unbuilt: tuple[str, ...] = ()
 

@@ -12,6 +12,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details, Dropout, Gating, Positions, Rope, Scales
 from simpar.architectures.families.family import ModelFamily
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.state_space import step_limits
 from simpar.architectures.vision_reading import SILENT_WRAPPER
 from simpar.errors import UserError
 
@@ -47,6 +48,7 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
     usual = family.details or Details("silu" if _is_gated(graph) else "gelu")
     positions = _positions(config, usual.positions, graph.dims["head_dim"])
     activation = next((text for name in ACTIVATION_FIELDS if (text := config.text(name))), usual.activation)
+    steps = _steps(config, usual, graph)
     own = Details(
         activation=family.activations.get(activation, activation),
         norm_eps=config.number(*EPSILON_FIELDS, default=usual.norm_eps),
@@ -61,7 +63,8 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
             graph.details.caps.projections or _attention(config).optional("clip_qkv"),
         ),
         gating=_gating(config, usual.gating),
-        least_step=config.number("time_step_min", default=usual.least_step) if usual.least_step else 0.0,
+        least_step=steps[0],
+        most_step=steps[1],
     )
     return replace(own, unread=_unread(config), unbuilt=graph.details.unbuilt)
 
@@ -69,6 +72,13 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
 def _unread(config: Config, silent: Collection[str] = ()) -> tuple[str, ...]:
     """Fields that were not asked for, without numbers of tokens and others that do not matter."""
     return tuple(name for name in config.unread({*SILENT, *silent}) if not name.endswith(TOKEN_NUMBERS))
+
+
+def _steps(config: Config, usual: Details, graph: ModelGraph) -> tuple[float, float]:
+    """Least and largest time step of state-space scans: a least one of the family's, or a pair of limits."""
+    if usual.least_step:
+        return config.number("time_step_min", default=usual.least_step), math.inf
+    return step_limits(config) if "mamba_heads" in graph.dims else (0.0, math.inf)
 
 
 def _attention(config: Config) -> Config:

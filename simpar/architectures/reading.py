@@ -251,10 +251,19 @@ def routed_in_groups(config: Config, *, shared: int, router_bias: bool) -> Mixtu
     )  # fmt: skip
 
 
+def sparse_behind(config: Config, count: int, dense: int) -> list[bool]:
+    """Which layers have experts: as ``mlp_layer_types`` says, else all behind the first ``dense``. Raises UserError.
+
+    Configs that transformers writes have the list where released ones have the number.
+    """
+    listed = layers_in(config, count, "mlp_layer_types", {"dense": False, "sparse": True})
+    return [at >= dense for at in range(count)] if listed is None else listed
+
+
 def dense_first(config: Config, count: int) -> tuple[int, tuple[LayerVariant, ...]]:
     """(Width of dense layers, layers): dense ones, ones with experts, and ones that predict further tokens."""
-    dense = config.optional_size("first_k_dense_replace")
-    layers = [LayerVariant(experts=layer >= dense) for layer in range(count)]
+    experts = sparse_behind(config, count, config.optional_size("first_k_dense_replace"))
+    layers = [LayerVariant(experts=each) for each in experts]
     further = config.optional_size("num_nextn_predict_layers")
-    width = config.size("intermediate_size") if dense else 0
+    width = 0 if all(experts) else config.size("intermediate_size")
     return width, (*layers, *[LayerVariant(experts=True, prediction=True)] * further)

@@ -3,7 +3,8 @@
 Field names of mixers are those that Bamba introduced.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 from simpar.architectures.config import Config
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator
@@ -17,7 +18,6 @@ KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "ful
 BARE_CONVOLUTION = "convolutions without a bias"
 NORM_FIRST = "a norm before the gate of a mixer"
 MULTIPLIERS = "multipliers of branches"
-LIMITS = "limits of time steps"
 BRANCH_MULTIPLIERS = (
     "key_multiplier", "attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
     "mlp_multipliers", "ssm_multipliers",
@@ -107,13 +107,21 @@ def list_missing(config: Config, *, normed: bool = False) -> list[str]:
         parts.append(MULTIPLIERS)
     if config.flag("mamba_norm_before_gate", default=True) and normed:
         parts.append(NORM_FIRST)
-    return [*parts, *limits(config)]
+    return parts
 
 
-def limits(config: Config) -> list[str]:
-    """What a run cannot compute of a config's time steps: their limits, if it has some."""
+def step_limits(config: Config) -> tuple[float, float]:
+    """Between what a config's time steps are clamped, 0 and infinity where it says nothing. Raises UserError.
+
+    transformers writes infinity as a mapping, ``{"__float__": "Infinity"}``.
+    """
     given = config.data.get("time_step_limit")
-    none = given is None or (
-        isinstance(given, list | tuple) and list(given) in ([0.0, float("inf")], [0.0, "Infinity"])
-    )
-    return [] if none else [LIMITS]
+    if given is None:
+        return 0.0, math.inf
+    try:
+        least, most = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in given)
+    except (KeyError, TypeError, ValueError):
+        least = most = math.nan
+    if not 0 <= least < most:
+        raise UserError(f"{config.source}: time_step_limit = {given!r}: allowed: two numbers from 0, the smaller first")
+    return least, most

@@ -42,9 +42,9 @@ class Convolution(nn.Module):
 class Scan(nn.Module):
     """The state-space scan with its three vectors of parameters."""
 
-    def __init__(self, dims: Mapping[str, int], least_step: float) -> None:
+    def __init__(self, dims: Mapping[str, int], limits: tuple[float, float]) -> None:
         super().__init__()
-        self.least_step = least_step
+        self.limits = limits
         self.heads, self.groups, self.chunk = dims["mamba_heads"], dims["mamba_groups"], dims["chunk"]
         self.decay, self.skip, self.step_bias = (nn.Parameter(torch.empty(self.heads)) for _ in range(3))
 
@@ -53,7 +53,7 @@ class Scan(nn.Module):
         x, b, c, steps = mixed
         wide = torch.promote_types(x.dtype, torch.float32)
         size = functional.softplus(steps.to(wide) + self.step_bias.to(wide))
-        size = size.clamp(min=self.least_step) if self.least_step else size
+        size = size.clamp(*self.limits)
         heads = x.unflatten(-1, (self.heads, -1)).to(wide)
         by_group = [each.unflatten(-1, (self.groups, -1)).to(wide) for each in (b, c)]
         y = scan(heads, size, -torch.exp(self.decay.to(wide)), *by_group, chunk=self.chunk)
@@ -120,13 +120,9 @@ class GroupNorm(nn.Module):
         return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(x.dtype)
 
 
-def makers(dims: Mapping[str, int], least_step: float) -> dict[str, Callable[[Operator], nn.Module]]:
-    """The makers of the operators that only a mixer has."""
-    return {
-        "convolution": lambda _: Convolution(dims),
-        "scan": lambda _: Scan(dims, least_step),
-        "gate": lambda _: Gate(),
-    }
+def makers(dims: Mapping[str, int], limits: tuple[float, float]) -> dict[str, Callable[[Operator], nn.Module]]:
+    """The makers of the operators that only a mixer has; time steps stay within ``limits``."""
+    return {"convolution": lambda _: Convolution(dims), "scan": lambda _: Scan(dims, limits), "gate": lambda _: Gate()}
 
 
 def initial(name: str, shape: tuple[int, ...], uniform: Callable[[float, float], Tensor]) -> Tensor | None:

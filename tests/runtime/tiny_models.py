@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-linear": {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama-yarn": {**LLAMA, "rope_scaling": {**YARN, "mscale": None, "mscale_all_dim": None}},
     "llama-biased": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "mamba2-limited": {**DECLARED["mamba2"].tiny, "time_step_limit": [0.02, 0.05]},
     "olmo-clipped": {**LLAMA, "clip_qkv": 0.5},
     "deepseek_v3-yarn": {**DECLARED["deepseek_v3"].tiny, "n_group": 1, "topk_group": 1, "rope_scaling": YARN},
     "smollm3-windowed": {

@@ -27,7 +27,7 @@ FAMILIES = (
     ModelFamily(
         "bert",
         _read,
-        Details("gelu"),
+        Details("gelu", 1e-12),
         weights=None,
         tiny={
             "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -38,7 +38,7 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
 
 
 def _read(config: Config, name: str, read_text: Reader) -> ModelGraph:
-    inner = dict(config.mapping("text_config") or {})
+    inner = {name: value for name, value in (config.mapping("text_config") or {}).items() if name != "model_type"}
     widths = inner.get("moe_intermediate_size") or [1536, 512]
     if not isinstance(widths, list) or len(widths) != 2 or not all(isinstance(each, int) for each in widths):
         raise UserError(

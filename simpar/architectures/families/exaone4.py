@@ -16,13 +16,13 @@ from simpar.architectures.reading import (
     llama_shape,
     rotary_in_windows,
     routed_in_groups,
+    sparse_behind,
     style_of,
     windows_in,
     with_experts,
 )
 from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.weights import LLAMA, POST_NORMS, Packing
-from simpar.errors import UserError
 
 
 def _layers(config: Config, count: int) -> tuple[LayerVariant, ...]:
@@ -46,10 +46,7 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, ffn="moe_intermediate_size")
     named = config.having({"n_routed_experts": config.size("num_experts", default=64)})
     mixture = routed_in_groups(named, shared=config.optional_size("num_shared_experts"), router_bias=True)
-    kinds, dense = config.data.get("mlp_layer_types"), config.optional_size("first_k_dense_replace")
-    experts = [kind == "sparse" for kind in kinds] if kinds else [at >= dense for at in range(shape.layers)]
-    if len(experts) != shape.layers:
-        raise UserError(f"{config.source}: mlp_layer_types = {kinds!r}: allowed: one for each of {shape.layers} layers")
+    experts = sparse_behind(config, shape.layers, config.optional_size("first_k_dense_replace"))
     config.data.get("is_moe_layer")  # the same in released configs
     pairs = zip(_layers(config, shape.layers), experts, strict=True)
     layers = [replace(layer, experts=wide) for layer, wide in pairs]

@@ -7,7 +7,7 @@ from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.gemma4 import FullHeads, LayerPlan, build_gemma4, check_shared
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
-from simpar.architectures.reading import all_but_every, llama_shape, mark_unbuilt, windows_in, with_experts
+from simpar.architectures.reading import Windows, all_but_every, llama_shape, mark_unbuilt, windows_in, with_experts
 from simpar.architectures.transformer import Style
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import patches_of, vit_shape
@@ -30,10 +30,11 @@ def _read(config: Config, name: str) -> ModelGraph:
     windows = windows_in(config, shape.layers, usual, default=512)
     windows = (*windows[:-1], None)  # the last layer always sees all tokens
     equal = config.flag("attention_k_eq_v", default=False)
-    few = config.data.get("num_global_key_value_heads")
+    own = _of_full_layers(config, windows)
+    few = own.data.get("num_global_key_value_heads")
     full = FullHeads(
-        config.size("global_head_dim", default=512),
-        config.size("num_global_key_value_heads") if few and equal else shape.kv_heads, equal,
+        own.size("global_head_dim", default=512),
+        own.size("num_global_key_value_heads") if few and equal else shape.kv_heads, equal,
     )  # fmt: skip
     shared = config.optional_size("num_kv_shared_layers")
     check_shared(config.source, windows, shared)
@@ -50,6 +51,28 @@ def _read(config: Config, name: str) -> ModelGraph:
         config.size("vocab_size_per_layer_input", default=262_144),
     )  # fmt: skip
     return mark_unbuilt(build_gemma4(name, shape, layout), UNBUILT)
+
+
+def _of_full_layers(config: Config, windows: Windows) -> Config:
+    """The config with the heads of layers that see all tokens, which transformers writes layer by layer.
+
+    Raises UserError where layers of one kind differ.
+    """
+    listed = config.mapping("per_layer_config")
+    if not listed:
+        return config
+    full = {str(at) for at, window in enumerate(windows) if window is None}
+    one = next(iter(listed.values()))
+    if {*map(str, listed)} != full or any(each != one for each in listed.values()) or {*one} - {*OF_LAYERS}:
+        raise UserError(
+            f"{config.source}: per_layer_config = {listed!r}: allowed: the same {' and '.join(OF_LAYERS)} for each of "
+            f"the layers {', '.join(sorted(full, key=int))}, which see all tokens"
+        )
+    return config.having({OF_LAYERS[field]: value for field, value in one.items()})
+
+
+OF_LAYERS = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+"""Names of released configs, by those of ``per_layer_config``."""
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:

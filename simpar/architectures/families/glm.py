@@ -19,6 +19,9 @@ from simpar.architectures.weights import GATE_UP, LLAMA, ROUTER_BIAS, Packing
 BIAS = {"attention_bias": ("qkv_bias",)}
 DENSE = Details(norm_eps=1.5625e-7, positions=Positions(Rope(fraction=0.5, interleaved=True)))
 PACKED = LLAMA.changed(packed={GATE_UP: ("mlp.gate_up_proj", Packing.HALVES)})
+POST_NORMED = PACKED.changed(
+    layer={"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
+)
 
 
 def _read_sparse(config: Config, name: str) -> ModelGraph:
@@ -60,7 +63,7 @@ FAMILIES = (
     vision_family(
         "glm4v",
         _tower,
-        "glm4",
+        "glm4v_text",
         tiny={"text_config": {**TINY, "head_dim": 8, "attention_bias": True}, "vision_config": TINY_VISION},
     ),
     vision_family(
@@ -80,11 +83,15 @@ FAMILIES = (
         "glm4",
         llama_like(Style(qkv_bias=True, norms=4), head_dim=128, kv_heads=2, biases=BIAS),
         DENSE,
-        PACKED.changed(
-            layer={"attention_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
-        ),
+        POST_NORMED,
         {**TINY, "head_dim": 8},
-        aliases=("glm4v_text",),
+    ),
+    ModelFamily(
+        "glm4v_text",
+        llama_like(Style(qkv_bias=True, norms=4), head_dim=128, kv_heads=2, biases=BIAS),
+        replace(DENSE, norm_eps=0.00001),
+        POST_NORMED,
+        {**TINY, "head_dim": 8},
         classes={"glm4v_text": ""},
     ),
     ModelFamily(

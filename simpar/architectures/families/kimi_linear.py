@@ -18,7 +18,15 @@ from simpar.architectures.graph import ModelGraph, Operator, Weight
 from simpar.architectures.linear_attention import LinearShape
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.products import TOKENS
-from simpar.architectures.reading import LINEAR_ATTENTION, linear_in, llama_shape, mark_unbuilt, style_of, with_experts
+from simpar.architectures.reading import (
+    LINEAR_ATTENTION,
+    layers_in,
+    linear_in,
+    llama_shape,
+    mark_unbuilt,
+    style_of,
+    with_experts,
+)
 from simpar.architectures.transformer import LayerVariant, build
 from simpar.errors import UserError
 
@@ -40,9 +48,9 @@ def _linear(config: Config, sizes: Config) -> LinearShape:
 
 
 def _is_linear(config: Config, given: Mapping[str, Any], count: int) -> list[bool]:
-    """Linear layers of a released config, which counts from 1; else all but every fourth behind the first."""
+    """Linear layers: as ``layer_types`` says, or a released config, which counts from 1; else all but every fourth."""
     listed = given.get("full_attn_layers")
-    if listed is None:
+    if listed is None or config.data.get("layer_types") is not None:
         return list(linear_in(config, [layer % 4 != 0 or layer == 0 for layer in range(count)]))
     if not isinstance(listed, list):
         raise UserError(f"{config.source}: linear_attn_config.full_attn_layers = {listed!r}: allowed: a list of layers")
@@ -64,13 +72,13 @@ def _read(config: Config, name: str) -> ModelGraph:
         groups=config.size("num_expert_group", default=1),
         chosen_groups=config.size("topk_group", default=1),
     )
-    dense, every = config.optional_size("first_k_dense_replace"), config.size("moe_layer_freq", default=1)
+    dense = 1 if config.data.get("first_k_dense_replace") is None else config.optional_size("first_k_dense_replace")
+    every = config.size("moe_layer_freq", default=1)
+    usual = [at >= dense and at % every == 0 for at in range(shape.layers)]
+    experts = layers_in(config, shape.layers, "mlp_layer_types", {"dense": False, "sparse": True}) or usual
     linear = _is_linear(config, given, shape.layers)
     rotary = not config.flag("mla_use_nope", default=True)
-    layers = [
-        LayerVariant(linear=own, rotary=rotary, experts=at >= dense and at % every == 0)
-        for at, own in enumerate(linear)
-    ]
+    layers = [LayerVariant(linear=own, rotary=rotary, experts=wide) for own, wide in zip(linear, experts, strict=True)]
     sizes = Config(given, f"{config.source}: linear_attn_config")
     latent = latent_of(config)
     if latent and config.flag("mla_use_output_gate", default=False):

@@ -7,31 +7,58 @@ from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import BARE_NORM, experts_of, llama_shape, mark_unbuilt, style_of, with_experts
+from simpar.architectures.reading import (
+    BARE_NORM,
+    experts_of,
+    layers_in,
+    llama_shape,
+    mark_unbuilt,
+    style_of,
+    with_experts,
+)
 from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
 from simpar.architectures.weights import LLAMA, Packing
+from simpar.errors import UserError
 
 
 def _read(config: Config, name: str) -> ModelGraph:
     shape, width = llama_shape(config), config.size("intermediate_size")
     mixture = experts_of("num_local_experts", topk=1, shared_ffn=width)(config)
-    step = config.size("interleave_moe_layer_step", default=1)
-    every = config.size("no_rope_layer_interval", default=4)
-    chunk = config.size("attention_chunk_size", default=8192)
-    layers = [
-        LayerVariant(chunk, chunked=True) if layer % every else LayerVariant(rotary=False)
-        for layer in range(1, shape.layers + 1)
-    ]
-    full = with_experts(shape, mixture, ffn=config.size("intermediate_size_mlp") if step > 1 else 0)
+    layers = _layers(config, shape.layers)
+    dense = not all(layer.experts for layer in layers)
+    full = with_experts(shape, mixture, ffn=config.size("intermediate_size_mlp", default=16_384) if dense else 0)
     normed = config.flag("use_qk_norm", default=True)
     style = Style(qk_norm="bare", extra={"qk_norm_last": True}) if normed else Style()
-    graph = build(
-        name, full, style_of(config, style),
-        layers=tuple(replace(layer, experts=number % step == 0) for number, layer in enumerate(layers, 1)),
-    )  # fmt: skip
+    graph = build(name, full, style_of(config, style), layers=layers)
     return mark_unbuilt(graph, BARE_NORM) if normed else graph
+
+
+def _layers(config: Config, count: int) -> tuple[LayerVariant, ...]:
+    """Chunks, positions and experts by layer: as lists say, else every n-th. Raises UserError."""
+    step, every = config.size("interleave_moe_layer_step", default=1), config.size("no_rope_layer_interval", default=4)
+    usual = [at for at in range(count) if (at + 1) % step == 0]
+    sparse = usual if config.data.get("moe_layers") is None else _numbers(config, "moe_layers", count)
+    turns = [(at + 1) % every != 0 for at in range(count)]
+    if config.data.get("no_rope_layers"):
+        turns = [bool(each) for each in layers_in(config, count, "no_rope_layers", {1: 1, 0: 0}) or ()]
+    chunks = layers_in(config, count, "layer_types", {"chunked_attention": True, "full_attention": False}) or turns
+    if config.data.get("attention_chunk_size", 0) is None:
+        chunks = [False] * count
+    chunk = config.size("attention_chunk_size", default=8192)
+    return tuple(
+        LayerVariant(chunk if near else None, chunked=near, rotary=turned, experts=at in sparse)
+        for at, (near, turned) in enumerate(zip(chunks, turns, strict=True))
+    )
+
+
+def _numbers(config: Config, field: str, count: int) -> list[int]:
+    """Numbers of layers that a list holds. Raises UserError."""
+    listed = config.data.get(field)
+    if not isinstance(listed, list) or not {*map(str, listed)} <= {*map(str, range(count))}:
+        raise UserError(f"{config.source}: {field} = {listed!r}: allowed: a list of layers from 0 to {count - 1}")
+    return listed
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:

@@ -9,7 +9,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hybrid import hybrid
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.reading import mark_unbuilt, style_of
-from simpar.architectures.state_space import BARE_CONVOLUTION, MAMBA, limits
+from simpar.architectures.state_space import BARE_CONVOLUTION, MAMBA
 from simpar.architectures.transformer import Shape, Style
 from simpar.architectures.weights import LLAMA
 from simpar.errors import UserError
@@ -36,7 +36,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     block = graph.blocks[MAMBA]
     whole = replace(block, operators=(block.operators[0], *ops, block.operators[-1]))
     graph = replace(graph, blocks={MAMBA: whole})
-    return mark_unbuilt(graph, *([] if conv_bias else [BARE_CONVOLUTION]), *limits(config))
+    return graph if conv_bias else mark_unbuilt(graph, BARE_CONVOLUTION)
 
 
 FAMILIES = (

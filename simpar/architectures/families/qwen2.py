@@ -1,7 +1,7 @@
 """Qwen 2 and 2.5, dense and with experts: Llama with biases of queries, keys and values."""
 
 from simpar.architectures.config import Config
-from simpar.architectures.details import Details, Gating
+from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
@@ -45,12 +45,13 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
 
 
 FAMILIES = (
+    ModelFamily("qwen2", llama_like(BIASED, windows=UNUSED_WINDOWS), Details(norm_eps=0.000001), tiny=TINY),
     ModelFamily(
-        "qwen2",
+        "qwen2_vl_text",
         llama_like(BIASED, windows=UNUSED_WINDOWS),
-        Details(norm_eps=0.000001),
+        Details(positions=Positions(Rope(1_000_000.0))),
         tiny=TINY,
-        aliases=("qwen2_vl_text", "qwen2_5_vl_text"),
+        aliases=("qwen2_5_vl_text",),
         classes={"qwen2_vl_text": "", "qwen2_5_vl_text": ""},
     ),
     ModelFamily(

@@ -78,13 +78,13 @@ FAMILIES = (
     vision_family(
         "qwen2_vl",
         _tower_2,
-        "qwen2",
+        "qwen2_vl_text",
         tiny={"text_config": TINY, "vision_config": {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": 32}},
     ),
     vision_family(
         "qwen2_5_vl",
         tower_2_5,
-        "qwen2",
+        "qwen2_5_vl_text",
         tiny={
             "text_config": TINY,
             "vision_config": {
@@ -96,13 +96,13 @@ FAMILIES = (
     vision_family(
         "qwen3_vl",
         _tower_stacked,
-        "qwen3",
+        "qwen3_vl_text",
         tiny={"text_config": {**TINY, "head_dim": 8}, "vision_config": STACKED},
     ),
     vision_family(
         "qwen3_vl_moe",
         _tower_stacked,
-        "qwen3_moe",
+        "qwen3_vl_moe_text",
         tiny={"text_config": {**TINY, "head_dim": 8, **MIXED}, "vision_config": STACKED},
     ),
     vision_family(

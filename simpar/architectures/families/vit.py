@@ -37,7 +37,7 @@ FAMILIES = (
     ModelFamily(
         "vit",
         _read,
-        Details("gelu"),
+        Details("gelu", 1e-12),
         None,
         {
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -112,7 +112,7 @@ def test_released_fields_of_mimo_say_the_same():
 def test_experts_of_exaone_start_behind_its_dense_layers():
     """Where no list says it, behind the first one; a list must be as long as the model."""
     assert [("moe" in name) for name in tiny("exaone_moe").layers] == [False, True, True, True]
-    with pytest.raises(UserError, match=r"mlp_layer_types = .*: allowed: one for each of 4 layers"):
+    with pytest.raises(UserError, match=r"mlp_layer_types = .*: allowed: one of dense, sparse for each of 4 layers"):
         tiny("exaone_moe", mlp_layer_types=["dense"])
 
 
