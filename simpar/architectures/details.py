@@ -185,9 +185,9 @@ class Details:
     """Everything that a run needs beside sizes and operators.
 
     ``activation`` has its name in transformers. Norms add ``norm_eps`` to the mean square and multiply by
-    ``norm_offset`` + weight. Matrices are initialised normally with standard deviation ``init_std``. Time steps of
-    state-space scans are at least ``least_step`` and at most ``most_step``. ``unread`` are fields of the config that
-    simpar does not understand, ``unbuilt`` are parts that are simulated, but cannot be run.
+    ``norm_offset`` + weight. Matrices are initialised normally with standard deviation ``init_std``. Time ``steps`` of
+    state-space scans are at least the first, and at most the second number (None: any). ``unread`` are fields of the
+    config that simpar does not understand, ``unbuilt`` are parts that are simulated, but cannot be run.
     """
 
     activation: str = "silu"
@@ -199,8 +199,7 @@ class Details:
     scales: Scales = field(default_factory=Scales)
     caps: Caps = field(default_factory=Caps)
     gating: Gating = field(default_factory=Gating)
-    least_step: float = 0.0
-    most_step: float = math.inf
+    steps: tuple[float, float | None] = (0.0, None)
     unread: tuple[str, ...] = ()
     unbuilt: tuple[str, ...] = ()
 

@@ -51,7 +51,8 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     if kind in UNMODELLED:
         return f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled"
     if kind not in DECLARED:
-        return f"{name}: model_type = {kind!r} is not known{suggest(kind, DECLARED) or allowed(DECLARED)}"
+        near = suggest(kind, DECLARED) if kind else allowed(DECLARED)
+        return f"{name}: model_type = {kind!r} is of no declared family{near.removesuffix('?')}"
     return ""
 
 

@@ -48,7 +48,6 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
     usual = family.details or Details("silu" if _is_gated(graph) else "gelu")
     positions = _positions(config, usual.positions, graph.dims["head_dim"])
     activation = next((text for name in ACTIVATION_FIELDS if (text := config.text(name))), usual.activation)
-    steps = _steps(config, usual, graph)
     own = Details(
         activation=family.activations.get(activation, activation),
         norm_eps=config.number(*EPSILON_FIELDS, default=usual.norm_eps),
@@ -63,8 +62,7 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
             graph.details.caps.projections or _attention(config).optional("clip_qkv"),
         ),
         gating=_gating(config, usual.gating),
-        least_step=steps[0],
-        most_step=steps[1],
+        steps=_steps(config, usual, graph),
     )
     return replace(own, unread=_unread(config), unbuilt=graph.details.unbuilt)
 
@@ -74,11 +72,11 @@ def _unread(config: Config, silent: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in config.unread({*SILENT, *silent}) if not name.endswith(TOKEN_NUMBERS))
 
 
-def _steps(config: Config, usual: Details, graph: ModelGraph) -> tuple[float, float]:
-    """Least and largest time step of state-space scans: a least one of the family's, or a pair of limits."""
-    if usual.least_step:
-        return config.number("time_step_min", default=usual.least_step), math.inf
-    return step_limits(config) if "mamba_heads" in graph.dims else (0.0, math.inf)
+def _steps(config: Config, usual: Details, graph: ModelGraph) -> tuple[float, float | None]:
+    """Limits of time steps: a least one where the family has one, else the config's pair. Raises UserError."""
+    if usual.steps[0]:
+        return config.number("time_step_min", default=usual.steps[0]), None
+    return step_limits(config) if "mamba_heads" in graph.dims else usual.steps
 
 
 def _attention(config: Config) -> Config:

@@ -110,18 +110,18 @@ def list_missing(config: Config, *, normed: bool = False) -> list[str]:
     return parts
 
 
-def step_limits(config: Config) -> tuple[float, float]:
-    """Between what a config's time steps are clamped, 0 and infinity where it says nothing. Raises UserError.
+def step_limits(config: Config) -> tuple[float, float | None]:
+    """Between what a config's time steps are clamped (None: no upper limit). Raises UserError.
 
     transformers writes infinity as a mapping, ``{"__float__": "Infinity"}``.
     """
     given = config.data.get("time_step_limit")
     if given is None:
-        return 0.0, math.inf
+        return 0.0, None
     try:
         least, most = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in given)
     except (KeyError, TypeError, ValueError):
         least = most = math.nan
     if not 0 <= least < most:
         raise UserError(f"{config.source}: time_step_limit = {given!r}: allowed: two numbers from 0, the smaller first")
-    return least, most
+    return least, most if math.isfinite(most) else None

@@ -33,8 +33,8 @@ def hybrid_losses(s: Subject) -> Iterator[Loss]:
     yield from plain_losses(s)
     if s.graph.is_mixture:
         yield from router_losses(s)
-    if s.graph.details.least_step not in (0.0, LEAST_STEP):
-        yield Loss("time_step_min", s.graph.details.least_step, f"steps start from {LEAST_STEP}")
+    if s.graph.details.steps not in ((0.0, None), (LEAST_STEP, None)):
+        yield Loss("time_step_min", s.graph.details.steps[0], f"steps start from {LEAST_STEP}, without an upper limit")
 
 
 def hybrid_arguments(s: Subject) -> Options:

@@ -236,7 +236,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
     """The makers of the modules of a layer, with or without a window."""
     dims, details = graph.dims, graph.details
     of_latents = latent.makers(dims, details, place) if "qk_dim" in dims else {}
-    of_mixers = mamba.makers(dims, (details.least_step, details.most_step)) if "mamba_heads" in dims else {}
+    of_mixers = mamba.makers(dims, details.steps) if "mamba_heads" in dims else {}
 
     def norm(op: Operator) -> nn.Module:
         if op.name == mamba.MIXER_NORM:

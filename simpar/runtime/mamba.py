@@ -42,7 +42,7 @@ class Convolution(nn.Module):
 class Scan(nn.Module):
     """The state-space scan with its three vectors of parameters."""
 
-    def __init__(self, dims: Mapping[str, int], limits: tuple[float, float]) -> None:
+    def __init__(self, dims: Mapping[str, int], limits: tuple[float, float | None]) -> None:
         super().__init__()
         self.limits = limits
         self.heads, self.groups, self.chunk = dims["mamba_heads"], dims["mamba_groups"], dims["chunk"]
@@ -120,7 +120,7 @@ class GroupNorm(nn.Module):
         return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(x.dtype)
 
 
-def makers(dims: Mapping[str, int], limits: tuple[float, float]) -> dict[str, Callable[[Operator], nn.Module]]:
+def makers(dims: Mapping[str, int], limits: tuple[float, float | None]) -> dict[str, Callable[[Operator], nn.Module]]:
     """The makers of the operators that only a mixer has; time steps stay within ``limits``."""
     return {"convolution": lambda _: Convolution(dims), "scan": lambda _: Scan(dims, limits), "gate": lambda _: Gate()}
 

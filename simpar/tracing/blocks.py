@@ -1,7 +1,7 @@
 """One segment of a trace as a block: operators whose sizes are polynomials in named dims."""
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
 from simpar.dataclass import dataclass
@@ -69,6 +69,7 @@ class BlockReader:
         self._name_all()
         if self.place == HEAD:
             self.roles.drafts = _without_passes_on(self.roles.drafts, output)
+        self.roles.drafts = _with_vectors(self.segment.drafts, self.roles.drafts)
         operators = [self._operator(draft) for draft in self.roles.drafts]
         if self.place == HEAD and all(op.kind != "loss" for op in operators):
             operators.append(self._loss(operators))
@@ -315,6 +316,16 @@ class BlockReader:
             rows = term("batch", MEMORY) if value == self.segment.memory else draft.rows
             total = (*total, *times(rows, self._size(draft.columns)))
         return total
+
+
+def _with_vectors(read: Sequence[OperatorDraft], kept: list[OperatorDraft]) -> list[OperatorDraft]:
+    """The drafts that were kept, the last one with the vectors that calls read for which another operator stands.
+
+    These cost next to nothing (scales of logits, of rotary tables), but are held and updated.
+    """
+    held = {piece.node for draft in kept for piece in draft.pieces}
+    left = {p.node: p for draft in read for p in draft.pieces if p.kind == "vector" and p.node not in held}
+    return [*kept[:-1], replace(kept[-1], pieces=(*kept[-1].pieces, *left.values()))] if left else kept
 
 
 def _without_passes_on(drafts: list[OperatorDraft], output: str) -> list[OperatorDraft]:

@@ -23,6 +23,8 @@ from simpar.tracing.vocabulary import SORTS, base
 if TYPE_CHECKING:
     from simpar.tracing.recording import ModuleRun
 
+MAX_LINE = 200
+"""Most characters that are told of an error of the user's code."""
 MAX_TRACED_LENGTH = 6144
 """Most tokens of a traced sequence: masks are evaluated, and their memory grows with its square."""
 _RANK = {CONSTANT: 0, INDEX: 1, WEIGHTS: 2, DATA: 3}
@@ -34,13 +36,15 @@ _TABLE_OPS = ("embedding", "index", "index_select", "gather")
 class Capture:
     """Calls in order by name, and the shape of every parameter by the name of its call.
 
-    ``module`` is the class of the module; ``masked`` are the paths of attentions whose masks could not be read.
+    ``module`` is the class of the module; ``masked`` are the paths of attentions whose masks could not be read;
+    ``drops_layers``: it drops layers at random in training, which were all kept here.
     """
 
     nodes: Mapping[str, CallNode]
     parameters: Mapping[str, tuple[int, ...]]
     module: str = ""
     masked: tuple[str, ...] = ()
+    drops_layers: bool = False
 
 
 def capture(name: str, seq_len: int, make: Callable[[], Any]) -> Capture:
@@ -79,10 +83,11 @@ def _captured(name: str, seq_len: int, make: Callable[[], Any]) -> Capture:
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"model = {name}: returns {type(module).__name__}; {ALLOWED}")
+    drops = _keeps_layers(module)
     module = _without_cache(module).to("meta").train()
     examples = _Examples.of(name, inputs, seq_len)
     joined = _joined(*_pair(name, module, examples), construction.buffers(module))
-    return replace(joined, module=type(module).__name__)
+    return replace(joined, module=type(module).__name__, drops_layers=drops)
 
 
 def _pair(name: str, module: Any, examples: _Examples) -> tuple[ModuleRun, ModuleRun, tuple[TraceShape, TraceShape]]:
@@ -121,9 +126,19 @@ def _without_cache(module: Any) -> Any:
     return module
 
 
+def _keeps_layers(module: Any) -> bool:
+    """Switch off the dropping of layers (LayerDrop, arXiv 1909.11556), which two recordings would draw differently."""
+    dropping = [each for each in module.modules() if isinstance(rate := getattr(each, "layerdrop", 0), float) and rate]
+    for each in dropping:
+        each.layerdrop = 0.0
+    return bool(dropping)
+
+
 def _line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+    text = next(iter(str(error).strip().splitlines()), "")
+    if "torch.nonzero()" in text:
+        return "it picks rows by their values"
+    return f"{type(error).__name__}: {text if len(text) <= MAX_LINE else text[:MAX_LINE] + '...'}"
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
         yield "selective scans of Mamba-1 count as those of Mamba-2 with heads of one feature"
     if any(op.kind == LOSS for block in graph.blocks.values() for op in block.operators):
         yield "its indexers learn from a loss of their own, which is counted as published: its module computes none"
+    if captured.drops_layers:
+        yield "layers that it drops at random in training are all counted"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
 

@@ -14,7 +14,10 @@ from simpar.tracing.code import LIBRARY
 INSTALL = "pip install 'simpar-planner[torch]' transformers"
 NOT_OF_THE_MODEL = ("auto_map", "quantization_config", "architectures", "transformers_version", "use_cache", "source")
 """Fields that change no operator, or that would ask for code of others."""
-SOURCE_OF_CLASS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING")
+SOURCE_OF_CLASS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "MODEL_FOR_MASKED_LM_MAPPING",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+)  # fmt: skip
 SOURCE_OF_PAIRS = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", *SOURCE_OF_CLASS)
 """Tables of classes in the order in which they are looked up; the causal class of a pair is its decoder alone."""
 
@@ -65,7 +68,8 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     fields = {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
     library_config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
     module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
-    module.config.pad_token_id = None  # or some look for padding among the tokens, to warn of it
+    # Or some look for padding among the tokens, to warn of it. Past the config's own check: some want a number.
+    vars(module.config)["pad_token_id"] = None
     return module, _inputs(module, why)
 
 

@@ -10,7 +10,7 @@ def _words(text: str) -> frozenset[str]:
 
 VIEWS = _words(
     """
-    view reshape _unsafe_view transpose permute t unsqueeze squeeze expand expand_as flatten unflatten slice
+    view reshape reshape_as _unsafe_view transpose permute t unsqueeze squeeze expand expand_as flatten unflatten slice
     select split split_with_sizes chunk unbind getitem detach detach_ alias contiguous to _to_copy type_as
     clone lift_fresh_copy narrow view_as movedim swapaxes swapdims numpy_T mT tensor_split
     _assert_tensor_metadata sym_size view_as_complex view_as_real _conj resolve_conj resolve_neg lift_fresh

@@ -46,7 +46,7 @@ OTHERS = {
     "gating.factor": [(MIXTURE, 2.5), (LATENT, 2.5), (NEMOTRON, 7.0)],
     "gating.bias": [("deepseek-v3", "added"), (NEMOTRON, "added")],
     "gating.pairs": [("deepseek-v3", False)],
-    "least_step": [(HYBRID, 0.5)],
+    "steps": [(HYBRID, (0.5, None)), (HYBRID, (0.0, 0.5))],
 }
 """Another value of every field, for models in which it means something."""
 SAID = ("unread", "unbuilt")

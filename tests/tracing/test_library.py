@@ -6,7 +6,7 @@ from simpar.errors import UserError
 from simpar.tracing import library
 from simpar.tracing.library import make_module, require_library
 
-WHY = "model = own.json: model_type = 'x' is not known"
+WHY = "model = own.json: model_type = 'x' is of no declared family"
 LLAMA = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -31,7 +31,9 @@ def made(torch, config, class_name=""):
 def test_what_is_missing_is_named(monkeypatch):
     """In one line that says how to install it; what is installed is not imported."""
     monkeypatch.setattr(library, "installed", lambda: ("", "5.24.0"))
-    with pytest.raises(UserError, match=r"is not known; torch would capture it: pip install 'simpar-planner\[torch\]'"):
+    with pytest.raises(
+        UserError, match=r"no declared family; torch would capture it: pip install 'simpar-planner\[torch\]'"
+    ):
         require_library(WHY)
     monkeypatch.setattr(library, "installed", lambda: ("2.13", "5.24.0"))
     require_library(WHY)
@@ -59,7 +61,7 @@ def test_the_class_of_a_config(torch):
 @pytest.mark.parametrize(
     ("config", "class_name", "message"),
     [
-        ({"model_type": "lama"}, "", r"is not known; did you mean .*has no class for it either: allowed: a newer tra"),
+        ({"model_type": "lama"}, "", r"family; did you mean .*has no class for it either: allowed: a newer tra"),
         (LLAMA, "LlamaForCausalLMs", r"has no model class LlamaForCausalLMs; did you mean 'LlamaForCausalLM'"),
         (
             {"model_type": "wav2vec2"},

@@ -96,7 +96,7 @@ FAMILIES = (
     ModelFamily(
         "nemotron_h",
         _read,
-        Details("relu2", gating=Gating("sigmoid", bias="chooses", pairs=True), least_step=0.001),
+        Details("relu2", gating=Gating("sigmoid", bias="chooses", pairs=True), steps=(0.001, None)),
         LLAMA.changed(
             layers="backbone.layers",
             layer={

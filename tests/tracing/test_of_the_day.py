@@ -1,0 +1,55 @@
+"""Classes that no family declares and no list names, each with a kind of call that capture once refused."""
+
+import pytest
+
+from simpar.architectures.families.family import TINY
+from simpar.errors import UserError
+from simpar.tracing.graph import trace_library
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SEQ = 32
+PAIR = {
+    "vocab_size": 96, "d_model": 32, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS = {
+    "dory": {**TINY, "head_dim": 8},  # scales of logits
+    "modernbert-decoder": {**TINY, "layer_types": ["full_attention", "sliding_attention"]},  # padding must be a number
+    "roformer": {**TINY, "embedding_size": 32, "is_decoder": True},  # a view by another tensor's shape
+    "m2m_100": {**PAIR, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},  # layers that drop out at random
+    "distilbert": {"vocab_size": 96, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},  # no causal class
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_class_has_the_parameters_that_its_library_counts(kind):
+    """Captured by its config alone, without the name of its class."""
+    config = {**CONFIGS[kind], "model_type": kind}
+    graph = trace_library(config, "", kind, SEQ, f"model = {kind}")
+    tables = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_MASKED_LM_MAPPING")
+    own = transformers.CONFIG_MAPPING[kind].from_dict(config)
+    classes = [getattr(transformers, table)[type(own)] for table in tables if type(own) in getattr(transformers, table)]
+    with torch.device("meta"):
+        module = classes[0](own)
+    assert graph.num_parameters() == sum(each.numel() for each in module.parameters())
+
+
+def test_layers_that_drop_out_are_counted_and_said():
+    """Two recordings would draw other layers."""
+    config = {**CONFIGS["m2m_100"], "model_type": "m2m_100"}
+    graph = trace_library(config, "", "m2m_100", SEQ, "model = m2m_100")
+    assert "layers that it drops at random in training are all counted" in graph.facts["notes"]
+    assert sum(block.startswith("model_encoder") for block in graph.layers) >= 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_choices_by_value_are_refused_in_one_short_line():
+    """What torch says of them is a paragraph."""
+    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2}
+    config = {**TINY, **sizes, "model_type": "switch_transformers", "num_sparse_encoder_layers": 1}
+    with pytest.raises(UserError, match="it picks rows by their values") as refused:
+        trace_library(config, "", "own", SEQ, "model = own")
+    assert len(str(refused.value)) < 200
