@@ -11,6 +11,7 @@ from simpar import files
 from simpar.architectures.catalogue import find_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
+from simpar.frameworks.data_sets import packed_documents
 from simpar.frameworks.overrides import (
     assigned,
     choice,
@@ -118,7 +119,7 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
     sizes = {axis: given.whole(f"{key}_parallel_dim") or 1 for axis, key in (("tp", "tensor"), ("cp", "context"))}
     shard, replicate = given.get("data_parallel_shard_dim", -1), given.whole("data_parallel_replicate_dim") or 1
     reshard = given.get("fsdp_reshard_after_forward", True)
-    seq_len, assumed = _sequence(given)
+    training, assumed = _sequence(given)
     away = "cpu" if given.get("fsdp_cpu_offload") else None
     values: dict[str, Any] = {
         "stack": "torchtune",
@@ -134,7 +135,7 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
         "fused_kernels": "compiled" if given.get("compile") is True else None,
         "update_in_backward": True if given.get("optimizer_in_bwd") else None,
         "precision": choice(given, "dtype", DTYPES, "bf16"),
-        "training": {"seq_len": seq_len},
+        "training": training,
         **_optimizer(given, away),
         **_adapters(given, component),
     }
@@ -148,16 +149,21 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
     return Imported(plan_said(values), given.words(), notes, micro * steps, asks={"model": ask}, assumed=assumed)
 
 
-def _sequence(given: ConfigReader) -> tuple[int, tuple[Assumed, ...]]:
-    """Packed sequences have the tokenizer's longest; others are as long as the longest document of a batch."""
+def _sequence(given: ConfigReader) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
+    """Packed sequences have the tokenizer's longest; others are as long as the longest document of a batch.
+
+    Packed documents attend to themselves only (datasets/_packed.py). Data sets are known by their source or builder.
+    """
     most = given.whole("tokenizer.max_seq_len")
     if given.get("dataset.packed") and most:
-        return most, ()
+        built = str(given.get("dataset._component_") or "").rpartition(".")[2].removesuffix("_dataset")
+        documents, of_data = packed_documents([str(given.get("dataset.source") or built.replace("_", "-"))], most)
+        return {"seq_len": most} | ({"documents": documents} if documents else {}), (of_data,)
     value = most or USUAL_SEQ_LEN
     why = "sequences are as long as the longest document of a batch" + (
         ", at most tokenizer.max_seq_len" if most else "; tokenizer.max_seq_len is not set"
     )
-    return value, (Assumed("seq_len", value, why, (value // 4, *(() if most else (value * 4,)))),)
+    return {"seq_len": value}, (Assumed("seq_len", value, why, (value // 4, *(() if most else (value * 4,)))),)
 
 
 def _recompute(given: ConfigReader) -> str:

@@ -32,7 +32,13 @@ def test_adapters_on_one_device() -> None:
     plan = result.plan
     assert (plan.dp, plan.zero, plan.lora_rank, plan.frozen_dtype) == (1, 0, 8, "nf4")
     assert plan.lora_targets == ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    assert (plan.training, result.assumed) == ({"seq_len": 4096}, ())
+    assert plan.training == {"seq_len": 4096}
+    assert [(each.key, each.value, each.others) for each in result.assumed] == [("documents.mean", 4096, (1024, 256))]
+    known = imported(
+        f"{command} dataset.packed=True tokenizer.max_seq_len=4096 "
+        "dataset._component_=torchtune.datasets.alpaca_cleaned_dataset"
+    )
+    assert known.plan.training == {"seq_len": 4096, "documents": {"mean": 170, "spread": 0.724}}
 
 
 @pytest.mark.parametrize(
