@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
-from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, printable, scalar_fault
+from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -473,7 +473,13 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         return files.get(text, Path(text))
     if Path(text).is_dir():
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
-    return files[choose(aliases(kind).get(plain_name(text), text), files, what, also=aliases(kind))]
+    return files[choose(meant_by(text, kind) or text, files, what, also=aliases(kind))]
+
+
+def meant_by(text: str, kind: str) -> str | None:
+    """The shipped file that another name means, also with a count behind it; None if it is none."""
+    known, (alone, _) = aliases(kind), split_count(text)
+    return known.get(plain_name(text)) or (alone if alone in bundled(kind) else known.get(plain_name(alone)))
 
 
 @cache
@@ -492,9 +498,3 @@ def other_names(kind: str) -> dict[str, Any]:
     shipped = bundled(kind)
     path = next(iter(shipped.values())).parent.parent / "aliases.yaml" if shipped else None
     return load(path).data if path is not None and path.is_file() else {}
-
-
-def plain_name(text: str) -> str:
-    """A name's letters and digits, without a maker's name and a count such as ``8x`` before it."""
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    return re.sub(r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei)?(instinct|tesla)?", "", plain)

@@ -140,3 +140,24 @@ def check_digits(text: str, source: str) -> None:
     if match := re.search(rf"\d{{{MAX_DIGITS + 1}}}", text):
         line = text.count("\n", 0, match.start()) + 1
         raise UserError(f"{source}:{line}: a number of more than {MAX_DIGITS} digits")
+
+
+def plain_name(text: str) -> str:
+    """A name's letters and digits, without what is before them: a maker, Azure's "Standard", a count such as ``8x``."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    return re.sub(
+        r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei)?(instinct|tesla|standard)?", "", plain
+    )
+
+
+_COUNT_BEHIND = re.compile(r"(?P<name>.*?\w)(?:\s*[x*:]\s*|[-_ ])(?P<count>\d+)(?:\s*gpus?)?", re.IGNORECASE)
+
+
+def split_count(text: str) -> tuple[str, int | None]:
+    """A name without the count behind it, and that: ``h100-8``, ``h100:8``, ``H100 x 8``; None where it has none.
+
+    >>> split_count("h100-8"), split_count("H100 x 16"), split_count("a100-80gb")
+    (('h100', 8), ('H100', 16), ('a100-80gb', None))
+    """
+    match = _COUNT_BEHIND.fullmatch(text.strip())
+    return (match["name"].strip(), int(match["count"])) if match else (text, None)

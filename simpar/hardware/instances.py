@@ -1,4 +1,4 @@
-"""Names that mean some of a node's devices: instances of clouds, and counts such as ``4xH100``."""
+"""Names that mean some of a node's devices: instances of clouds, and counts such as ``4xH100`` and ``h100-4``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from simpar.errors import UserError
 from simpar.hardware.network import split_network
 from simpar.hardware.part import part_of_node
 from simpar.hardware.profile import ClusterProfile
+from simpar.plain import plain_name, split_count
 from simpar.profiles import is_file
 from simpar.units import parse_quantity
 
 _COUNT = re.compile(r"(?:gpu)?(\d+)x(?=\D|\d{4})")
+
+_MACHINE = re.compile(r"dgx|hgx|gcp|a\d(?!\d)|[pg]\d|g2standard|trn\d|n[cd]|bm|ct\d|vmgpu")
+"""Beginnings of the names of machines, behind which a number would be of machines or of devices: which is not said."""
+CORES_OF_CHIP = {"tpu-v4-pod": 2, "tpu-v5p-pod": 2, "tpu-v7x-pod": 2}
+"""TPUs whose slices are named after their cores (docs of Cloud TPU, accelerator types; xpk's
+``core/system_characteristics.py``): ``v5p-128`` has 64 chips."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +50,31 @@ def instance_named(name: str) -> Instance | None:
     name, _ = split_network(name)
     if name in files.bundled("clusters") or is_file(name):
         return None
-    if known := _known().get(files.plain_name(name)):
+    if known := _known().get(plain_name(name)):
         return known
-    count = _COUNT.match(re.sub(r"[^a-z0-9]", "", name.lower()))
-    if count is None:
+    if (count := _count(name)) is None:
         return None
-    if not int(count.group(1)):
+    if not count:
         raise UserError(f"hardware {name}: 0 devices; allowed: 1 or more")
-    return Instance(int(count.group(1)))
+    return Instance(count)
+
+
+def _count(name: str) -> int | None:
+    """The number of devices before or behind a name; None where it has none."""
+    if before := _COUNT.match(re.sub(r"[^a-z0-9]", "", name.lower())):
+        return int(before.group(1))
+    known = files.aliases("clusters")
+    kind, count = split_count(name)
+    if count is None or plain_name(name) in known or (meant := files.meant_by(kind, "clusters")) is None:
+        return None
+    if _MACHINE.match(plain_name(kind)):
+        raise UserError(
+            f"hardware {name}: {kind} is a whole machine; allowed: {kind} with a number of nodes or devices"
+        )
+    chips, rest = divmod(count, CORES_OF_CHIP.get(meant, 1))
+    if rest:
+        raise UserError(f"hardware {name}: {meant} counts cores, two of a chip; allowed: even numbers")
+    return chips
 
 
 @cache

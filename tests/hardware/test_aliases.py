@@ -6,6 +6,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.instances import instance_named
+from simpar.plain import plain_name
 from simpar.validation.devices import load_named_profile
 
 
@@ -15,6 +16,9 @@ from simpar.validation.devices import load_named_profile
         ("H100", "dgx-h100"), ("h100-sxm", "dgx-h100"), ("a100", "dgx-a100-80gb"), ("4090", "rtx-4090-8"),
         ("rtx4090", "rtx-4090-8"), ("p5.48xlarge", "aws-p5"), ("p4d", "aws-p4d"), ("a3-megagpu-8g", "gcp-a3-mega"),
         ("ND H100 v5", "dgx-h100"), ("DGX A100", "dgx-a100-80gb"), ("8xH100", "dgx-h100"), ("gb200", "gb200-nvl72"),
+        ("h100-8", "dgx-h100"), ("h100:8", "dgx-h100"), ("H100 x 8", "dgx-h100"), ("a100-80", "dgx-a100-80gb"),
+        ("a100-800", "a100-800"), ("NVIDIA H100 80GB HBM3", "dgx-h100"), ("NVIDIA A100 80GB PCIe", "a100-pcie-8"),
+        ("Tesla V100-SXM2-32GB", "dgx-v100"), ("ND96isr_H100_v5", "dgx-h100"),
     ],
 )  # fmt: skip
 def test_names_that_people_say(said: str, name: str) -> None:
@@ -33,7 +37,9 @@ def test_names_that_people_say(said: str, name: str) -> None:
         ("p6-b300.48xlarge", 8, "aws-p6-b300", 6400), ("BM.GPU.B200.8", 8, "b200-roce-400", 3200),
         ("ND GB200 v6", 4, "gb200-nvl72", 1600), ("Gaudi 3", 8, "gaudi-3-8", 4800),
         ("ct6e-standard-4t", 4, "tpu-v6e-4t", 400), ("ct6e-standard-1t", 1, "1 of tpu-v6e-pod", 200),
-        ("DGX Spark", 1, "dgx-spark", 200),
+        ("DGX Spark", 1, "dgx-spark", 200), ("h100-4", 4, "4 of dgx-h100", 1600), ("4090-2", 2, "2 of rtx-4090-8", 100),
+        ("a100-16", 16, "dgx-a100-80gb", 1600), ("v5litepod-16", 16, "tpu-v5e-pod", 200),
+        ("v6e-8", 8, "tpu-v6e-pod", 800), ("v5p-16", 8, "tpu-v5p-pod", 200),
     ],
 )  # fmt: skip
 def test_instances_have_their_devices_and_their_network(
@@ -62,6 +68,8 @@ def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
         ("0xH100", None, "hardware 0xH100: 0 devices; allowed: 1 or more"),
         ("13xH100", None, "devices = 13: allowed on 2 nodes of 8 of dgx-h100: multiples of 2"),
         ("4xH1000", None, "unknown hardware '4xH1000'; did you mean"), ("h101", None, "did you mean 'h100'"),
+        ("dgx-h100-2", None, "dgx-h100 is a whole machine; allowed: dgx-h100 with a number of nodes or devices"),
+        ("v5p-15", None, "hardware v5p-15: tpu-v5p-pod counts cores, two of a chip; allowed: even numbers"),
         ("g5.13xlarge", None, "did you mean 'g516xlarge'"),
     ],
 )  # fmt: skip
@@ -78,5 +86,5 @@ def test_every_alias_is_one_shipped_profile() -> None:
     names = [name for listed in (*table.values(), *(part["names"] for part in parts)) for name in listed]
     assert {*table, *(part["of"] for part in parts)} <= set(files.bundled("clusters"))
     assert len(names) == len(set(names))
-    assert all(name == files.plain_name(name) for name in names)
+    assert all(name == plain_name(name) for name in names)
     assert all(part["devices"] < load_named_profile(part["of"]).devices_per_node for part in parts)
