@@ -29,6 +29,8 @@ class DeviceHabits:
 
 
 SPAWNS = DeviceHabits(spawns=True)
+ONE_PROCESS = "Python starts one process: one device (several visible ones would be driven by DataParallel)."
+"""What a note says of a trainer's script that nothing but Python starts."""
 
 
 @dataclass(frozen=True)

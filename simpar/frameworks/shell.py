@@ -62,7 +62,8 @@ class Script:
 
     ``environments`` has the variables of every command: those that the script set by then, and those before its words.
     A command of another script has the launcher before it that started that script (``srun -N 4 bash other.sh``).
-    ``directives`` are the words of the ``#SBATCH`` lines of each text, or those of another batch system as Slurm's.
+    ``directives`` are the words of the ``#SBATCH`` lines of each text, or those of another batch system as Slurm's;
+    ``further_parts`` those of later parts of a job.
     ``written`` are the texts of files that the script writes. ``gaps`` map what it takes from where it cannot be read
     to what that may do.
 
@@ -74,7 +75,7 @@ class Script:
         self.source = source
         self.commands: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
-        self.directives: list[list[str]] = []
+        self.directives, self.further_parts = list[list[str]](), list[list[str]]()
         self.written: dict[str, str] = {}
         self.variables = Variables(lambda text: output_of(text, self.variables, self.folder))
         self.notes: list[str] = []
@@ -100,7 +101,8 @@ class Script:
         is_file = os.path.isfile(source)
         known |= {"0": [source if is_file else "bash"], "BASH_SOURCE": [source if is_file else ""]}
         known["PWD"] = [os.path.abspath(self.folder)]
-        own = slurm.directives(text)
+        own, *others = slurm.parts_of(text)
+        self.further_parts += others
         self.directives += [asked for asked in (own, schedulers.directives(text)) if asked]
         known |= slurm.variables_of([*slurm.plain_flags(asked), *own])
         self.stack.append(os.path.realpath(source) if is_file else source)

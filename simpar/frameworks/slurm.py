@@ -4,9 +4,11 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from simpar.errors import UserError
 from simpar.frameworks.reader import value_of
 
 NODES = ("--nodes", "-N")
+PARTS = ("--het-group", "--pack-group")
 TASKS, TASKS_OF_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
 DEVICES, DEVICES_OF_NODE, DEVICES_OF_TASK = ("--gpus", "-G"), ("--gpus-per-node", "--gres"), ("--gpus-per-task",)
 _GLUED = re.compile(r"(-[NnGc])(\d\S*)")
@@ -14,20 +16,34 @@ _COUNT = re.compile(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?")
 
 
 def directives(text: str) -> list[str]:
-    """The words of the ``#SBATCH`` lines before the first command of a script; Slurm reads no others.
+    """The words of the ``#SBATCH`` lines of a script; of a job of several parts, those of the first one."""
+    return parts_of(text)[0]
 
-    Of a job of several parts, those of the first one: a step that names no others runs there.
+
+def parts_of(text: str) -> list[list[str]]:
+    """The words of the ``#SBATCH`` lines before the first command of a script, by part of the job.
+
+    Slurm reads no others. A step that names no part runs on the first one.
     """
-    result = list[str]()
+    parts: list[list[str]] = [[]]
     for at, line in enumerate(text.splitlines()):
         if line.startswith("#SBATCH"):
             words = _split(line.removeprefix("#SBATCH"))
             if words in (["hetjob"], ["packjob"]):
-                break
-            result += words
+                parts.append([])
+            else:
+                parts[-1] += words
         elif at and line.strip() and not line.startswith("#"):
             break
-    return list(plain_flags(result))
+    return [list(plain_flags(words)) for words in parts]
+
+
+def part_named(words: Sequence[str], source: str) -> int:
+    """The number of the part of a job that srun's ``words`` start a step on. Raises UserError for several parts."""
+    told = value_of(words, PARTS) or "0"
+    if not told.isdigit():
+        raise UserError(f"{source}: {PARTS[0]} = {told}: a step on several parts of a job; allowed: one part")
+    return int(told)
 
 
 def plain_flags(words: Iterator[str] | Sequence[str]) -> Iterator[str]:

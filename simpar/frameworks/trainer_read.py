@@ -9,6 +9,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
+from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import MICRO_BATCH, shape_of
@@ -422,7 +423,7 @@ def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool
 
 def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | None) -> Iterator[str]:
     if command is not None and not command.launched_by and command.script.endswith(".py"):
-        yield "Python starts one process: one device (several visible ones would be driven by DataParallel)."
+        yield ONE_PROCESS
     if given.number(*MICRO_BATCH) is None:
         own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
         yield f"The micro-batch is the default of {own}: {habits.micro_batch}."

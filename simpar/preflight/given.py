@@ -15,7 +15,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.overrides import files_of_script, flagged, with_texts
-from simpar.frameworks.reader import trains_on_preferences
+from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -185,10 +185,30 @@ def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
     """The plan of the command that a manifest starts, on the nodes and devices that it asks for."""
     result = given_text(started.text, f"{source} (its command)")
     launch = result.launch
+    if launch.is_single and started.nodes and started.nodes > 1:
+        return _of_ranks(result, started.nodes, source)
     told = launch.ranks is not None or (launch.is_single and not (launch.nodes or launch.per_node))
     if not told:
         launch = replace(launch, nodes=launch.nodes or started.nodes, per_node=launch.per_node or started.devices)
     return replace(result, text=replace(result.text, syntax=None), launch=launch)
+
+
+def _of_ranks(given: ParsedLaunch, pods: int, source: str) -> ParsedLaunch:
+    """One rank in every pod: an operator tells its Python how many there are, and which one it is.
+
+    Raises UserError where the framework joins processes only by their LOCAL_RANK, which operators do not set.
+    """
+    imported, mesh = given.found, given.found.plan.mesh
+    if mesh.dp == 1 and "LOCAL_RANK" not in given.launch.environment:
+        raise UserError(
+            f"{source}: python in each of {pods} pods is told no LOCAL_RANK, without which each trains alone; "
+            "allowed: torchrun or accelerate launch in its place, or LOCAL_RANK in env"
+        )
+    if mesh.dp == 1:
+        plan = imported.plan.model_copy(update={"mesh": mesh.model_copy(update={"dp": None})})
+        imported = replace(imported, plan=plan, notes=tuple(note for note in imported.notes if note != ONE_PROCESS))
+    launch = replace(given.launch, nodes=pods, per_node=1, is_single=False)
+    return replace(given, found=imported, text=replace(given.text, syntax=None), launch=launch)
 
 
 def _refusal(source: str, what: str) -> UserError:

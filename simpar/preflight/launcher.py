@@ -9,7 +9,9 @@ from dataclasses import field
 from math import prod
 from pathlib import PurePath
 
+from simpar import files
 from simpar.dataclass import dataclass
+from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
@@ -20,6 +22,7 @@ from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
+from simpar.hardware.instances import CORES_OF_CHIP
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -164,7 +167,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
             if trains:
                 break
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
-    told += [("sbatch", words) for words in script.directives]
+    told += [("sbatch", words) for words in _asked(script, told)]
     notes = list(script.notes)
     nodes, per_node, ranks = _sizes(told, environment, target, notes)
     if (hosts := _hosts(told, script)) is not None:
@@ -187,6 +190,18 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
         is_single, gaps={**script.gaps, **({} if _any(environment, OF_NODES) else _gaps(told, nodes))},
     )  # fmt: skip
+
+
+def _asked(script: Script, told: Sequence[tuple[str, list[str]]]) -> list[list[str]]:
+    """What a script asks of its batch system, for the part of the job that a step is started on. Raises UserError."""
+    step = next((words for launcher, words in told if launcher == "srun"), [])
+    part = slurm.part_named(step, script.source)
+    if part > len(script.further_parts):
+        raise UserError(
+            f"{script.source}: {slurm.PARTS[0]} = {part}: the job has {1 + len(script.further_parts)} "
+            f"parts; allowed: 0 to {len(script.further_parts)}"
+        )
+    return [script.further_parts[part - 1]] if part else script.directives
 
 
 def _is_start(words: Sequence[str]) -> bool:
@@ -286,8 +301,7 @@ def _hosts(told: Iterable[tuple[str, list[str]]], script: Script) -> tuple[int, 
 def _chips(words: Sequence[str]) -> int | None:
     """The TPU chips that xpk asks for: ``--device-type=v6e-256`` or ``tpu7x-4x4x4``, of every slice.
 
-    Names of v4, v5p and 7x count cores, two of a chip (docs of Cloud TPU, accelerator types; xpk,
-    ``core/system_characteristics.py``).
+    Names of some kinds count cores (:data:`CORES_OF_CHIP`).
     """
     named = value_of(words, ("--device-type", "--tpu-type", "--device_type", "--tpu_type")) or ""
     slices = value_of(words, ("--num-slices", "--num_slices")) or "1"
@@ -295,7 +309,8 @@ def _chips(words: Sequence[str]) -> int | None:
     if match is None or not slices.isdigit():
         return None
     chips = prod(map(int, match[2].split("x")))
-    return chips * int(slices) // (2 if match[1] in ("v4", "v5p", "tpu7x") and "x" not in match[2] else 1)
+    cores = 1 if "x" in match[2] else CORES_OF_CHIP.get(files.meant_by(match[1], "clusters") or "", 1)
+    return chips * int(slices) // cores
 
 
 def _is_untold(told: Sequence[tuple[str, list[str]]]) -> bool:

@@ -75,7 +75,7 @@ def _of_pods(data: Mapping[str, Any]) -> StartedCommand | None:
     devices = next(filter(None, (sum(map(_devices_of, pod)) for pod in workers)), None)
     nodes = _pods_of(data)
     named = [(each.get("name"), each.get("value")) for each in container.get("env") or [] if isinstance(each, Mapping)]
-    variables = {**_of_operator(data, nodes), **_plain(dict(named))}
+    variables = {**_of_operator(data, nodes, devices), **_plain(dict(named))}
     return StartedCommand(_with(variables, shlex.join(_words_of(container))), nodes, devices)
 
 
@@ -83,14 +83,21 @@ def _words_of(container: Mapping[str, Any]) -> list[str]:
     return [str(word) for key in ("command", "args") for word in container.get(key) or []]
 
 
-def _of_operator(data: Mapping[str, Any], nodes: int | None) -> dict[str, Any]:
-    """Variables that the operator of a kind sets: those of torchrun, and the size of a group."""
+def _of_operator(data: Mapping[str, Any], nodes: int | None, devices: int | None) -> dict[str, Any]:
+    """Variables that the operator of a kind sets: those of torchrun, and the size of a group.
+
+    The operator of PyTorchJob tells torchrun to start a process for every device, unless the job says a number
+    (kubeflow/training-operator, ``setDefaultNprocPerNode``).
+    """
     spec, kind = data.get("spec"), str(data.get("kind"))
     told: dict[str, Any] = {"LWS_GROUP_SIZE": nodes} if kind == "LeaderWorkerSet" else {}
     if "Job" in kind and nodes and nodes > 1:
         told |= {"PET_NNODES": nodes, "PET_NODE_RANK": 0}
-    each = spec.get("nprocPerNode") if isinstance(spec, Mapping) else None
-    return told | ({"PET_NPROC_PER_NODE": each} if str(each).isdigit() else {})
+    elastic = spec.get("elasticPolicy") if isinstance(spec, Mapping) else None
+    stated = spec.get("nprocPerNode") if isinstance(spec, Mapping) else None
+    each = _count(elastic.get("nProcPerNode") if isinstance(elastic, Mapping) else None) or _count(stated)
+    each = each or (devices if kind == "PyTorchJob" and stated in (None, "auto", "gpu") else None)
+    return told | ({"PET_NPROC_PER_NODE": each} if each else {})
 
 
 def _of_trainer(data: Mapping[str, Any]) -> StartedCommand | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.frameworks.shell import Script
 from simpar.preflight.given import given_text
 from simpar.preflight.launcher import launch_of
@@ -157,3 +158,22 @@ def test_torchx_starts_torchrun(flags, world):
     trainer = "--model_name_or_path gpt2 --per_device_train_batch_size 1 --max_seq_length 1024"
     started = launch_of(f"torchx run -s slurm dist.ddp {flags} -- {trainer}", "job.sh")
     assert (started.target, started.world_size) == ("transformers", world)
+
+
+PARTS = f"""#SBATCH --nodes=1 --gpus-per-node=4
+#SBATCH hetjob
+#SBATCH --nodes=2 --gpus-per-node=8 --ntasks-per-node=8
+srun --het-group=0 python serve.py &
+srun --het-group=%s python {TRAIN} &
+wait
+"""
+
+
+def test_a_step_runs_on_the_part_of_a_job_that_it_names() -> None:
+    """Not on the first one; several parts, and one that the job has not, are refused."""
+    launch = launch_of(PARTS % "1", "job.sh")
+    assert (launch.nodes, launch.per_node) == (2, 8)
+    assert launch_of(PARTS % "0", "job.sh").nodes == 1
+    for part, message in (("0,1", "a step on several parts of a job; allowed: one part"), ("2", "the job has 2 parts")):
+        with pytest.raises(UserError, match=f"job.sh: --het-group = {part}: {message}"):
+            launch_of(PARTS % part, "job.sh")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.preflight.given import given_words
 from simpar.preflight.manifests import manifest_of
 
@@ -125,6 +126,53 @@ def test_a_job_of_ray_starts_its_entry_point(tmp_path: Path) -> None:
         "  rayClusterSpec: {workerGroupSpecs: [{replicas: 2}]}\n"
     )
     assert given_words([str(path)]).launch.world_size == 16
+
+
+def job_of_pods(command: str, pods: int, devices: int, further: str = "", env: str = "[]") -> str:
+    """A PyTorchJob whose pods all run the same command."""
+    pod = (
+        f"template: {{spec: {{containers: [{{name: a, env: {env}, "
+        f"resources: {{limits: {{nvidia.com/gpu: {devices}}}}}, "
+        f"command: [bash, -c], args: ['{command}']}}]}}}}"
+    )
+    return (
+        f"apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  {further}\n  pytorchReplicaSpecs:\n"
+        f"    Master: {{replicas: 1, {pod}}}\n    Worker: {{replicas: {pods - 1}, {pod}}}\n"
+    )
+
+
+MEGATRON = (
+    "python pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 "
+    "--micro-batch-size 1 --global-batch-size 64 --bf16 --tensor-model-parallel-size 4"
+)
+NAMED_TRAIN = TRAIN.replace("$MODEL", "Qwen/Qwen3-8B")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        (job_of_pods(MEGATRON, 8, 1), 8),  # a rank in every pod
+        (job_of_pods(f"torchrun {NAMED_TRAIN}", 2, 8), 16),  # a process for every device
+        (job_of_pods(f"torchrun {NAMED_TRAIN}", 2, 8, 'nprocPerNode: "4"'), 8),
+        (job_of_pods(f"torchrun {NAMED_TRAIN}", 2, 8, "elasticPolicy: {nProcPerNode: 2}"), 4),
+        (job_of_pods(f"python {NAMED_TRAIN}", 8, 1, env='[{name: LOCAL_RANK, value: "0"}]'), 8),
+    ],
+)
+def test_ranks_of_a_job_of_pods(text: str, devices: int, tmp_path: Path) -> None:
+    """As the operator counts them, and with replicas of all of them."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    result = given_words([str(path)])
+    assert result.launch.world_size == devices
+    assert result.found.plan.mesh.dp is None
+
+
+def test_python_in_pods_that_trainers_do_not_join_is_refused(tmp_path: Path) -> None:
+    """One line that says what is missing."""
+    path = tmp_path / "job.yaml"
+    path.write_text(job_of_pods(f"python {NAMED_TRAIN}", 8, 1))
+    with pytest.raises(UserError, match=r"python in each of 8 pods is told no LOCAL_RANK, .* allowed: torchrun"):
+        given_words([str(path)])
 
 
 @pytest.mark.parametrize(
