@@ -105,7 +105,7 @@ PRECISIONS = {
     each.name: each
     for each in (
         Precision("bf16", "16 bits, fp32's exponents", 16, in_torch="bfloat16"),
-        Precision("fp16", "16 bits, with a scaled loss", 16, in_its_place=("bf16",)),
+        Precision("fp16", "16 bits, with a scaled loss", 16, in_torch="float16", in_its_place=("bf16",)),
         Precision("fp32", "32 bits throughout", 32, in_torch="float32"),
         Precision(
             "fp8",

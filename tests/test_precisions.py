@@ -48,7 +48,7 @@ def test_precisions_are_grouped_by_their_bits() -> None:
     """As models keep some products in more of them; the runtime computes what torch can."""
     assert narrower(8) == ("nvfp4", "mxfp4")
     assert narrower(16) == ("fp8", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4")
-    assert IN_TORCH == ("bf16", "fp32", "fp8")
+    assert IN_TORCH == ("bf16", "fp16", "fp32", "fp8")
 
 
 def test_an_unknown_precision_is_told_what_there_is() -> None:

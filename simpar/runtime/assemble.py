@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -61,9 +61,11 @@ def make_engine(
         engine.pipeline = make_pipeline(stages[here], blueprint.graph, training, schedule, ranks, like)
     elif plan.mesh.pp > 1:
         count = schedule.num_microbatches
-        engine.pipeline = PipelineRank(
-            schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
-        )
+
+        def loss(outputs: Any, targets: Any) -> Any:
+            return mean_loss(outputs, targets) * (engine.scale / count)
+
+        engine.pipeline = PipelineRank(schedule, dict(wrapped), _shapes(blueprint, training), loss, ranks)
         engine.pipeline.rest(num_still(every, plan.tuning, tied=blueprint.graph.tied_embeddings))
     rehearse(engine, training, blueprint)
     return engine
@@ -170,7 +172,8 @@ def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
         find_unused_parameters=getattr(stage, "skips_parameters", False),
     )
     if blueprint.dtypes.reduce != blueprint.dtypes.storage:
-        model.register_comm_hook(ranks.data_group, bf16_compress_hook)
+        half = blueprint.dtypes.reduce == torch.float16
+        model.register_comm_hook(ranks.data_group, fp16_compress_hook if half else bf16_compress_hook)
     return model
 
 

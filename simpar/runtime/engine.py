@@ -42,6 +42,11 @@ class TrainingEngine:
     pipeline: PipelineRank | StagePipeline | None = None
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
 
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by before the backward, for gradients in few bits."""
+        return self.update.scale if isinstance(self.update, StepUpdate) else 1.0
+
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
         """Gradients of the mean loss over this rank's sequences int64[batch, seq]; the loss on the last stage.
 
@@ -50,7 +55,8 @@ class TrainingEngine:
         with self._loss_context(), cast_once():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
-                return torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
+                total = torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
+                return None if total is None else total / self.scale
             return self._accumulate(tokens, targets)
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +67,7 @@ class TrainingEngine:
                 with self.clock.phase("forward"):
                     loss = self._loss(*batch)
                 with self.clock.phase("backward"):
-                    loss.backward()
+                    (loss if self.scale == 1.0 else loss * self.scale).backward()
                     self.update.collect()
             total += plain(loss.detach())
         return total
@@ -92,7 +98,7 @@ class TrainingEngine:
             module.eval()
         with self._loss_context():
             if isinstance(self.pipeline, PipelineRank):
-                losses = self.pipeline.evaluate(tokens, targets)
+                losses = [loss / self.scale for loss in self.pipeline.evaluate(tokens, targets)]
             else:
                 assert self.pipeline is None, "stages of their own are refused"
                 losses = [self._loss(*batch) for batch in self._batches(tokens, targets)]

@@ -58,6 +58,7 @@ class Learning(Strict):
     decay_steps: Count | None = None
     schedule_steps: Count | None = None
     least_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
+    loss_scale: float = Field(2.0**16, gt=0, allow_inf_nan=False, description="of the first step in fp16")
     lora_alpha: float | None = Field(None, gt=0, allow_inf_nan=False, description="of adapters; default their rank")
 
     @model_validator(mode="after")

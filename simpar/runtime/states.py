@@ -23,6 +23,8 @@ def named_tensors(update: StepUpdate) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = [{}, {}]
     for each, name, tensor in _tensors(update):
         result[each.twin][name] = tensor
+    if update.loss_scale is not None:
+        result[0]["loss_scale"] = update.loss_scale.state
     return result
 
 
@@ -54,6 +56,8 @@ def finish_loading(update: StepUpdate, steps: int) -> None:
             optimizer.read_again()
     if not _of(update).counts_steps:
         return
+    if update.loss_scale is not None:
+        steps -= update.loss_scale.left_out
     for _, home, state in _remembered(update):
         state["step"] = torch.tensor(float(steps), device=home.device)
 

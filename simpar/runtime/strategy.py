@@ -184,9 +184,11 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             raise UserError(
                 f"plan.{name} = {given}: the runtime sends gradients and parameters as it holds them; allowed: none"
             )
+    if numerics.precision == "fp16":
+        _refuse_scaled(plan, graph)
     if not numerics.products.in_torch:
         raise UserError(
-            f"plan.precision = {numerics.precision}: needs scaled losses, or products that torch has not; "
+            f"plan.precision = {numerics.precision}: needs products that torch has not; "
             f"allowed in a real run: {', '.join(precisions.IN_TORCH)}"
         )
     if graph is None:
@@ -211,6 +213,21 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         _refuse_mixers(plan, graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_scaled(plan: Plan, graph: ModelGraph | None) -> None:
+    """A scaled loss needs one update of all ranks at once, from gradients that are summed in fp32."""
+    data = plan.data_parallel
+    for wrong, said in (
+        (graph is None, "a model of your own scales its loss itself; allowed: bf16, fp32"),
+        (plan.numerics.master_weights is False, "master_weights = false: updates vanish; allowed: true, or bf16"),
+        (replicas_are_independent(plan), f"sync = {data.sync}: replicas would leave out different steps; allowed: bsp"),
+        (bool(plan.pipeline.stages), "stages of their own; allowed: bf16, fp32"),
+        (data.kind == "single_process", "kind = single_process; allowed: processes of their own"),
+        (bool(plan.offload.offload_delayed), "offload_delayed: it is too late to leave a step out; allowed: false"),
+    ):
+        if wrong:
+            raise UserError(f"plan.precision = fp16 with {said}")
 
 
 def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None) -> None:

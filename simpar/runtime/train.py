@@ -225,12 +225,15 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
         update.set_rate(own_rate)
     with clock.phase("data"):
         tokens, targets, factor = local_batch(session, step)
+    scale = session.engine.scale
     loss, norm = session.engine.step(tokens, targets, factor)
     mean = float(loss) if session.by_servers and loss is not None else average_loss(loss, ranks, ranks.device)
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
     if learning.varies:
         row["learning_rate"] = own_rate
+    if isinstance(update, StepUpdate) and update.loss_scale is not None:
+        row["loss_scale"] = scale
     return row if norm is None else {**row, "gradient_norm": norm}
 
 

@@ -24,6 +24,7 @@ from simpar.plan.optimizers import in_torch
 from simpar.plan.plan import Plan
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.job import Learning
+from simpar.runtime.loss_scale import LossScale, are_finite
 from simpar.runtime.measure import Clock
 from simpar.runtime.offload import Arrivals, OnHost, share_on_host
 from simpar.runtime.ranks import Ranks, StageRanks
@@ -156,6 +157,7 @@ class StepUpdate:
         self.scope, self.ranks, self.owned = scope, scope.ranks, list(owned)
         self.optimizers = make_optimizers(scope, self.owned)
         self.meeting = meeting_of(scope, self.owned)
+        self.loss_scale = LossScale(scope.learning.loss_scale) if scope.plan.numerics.precision == "fp16" else None
         self.arrivals = Arrivals()
         away = zip(self.owned, on_host(scope, self.owned), strict=True)
         self.early = [each for each, there in away if there and self._leaves(each)]
@@ -179,6 +181,11 @@ class StepUpdate:
             if each.parameter.grad is not None:
                 self._send(each)
 
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by before the backward."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
+
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""
         for optimizer in self.optimizers:
@@ -188,8 +195,10 @@ class StepUpdate:
     def step(self, clock: Clock, factor: float = 1.0) -> float | None:
         """Complete the gradients, clip, update, clear the gradients; returns the gradient norm if asked for.
 
-        Gradients are multiplied by a ``factor``.
+        Gradients are multiplied by a ``factor``, and divided by the scale of the loss. There is neither an update nor a
+        norm if some are not finite then.
         """
+        factor /= self.scale
         with clock.phase("communication"):
             self.collect()
             self.gradients = self.arrivals.take(each.local for each in self.early)
@@ -201,12 +210,14 @@ class StepUpdate:
             if factor != 1.0:
                 for gradient in self.gradients.values():
                     gradient.mul_(factor)
-        with clock.phase("optimizer"):
-            norm = self._clip()
-            for optimizer in self.optimizers:
-                if isinstance(optimizer, OnHost):
-                    optimizer.give({each.local: self.gradients[each.local] for each in self.early})
-                optimizer.step()
+        norm = None
+        if self._are_finite():
+            with clock.phase("optimizer"):
+                norm = self._clip()
+                for optimizer in self.optimizers:
+                    if isinstance(optimizer, OnHost):
+                        optimizer.give({each.local: self.gradients[each.local] for each in self.early})
+                    optimizer.step()
         if self.meeting is not None:
             with clock.phase("communication"):
                 self.meeting.after_step()
@@ -215,6 +226,14 @@ class StepUpdate:
             each.parameter.grad = None
             each.local.grad = None
         return norm
+
+    def _are_finite(self) -> bool:
+        """Whether there are gradients to update with; those of an unscaled loss are taken as they are."""
+        if self.loss_scale is None:
+            return True
+        finite = are_finite(self.gradients.values(), self.ranks.device, self.ranks.world_size)
+        self.loss_scale.update(finite=finite)
+        return finite
 
     def hosted(self) -> list[OnHost]:
         """The optimizers of this rank that update on the host."""

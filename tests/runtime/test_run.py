@@ -96,7 +96,7 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(forked, tmp_pat
         ([*TWO, "--steps", "2", "--set", "plan.version=9"], "plan.version = .*plans of another version"),
         ([*TWO, "--steps", "2", "--device", "cuda"], "machine.device = cuda: .*CUDA"),
         ([*TWO, "--steps", "2", "--tokens", "none.bin"], "none.bin: cannot be read"),
-        ([*TWO, "--steps", "2", "--precision", "fp16"], "plan.precision = fp16"),
+        ([*TWO, "--steps", "2", "--precision", "mxfp8"], "plan.precision = mxfp8"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys, arguments, words):
