@@ -175,7 +175,7 @@ class Sweeps:
         ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
-        linked = np.maximum(charge.link_ns() + charge.update, charge.crowded())
+        linked = np.maximum(charge.linked_ns(), charge.crowded())
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
     def _pairs(self, shape: PipelineShape, keys: Ints, table: PrecedenceGraph) -> Pairs:

@@ -165,6 +165,11 @@ class Configuration:
         ]
         return np.asarray(sum(each))
 
+    def drained_s(self, uses: Sequence[CollectiveUse]) -> Floats:
+        """Seconds that collectives occupy each of rank 0's links, float64[..., links], from sizes [...]."""
+        each = [np.asarray(use.size_bytes * use.count)[..., None] * self._own_s[use.op, use.group] for use in uses]
+        return np.asarray(sum(each))
+
     @cached_property
     def embedding_ns(self) -> float:
         """Nanoseconds of the all-reduce of tied embedding gradients; 0 without any."""
@@ -249,7 +254,8 @@ class Configurations:
         prices = {(op, group): FREE for group, op in _uses(sync)}
         for op, group in prices:
             if group in groups:
-                price = blocks.prices.of(op, groups[group], group)
+                alone = blocks.prices.of(op, groups[group], group)
+                price = blocks.lockstep.price(alone, (op, group), groups[group], sync.job.layout.mesh)
                 per_byte = added.of_call(op, group)[1]
                 prices[op, group] = replace(price, added_s_per_byte=per_byte) if per_byte else price
         key = int(blocks.key[row])

@@ -19,6 +19,7 @@ from simpar.plan.choices.choice import BLOCKS, SIZES
 from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.mesh import DEGREES, split_order
 from simpar.plan.mesh import Mesh
+from simpar.planner.bound.lockstep import Lockstep
 from simpar.planner.space.jobs import RowJobs, column
 from simpar.planner.space.table import Rows, factorize, stride
 from simpar.program.blocks.phases import CollectiveUse
@@ -58,6 +59,7 @@ class Keys:
 
     jobs: RowJobs
     prices: Prices
+    lockstep: Lockstep
     key: Ints
     row: Ints
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
@@ -67,8 +69,9 @@ class Keys:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
-        row, key = factorize(code, *_strides(rows))
-        return cls(jobs, prices, key, row)
+        lockstep = Lockstep(jobs, prices.cluster)
+        row, key = factorize(code, *_strides(rows), *lockstep.marks(rows))
+        return cls(jobs, prices, lockstep, key, row)
 
     def view(self, key: int) -> RankView:
         """What a rank of a key sees."""
@@ -129,7 +132,8 @@ class Keys:
             job = replace(view.job, layout=view.job.layout.on_mesh(mesh))
             kinds = block_groups(replace(view, job=job))
             self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
-        return self.prices.of(op, self._groups[known][name], name)
+        group = self._groups[known][name]
+        return self.lockstep.price(self.prices.of(op, group, name), (op, name), group, mesh)
 
     def price_groups(self, batch: KeyBatch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
         """The prices of a collective in a batch, each with the keys that have it."""

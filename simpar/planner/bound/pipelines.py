@@ -12,6 +12,7 @@ from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.sync import replicas_are_independent
 from simpar.planner.bound.block_costs import BlockCosts
+from simpar.planner.bound.lockstep import place_of
 from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
 from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
 from simpar.planner.space.jobs import RowJobs
@@ -29,6 +30,30 @@ class Senders:
     resting: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class SharedNics:
+    """Pipeline ranks that share NICs, for some rows: (which of them, bool[n]; which ranks share, bool[ranks, ranks]).
+
+    What the ranks of one stage put on a NIC together is in the price of each (:mod:`simpar.planner.bound.lockstep`).
+    """
+
+    sharing: tuple[tuple[Flags, Flags], ...]
+
+    def total(self, seconds: Floats) -> Floats:
+        """Seconds on the links of every rank, [n, ranks, links], with those of other stages on the same NIC."""
+        result = seconds.copy()
+        for mine, beside in self.sharing:
+            result[mine, :, 2:] = beside.astype(np.float64) @ seconds[mine, :, 2:]
+        return result
+
+    def least(self, times: Floats) -> Floats:
+        """The least of the times of all ranks on a NIC, [n, ranks]."""
+        result = times.copy()
+        for mine, beside in self.sharing:
+            result[mine] = np.where(beside, times[mine, None, :], np.inf).min(axis=2)
+        return result
+
+
 @dataclass
 class Pipelines:
     """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
@@ -43,9 +68,7 @@ class Pipelines:
     _shared: dict[tuple[int, int], Floats] = field(default_factory=dict)
     _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(default_factory=dict)
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
-    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
-        default_factory=dict
-    )
+    _messages: dict[tuple[object, ...], tuple[list[Price], Floats, Ints]] = field(default_factory=dict)
 
     @staticmethod
     def of(jobs: RowJobs, prices: Prices) -> Pipelines:
@@ -245,6 +268,16 @@ class Pipelines:
             self._hops[known] = times, drains
         return self._hops[known]
 
+    def shared_nics(self, shape: PipelineShape, which: Ints) -> SharedNics:
+        """Which stages of pipelines of a shape share NICs; none, where what ranks put on them together is not known."""
+        strides = self._strides[self.row[which]]
+        if not self.blocks.lockstep.happens:
+            return SharedNics(())
+        pairs = (
+            (strides == stride, self._sharing(stride, shape.num_ranks) > 0) for stride in np.unique(strides).tolist()
+        )
+        return SharedNics(tuple((mine, beside) for mine, beside in pairs if beside.sum() > shape.num_ranks))
+
     def _sharing(self, stride: int, num_ranks: int) -> Floats:
         """How many ranks of every pipeline rank share each one's NIC, which serves their bytes one after the other.
 
@@ -268,16 +301,22 @@ class Pipelines:
     def _priced(self, shape: PipelineShape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
         ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
-        cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
+        lockstep = self.blocks.lockstep
+        mesh = lockstep.mesh_of(int(self.row[pipe])) if lockstep.happens else None
+        cached = shape.rank_of_stage, tuple(ranks[:2].tolist()), mesh and place_of(mesh)
         if cached not in self._messages:
             at = ranks[np.array(shape.rank_of_stage)]
             pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
             cluster = self.prices.cluster
             moved = pairs - pairs.min(axis=1, keepdims=True) // cluster.domain_size * cluster.domain_size
-            _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
+            alike = pairs if mesh else moved
+            _, first, index = np.unique(alike, axis=0, return_index=True, return_inverse=True)
             prices = [self.prices.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
             placed = pairs[first] if cluster.leaves_bind else moved[first]
             slopes = [price.slopes_s(self.prices.ends(*pair)) for price, pair in zip(prices, placed, strict=True)]
+            if mesh:
+                beside = zip(prices, pairs[first], strict=True)
+                prices = [lockstep.message(price, pair, mesh) for price, pair in beside]
             self._messages[cached] = prices, np.array(slopes), index.reshape(2, -1)
         return self._messages[cached]
 

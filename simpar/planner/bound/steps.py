@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from typing import Any
@@ -18,9 +18,10 @@ from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.batches import RowBatch
 from simpar.planner.bound.data_parallel import Configuration, Configurations
 from simpar.planner.bound.paths import StagePassTimes, Stages
-from simpar.planner.bound.pipelines import Pipelines
+from simpar.planner.bound.pipelines import Pipelines, SharedNics
 from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.planner.space.table import group_indices
+from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
@@ -45,7 +46,7 @@ class StepBounds:
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
-        tail, bounds = (charge.tail(), [(charge.link_ns() + charge.update).max(axis=1), charge.crowded().max(axis=1)])
+        tail, bounds = (charge.tail(), [charge.linked_ns().max(axis=1), charge.crowded().max(axis=1)])
         for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
             path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
             bounds.append(charge.opening_delay_ns(alone["F"]) + path.behind(tail))
@@ -261,14 +262,25 @@ class RowCharge:
     def _behind(self, name: str) -> Floats:
         """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""
         result = np.zeros((len(self.mine), self.shape.num_ranks))
+        for configuration, rows, uses in self._uses_behind(name):
+            result[rows] = configuration.occupied_ns(uses)
+        return result
+
+    def _drained_behind(self, name: str) -> Floats:
+        """Seconds that collectives after the last pass of ranks occupy the links of each, [n, ranks, links]."""
+        result = np.zeros((len(self.mine), self.shape.num_ranks, len(self.bounds.pipelines.prices.own)))
+        for configuration, rows, uses in self._uses_behind(name):
+            result[rows] = configuration.drained_s(uses)
+        return result
+
+    def _uses_behind(self, name: str) -> Iterator[tuple[Configuration, Ints, Sequence[CollectiveUse]]]:
+        """The collectives after the last pass by configuration, and its rows; sizes are float64[1, ranks]."""
         none = {kind: np.zeros(1) for kind in self.parameters}
         moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
         for configuration, rows in self.by_configuration() if moves.any() else ():
-            if not moves[rows[0]]:
-                continue
-            held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
-            result[rows] = configuration.occupied_ns(getattr(configuration.sync, name)(held))
-        return result
+            if moves[rows[0]]:
+                held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
+                yield configuration, rows, getattr(configuration.sync, name)(held)
 
     @cached_property
     def update(self) -> Floats:
@@ -319,10 +331,33 @@ class RowCharge:
         once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
         return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
-    def link_ns(self) -> Floats:
-        """Time on each rank's busiest link, if all ranks' groups lay like those of rank 0, [n, ranks].
+    def linked_ns(self) -> Floats:
+        """Bounds of the step by each rank's links, [n, ranks], if all ranks' groups lay like those of rank 0.
 
-        It counts gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
+        A NIC carries what all stages with ranks behind it send. Whichever of them sends the last byte, what that stage
+        has left follows: its late reductions and its update, of which embeddings may be summed beside other reductions.
+        """
+        seconds, beside = self._linked_s, self._beside
+        late, again = (beside.total(self._drained_behind(name)) for name in ("late_reductions", "late_gathers"))
+        bounds = [
+            busiest_ns(seconds) + beside.least(self.late + self.optimizer),
+            busiest_ns(seconds + late) + beside.least(self.optimizer),
+            busiest_ns(seconds + late + again),
+            busiest_ns(seconds[..., :2]) + self.late + self.optimizer,
+        ]
+        return np.asarray(np.maximum.reduce(bounds))
+
+    @cached_property
+    def _beside(self) -> SharedNics:
+        """Stages that share NICs."""
+        pipelines = self.bounds.pipelines
+        return pipelines.shared_nics(self.shape, pipelines.index[self.rows])
+
+    @cached_property
+    def _linked_s(self) -> Floats:
+        """Seconds that all passes and messages of a step take of each rank's links, [n, ranks, links].
+
+        They are gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
         backwards, the lesser of the two counts.
         """
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
@@ -330,19 +365,18 @@ class RowCharge:
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
         # [n, ranks, links]: seconds per byte x bytes. A link serves its bytes one after the other, whatever overlaps,
         # so the step takes at least their sum: m messages (``drains_s``) and m passes of every letter
-        seconds = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
-        seconds = seconds + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
-        return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
+        seconds = self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
+        messages = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        return np.asarray(self._beside.total(seconds) + messages)
 
     def crowded(self) -> Floats:
         """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
 
-        Zero if all ranks are as crowded as rank 0, which :meth:`link_ns` covers.
+        Zero if all ranks are as crowded as rank 0, which :meth:`linked_ns` covers.
         """
         if not self.each("crowded", lambda one: bool(one.crowded)).any():
             return np.zeros((len(self.mine), self.shape.num_ranks))
-        seconds = self._over_passes(self._crowded)
-        return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
+        return busiest_ns(self._over_passes(self._crowded))
 
     def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
         """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""
@@ -379,6 +413,11 @@ class RowCharge:
             if slopes[:, at].any():
                 result += self._moved(kind, counts)[..., None] * slopes[:, None, at]
         return result
+
+
+def busiest_ns(seconds: Floats) -> Floats:
+    """Nanoseconds of the busiest of some links, [n, ranks], from seconds on each, [n, ranks, links]."""
+    return np.asarray(ROUNDING_MARGIN * NS_PER_S * seconds.max(axis=2))
 
 
 def any_nonzero(values: Floats) -> Flags:

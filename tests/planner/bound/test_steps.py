@@ -275,7 +275,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
         batch = RowBatch(bounds, np.array([row]))
         ((shape, mine),) = bounds.pipelines.by_shape(bounds.pipelines.index[batch.rows])
         charge = RowCharge(batch, shape, mine)
-        linked = float(charge.link_ns().max()) / NS_PER_S
+        linked = float(charge.linked_ns().max()) / NS_PER_S
         exact = measure(problem, plan_of(frontier.rows, row)).step_time_s - overhead
         assert 0 < linked <= exact, plan_of(frontier.rows, row)
         counts = shape.of_rank @ shape.by_stage
