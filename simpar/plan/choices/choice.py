@@ -32,13 +32,13 @@ MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
 MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
 ordered. REPLICAS: what ranks with the same parameters send each other, and when.
 """
-OPS, TRAFFIC, KERNELS, TABLE, SIZES = "ops", "traffic", "kernels", "table", "sizes"
+OPS, TRAFFIC, KERNELS, TABLE, SIZES, AMONG = "ops", "traffic", "kernels", "table", "sizes", "among"
 """What else a choice may decide, by which searches order what they do.
 
 OPS: how many ops a pass has, and how many ranks differ. TRAFFIC: what ranks send, which bounds by kernels alone say
 nothing about. KERNELS: what such bounds rank. TABLE: the action table, for a number of microbatches. SIZES: of the
 kernels and collectives of a block nothing but their sizes, and whether there are several ranks, so that many values are
-costed at once, as an array.
+costed at once, as an array. AMONG: among which ranks collectives run, and which collectives these are.
 """
 LAYOUT, JOB = "layout", "job"
 """What a value may be made for: LAYOUT, the degrees and the schedule of a plan; JOB, its model, shape and devices."""

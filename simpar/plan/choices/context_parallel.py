@@ -8,6 +8,7 @@ from pydantic import Field
 from simpar.architectures.graph import ModelGraph
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
+    AMONG,
     BLOCKS,
     MEMORY,
     Choice,
@@ -94,7 +95,7 @@ def _has_context_ranks(rows: Columns) -> Flags:
     return np.asarray(rows["cp"] > 1)
 
 
-_DECIDES = make_effects(MEMORY, BLOCKS)
+_DECIDES = make_effects(MEMORY, BLOCKS, AMONG)
 _KEEPS_CONTEXT = Rules(("context",), reads=("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses"))
 CHOICES = in_section(
     "context_parallel",

@@ -11,6 +11,7 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from simpar import files
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
+    AMONG,
     MEMORY,
     OPS,
     REPLICAS,
@@ -253,7 +254,7 @@ KEEPS_STATES = Rules(
     ),
 )  # fmt: skip
 """The rules about states that ranks share, update and offload."""
-STATES, SENT = make_effects(MEMORY, REPLICAS), make_effects(REPLICAS)
+STATES, SENT = make_effects(MEMORY, REPLICAS, AMONG), make_effects(REPLICAS)
 CHOICES = in_section(
     "data_parallel",
     Choice(

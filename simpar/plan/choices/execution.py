@@ -11,6 +11,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.choices.choice import (
+    AMONG,
     BLOCKS,
     MEMORY,
     REPLICAS,
@@ -278,7 +279,9 @@ CHOICES = in_section(
     Choice(
         "dispatcher",
         in_stack=_with_dispatcher,
-        axis=OptionalAxis(make_effects(MEMORY, BLOCKS), _is_mixture, _sends_what_is_asked, label="{}", after="graphs"),
+        axis=OptionalAxis(
+            make_effects(MEMORY, BLOCKS, AMONG), _is_mixture, _sends_what_is_asked, label="{}", after="graphs"
+        ),
     ),
     Choice(
         "parameter_dtype",

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
+    AMONG,
     BLOCKS,
     MEMORY,
     Choice,
@@ -86,7 +87,7 @@ CHOICES = in_section(
     Choice(
         "token_dispatch",
         is_exported=True,
-        axis=OptionalAxis(make_effects(BLOCKS), _exchanges, after="ep_overlap"),
+        axis=OptionalAxis(make_effects(BLOCKS, AMONG), _exchanges, after="ep_overlap"),
         moves=Moves(replacements=replace_with("token_dispatch", "per_expert")),
     ),
 )

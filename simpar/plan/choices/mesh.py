@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from simpar.plan.choices.choice import (
+    AMONG,
     BLOCKS,
     JOB,
     LAYOUT,
@@ -121,7 +122,7 @@ def _experts(facts: Workload) -> int:
     return int(facts.graph.dims["experts"]) if facts.graph.is_mixture else 1
 
 
-_EVERYTHING = make_effects(MEMORY, BLOCKS, REPLICAS, TRAFFIC)
+_EVERYTHING = make_effects(MEMORY, BLOCKS, REPLICAS, TRAFFIC, AMONG)
 _SIZED = _EVERYTHING | {OPS}
 CHOICES = in_section(
     "mesh",
@@ -185,7 +186,10 @@ CHOICES = in_section(
         measured="pipeline-parallel degree",
         any_degree=True,
         axis=Axis(
-            make_effects(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE), _pipeline_degrees, _pipeline_fits, after="cp"
+            make_effects(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE, AMONG),
+            _pipeline_degrees,
+            _pipeline_fits,
+            after="cp",
         ),
         moves=Moves(
             lambda plan, _: () if plan.pipeline.actions else double_and_half(plan.mesh.pp),
@@ -218,7 +222,7 @@ CHOICES = in_section(
         is_exported=True,
         synonyms=("expert_tensor_parallel_size", "expert_tensor_parallel_degree"),
         axis=OptionalAxis(
-            make_effects(MEMORY, BLOCKS, REPLICAS, SIZES),
+            make_effects(MEMORY, BLOCKS, REPLICAS, SIZES, AMONG),
             lambda rows: np.asarray(rows["tp"] > 1),
             rules=(KEEPS_EXPERTS,),
             after="ulysses",
@@ -230,7 +234,7 @@ CHOICES = in_section(
         key="rank_order",
         read=lambda plan: "-".join(plan.mesh.order),
         axis=Axis(
-            make_effects(REPLICAS),
+            make_effects(REPLICAS, AMONG),
             lambda _: ORDERS,
             _order_matters,
             after="overlap_param_gather",

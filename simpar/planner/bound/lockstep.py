@@ -21,7 +21,7 @@ from simpar.cost.collectives.lines import Line
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices import names_that_decide
-from simpar.plan.choices.choice import BLOCKS, REPLICAS
+from simpar.plan.choices.choice import AMONG
 from simpar.plan.choices.mesh import DEGREES, PIPELINE, split_order
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import default_schedule, make_schedule
@@ -38,15 +38,7 @@ from simpar.program.rank_class_builder import rank_colours
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import Floats, Ints
 
-WHEN_AND_HOW_MUCH = (
-    "micro_batch", "sequence_parallel", "tp_overlap", "overlap_grad_reduce", "overlap_param_gather",
-)  # fmt: skip
-"""Axes that decide when ranks communicate and how much, but not which ranks do, nor by which collectives."""
-GROUP_AXES = tuple(
-    name
-    for name in dict.fromkeys((*names_that_decide(REPLICAS), *names_that_decide(BLOCKS)))
-    if name not in WHEN_AND_HOW_MUCH
-)
+GROUP_AXES = names_that_decide(AMONG)
 Place = tuple[object, ...]
 PORT = "port"
 """The family of scale-up ports, which belong to one device each."""

@@ -127,6 +127,7 @@ class BranchAndBound:
             frontier, row = lowest
             if frontier.worth(row) >= self.best:
                 return
+            frontier, row = self._hopeful() or lowest
             if frontier.level[row] < SWEPT:
                 frontier.raise_bound(row)
             else:
@@ -135,6 +136,12 @@ class BranchAndBound:
                     each.prune(self.best)
             best = self.best
             self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
+
+    def _hopeful(self) -> tuple[Frontier, int] | None:
+        """The row that is expected to beat the incumbent by most, where bounds alone are a poor guide."""
+        best = self.best
+        rows = [(frontier, row) for frontier in self.frontiers if (row := frontier.hopeful(best)) is not None]
+        return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
 
     def simulate(self, frontier: Frontier, row: int) -> SimulatedPlan | None:
         """Simulate a row, unless the export target refuses its plan; None if it was not simulated.

@@ -44,10 +44,12 @@ from simpar.units import NS_PER_S, Flags, Floats, Ints
 
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
 MAX_TRIES = 3
+TINY = 1e-300
 BOUND_BAND = 1.02  # rows with bounds up to this factor above the lowest are examined with it
 PASS_BATCH, STEP_BATCH, SWEEP_BATCH = 16384, 16384, 64
 DEGREES = tuple(axis.name for axis in AXES if axis.name in LABELLED)
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
+PIPELINES = tuple(dict.fromkeys((*DEGREES, *names_that_decide(SHAPE), "order")))
 LAYOUT_AXES = tuple(
     name for name in dict.fromkeys(names_that_decide(BLOCKS) + names_that_decide(SHAPE)) if name != "vpp"
 )
@@ -106,6 +108,16 @@ class Frontier:
     def slice_bounds(self) -> SliceBounds:
         """Bounds of rows with token slices."""
         return SliceBounds(self.bounds.pipelines)
+
+    @cached_property
+    def _family(self) -> Ints:
+        """Rows whose messages are likely to meet alike on shared links: of the same degrees, shape and order."""
+        return factorize(self.rows.number(PIPELINES))[1]
+
+    @cached_property
+    def _above(self) -> Floats:
+        """By family, the least ratio of a simulated step to its bound; 1 where nothing was simulated."""
+        return np.ones(int(self._family.max(initial=0)) + 1)
 
     @cached_property
     def own(self) -> Flags:
@@ -169,6 +181,19 @@ class Frontier:
         """The active row with the lowest bound; None if there is none."""
         rows, worth = self._near()
         return int(rows[np.argmin(worth)]) if len(rows) else None
+
+    def hopeful(self, best: float) -> int | None:
+        """Where links are shared, the row that is expected to beat ``best`` by most, of those with tabled bounds.
+
+        There, steps exceed bounds by what meets on a link, which the bounds do not know but rows of a family have in
+        common. So the rows with the lowest bounds are often not the best ones.
+        """
+        if not self.bounds.pipelines.blocks.lockstep.happens:
+            return None
+        rows = self._active[self.level[self._active] >= TABLED]
+        expected = self.worth(rows) * self._above[self._family[rows]]
+        at = int(np.argmin(expected)) if len(rows) else 0
+        return int(rows[at]) if len(rows) and expected[at] < best else None
 
     def _near(self) -> tuple[Ints, Floats]:
         """Active rows with bounds a little above the lowest or less, and their lower bounds of the objective.
@@ -304,10 +329,17 @@ class Frontier:
     def record(self, row: int, simulated: SimulatedPlan) -> None:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = simulated, self.num_ops + simulated.num_ops
+        self._learn(row, simulated.worth / max(float(self.worth(row)), TINY))
         if simulated.kept:
             self._release_steps(simulated)
         if not simulated.fits:
             self.drop(np.array([row]))
+
+    def _learn(self, row: int, above: float) -> None:
+        """Note by how much the step of a row exceeds its bound."""
+        if self.level[row] == SWEPT and self.bounds.pipelines.blocks.lockstep.happens:
+            known = self._above[self._family[row]]
+            self._above[self._family[row]] = above if known == 1.0 else min(known, above)
 
     def _release_steps(self, last: SimulatedPlan | None = None) -> None:
         """Free all simulated steps but the best and ``last``."""

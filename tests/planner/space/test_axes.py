@@ -7,7 +7,19 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.plan.choices import AXES, OPTIONAL_AXES, path_of, to_file_value, value_of
-from simpar.plan.choices.choice import BLOCKS, KERNELS, MEMORY, OPS, REPLICAS, SHAPE, SIZES, TABLE, TRAFFIC, Rules
+from simpar.plan.choices.choice import (
+    AMONG,
+    BLOCKS,
+    KERNELS,
+    MEMORY,
+    OPS,
+    REPLICAS,
+    SHAPE,
+    SIZES,
+    TABLE,
+    TRAFFIC,
+    Rules,
+)
 from simpar.planner import Constraints, make_problem
 from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES, rows_keeping
 from simpar.planner.space.rows import enumerate_space, memory_rows
@@ -39,7 +51,7 @@ def test_what_decides_nothing_that_fits_is_joined_last() -> None:
     assert names == [axis.name for axis in (*MEMORY_AXES, *LATE_AXES)]
     for axis in (*AXES, *OPTIONAL_AXES):
         assert axis.decides & {MEMORY, BLOCKS, SHAPE, REPLICAS}, axis.name
-        assert axis.decides <= {MEMORY, BLOCKS, SHAPE, REPLICAS, OPS, TRAFFIC, KERNELS, TABLE, SIZES}, axis.name
+        assert axis.decides <= {MEMORY, BLOCKS, SHAPE, REPLICAS, OPS, TRAFFIC, KERNELS, TABLE, SIZES, AMONG}, axis.name
 
 
 def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
