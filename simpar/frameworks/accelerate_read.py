@@ -23,6 +23,8 @@ ALONE = "huggingface"
 """The stack where nothing is shared because there is one device."""
 CONFIG_FILE = ("--config_file", "--config-file")
 OWN_KEYS = {"distributed_type", "num_processes"}
+BESIDE = {"num_machines", "machine_rank", "mixed_precision", "compute_environment", "main_training_function"}
+"""What a config has beside a number of processes, which other tools have, too."""
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
@@ -168,7 +170,7 @@ READER = Reader(
     read=read,
     starts=lambda words: "accelerate" in words and value_of(words, CONFIG_FILE) is not None,
     config=lambda words: value_of(words, CONFIG_FILE),
-    owns=lambda data: bool(OWN_KEYS & set(data)),
+    owns=lambda data: "distributed_type" in data or ("num_processes" in data and bool(BESIDE & set(data))),
     words=WORDS,
     written_as="accelerate",
 )

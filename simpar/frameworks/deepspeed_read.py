@@ -1,6 +1,6 @@
 """A DeepSpeed config back to a plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar import files
@@ -15,6 +15,8 @@ from simpar.units import DTYPE_BYTES
 STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
 STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+BESIDE = ("steps_per_print", "gradient_accumulation_steps", "gradient_clipping", "wall_clock_breakdown", "optimizer")
+"""What a config has beside a batch of all devices, which other front ends name so, too."""
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 """What a plan may offload, by DeepSpeed's names."""
 MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
@@ -27,7 +29,8 @@ def read(text: str, name: str) -> Imported:
 
     Values of "auto" are filled in by the program that starts DeepSpeed: they are listed, and the plan leaves them open.
     """
-    data = files.read_json(text, name, finite=False)
+    is_yaml = name.endswith((".yaml", ".yml"))
+    data = files.read_yaml(text, name) if is_yaml else files.read_json(text, name, finite=False)
     if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
     given, auto = without_auto(data, name)
@@ -212,13 +215,21 @@ WORDS = WordTable(
     },
 )  # fmt: skip
 
+
+def _owns(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a DeepSpeed config; its sections for 16 bits are mappings."""
+    is_own = any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu"))
+    is_low = any(isinstance(data.get(key), Mapping) for key in ("bf16", "fp16"))
+    return is_own or is_low or ("train_batch_size" in data and any(key in data for key in BESIDE))
+
+
 READER = Reader(
     name="deepspeed",
     description="DeepSpeed: its JSON",
     read=read,
     starts=lambda words: value_of(words, CONFIG_FILE) is not None,
     config=lambda words: value_of(words, CONFIG_FILE),
-    owns=lambda data: any(key in data for key in SECTIONS),
+    owns=_owns,
     words=WORDS,
     written_as="deepspeed",
 )

@@ -4,16 +4,24 @@ Source: mosaicml/llm-foundry 8c8dd48 (``scripts/train/yamls``, ``llmfoundry/mode
 trains by PyTorch's FSDP, as Composer sets it up.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
-from simpar.frameworks.overrides import assigned, choice, command_of, is_config, laid_over, load_beside, mapping
+from simpar.frameworks.overrides import (
+    assigned,
+    choice,
+    command_of,
+    is_config,
+    laid_over,
+    load_beside,
+    mapping,
+    reader_of,
+)
 from simpar.frameworks.reader import SPAWNS, Reader
-from simpar.frameworks.recipes import ConfigReader, flat
+from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import Assumed, WordTable
 
@@ -22,7 +30,6 @@ PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8":
 OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "adam": "adamw", "decoupled_lionw": "lion",
               "decoupled_lionw_8b": "lion_8bit", "adalr_lion": "lion", "clip_lion": "lion"}  # fmt: skip
 KERNELS = {"flash": None, "torch": "eager"}
-SAID = re.compile(r"\$\{([\w.]+)\}")
 MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "no_bias", "learned_pos_emb", "max_seq_len")
 """Fields of MPT's config, which the hub's has, too."""
 LEAST_MICRO = 1
@@ -34,7 +41,7 @@ def read(text: str, name: str) -> Imported:
     data = mapping(text, name) if is_config(name) else _of_command(text, name)
     if not owns(data):
         raise UserError(f"{name}: no config of LLM Foundry: it has train_loader and global_train_batch_size")
-    given = ConfigReader(_resolved(flat(data)), name)
+    given = reader_of(data, name)
     if any(key.startswith("model.peft_config") for key in given):
         raise UserError(f"{name}: model.peft_config: adapters are not read of LLM Foundry; allowed: training of all")
     seq_len, batch = given.whole("max_seq_len"), given.whole("global_train_batch_size")
@@ -66,14 +73,6 @@ def read(text: str, name: str) -> Imported:
 def owns(data: Mapping[str, Any]) -> bool:
     """Whether a mapping is a config of LLM Foundry."""
     return "train_loader" in data and bool({"global_train_batch_size", "device_train_microbatch_size"} & set(data))
-
-
-def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with those that they refer to in their place (``${variables.max_seq_len}``)."""
-    return {
-        key: values.get(match[1]) if isinstance(value, str) and (match := SAID.fullmatch(value)) else value
-        for key, value in values.items()
-    }
 
 
 def _model(given: ConfigReader) -> tuple[str | None, dict[str, Any] | None, str]:

@@ -10,6 +10,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, sizes_of
 from simpar.frameworks.maxtext import MINIMAL, MODELS, REMAT
 from simpar.frameworks.overrides import (
+    ToldReader,
     assigned,
     choice,
     command_of,
@@ -65,6 +66,24 @@ OPTIMIZERS = {"adamw": "adamw", "adam_pax": "adamw", "sgd": "sgd", "muon": "muon
 SHOWN = {"tpu-v7x": 2}
 """Devices that JAX shows of a chip of two TensorCores (Google Cloud, TPU7x: each has its own half of the memory)."""
 CONFIGS = ("base.yml", "base.yaml")
+FURTHER = {
+    "gemma-2b": "gemma-2b", "gemma-7b": "gemma-7b", "gemma4-26b": "gemma-4-26b-a4b", "gemma4-31b": "gemma-4-31b",
+    "gemma4-e2b": "gemma-4-e2b", "gemma4-e4b": "gemma-4-e4b", "llama3-405b": "llama-3.1-405b",
+    "llama3.3-70b": "llama-3.1-70b", "llama4-17b-16e": "llama-4-scout", "llama4-17b-128e": "llama-4-maverick",
+    "qwen3-1.7b-base": "qwen3-1.7b", "qwen3-4b-base": "qwen3-4b", "qwen3-4b-thinking-2507": "qwen3-4b",
+    "qwen3-8b-base": "qwen3-8b", "qwen3-14b-base": "qwen3-14b", "qwen3-30b-a3b-base": "qwen3-30b-a3b",
+    "qwen3-480b-a35b": "qwen3-coder-480b-a35b", "qwen3-next-80b-a3b": "qwen3-next-80b-a3b",
+    "qwen3-vl-2b": "qwen3-vl-2b", "qwen3-vl-4b": "qwen3-vl-4b", "qwen3-vl-30b-a3b": "qwen3-vl-30b-a3b",
+    "qwen3.5-35b-a3b": "qwen3.5-35b-a3b", "qwen3.5-397b-a17b": "qwen3.5-397b-a17b",
+    "deepseek3-671b-2dfsdp": "deepseek-v3", "deepseek3-671b-batchsplit": "deepseek-v3",
+    "deepseek3.2-671b": "deepseek-v3.2",
+}  # fmt: skip
+"""Shipped models by further names in ``configs/models``: releases of the same sizes, and what is not exported."""
+SCALE = "global_parameter_scale"
+NAMED = {SCALE: (1,), "mlp_activations": (["silu", "linear"],)}
+"""What says nothing beside a model's name."""
+OTHER_LOOPS = ("train_rl", "train_dpo", "train_distill", "train_tokenizer")
+"""Modules of MaxText that train on something else than the next token."""
 
 
 def read(text: str, name: str) -> Imported:
@@ -199,29 +218,50 @@ def _capacity(given: ConfigReader) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def _model(given: ConfigReader) -> tuple[str | None, dict[str, int], dict[str, Any] | None, str]:
+def _model(given: ToldReader) -> tuple[str | None, dict[str, int], dict[str, Any] | None, str]:
     """The shipped model of a name or of sizes, the sizes, the config of one that is not shipped, and a note."""
-    named = str(given.get("model_name", "default"))
-    ours = next((ours for ours, theirs in MODELS.items() if theirs == named), None)
-    read_sizes = {own: given.whole(key) for key, own in SIZES.items()}
+    named = given.name_of("model_name") if "model_name" in given else "default"
+    if named is None:
+        return None, {}, None, f"The text does not say model_name ({given.values_['model_name']}): give --model."
+    ours = next((ours for ours, theirs in MODELS.items() if theirs == named), FURTHER.get(named))
+    scale = _scale(given) if named == "default" else dict.fromkeys(SIZES, 1)
+    read_sizes = {own: size and size * scale[key] for key, own in SIZES.items() for size in (given.whole(key),)}
     told = {own: size for own, size in read_sizes.items() if size is not None}
     if named != "default":
         own = sizes_of(load_model(ours)) if ours else {}
         given.used -= {key for key, name in SIZES.items() if told.get(name, own.get(name)) != own.get(name)}
+        given.used |= {key for key, usual in NAMED.items() if given.values_.get(key) in usual}
         return ours, {}, None, "" if ours else f"The model {named} is not shipped: give --model."
     models = models_with(told) if is_telling(told) else []
-    config = None if models else _config(given)
+    config = None if models else _config(given, scale)
     if config:
         return None, {}, config, "The model is built of the config's sizes, and those of base.yml (Llama's layers)."
     return (models[0] if models else None), told, None, model_note(models, told)
 
 
-def _config(given: ConfigReader) -> dict[str, Any] | None:
-    """The config of a decoder of Llama's layers; None for other layers."""
-    experts = given.whole("num_experts") or 1
-    if given.get("decoder_block", "llama2") != "llama2" or experts > 1 or "normalization_layer" in given:
+def _scale(given: ConfigReader) -> dict[str, int]:
+    """By how much sizes grow with ``global_parameter_scale``, by their words. Raises UserError.
+
+    Each doubling is one of heads and MLPs, then of the width, then of the layers' number (``get_individual_scales`` of
+    configs/types.py).
+    """
+    whole = given.whole(SCALE) or 1
+    cycles, rest = divmod(whole.bit_length() - 1, 3)
+    if whole != 1 << (whole.bit_length() - 1):
+        raise UserError(f"{given.source}: {SCALE} = {whole}: allowed: a power of 2")
+    wide = dict.fromkeys(("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim", "base_moe_mlp_dim"),
+                         1 << (cycles + (rest > 0)))  # fmt: skip
+    others = {"base_emb_dim": 1 << (cycles + (rest > 1)), "base_num_decoder_layers": 1 << cycles}
+    return {**dict.fromkeys((*SIZES, "head_dim"), 1), **wide, **others}
+
+
+def _config(given: ConfigReader, scale: Mapping[str, int]) -> dict[str, Any] | None:
+    """The config of a decoder of Llama's layers, of sizes that are scaled; None for other layers."""
+    experts, gated = given.whole("num_experts") or 1, given.get("mlp_activations") or ("silu", "linear")
+    other = experts > 1 or "normalization_layer" in given or len(gated) != 2
+    if other or given.get("decoder_block", "llama2") != "llama2":
         return None
-    size = {key: given.whole(key) or usual for key, usual in USUAL_SIZES.items()}
+    size = {key: (given.whole(key) or usual) * scale[key] for key, usual in USUAL_SIZES.items()}
     return {
         "model_type": "llama", "hidden_size": size["base_emb_dim"], "intermediate_size": size["base_mlp_dim"],
         "num_attention_heads": size["base_num_query_heads"], "num_key_value_heads": size["base_num_kv_heads"],
@@ -230,17 +270,30 @@ def _config(given: ConfigReader) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _is_train(word: str) -> bool:
-    plain = word.lower()
-    return "maxtext" in plain and plain.endswith(("train", "train.py", "sft", "train_sft.py"))
+def _module(words: Sequence[str]) -> str:
+    """The module or script that a command starts, in lower case; "" if none."""
+    at = words.index("-m") + 1 if "-m" in words else next((n for n, w in enumerate(words) if w.endswith(".py")), None)
+    return "" if at is None or at >= len(words) else words[at].lower()
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Whether a command trains a language model; others convert checkpoints or generate text."""
+    module = _module(words)
+    name = Path(module.removesuffix(".py")).name.rpartition(".")[2]
+    of_maxtext = "maxtext" in module or _has_base(words)
+    return of_maxtext and ("train" in name or name.endswith("sft")) and name not in OTHER_LOOPS
+
+
+def _has_base(words: Sequence[str]) -> bool:
+    return any(Path(word).name in CONFIGS for word in words)
 
 
 def _starts(words: Sequence[str]) -> bool:
-    return any(_is_train(word) for word in words) or any(Path(word).name in CONFIGS for word in words)
+    return _trains(words) or (_has_base(words) and "maxtext" not in _module(words))
 
 
 def _of_command(text: str, name: str) -> dict[str, Any]:
-    words = command_of(text, name, _starts)
+    words = command_of(text, name, _starts, _trains)
     config = next((word for word in words if word.endswith((".yml", ".yaml")) and "=" not in word), None)
     is_base = config is None or Path(config).name in CONFIGS
     whole = {} if is_base else load_beside(str(config), name)  # what base.yml says is known here
@@ -253,6 +306,7 @@ READER = Reader(
     description="MaxText: a YAML over its base config, and commands with key=value",
     read=read,
     starts=_starts,
+    trains=_trains,
     owns=owns,
     written_as="maxtext",
     devices=DeviceHabits(spawns=True, shown=SHOWN, merged=merged),
@@ -314,9 +368,8 @@ READER = Reader(
             "z_loss*",
             "gradient_clipping*",
             "model_call_mode",
-            "use_dpo",
             "num_epoch",
-            "mlp_activations*",
+            "mlp_activations_limit",
             "normalization*",
             "rope_*",
             "logits_via*",
@@ -325,7 +378,6 @@ READER = Reader(
             "sharding_tolerance",
             "override_model_config",
             "allow_split_physical_axes",
-            "num_experts_per_tok",
             "stack_trace*",
             "enable_data_shuffling",
             "opt_type",
@@ -341,6 +393,11 @@ READER = Reader(
             **dict.fromkeys(
                 ("dq_reduction_steps", "use_max_logit_estimate", "use_custom_sort_vjp", "float32_weight_sum"),
                 "kernels of attention and experts: time",
+            ),
+            "use_dpo": "another training loop than that of pre-training: time and memory",
+            **dict.fromkeys(
+                ("mlp_activations", "num_experts_per_tok", SCALE),
+                "layers that are not the named model's: memory and time",
             ),
             "use_qwix_quantization": "which library rounds products: time",
             "use_random_routing": "how evenly experts are loaded: time",

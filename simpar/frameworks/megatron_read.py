@@ -413,8 +413,14 @@ def _starts(words: Sequence[str]) -> bool:
 
 
 def _owns(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping has arguments of Megatron-LM: axes or sizes, and a batch or sizes.
+
+    Other front ends have a micro-batch, too, and what generates text has axes.
+    """
     is_part = {"extends", "_target_", "gpu_memory_utilization"} & set(data)  # of a config of several files
-    return not is_part and any(flag in of_mapping(data, "").values for flag in TELLING)
+    flags = set() if is_part else set(of_mapping(data, "").values)
+    batches = {"--micro-batch-size", "--global-batch-size"}
+    return bool(flags & {*AXES, *SIZES}) and bool(flags & {*batches, *SIZES}) and bool(flags & set(TELLING))
 
 
 READER = Reader(

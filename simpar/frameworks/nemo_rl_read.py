@@ -30,6 +30,7 @@ from simpar.frameworks.policy_update import (
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import flat
+from simpar.frameworks.references import resolved
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS as OF_TORCH
 from simpar.frameworks.trainer_arguments import split_command
@@ -127,27 +128,7 @@ def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolved(data: Mapping[str, Any], words: Sequence[str], source: str) -> Options:
     """A config with the words of a command over it, and what refers to other options worked out."""
-    given = options_of(words, {}, source)
-    values = _over(data, given.values_)
-
-    def put_in(value: Any, depth: int = 0) -> Any:
-        if not isinstance(value, str) or "${" not in value or depth > 10:
-            return value
-        whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
-        if whole:
-            return put_in(values.get(whole[1]), depth + 1)
-        product = re.fullmatch(r"\$\{mul:\s*(\S+?)\s*,\s*(\S+?)\s*\}", value)
-        factors = [put_in(each, depth + 1) for each in product.groups()] if product else []
-        numbers = [int(each) for each in factors if str(each).isdigit()]
-        return numbers[0] * numbers[1] if len(numbers) == 2 else value
-
-    told = {key: put_in(value) for key, value in values.items()}
-    kept = {
-        key: value
-        for key, value in told.items()
-        if not (isinstance(value, str) and "${" in value) or key in given.values_
-    }
-    return Options(kept, source)
+    return Options(resolved(_over(data, options_of(words, {}, source).values_)), source)
 
 
 def _plan(given: Options) -> Imported:

@@ -10,14 +10,16 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader, flat, nest_names
+from simpar.frameworks.references import is_untold, resolved
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_shared import script_of
 
 SUFFIXES = (".yaml", ".yml", ".json")
+BEFORE = "a value, or variables before the command: simpar check -- NAME=VALUE ./script.sh"
+"""What is allowed in place of a value that refers to what the text does not say."""
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
 _CONFIG = ("--config", "--config_file", "--config-file")
 _IN_PLACE: ContextVar[Mapping[str, str]] = ContextVar("in_place", default={})  # noqa: B039
-_UNKNOWN = re.compile(r"\$[{(]|\$\w")
 
 
 def is_config(name: str) -> bool:
@@ -25,12 +27,17 @@ def is_config(name: str) -> bool:
     return name.endswith(SUFFIXES)
 
 
-def command_of(text: str, source: str, starts: Callable[[Sequence[str]], bool]) -> list[str]:
-    """The first command of a script that ``starts`` a framework. Raises UserError if none does."""
-    result = next((words for words in script_of(text, source).commands if starts(words)), None)
-    if result is None:
+def command_of(
+    text: str,
+    source: str,
+    starts: Callable[[Sequence[str]], bool],
+    trains: Callable[[Sequence[str]], bool] = lambda _: True,
+) -> list[str]:
+    """The first command of a script that ``starts`` a framework, and ``trains`` if one does. Raises UserError."""
+    started = [words for words in script_of(text, source).commands if starts(words)]
+    if not started:
         raise UserError(f"{source}: no command of the framework that was asked for")
-    return result
+    return next(filter(trains, started), started[0])
 
 
 def assigned(words: Sequence[str]) -> dict[str, Any]:
@@ -123,14 +130,30 @@ def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
                          for inner, each in flat(value).items()})  # fmt: skip
 
 
-def reader_of(data: Mapping[str, Any], source: str) -> ConfigReader:
-    """The values of a config by dotted name, without those that refer to others (``${...}``)."""
-    whole = flat(data)
-    return ConfigReader({key: each for key, each in whole.items() if not _refers(each)}, source)
+class ToldReader(ConfigReader):
+    """Values by dotted name; one that only running would tell (``${...}``) is refused where it is needed."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if is_untold(value):
+            told = f"{key} = {value}: a value that the text does not say"
+            raise UserError(f"{self.source}: {told}; allowed: {BEFORE}")
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        self.used.add(str(key))
+        return key in self.values_
+
+    def name_of(self, key: str) -> str | None:
+        """A name; None if there is none, or if only running would tell it."""
+        self.used.add(key)
+        value = self.values_.get(key)
+        return None if value is None or is_untold(value) else str(value)
 
 
-def _refers(value: Any) -> bool:
-    return isinstance(value, str) and _UNKNOWN.search(value) is not None
+def reader_of(data: Mapping[str, Any], source: str) -> ToldReader:
+    """The values of a config by dotted name, with those that they refer to (``${...}``) in their place."""
+    return ToldReader(resolved(flat(data)), source)
 
 
 def choice(given: ConfigReader, key: str, known: Mapping[Any, Any], usual: Any = None) -> Any:

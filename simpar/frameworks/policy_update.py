@@ -12,9 +12,9 @@ from simpar.frameworks.match import find_released
 from simpar.frameworks.megatron_arguments import of_mapping, with_layers
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
-from simpar.frameworks.overrides import assigned
-from simpar.frameworks.recipes import ConfigReader, flat
-from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.overrides import ToldReader, assigned
+from simpar.frameworks.recipes import flat
+from simpar.frameworks.references import resolved
 from simpar.frameworks.swift_read import TARGETS
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable, is_off
@@ -35,15 +35,8 @@ ROLLOUT = "memory that the engine of the rollout keeps during the update"
 TOKENS = "micro-batches of a number of tokens: time and memory"
 
 
-class Options(ConfigReader):
-    """Options by dotted name; one that only running would tell is refused where it is needed."""
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, str) and UNKNOWN.search(value):
-            allowed = "variables before the command: simpar check -- NAME=VALUE ./script.sh"
-            raise UserError(f"{self.source}: {key} = {value}: a value that the text does not say; allowed: {allowed}")
-        return value
+class Options(ToldReader):
+    """Options by dotted name."""
 
     def __contains__(self, key: object) -> bool:
         return key in self.values_
@@ -67,13 +60,13 @@ class Options(ConfigReader):
 
 
 def options_of(words: Sequence[str], base: Mapping[str, Any], source: str) -> Options:
-    """A config, without values that refer to others, with the ``key=value`` words of a command over it."""
-    own = {key: value for key, value in flat(base).items() if not (isinstance(value, str) and "${" in value)}
+    """A config with the ``key=value`` words of a command over it."""
+    own = flat(base)
     for key, value in assigned(words).items():
         inner = flat(value) if isinstance(value, dict) else {}
         own = {name: each for name, each in own.items() if not name.startswith(f"{key}.")}
         own |= {f"{key}.{name}": each for name, each in inner.items()} or {key: value}
-    return Options(own, source)
+    return Options(resolved(own), source)
 
 
 def find_policy(named: str, source: str) -> tuple[str | None, str]:

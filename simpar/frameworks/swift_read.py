@@ -44,7 +44,7 @@ WORDS = MEGATRON_WORDS | WordTable(
         "ddp_timeout", "ddp_backend", "test_convert*", "bridge_backend", "check_model", "finetune", "padding_free",
         "freeze_vit", "freeze_aligner", "logging_steps", "eval_steps", "packing_num_proc", "cached_dataset",
         "enable_channel_loss", "train_dataloader_shuffle", "columns", "remove_unused_columns", "lazy_tokenize",
-        "vit_lr", "aligner_lr", "torch_dtype", "agent_template", "response_prefix", "enable_dft_loss", "task_type",
+        "vit_lr", "aligner_lr", "torch_dtype", "agent_template", "response_prefix", "enable_dft_loss",
         "attn_impl", "add_non_thinking_prefix", "interleave_prob", "new_special_tokens", "ignore_args_error",
         "cached_val_dataset", "external_plugins", "use_ray", "model_kwargs",
         # of another loop, which other words ask for
@@ -59,6 +59,7 @@ WORDS = MEGATRON_WORDS | WordTable(
         "vllm_*": OTHER_LOOP,
         "num_generations": OTHER_LOOP,
         **dict.fromkeys(("reward_funcs", "teacher_model*", "max_completion_length", "offload_*"), OTHER_LOOP),
+        "task_type": "another head and loss than the next token's: time and memory",
         "freeze_llm": "what is trained: memory and time",
         "freeze_parameters*": "what is trained: memory and time",
         "trainable_parameters*": "what is trained: memory and time",
@@ -82,6 +83,8 @@ def read(text: str, name: str) -> Imported:
         trains_on = "pt" in words
         files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
         given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
+    if given.values.get("--task-type") == ["causal_lm"]:
+        given.text("--task-type")
     asked = given.text("--model")
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)

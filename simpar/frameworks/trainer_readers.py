@@ -33,6 +33,9 @@ OF_MEGATRON_CORE = (
 )  # fmt: skip
 """Options of LLaMA-Factory that only its trainer on Megatron-Core has (``hparams/training_args.py``)."""
 FACTORY_STAGES = ("sft", "pt", "None")
+OTHER_COMMANDS = ("dpo", "rm", "api", "chat", "eval", "export", "webchat", "webui", "merge", "help", "env", "version")
+"""Commands of ``llamafactory-cli`` that train on something else than the next token, or not at all."""
+UNTRAINED = "preferences and rewards are not modelled, and others train nothing"
 
 EVERY = Tuning().lora_targets
 TRANSFORMERS = Habits("transformers")
@@ -139,6 +142,8 @@ def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Hab
 def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> None:
     """Refuse scripts that train on preferences or rewards, by their names."""
     script = PurePath(command.script).name if command is not None else ""
+    if given.on("do_predict"):
+        _check_training(given)
     if trains_on_preferences(script):
         raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
     if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
@@ -166,7 +171,17 @@ def _stage(command: TrainerCommand | None) -> str:
     return command.loose[0] if command.loose and PurePath(command.script).name == "trl" else ""
 
 
-def _check_factory(given: TrainerArguments, _: TrainerCommand | None) -> None:
+def _check_training(given: TrainerArguments) -> None:
+    """Refuse a run that only evaluates or predicts."""
+    if not given.on("do_train"):
+        raise UserError(f"{given.source}: do_train is off: nothing is trained; allowed: true")
+
+
+def _check_factory(given: TrainerArguments, command: TrainerCommand | None) -> None:
+    if command is not None and (stage := next(iter(command.loose), "train")) in OTHER_COMMANDS:
+        raise UserError(f"{given.source}: llamafactory-cli {stage}: allowed: train, sft; {UNTRAINED}")
+    if given.on("do_predict") or given.on("do_eval"):
+        _check_training(given)
     if axes := [key for key in OF_MEGATRON_CORE if given.get(key) is not None]:
         raise UserError(
             f"{given.source}: {axes[0]}: LLaMA-Factory on Megatron-Core (USE_MCA) is not read; allowed: its trainers"
@@ -236,6 +251,7 @@ def _config(words: Sequence[str]) -> str | None:
         command is None
         or len(command.configs) != 1
         or set(command.flags) - {"config"}
+        or (command.loose[:1] and command.loose[0] in OTHER_COMMANDS)
         or command.launched_by == "accelerate"
     ):
         return None
@@ -271,7 +287,7 @@ TRANSFORMERS_READER = _reader(
     TRANSFORMERS,
     "Hugging Face's Trainer: arguments of a script, as words, YAML or JSON",
     _is_trainers,
-    _owns(*TELLING),
+    lambda data: _owns(*TELLING)(data) and "tokenizer_class" not in data,  # which has lengths, too
     _check_script,
 )
 TRL_READER = _reader(TRL, "TRL: trl sft and its YAML", _is_trl, _owns(*OF_SFT, names=NAMES), _check_trl)

@@ -55,12 +55,22 @@ UNREAD = (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
-    Unread("LitGPT", r"litgpt", config=lambda data: "model_name" in data and _in("train", "micro_batch_size")(data)),
+    Unread("LitGPT", r"litgpt", config=lambda data: ("model_name" in data or "checkpoint_dir" in data) and (
+        _in("train", "micro_batch_size")(data))),
+    Unread("Oumi", r"oumi", config=lambda data: _in("training", "trainer_type")(data) and "model" in data),
+    Unread("VeOmni", r"tasks/(omni/)?train_\w+\.py|veomni\..*", config=lambda data: (
+        _in("model", "model_path", "config_path")(data) and _in("train", "micro_batch_size", "accelerator")(data))),
+    Unread("XTuner", r"(.*/)?xtuner([./].*)?", text=_imports("xtuner|mmengine")),
+    Unread("ArcticTraining", r"arctic_training", config=lambda data: (
+        _in("model", "name_or_path")(data) and _in("data", "sources")(data))),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
     Unread("llama-cookbook", argument=r"--(batch_size_training|enable_fsdp)(=.*)?"),
     Unread("ms-swift's Ray", config=lambda data: "rlhf_type" in data and isinstance(data.get("train"), Mapping)),
     Unread("MindSpeed's FSDP2 back end", r"train_fsdp2\.py|mindspeed_llm\.fsdp2.*"),
-    Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py"),
+    Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py",
+           config=lambda data: "per_device_batch_size" in data and bool(
+               {"unet_checkpoint", "diffusion_scheduler_config", "wan_transformer_pretrained_model_name_or_path",
+                "flux_name", "timestep_bias"} & set(data))),
     Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),
     Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),
     Unread("Lingua", r"apps\.\w+\.train", _in("distributed", "fsdp_type")),

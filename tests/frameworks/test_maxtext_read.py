@@ -137,6 +137,43 @@ def test_the_model_of_the_base_config() -> None:
     assert read(f"{text} decoder_block=gemma", "job.sh", "maxtext").config is None
 
 
+def test_a_scaled_model_of_the_base_config() -> None:
+    """A factor of 256 is two cycles of eight, and twice two: 8 times the heads and MLPs, 8 the width, 4 the layers."""
+    text = RUN.replace("model_name=llama3.1-8b", "global_parameter_scale=256")
+    config = read(text, "job.sh", "maxtext").config
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "num_hidden_layers")
+    assert [config[key] for key in sizes] == [8 * 2048, 8 * 16, 8 * 16, 8 * 7168, 4 * 16]
+    with pytest.raises(UserError, match="global_parameter_scale = 3: allowed: a power of 2"):
+        read(text.replace("256", "3"), "job.sh", "maxtext")
+    named = imported("global_parameter_scale=2")
+    assert READER.words.sort(named.words.used, named.words.unread).deciding
+    plain = RUN.replace("model_name=llama3.1-8b", 'mlp_activations="[relu]"')  # one matrix less than Llama's
+    assert read(plain, "job.sh", "maxtext").config is None
+
+
+def test_what_the_text_does_not_say() -> None:
+    """A batch that only running would tell is refused, a model's name is asked for: neither is the base config's."""
+    text = RUN.replace("model_name=llama3.1-8b", "model_name=${MODEL}")
+    found = read(text, "job.sh", "maxtext")
+    assert (found.plan.model, found.config) == (None, None)
+    assert "does not say model_name (${MODEL}): give --model" in found.asks["model"]
+    with pytest.raises(UserError, match=r"max_target_length = \$\{LENGTH\}: a value that the text does not say"):
+        imported("max_target_length=${LENGTH}")
+
+
+def test_the_command_that_trains() -> None:
+    """Of a script that converts a checkpoint first and generates text last; one that trains on preferences is none."""
+    module = "maxtext.trainers.post_train.sft.train_sft_native base.yml model_name=gemma4-26b per_device_batch_size=3"
+    text = (
+        "python3 -m maxtext.checkpoint_conversion.to_maxtext base.yml model_name=gemma2-2b scan_layers=True\n"
+        f"python3 -m {module}\npython3 -m maxtext.inference.decode base.yml model_name=gemma2-2b\n"
+    )
+    found = read(text, "job.sh", "maxtext")
+    assert (found.plan.model, found.plan.micro_batch) == ("gemma-4-26b-a4b", 3)
+    for other in ("maxtext.inference.decode", "maxtext.trainers.post_train.dpo.train_dpo"):
+        assert not READER.starts(["python3", "-m", other, "base.yml"])
+
+
 def test_a_workload_of_xpk() -> None:
     """The command inside, on the chips that it asks for."""
     for kind, chips in (("v6e-256", 512), ("v5p-256", 256), ("tpu7x-4x4x4", 128), ("tpu7x-128", 128)):

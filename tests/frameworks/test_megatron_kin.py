@@ -115,6 +115,14 @@ def test_megatron_of_swift():
     assert launch_of(f"NNODES=$N NPROC_PER_NODE=4 {SWIFT}", "a command").world_size is None
 
 
+def test_another_head_of_swift_decides():
+    """A classifier has no logits of the vocabulary; the next token's loss is what is read."""
+    reader = load_reader("megatron-swift")
+    for task, deciding in (("seq_cls", {"--task_type"}), ("causal_lm", set())):
+        told = read(f"{SWIFT} --task_type {task}", "train.sh", "megatron-swift").words
+        assert set(reader.words.sort(told.used, told.unread).deciding) == deciding
+
+
 def test_adapters_of_swift():
     """A PEFT run is never answered as full training; examples that are not packed have other lengths."""
     adapters = "--tuner_type lora --lora_rank 16 --target_modules linear_qkv --max_length 2048"

@@ -7,6 +7,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, read
 from simpar.frameworks.match import find_released
+from simpar.preflight.given import given_words
 
 from .conftest import TRAINING, checked, exported
 
@@ -369,3 +370,31 @@ def test_a_batch_of_all_ranks_is_one():
     found = read(f"{command} --batch_size 128 --cutoff_len 512 --lora_r 8", "the command", "transformers")
     assert found.plan.training == {"seq_len": 512, "global_batch": 128}
     assert found.plan.flat_values()["lora_rank"] == 8
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "message"),
+    [
+        ("llamafactory-cli dpo v1.yaml", "llama-factory", "llamafactory-cli dpo: allowed: train, sft"),
+        ("llamafactory-cli export --model_name_or_path Qwen/Qwen3-8B", "llama-factory", "llamafactory-cli export"),
+        ("llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen3-8B --do_predict true", "llama-factory",
+         "do_train is off: nothing is trained"),
+        (f"{TRAIN} --do_predict", "transformers", "do_train is off: nothing is trained"),
+    ],
+)  # fmt: skip
+def test_what_trains_nothing_is_refused(command, target, message, tmp_path, monkeypatch):
+    """Predictions, exports, and commands that train on preferences; never answered as training."""
+    (tmp_path / "v1.yaml").write_text(json.dumps(FACTORY_1))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        read(command, "the command", target)
+    with pytest.raises(UserError, match=message):
+        given_words(command.split())
+    assert plan(f"{TRAIN} --do_predict --do_train")["micro_batch"] == 2
+
+
+def test_a_model_of_reference_decides():
+    """ASFT keeps one beside the trained model."""
+    found = read(json.dumps({**FACTORY_1, "use_asft_loss": True}), "v1.yaml", "llama-factory")
+    account = load_reader("llama-factory").words.sort(found.words.used, found.words.unread)
+    assert "use_asft_loss" in account.deciding

@@ -1,5 +1,7 @@
 """Front ends that are known by name and not read."""
 
+import json
+
 import pytest
 import yaml
 
@@ -26,6 +28,10 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
         (f"torchrun quickstart/finetuning.py --enable_fsdp --model_name a {SIZES}", "llama-cookbook"),
+        ("oumi distributed torchrun -m oumi train -c configs/train.yaml", "Oumi"),
+        (f"bash -c 'torchrun -m xtuner.v1.train.cli.sft --config a.py {SIZES}'", "XTuner"),
+        ("torchrun --nproc-per-node 8 tasks/train_text.py configs/text/qwen3.yaml", "VeOmni"),
+        ("arctic_training run.yml", "ArcticTraining"),
         ("torchrun -m apps.main.train config=apps/main/configs/llama_1B.yaml", "Lingua"),
     ],
 )
@@ -52,6 +58,20 @@ def test_a_command_is_refused_by_name(command, name):
         ({"run": {"model_type": "llm_finetuning_aws"}, "trainer": {"devices": 8}}, "SageMaker HyperPod"),
         ({"trainer": {"devices": 8}, "model": {"peft": {}, "backward_fetch_policy": "pre"}}, "SageMaker HyperPod"),
         ({"model_name": "pythia-160m", "train": {"micro_batch_size": 4}}, "LitGPT"),
+        ({"checkpoint_dir": "a", "train": {"micro_batch_size": 4}, "lora_r": 8}, "LitGPT"),
+        ({"model": {"model_name": "a"}, "training": {"trainer_type": "TRL_SFT", "bf16": True}}, "Oumi"),
+        ({"model": {"model_path": "a"}, "train": {"micro_batch_size": 1, "global_batch_size": 8}}, "VeOmni"),
+        (
+            {
+                "type": "sft",
+                "micro_batch_size": 1,
+                "deepspeed": {"zero_optimization": {"stage": 3}},
+                "model": {"type": "liger", "name_or_path": "a"},
+                "data": {"sources": ["b"], "max_length": 4096},
+            },
+            "ArcticTraining",
+        ),
+        ({"per_device_batch_size": 1, "diffusion_scheduler_config": {}, "remat_policy": "FULL"}, "MaxDiffusion"),
         ({"distributed": {"tp_size": 2, "cp_size": 1}, "training": {}}, "Picotron"),
         ({"rlhf_type": "gkd", "micro_batch_size": 1, "train": {"gpus": 4}, "rollout": {"gpus": 4}}, "ms-swift's Ray"),
     ],
@@ -67,6 +87,7 @@ def test_a_config_is_refused_by_name(data, name):
     ("text", "suffix", "name"),
     [
         ("from olmo_core.train import TrainerConfig\n", ".py", "OLMo-core"),
+        ("from mmengine.config import read_base\nmax_length = 2048\n", ".py", "XTuner"),
         ("SEQ_LEN = 2048\nparallel = dict(zero1=8)\n", ".py", "InternEvo"),
         ("[model]\ndim = 4096\n[distributed]\ndp_shard = 8\n", ".toml", "KempnerForge"),
         ("data: !include data/x.yaml\ntrainer:\n  mp: x\n", ".yaml", "Levanter"),
@@ -84,3 +105,20 @@ def test_a_virtual_environment_is_no_reason():
         given_text("source venv/bin/activate\npython other.py\n", "job.sh")
     with pytest.raises(UserError, match="no such file here"):
         given_text("source arguments.sh\npython other.py\n", "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("data", "suffix"),
+    [
+        ({"model_max_length": 4096, "tokenizer_class": "LlamaTokenizerFast"}, ".json"),
+        ({"micro_batch_size": 1, "optimizer": {"lr": 1e-4}}, ".yaml"),
+        ({"trainer": {"devices": 8}, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}, ".yaml"),
+        ({"train_batch_size": 1024, "max_prompt_length": 512, "train_files": "a"}, ".yaml"),
+        ({"num_processes": 16, "download": True}, ".yaml"),
+    ],
+)
+def test_a_word_that_several_have_names_none(data, suffix):
+    """A batch, axes of what generates text, a tokenizer's length, a number of processes."""
+    text = json.dumps(data) if suffix == ".json" else yaml.safe_dump(data)
+    with pytest.raises(UserError, match="no config that is known here"):
+        given_text(text, f"job{suffix}", suffix=suffix)
