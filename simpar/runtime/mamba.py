@@ -3,7 +3,8 @@
 The scan carries a state of head_dim x state elements a head along the sequence: h_t = exp(d_t a) h_(t-1) + d_t x_t b_t
 and y_t = c_t h_t + skip x_t, with time steps d_t = softplus(step + bias) and a = -exp(decay); b and c are a group's.
 Inside a chunk that is a masked product like attention's, between chunks one step a chunk [Dao and Gu 2024, arXiv
-2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider.
+2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider. Tensor-parallel ranks have the heads of
+some groups each (section 8.1 there); vectors and the convolution are whole on every rank, which uses its part.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,18 @@ DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
 """Ranges of initial values, drawn uniformly, of -a and of the decimal logarithm of softplus(bias) [released code]."""
 
 
-class Convolution(nn.Module):
+class OfHeads(nn.Module):
+    """A module with parameters of all heads, of which a rank uses those of its own: ``part`` is (rank, ranks)."""
+
+    part = (0, 1)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The rank's part of a tensor, along its first dim."""
+        rank, ranks = self.part
+        return whole.chunk(ranks)[rank] if ranks > 1 else whole
+
+
+class Convolution(OfHeads):
     """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, then SiLU."""
 
     def __init__(self, dims: Mapping[str, int]) -> None:
@@ -33,13 +45,15 @@ class Convolution(nn.Module):
         """Gates, inputs, b, c and steps [batch, seq, features] to the last four."""
         _, *mixed, steps = projected
         x = torch.cat(mixed, dim=-1).transpose(1, 2)
-        features, width = self.weight.shape
-        kernel = self.weight.to(x.dtype).unsqueeze(1)
-        y = functional.conv1d(functional.pad(x, (width - 1, 0)), kernel, self.bias.to(x.dtype), groups=features)
-        return *functional.silu(y.transpose(1, 2)).split(self.sizes, dim=-1), steps
+        weight, bias = (torch.cat([self.own(each) for each in p.split(self.sizes)]) for p in (self.weight, self.bias))
+        features, width = weight.shape
+        kernel = weight.to(x.dtype).unsqueeze(1)
+        y = functional.conv1d(functional.pad(x, (width - 1, 0)), kernel, bias.to(x.dtype), groups=features)
+        sizes = [size // self.part[1] for size in self.sizes]
+        return *functional.silu(y.transpose(1, 2)).split(sizes, dim=-1), steps
 
 
-class Scan(nn.Module):
+class Scan(OfHeads):
     """The state-space scan with its three vectors of parameters."""
 
     def __init__(self, dims: Mapping[str, int], limits: tuple[float, float | None]) -> None:
@@ -52,12 +66,14 @@ class Scan(nn.Module):
         """Inputs [batch, seq, heads x head_dim], b and c [batch, seq, groups x state], steps [batch, seq, heads]."""
         x, b, c, steps = mixed
         wide = torch.promote_types(x.dtype, torch.float32)
-        size = functional.softplus(steps.to(wide) + self.step_bias.to(wide))
+        decay, skip, step_bias = (self.own(each).to(wide) for each in (self.decay, self.skip, self.step_bias))
+        size = functional.softplus(steps.to(wide) + step_bias)
         size = size.clamp(*self.limits)
-        heads = x.unflatten(-1, (self.heads, -1)).to(wide)
-        by_group = [each.unflatten(-1, (self.groups, -1)).to(wide) for each in (b, c)]
-        y = scan(heads, size, -torch.exp(self.decay.to(wide)), *by_group, chunk=self.chunk)
-        return (y + heads * self.skip.to(wide)[:, None]).flatten(-2).to(x.dtype)
+        ranks = self.part[1]
+        heads = x.unflatten(-1, (self.heads // ranks, -1)).to(wide)
+        by_group = [each.unflatten(-1, (self.groups // ranks, -1)).to(wide) for each in (b, c)]
+        y = scan(heads, size, -torch.exp(decay), *by_group, chunk=self.chunk)
+        return (y + heads * skip[:, None]).flatten(-2).to(x.dtype)
 
 
 def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int) -> Tensor:
@@ -106,7 +122,7 @@ class Gate(nn.Module):
         return scanned * functional.silu(projected[0])
 
 
-class GroupNorm(nn.Module):
+class GroupNorm(OfHeads):
     """RMSNorm of the features of every group."""
 
     def __init__(self, dims: Mapping[str, int], eps: float) -> None:
@@ -116,8 +132,9 @@ class GroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, heads x head_dim] in and out."""
-        split = x.unflatten(-1, (self.groups, -1))
-        return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(x.dtype)
+        split = x.unflatten(-1, (self.groups // self.part[1], -1))
+        weight = self.own(self.weight).to(x.dtype)
+        return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * weight
 
 
 def makers(dims: Mapping[str, int], limits: tuple[float, float | None]) -> dict[str, Callable[[Operator], nn.Module]]:

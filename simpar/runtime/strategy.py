@@ -365,15 +365,14 @@ def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
 
 
 def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
-    """State-space layers must be whole on a rank, with whole sequences."""
+    """State-space layers need whole sequences on a rank."""
     if graph.is_mixture:
         raise UserError(
             f"model {graph.name}: has state-space layers and experts; the runtime trains hybrids of state-space "
             "layers, attention and dense MLPs"
         )
-    for axis, reason in (("tp", "does not split state-space layers by heads"), ("cp", "passes no states on")):
-        if (size := getattr(plan.mesh, axis)) > 1:
-            raise UserError(f"plan.{axis} = {size}: the runtime {reason}; allowed: 1")
+    if plan.mesh.cp > 1:
+        raise UserError(f"plan.cp = {plan.mesh.cp}: the runtime passes no states on; allowed: 1")
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:

@@ -24,6 +24,7 @@ from simpar.runtime.attention import CoreAttention
 from simpar.runtime.decoder import SEQUENCE_DIM, BlockModule, Decoder
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
+from simpar.runtime.mamba import OfHeads
 from simpar.runtime.operators import GatedProjection, HeadNorm, NormLayer, PositionEmbedding
 
 
@@ -60,7 +61,7 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
         for module in block.children():
             if isinstance(module, LatentRotary):
                 module.share = partial(_shared, mesh=mesh, layout=residual)
-            if isinstance(module, CoreAttention):
+            if isinstance(module, CoreAttention | OfHeads):
                 module.part = (mesh.get_local_rank(), mesh.size())
     model.tie()
 
@@ -123,7 +124,7 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
     """Names of whole parameters whose local gradient covers only the rank's heads or part of the sequence."""
     result = []
     for name, module in model.named_modules():
-        per_head = isinstance(module, HeadNorm)
+        per_head = isinstance(module, HeadNorm | OfHeads)
         whole = isinstance(module, NormLayer | PositionEmbedding | Router) or getattr(module, "whole", False)
         on_sequence = sequence_parallel and whole
         if isinstance(module, GatedProjection):

@@ -45,9 +45,11 @@ def has_class(model_type: str) -> bool:
     """Whether the installed library, if any, has a causal language model for a ``model_type``."""
     if not all(installed()):
         return False
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    from transformers.models.auto import modeling_auto as tables
 
-    return model_type in CLASSES
+    # Mistral 4 stands among models of pictures alone, with a class that reads tokens.
+    seen = tables.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, "")
+    return model_type in tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or str(seen).endswith("ForCausalLM")
 
 
 def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[Any, Any]:

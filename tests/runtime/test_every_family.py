@@ -21,8 +21,8 @@ pytest.importorskip("torch")
 LIBRARY = (
     "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "glm_moe_dsa",
     "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax",
-    "minimax_m3_vl_text", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_next",
+    "minimax_m3_vl_text", "mistral4", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 """Trained with transformers' own class: no operator of the decoder stands for some of their parts."""
 TOWERS = "has two towers, or layers that are not causal; the runtime trains decoders"
@@ -41,7 +41,6 @@ REFUSED = {
     **dict.fromkeys(("step3p5", "step3p7"), "gates on heads, of which layers have different numbers: simulated"),
     "kimi_k3": "simulated, no run computes it",
     "lfm2_vl": "short convolutions in the place of attention: simulated, no run computes it",
-    "mistral4": "queries scaled by their position: simulated, no run computes it",
     "phimoe": "its router scores by sparse_mixer; the runtime knows softmax, sigmoid",
 }
 """And why."""
@@ -86,7 +85,7 @@ def test_a_family_runs_or_says_why_not(kind, tmp_path, monkeypatch):
 def test_a_model_of_the_library_trains(kind):
     """Its logits are those of the class that transformers chooses for the config, and a step has finite gradients."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from simpar.runtime.from_transformers import make_library_model
 
@@ -102,6 +101,7 @@ def test_a_model_of_the_library_trains(kind):
     named = {name: value for name, value in config.items() if name != "model_type"}
     whole = AutoConfig.for_model(kind, **named)
     torch.manual_seed(0)
-    theirs = AutoModelForCausalLM.from_config(whole.get_text_config() if hasattr(whole, "text_config") else whole)
+    classes = AutoModelForImageTextToText if kind == "mistral4" else AutoModelForCausalLM  # where the library has it
+    theirs = classes.from_config(whole.get_text_config() if hasattr(whole, "text_config") else whole)
     theirs.load_state_dict(model.inner.state_dict())
     assert torch.equal(theirs.train()(input_ids=tokens, use_cache=False).logits, logits)

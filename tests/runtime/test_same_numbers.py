@@ -377,6 +377,12 @@ def test_layouts_of_two_ranks_train_like_one_process(run_matrix):
     assert_equal(run_matrix([{**case, "short": True} for case in cases], 2))
 
 
+def test_state_space_layers_split_by_heads_train_like_one_process(run_matrix):
+    """Groups of heads on each rank, of sequences that are whole or divided between the layers, clipped or not."""
+    cases = [{"tp": 2, "model": "hybrid"}, {**SEQUENCE, "recompute": "full", "model": "hybrid", **CLIPPED}]
+    assert_equal(run_matrix(prepared({"micro_batch": 4, **case} for case in cases), 2))
+
+
 @pytest.mark.slow
 def test_weights_of_stages_of_their_own_are_cast_once(run_matrix):
     """They train like one process, too, where tensor parallelism cuts what is cast."""
