@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from simpar.architectures.families import DECLARED
 from simpar.frameworks import placeholders, rules
 from simpar.frameworks.launch import comment
 from simpar.frameworks.subject import Loss, Subject
@@ -44,8 +45,10 @@ def script(s: Subject, main: str) -> str:
 
 
 def config_json(s: Subject) -> str:
-    """The model's ``config.json``."""
+    """The model's ``config.json``, under a name that transformers knows."""
     config: dict[str, Any] = {**s.config, "use_cache": False}
+    if (kind := str(config.get("model_type", ""))) in DECLARED:
+        config["model_type"] = DECLARED[kind].library_type(kind)
     longest = int(config.get("max_position_embeddings") or 0)
     if "n_positions" not in config and "max_seq_len" not in config:
         rows = s.graph.dims.get("positions", 0)  # keep the size of a table of learned positions

@@ -52,6 +52,19 @@ class Request(Strict):
         """The cluster to predict on, with its degraded links. Raises UserError."""
         return None if self.cluster is None else self.cluster.build(self.perturbation.degraded_links)
 
+    def part_of(self, cluster: Cluster | None, world_size: int, nodes: int) -> Cluster | None:
+        """The part of a cluster that fewer ranks run on: one node's devices, or whole nodes; else the cluster.
+
+        Raises UserError for degraded links that the part has not.
+        """
+        if cluster is None or self.cluster is None or cluster.is_mixed or world_size >= cluster.world_size:
+            return cluster
+        each = cluster.profile.devices_per_node
+        if world_size != nodes * each and (nodes > 1 or world_size > each):
+            return cluster
+        part = self.cluster.model_copy(update={"nodes": None, "devices": world_size})
+        return part.build(self.perturbation.degraded_links)
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -84,6 +97,7 @@ def make_ready(
     """
     cluster = request.build_cluster()
     world_size = _world_size(request, cluster, nproc, nodes)
+    cluster = request.part_of(cluster, world_size, nodes)
     plan = request.plan
     if request.stack or not plan.stack:
         plan = plan.model_copy(update={"stack": request.stack or STACK})

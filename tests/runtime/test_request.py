@@ -63,8 +63,8 @@ def test_servers_take_cores_and_no_devices(monkeypatch):
     ("arguments", "words"),
     [
         (["--tokens", "a.bin", "--text", "b.txt"], "--tokens a.bin and --text b.txt: allowed: one of them"),
-        (["--nproc", "2"], "of gpt2-laptop: 1 x 4 devices for 2 ranks; .* or --set cluster=null, which"),
-        (["--nproc", "2", "--hardware", "laptop-cpu-4"], "laptop-cpu-4: 1 x 4 .* or no --hardware, which predicts"),
+        (["--nproc", "8"], "of gpt2-laptop: 1 x 4 devices for 8 ranks; .* or --set cluster=null, which"),
+        (["--nproc", "8", "--hardware", "laptop-cpu-4"], "laptop-cpu-4: 1 x 4 .* or no --hardware, which predicts"),
         (
             ["--learning-rate", "1e-4", "--min-learning-rate", "1e-3"],
             "--min-learning-rate.* = 0.001: allowed: at most learning_rate = 0.0001",
@@ -80,3 +80,25 @@ def test_what_contradicts_itself_is_refused(tmp_path, monkeypatch, capsys, argum
     assert re.search(words, said)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "nodes", "ranks", "here", "of"),
+    [
+        ("laptop-cpu-4", 1, 2, 1, (1, 2)),
+        ("laptop-cpu-4", 1, 4, 1, (1, 4)),
+        ("laptop-cpu-4", 1, 8, 1, (1, 4)),
+        ("dgx-h100", 4, 16, 2, (2, 8)),
+        ("dgx-h100", 4, 8, 1, (1, 8)),
+        ("dgx-h100", 4, 8, 2, (4, 8)),
+        ("dgx-h100", 4, 16, 1, (4, 8)),
+    ],
+)
+def test_fewer_ranks_are_predicted_on_a_part(hardware, nodes, ranks, here, of):
+    """Some devices of one node, or whole nodes; what is neither keeps the whole cluster, which is then refused."""
+    values = {"model": "gpt2", "training": {"seq_len": 64, "global_batch": 16}, "plan": {}}
+    chosen = {"cluster": {"hardware": hardware, "nodes": nodes}}
+    asked = request.Request.model_validate({**values, **chosen})
+    part = asked.part_of(asked.build_cluster(), ranks, here)
+    assert part is not None
+    assert (part.nodes, part.profile.devices_per_node) == of

@@ -92,7 +92,10 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(forked, tmp_pat
         ([*TWO, "--steps", "2", "--checkpoint", "/dev/null"], "--checkpoint /dev/null: is a file; allowed: a folder"),
         ([*TWO, "--steps", "2", "--tp", "3"], "plan: tp x cp x pp = 3 x 1 x 1 = 3 does not divide the 2 devices"),
         ([*TWO, "--steps", "2", "--dp", "4"], "plan.dp = 4: .*leaves 2; allowed: 2"),
-        ([*TINY, "--steps", "2", "--nproc", "2"], "laptop-cpu-4 of gpt2-laptop: 1 x 4 devices for 2 ranks; allowed"),
+        (
+            [*TINY, "--steps", "2", "--nproc", "8", "--micro-batch", "1"],
+            "laptop-cpu-4 of gpt2-laptop: 1 x 4 devices for 8 ranks; allowed",
+        ),
         ([*TWO, "--steps", "2", "--set", "plan.version=9"], "plan.version = .*plans of another version"),
         ([*TWO, "--steps", "2", "--device", "cuda"], "machine.device = cuda: .*CUDA"),
         ([*TWO, "--steps", "2", "--tokens", "none.bin"], "none.bin: cannot be read"),

@@ -47,6 +47,11 @@ class ModelFamily:
         """The name of the class by which libraries load weights with a language model's head; "" if none does."""
         return self.classes.get(model_type, class_by_name(model_type))
 
+    def library_type(self, model_type: str) -> str:
+        """The ``model_type`` by which transformers knows the model: the family's own where its class is meant."""
+        own = self.causal_class(self.model_type)
+        return self.model_type if own and own == self.causal_class(model_type) else model_type
+
 
 def class_by_name(model_type: str) -> str:
     """What transformers calls a model's class in most families: deepseek_v3 is DeepseekV3ForCausalLM."""

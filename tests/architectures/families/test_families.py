@@ -57,3 +57,10 @@ def test_a_new_family_is_one_file(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     assert set(families._listed()) == {*DECLARED, "new", "new_text"}
+
+
+def test_names_that_transformers_lacks_become_those_of_their_class():
+    """Kimi K2 is DeepSeek-V3's class under another name; classes of their own keep theirs."""
+    assert DECLARED["kimi_k2"].library_type("kimi_k2") == "deepseek_v3"
+    same = {name for name, family in DECLARED.items() if family.library_type(name) == name}
+    assert set(DECLARED) - same == {"kimi_k2"}
