@@ -179,6 +179,9 @@ def _words(words: Iterable[str]) -> list[str]:
     return result
 
 
+_VARIABLE = re.compile(r"\$\{?\w+\}?")
+
+
 def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
     result: dict[str, list[str]] = {}
     flag = ""
@@ -188,8 +191,8 @@ def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
             flag, equals, value = token.partition("=")
             flag = flag.replace("_", "-")
             result[flag] = [value] if equals else []
-        elif word in _ENDS:
-            flag = ""
+        elif word in _ENDS or (flag and result[flag] and _VARIABLE.fullmatch(word)):
+            flag = ""  # a variable behind a value stands for further options
         elif flag:
             result[flag].append(token)
         if token != word:

@@ -11,6 +11,7 @@ from simpar.frameworks.match import DECODER, find_released, is_telling, models_w
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pattern_asked, windows_asked
 from simpar.frameworks.shell_words import UNKNOWN
+from simpar.plain import plain_name
 
 RATIOS = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model")
 """Arguments of hybrids that do not say which layer is which."""
@@ -32,6 +33,7 @@ DIVISOR = 128
 
 NEAR = 4096
 """Words by which vocabularies differ that are one with other padding or a few special tokens."""
+PATCH_TOKENIZER = "--patch-tokenizer-type"
 OWN_LAYERS = "--extra-vocab-size"
 """Pai-Megatron-Patch's models have their biases without a switch."""
 
@@ -124,6 +126,7 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
         models = [name for name in models if "qkv" in architecture(load_model(name)).biases]
     elif given.has("--disable-bias-linear") and OWN_LAYERS not in given.values:
         models = [name for name in models if "qkv" not in architecture(load_model(name)).biases]
+    models = _of_tokenizer(given, models)
     base = given.text("--rotary-base") if len(models) > 1 else None
     if base is not None and re.fullmatch(r"[\d.]+(e\d+)?", base):
         models = with_rope(models, float(base), scaled=given.has("--use-rope-scaling"))
@@ -137,6 +140,13 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     if same:
         given.used |= {WINDOW, SKIPPED}
     return same
+
+
+def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
+    """Those that are called like Pai's tokenizer (DeepSeekV2Tokenizer); all where none is."""
+    family = "".join(given.values.get(PATCH_TOKENIZER, [])[:1]).removesuffix("Tokenizer")
+    like = [name for name in models if family and plain_name(name).startswith(plain_name(family))]
+    return like or models
 
 
 def _unlike(given: Arguments, graph: ModelGraph) -> int:
@@ -323,9 +333,8 @@ def dense_layers(text: str | None, layers: int) -> int | None:
     """How many layers at the start are dense, by ``--moe-layer-freq``; None if it says another pattern."""
     if text in (None, "1"):
         return 0
-    listed = re.fullmatch(r"\[?\(?\[0\]\*(\d+)\s*\+\s*\[1\]\*(\d+)\)?\]?", str(text).replace(" ", ""))
-    if listed:
-        return int(listed[1]) if int(listed[1]) + int(listed[2]) == layers else None
-    flags = re.sub(r"[\[\]()\s]", "", str(text)).split(",")
+    plain = re.sub(r"[()\s]", "", str(text))
+    repeated = re.findall(r"\[([01])\]\*(\d{1,4})", plain)  # ([0]*3+[1]*58)
+    flags = [flag for flag, count in repeated for _ in range(int(count))] or plain.strip("[]").split(",")
     first = next((at for at, each in enumerate(flags) if each == "1"), len(flags))
     return first if flags == ["0"] * first + ["1"] * (layers - first) else None

@@ -16,17 +16,46 @@ _ORDERS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.GtE: operator.ge,
 }  # fmt: skip
 
+_UNKNOWN = "@"  # no expression has it
+_WORDS = ((re.compile(r"&&"), " and "), (re.compile(r"\|\|"), " or "), (re.compile(r"!(?!=)"), " not "))
+
 
 def number(text: str, variables: Mapping[str, str]) -> int | None:
-    """The integer value of an expression of +, -, *, /, %, comparisons and names; None if it is not known."""
+    """The integer value of an expression of + - * / %, comparisons, && || ! ?: and names; None if it is not known."""
 
     def put_in(match: re.Match[str]) -> str:
-        return variables.get(match.group(1) or match.group(2), "?")
+        return variables.get(match.group(1) or match.group(2), _UNKNOWN)
 
     try:
-        return _value(ast.parse(_NAME.sub(put_in, text).strip(), mode="eval").body)
+        return _value(ast.parse(_as_python(_NAME.sub(put_in, text).strip()), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
+
+
+def _as_python(text: str) -> str:
+    """The expression with Python's words for logical operators and for choices, but for those in inner parentheses."""
+    for sign, word in _WORDS:
+        text = sign.sub(word, text)
+    text = text.strip()
+    chosen, rest = _split(text, "?")
+    if rest is None:
+        is_whole = "?" in text and text.startswith("(") and text.endswith(")")
+        return f"({_as_python(text[1:-1])})" if is_whole else text
+    yes, no = _split(rest, ":")
+    if no is None:
+        raise ValueError
+    return f"({_as_python(yes)}) if ({chosen.strip()}) else ({_as_python(no)})"
+
+
+def _split(text: str, sign: str) -> tuple[str, str | None]:
+    """What is before and behind the first ``sign`` outside of parentheses and inner choices; None if there is none."""
+    depth = choices = 0
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == sign and not depth and not choices:
+            return text[:at], text[at + 1 :]
+        choices += not depth and ((letter == "?") - (letter == ":"))
+    return text, None
 
 
 def _value(node: ast.expr) -> int:
@@ -34,6 +63,13 @@ def _value(node: ast.expr) -> int:
         return int(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return int(not _value(node.operand))
+    if isinstance(node, ast.BoolOp):
+        values = [_value(each) for each in node.values]
+        return int(all(values) if isinstance(node.op, ast.And) else any(values))
+    if isinstance(node, ast.IfExp):
+        return _value(node.body if _value(node.test) else node.orelse)
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         result = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
         if abs(result) < 10**MAX_DIGITS:

@@ -7,6 +7,7 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
+from simpar.frameworks.megatron_arguments import flags_of
 from simpar.frameworks.megatron_model import dense_layers
 
 LLAMA_8B = (
@@ -89,7 +90,15 @@ def test_hybrids_are_told_by_their_layers():
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [(None, 0), ("1", 0), ("([0]*3+[1]*5)", 3), ("[0]*3+[1]*5", 3), ("([0,0,1,1,1,1,1,1])", 2), ("2", None)],
+    [
+        (None, 0),
+        ("1", 0),
+        ("([1]*8)", 0),
+        ("([0]*3+[1]*5)", 3),
+        ("[0]*3+[1]*5", 3),
+        ("([0,0,1,1,1,1,1,1])", 2),
+        ("2", None),
+    ],
 )
 def test_layers_without_experts(text, first):
     """Those at the start are dense; other patterns have no config here."""
@@ -255,3 +264,11 @@ def test_one_head_of_keys_by_its_name_in_bigcode():
     """``--attention-head-type multiquery``, as StarCoder's scripts have it."""
     one = imported("--num-layers 40 --hidden-size 6144 --num-attention-heads 48 --attention-head-type multiquery")
     assert (one.sizes["kv_heads"], "--attention-head-type" in one.words.used) == (1, True)
+
+
+def test_a_variable_behind_a_value_is_no_further_value():
+    """Scripts put optional arguments into variables, whose values they alone know."""
+    words = ["--moe-layer-freq", "([1]*8)", "${offload_option}", "--save", "$OUT", "--recompute-modules", "mlp", "moe"]
+    assert flags_of(words) == {
+        "--moe-layer-freq": ["([1]*8)"], "--save": ["$OUT"], "--recompute-modules": ["mlp", "moe"]
+    }  # fmt: skip

@@ -113,7 +113,8 @@ def test_scripts_without_end_are_refused():
 @pytest.mark.parametrize(
     ("text", "value"),
     [("2 * 8", 16), ("(N+1)%4", 2), ("$N / 2", 2), ("${N} > 4", 1), ("M + 1", None), ("9 ** 9", None), ("1/0", None),
-     ("1 +", None)],
+     ("1 +", None), ("($N > 1) ? 1 : 0", 1), ("N>8?1:N>4?2:3", 2), ("N > 1 ? N > 8 ? 5 : 6 : 7", 6), ("(N>1?2:3)", 2),
+     ("N > 1 && N != 5", 0), ("!N || N == 5", 1), ("M ? 1 : 2", None), ("N ? 1", None)],
 )  # fmt: skip
 def test_arithmetic(text, value):
     """Integers, as a shell has them."""
