@@ -254,6 +254,8 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
             f"{source}: the config file is {path}: a value that the file does not say; allowed: variables before the "
             "command: simpar check -- NAME=VALUE ./script.sh"
         )
+    if launch.config_text is None:
+        path = str(files.find_beside(path, source))
     inner = files.read_text(path) if launch.config_text is None else launch.config_text
     syntax = SYNTAX.get(Path(path).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":

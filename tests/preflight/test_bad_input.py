@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.frameworks import READERS, read
-from simpar.preflight.given import given_text
+from simpar.preflight.given import given_text, given_words
 from tests.frameworks.test_corpus import CORPUS, TARGETS, WRITERS
 
 BINARY = {
@@ -102,3 +102,14 @@ def test_a_text_that_is_cut_anywhere_is_read_or_refused_in_one_line(data):
             except UserError as error:
                 assert "\n" not in str(error)
                 assert name.partition(":")[0] in str(error)
+
+
+def test_a_config_that_is_not_here_is_named_with_its_script(tmp_path):
+    """A path of a container, by the script that names it; one beside the script is found from elsewhere."""
+    script = tmp_path / "train.sh"
+    script.write_text("accelerate launch --config_file /container/fsdp.yaml train.py --output_dir out\n")
+    with pytest.raises(UserError, match=r"train.sh: /container/fsdp.yaml: no such file; allowed"):
+        given_words([str(script)])
+    script.write_text("accelerate launch --config_file fsdp.yaml train.py --output_dir out\n")
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\n")
+    assert given_words([str(script)]).launch.target == "accelerate"
