@@ -89,17 +89,18 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
         values["model"] = models[0]
     if is_telling(sizes) and not sizes["num_experts"] and not model:
         values.pop("etp", None)  # of a model without experts, it splits nothing
-    note = "" if model or config else model_note(models, sizes)
+    asked = bool(notes) and not models and not config  # what is missing
+    note = "" if model or config or asked else model_note(models, sizes)
     about = {f"model {at}": each for at, each in enumerate(notes)}  # what was taken for the model, given none by name
-    notes = [note, *notes, *_notes(given), *given.notes, *given.misspelt()]
+    told_notes = [note, *notes, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
-    said = tuple(filter(None, notes))
+    said = tuple(filter(None, told_notes))
     balance: Balance = "bias" if given.has("--moe-router-enable-expert-bias") else "loss"
     balance = "tuned" if "--sft" in given.values else balance
     balance = "forced" if given.has("--moe-router-force-load-balancing") else balance
     plan = Plan.model_validate(values)
-    asks = {"model": note, **about}
+    asks = {"model": notes[0] if asked else note, **about}
     return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config)
 
 

@@ -34,11 +34,16 @@ def parser() -> Parser:
     return Parser(Language(language()))
 
 
+COMMENT = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
+"""A comment between the lines of one command: a substitution of nothing."""
+
+
 def tree_of(text: str) -> Node:
     """The tree of a shell text, where placeholders (<your path>) are words.
 
     Those of several words would be read as redirections; one of a single word is one, if the text has a tree with it.
     """
+    text = COMMENT.sub(" ", text)
     root = parser().parse(text.encode()).root_node
     if SAID.search(text):
         text = _without_redirections(text, root)

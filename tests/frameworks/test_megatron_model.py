@@ -200,7 +200,9 @@ def test_a_tokenizer_of_a_known_model_has_its_vocabulary():
     found = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B")
     assert found.config["vocab_size"] == 128256
     found = imported(f"{words} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model")
-    assert "vocabulary of /data/tokenizer.model is not known" in found.notes[1]
+    asked = "The vocabulary of /data/tokenizer.model is not known: give --vocab-size N in the text, or --model."
+    assert (found.asks["model"], found.notes[0], found.config) == (asked, asked, None)
+    assert [note for note in found.notes if "No shipped model" in note] == []
 
 
 def test_uneven_ends_of_a_pipeline():

@@ -193,3 +193,9 @@ def test_where_a_script_lies(change, tmp_path):
     path = tmp_path / "train.sh"
     path.write_text(f"HERE=$({change})\npython train.py $HERE/config.yaml\n")
     assert Script(path.read_text(), str(path)).commands[-1][-1] == f"{tmp_path}/config.yaml"
+
+
+def test_comments_between_the_lines_of_a_command():
+    """Substitutions of nothing, in any language; the words go on."""
+    text = "run --a 1 \\\n  `# 批次大小 (batch)` \\\n  --b 2 `#  c`\necho '完成'\n"
+    assert Script(text, "x.sh").commands[0] == ["run", "--a", "1", "--b", "2"]
