@@ -1,6 +1,5 @@
 """Files in and out: strict YAML and JSON, one-line errors with a suggestion, atomic writes, bundled data."""
 
-import difflib
 import errno
 import json
 import os
@@ -18,7 +17,10 @@ from pydantic import BaseModel, ValidationError
 
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
-from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
+from simpar.plain import (
+    MAX_DEPTH, Location, YamlConverter, dotted, nearest, plain_name, printable, scalar_fault, split_count,
+)  # fmt: skip
+from simpar.plain import suggest as suggest
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,7 +28,7 @@ MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_LISTED = 40  # names in a message
-LEAST_PART = 3  # letters of a name that may be the beginning of another
+NEAREST = 5  # of more
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
@@ -350,23 +352,6 @@ def homes(model: type[BaseModel], key: str) -> list[str]:
     return [f"{name}.{key}" for name, keys in own.items() if key in keys]
 
 
-def suggest(name: str, options: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored, and so are dashes, dots and the like.
-
-    The nearest is the shortest that begins with the name or, failing that, has it inside, if possible without cutting a
-    number (llama3 is no part of llama-33b); else the one with the fewest changes.
-    """
-    by_lower = {option.lower(): option for option in options}
-    told = re.sub(r"[^a-z0-9]", "", name.lower())
-    place = re.compile("[^a-z0-9]*".join(told))
-    inside = {option: match for option in by_lower if len(told) >= LEAST_PART and (match := place.search(option))}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
-    nearest = min(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)), default=None)
-    nearest = nearest or (close[0] if close else None)
-    return f"; did you mean {by_lower[nearest]!r}?" if nearest else ""
-
-
 def written_out(text: object) -> str:
     """A hint to write "4k" out where a whole number is needed; "" for other texts."""
     match = re.fullmatch(r"(\d{1,6})([km])", str(text).strip().lower())
@@ -386,14 +371,20 @@ def allowed(options: Iterable[str]) -> str:
 def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "", also: Iterable[str] = ()) -> str:
     """The name if it is an option. Raises UserError with the nearest option (or other name) and their list otherwise.
 
-    A list too long for a message is replaced by ``remedy``, the command that prints it. ``also`` are other names.
+    Of a list too long for a message there are the NEAREST ones, and ``remedy``, the command that prints all. ``also``
+    are other names.
     """
     names = list(options)
     if name in names:
         return name
-    listed = f"; {remedy}" if remedy and len(names) > MAX_LISTED else allowed(names)
+    listed = _nearest_of(name, names, remedy) if remedy and len(names) > MAX_LISTED else allowed(names)
     meant = suggest(name, names) or suggest(name, also)
     raise UserError(f"unknown {what} {name!r}{meant.removesuffix('?')}{listed}")
+
+
+def _nearest_of(name: str, names: Iterable[str], remedy: str) -> str:
+    near = nearest(name, names, NEAREST)
+    return (f"; nearest: {', '.join(near)}" if near else "") + f"; {remedy}"
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
@@ -473,13 +464,18 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         return files.get(text, Path(text))
     if Path(text).is_dir():
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
-    return files[choose(meant_by(text, kind) or text, files, what, also=aliases(kind))]
+    remedy = PRINTED_BY.get(kind, "")
+    return files[choose(meant_by(text, kind) or text, files, what, remedy=remedy, also=aliases(kind))]
 
 
 def meant_by(text: str, kind: str) -> str | None:
     """The shipped file that another name means, also with a count behind it; None if it is none."""
     known, (alone, _) = aliases(kind), split_count(text)
     return known.get(plain_name(text)) or (alone if alone in bundled(kind) else known.get(plain_name(alone)))
+
+
+PRINTED_BY = {"clusters": "simpar list hardware prints all"}
+"""Commands that print the names of a kind, where there are many."""
 
 
 @cache

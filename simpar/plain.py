@@ -1,5 +1,6 @@
 """Plain, finite data: how YAML nodes become such data, which scalars are refused, and names for one-line messages."""
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from simpar.errors import UserError
 
 Location = tuple[str | int, ...]
 MAX_DEPTH = 40
+LEAST_PART = 3  # letters of a name that may be the beginning of another
 MAX_DIGITS = 1_000  # of a number in a text
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
@@ -161,3 +163,25 @@ def split_count(text: str) -> tuple[str, int | None]:
     """
     match = _COUNT_BEHIND.fullmatch(text.strip())
     return (match["name"].strip(), int(match["count"])) if match else (text, None)
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored, and so are dashes, dots and the like.
+
+    The nearest is the shortest that begins with the name or, failing that, has it inside, if possible without cutting a
+    number (llama3 is no part of llama-33b); else the one with the fewest changes.
+    """
+    near = nearest(name, options, most=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def nearest(name: str, options: Iterable[str], most: int, cutoff: float = 0.3) -> list[str]:
+    """The ``most`` options that a name may mean, nearest first: those that hold it, then by the fewest changes."""
+    by_lower = {option.lower(): option for option in options}
+    told = re.sub(r"[^a-z0-9]", "", name.lower())
+    place = re.compile("[^a-z0-9]*".join(told))
+    inside = {option: match for option in by_lower if len(told) >= LEAST_PART and (match := place.search(option))}
+    cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
+    holding = sorted(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)))
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=cutoff)
+    return [by_lower[each] for each in dict.fromkeys([*holding, *close])][:most]

@@ -28,7 +28,7 @@ for _module in iter_modules(__path__):  # commands register themselves when they
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output
 ORDER = (
     "simulate", "search", "check", "compare", "report", "export", "import", "tokenize", "data", "run", "explain",
-    "replay", "ui", "mcp", "plot", "calibrate", "learn", "validate", "list", "schema", "doctor",
+    "replay", "ui", "mcp", "plot", "collective", "calibrate", "learn", "validate", "list", "schema", "doctor",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: ORDER.index(command.name or command.callback.__name__))  # type: ignore[union-attr]
 

@@ -28,6 +28,7 @@ SIMULATE_FLAGS = (
     ScenarioFlag("--timeline", "Write the timeline as .png, .svg, .pdf or .html"),
     ScenarioFlag("--memory-plot", "Write memory over time as .png, .svg, .pdf or .html"),
     ScenarioFlag("--html", "Write the report as one self-contained page; implies --advise"),
+    ScenarioFlag("--ranks", "Also print where every rank is, and the process groups that it is in", kind=bool),
     ScenarioFlag("--advise", "Simulate neighbouring layouts and show what each would gain", kind=bool),
     ScenarioFlag("--engine", "Engine that executes the step: auto, reference, plain, sweep or event"),
     ScenarioFlag("--seed", "First seed of jitter", kind=int),
@@ -136,7 +137,20 @@ def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome 
             return
         write_atomic(values["json_"], text)
     print_report(result, console())
+    if values["ranks"]:
+        _print_ranks(result)
     if campaign:
         from simpar.operate.terminal import print_outcome
 
         print_outcome(campaign, console())
+
+
+def _print_ranks(result: Result) -> None:
+    """Where ranks are, and their groups."""
+    from simpar.report.ranks import MOST_RANKS, group_table, rank_table
+
+    mesh, cluster, out = result.plan.mesh, result.setup.cluster, console()
+    out.print("\nRanks" + (f", the first {MOST_RANKS} of {mesh.world_size:,}" if mesh.world_size > MOST_RANKS else ""))
+    out.print(rank_table(mesh, -(-cluster["devices"] // cluster["nodes"])))
+    out.print("Process groups")
+    out.print(group_table(mesh))

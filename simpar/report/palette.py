@@ -39,6 +39,8 @@ IDLE_TITLE = {
     "exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks",
     "host": "launches on the host",
 }  # fmt: skip
+SERIES = (FORWARD, COMM, BACKWARD, UPDATE, AGAIN, HOST)
+"""Lines of a chart without colours of their own, which marks tell apart as well."""
 INK, FAINT = "#333333", "#E4E4E4"
 BAND_EDGE, BAND_HATCH = "#555555", "...."  # the 90 % interval of peaks
 

@@ -29,14 +29,16 @@ from tests.gate import some
 HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "networkx", "numba", "torch", "simpy", "pydantic", "ruamel")
 COMMANDS = (
     "simulate", "search", "check", "compare", "report", "export", "import", "tokenize", "data", "run", "explain",
-    "replay", "ui", "plot", "calibrate", "learn", "validate", "list", "schema", "doctor", "hardware",
+    "replay", "ui", "mcp", "plot", "collective", "calibrate", "learn", "validate", "list", "schema", "doctor",
+    "hardware",
 )  # fmt: skip
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
 ]  # fmt: skip
 FROZEN_FLAGS = {
-    "--tokens", "--price-per-gpu-hour", "--jitter", "--seeds", "--over", "--days", "--reliability", "--checkpoint",
+    "--tokens", "--price-per-gpu-hour", "--jitter", "--seeds", "--over", "--ranks", "--days", "--reliability",
+    "--checkpoint",
     "--spares", "--model", "--model-class", "--hardware", "--network", "--nodes", "--gpus", "--seq-len",
     "--global-batch", "--tp", "--pp", "--vpp", "--dp", "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync",
     "--sequence-parallel/--no-sequence-parallel", "--schedule", "--recompute", "--precision", "--optimizer",
