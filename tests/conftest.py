@@ -288,6 +288,20 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def faults_for_readers() -> Callable[[Any], dict[str, list[str]]]:
+    """What axe-core finds against a page in a browser, by rule: the elements; tests skip where it is not installed."""
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+    def found(page: Any) -> dict[str, list[str]]:
+        page.evaluate(script)
+        faults = page.evaluate("async () => (await axe.run()).violations")
+        return {fault["id"]: [node["html"] for node in fault["nodes"]] for fault in faults}
+
+    return found
+
+
+@pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a process that forks ranks, started once for all tests; see forks.py."""
     from simpar.runtime.worker import die_with_parent

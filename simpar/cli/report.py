@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,8 +41,8 @@ def report(
         _save_summary(result, output)
         console().print(f"wrote {output}", soft_wrap=True)
         return
-    loaded = result_of(result)
-    save_report(_advised(loaded) if advise else loaded, output)
+    found, loaded = _found(result), result_of(result)
+    save_report(_advised(loaded) if advise else loaded, output, found)
     console().print(f"wrote {output}", soft_wrap=True)
 
 
@@ -61,6 +61,20 @@ def _save_summary(name: str, output: str) -> None:
     from simpar.planner.result import SearchResult
 
     save_summary(SearchResult.load(name), output)
+
+
+def _found(name: str) -> dict[str, Any] | None:
+    """What a saved search found; None for other files."""
+    from simpar.formats import SEARCH
+    from simpar.report.result import read_object
+
+    if not name.endswith(".json") or SEARCH.key not in read_object(name):
+        return None
+    from simpar.planner.answer.found import found_section
+    from simpar.planner.result import SearchResult
+
+    search = SearchResult.load(name)
+    return found_section(search) if search.candidates else None
 
 
 def _advised(result: Result) -> Result:

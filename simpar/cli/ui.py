@@ -12,6 +12,7 @@ from simpar.errors import UserError
 UI_FLAGS = (
     ScenarioFlag("--port", "Port on this machine (default: 8877, or any free one if that is taken)", kind=int),
     ScenarioFlag("--no-open", "Only print the address of the page, instead of opening it in a browser", kind=bool),
+    ScenarioFlag("--public", "Address under which a proxy on this machine serves the page, once it knows who asks"),
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
 )
 SCENARIO = "llama-3-8b-8-h100"
@@ -28,13 +29,14 @@ def ui(scenario: str | None, **values: Any) -> None:
     port = values["port"]
     if port is not None and not 0 < port < 2**16:
         raise UserError(f"--port {port}: allowed: 1 to {2**16 - 1}")
+    public = _host_of(values["public"])
     flags, settings = values_by_key(values, RUN_FLAGS), list(values["set_"] or [])
     start = load_scenario(scenario or (None if flags or settings else SCENARIO), flags, settings)
     from simpar.ui.server import MISSING, AppState, listen, serve
 
     if not (find_spec("starlette") and find_spec("uvicorn")):
         raise UserError(MISSING)
-    desk = AppState(start)
+    desk = AppState(start, public=public)
     desk.asked({"state": desk.state()})
     with listen(port) as taken:
         serve(desk, taken, lambda address: _started(address, opens=not values["no_open"]))
@@ -47,3 +49,15 @@ def _started(address: str, *, opens: bool) -> None:
         import webbrowser
 
         webbrowser.open(address)
+
+
+def _host_of(address: str | None) -> str:
+    """The host, with its port if one is said, of an address; "" for none. Raises UserError."""
+    from urllib.parse import urlsplit
+
+    if address is None:
+        return ""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or parts.username:
+        raise UserError(f"--public {address}: allowed: an address without a path, such as https://plan.example.org")
+    return parts.netloc.lower()

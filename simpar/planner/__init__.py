@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from simpar.planner.result import Candidate, Counts, SearchResult
 
 OPEN = (
-    "answer.candidates", "answer.summary", "answer.terminal", "api", "certify.exact", "nearby", "problem",
-    "progress", "result", "space.axes", "space.jobs", "sweep", "tables",
+    "answer.candidates", "answer.found", "answer.summary", "answer.terminal", "api", "certify.exact", "nearby",
+    "problem", "progress", "result", "space.axes", "space.jobs", "sweep", "tables",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""
 

@@ -32,9 +32,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Guard:
-    """Refuses requests that do not come from a page of this server, and bodies larger than its pages send."""
+    """Refuses requests that do not come from a page of this server, and bodies larger than its pages send.
+
+    ``public`` is the host under which a proxy on this machine serves the pages to others; "" without one.
+    """
 
     app: App
+    public: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it with one line."""
@@ -42,18 +46,19 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        status, words = refusal(scope["method"], headers)
+        status, words = refusal(scope["method"], headers, self.public)
         if status:
             await _refuse(send, status, words)
             return
         await self.app(scope, _limited(receive), _with_headers(send))
 
 
-def refusal(method: str, headers: Mapping[str, str]) -> tuple[int, str]:
+def refusal(method: str, headers: Mapping[str, str], public: str = "") -> tuple[int, str]:
     """Status and reason if a request is refused; 0 if it is not. Names of ``headers`` are in lower case."""
     host = headers.get("host", "")
-    if _name(host) not in NAMES:
-        return 403, f"Host {host[:80]!r} is refused; allowed: {', '.join(NAMES)}"
+    names = (*NAMES, *([public] if public else []))
+    if _name(host) not in NAMES and (not public or host != public):
+        return 403, f"Host {host[:80]!r} is refused; allowed: {', '.join(names)}"
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
         return 403, f"Origin {origin[:80]!r} is refused; allowed: the page itself"

@@ -67,6 +67,7 @@ class AppState:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     looking: WorkerProcess = field(default_factory=WorkerProcess)
     searching: WorkerProcess = field(default_factory=lambda: WorkerProcess(warms=False))
+    public: str = ""  # the host of a proxy on this machine, which lets others in
 
     @property
     def allowed(self) -> Allowed:
@@ -162,7 +163,7 @@ def make_app(desk: AppState) -> Guard:
         Route("/api/start", start),
         *(Route(f"/api/{name}", entry, methods=["POST"]) for name, entry in posts.items()),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers=_handlers()))
+    return Guard(Starlette(routes=routes, exception_handlers=_handlers()), desk.public)
 
 
 def _handlers() -> dict[Any, Any]:

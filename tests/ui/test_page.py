@@ -169,3 +169,11 @@ def test_names_are_shown_and_never_run(visit, address):
     assert "<img src=x onerror=alert(1)>" in page.locator("#error").inner_text()
     assert page.locator("img").count() == 0
     page.evaluate(SETTLED)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_readers_without_a_mouse_or_sight_find_everything(visit, faults_for_readers, width):
+    """No rule of axe-core is broken once a plan is shown: names, contrast, landmarks, what scrolls."""
+    page = visit(width=width)
+    page.wait_for_selector("#rows[data-to]", timeout=PATIENCE_MS)
+    assert faults_for_readers(page) == {}

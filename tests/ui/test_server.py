@@ -7,6 +7,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.scenario import Scenario
 from simpar.simulation import simulate
+from simpar.ui.guard import refusal
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -166,3 +167,19 @@ def test_a_port_in_use_is_one_line(client):
             listen(port)
     with listen(None) as found:
         assert found.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "plan.example.org", "origin": "https://plan.example.org", "content-type": "application/json"}, 0),
+        ({"host": "127.0.0.1:8877", "content-type": "application/json"}, 0),
+        ({"host": "other.example.org", "content-type": "application/json"}, 403),
+        ({"host": "plan.example.org", "origin": "https://other.example.org", "content-type": "application/json"}, 403),
+        ({"host": "127.0.0.1:8877", "origin": "https://plan.example.org", "content-type": "application/json"}, 403),
+    ],
+)
+def test_a_proxy_lets_its_own_pages_in(headers, status):
+    """Its host and no other, and only requests of pages under that host."""
+    assert refusal("POST", headers, "plan.example.org")[0] == status
+    assert refusal("POST", headers)[0] == (0 if headers["host"].startswith("127.") and "origin" not in headers else 403)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.files import write_atomic
+from simpar.planner.answer.found import found_section
 from simpar.planner.answer.terminal import certificate, describe, describe_baseline, describe_whole_run, headline, ties
 from simpar.planner.result import SearchResult
 from simpar.report.html import environment, fill_template
@@ -16,12 +17,16 @@ FOLDER = Path(__file__).parent
 
 def save_summary(result: SearchResult, path: str | Path) -> None:
     """Write the page atomically; equal searches give equal bytes. Raises Infeasible without a plan."""
-    save_sections(plan_words(result), summary(result), path)
+    save_sections(
+        plan_words(result), summary(result), path, {**found_section(result), "lines": ()}
+    )  # lines stand above
 
 
-def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
-    """Write a page of sections, each with a title and sentences."""
-    page = {"plan": title, "sections": sections}
+def save_sections(
+    title: str, sections: list[dict[str, Any]], path: str | Path, found: dict[str, Any] | None = None
+) -> None:
+    """Write a page of sections, each with a title and sentences, and what a search found."""
+    page = {"plan": title, "sections": sections, "found": found}
     write_atomic(path, fill_template(environment(FOLDER).get_template("summary.html.j2"), page))
 
 

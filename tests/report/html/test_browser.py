@@ -263,3 +263,13 @@ def test_a_single_device_has_a_page(visit, timeline_of, result_of):
     alone = result_of(timeline_of(1, 1))
     page = visit(replace(alone, communication={}))
     assert "no communication" in page.locator("#communication").inner_text()
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_readers_without_a_mouse_or_sight_find_everything(visit, result, faults_for_readers, width, theme):
+    """No rule of axe-core is broken, of one result and of two: names, contrast, landmarks, what scrolls."""
+    for shown in (result, (result, result)):
+        page = visit(shown, width=width)
+        page.emulate_media(color_scheme=theme)
+        assert faults_for_readers(page) == {}
