@@ -17,9 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
-from simpar.plain import (
-    MAX_DEPTH, Location, YamlConverter, dotted, nearest, plain_name, printable, scalar_fault, split_count,
-)  # fmt: skip
+from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
+from simpar.plain import nearest as nearest
 from simpar.plain import suggest as suggest
 from simpar.units import KB, KIB, MIB
 
