@@ -41,8 +41,8 @@ def report(
         _save_summary(result, output)
         console().print(f"wrote {output}", soft_wrap=True)
         return
-    found, loaded = _found(result), result_of(result)
-    save_report(_advised(loaded) if advise else loaded, output, found)
+    section, loaded = _found(result), result_of(result)
+    save_report(_advised(loaded) if advise else loaded, output, section)
     console().print(f"wrote {output}", soft_wrap=True)
 
 

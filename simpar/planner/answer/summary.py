@@ -23,10 +23,10 @@ def save_summary(result: SearchResult, path: str | Path) -> None:
 
 
 def save_sections(
-    title: str, sections: list[dict[str, Any]], path: str | Path, found: dict[str, Any] | None = None
+    title: str, sections: list[dict[str, Any]], path: str | Path, section: dict[str, Any] | None = None
 ) -> None:
     """Write a page of sections, each with a title and sentences, and what a search found."""
-    page = {"plan": title, "sections": sections, "found": found}
+    page = {"plan": title, "sections": sections, "found": section}
     write_atomic(path, fill_template(environment(FOLDER).get_template("summary.html.j2"), page))
 
 

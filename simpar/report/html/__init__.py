@@ -22,14 +22,14 @@ FOLDER = Path(__file__).parent
 SCRIPTS = ("view.js", "timeline.js", "memory.js", "page.js")
 
 
-def save_report(result: Result, path: str | Path, found: Mapping[str, Any] | None = None) -> None:
-    """Write the page atomically; equal results give equal bytes. ``found`` is what the search found that chose it."""
-    write_atomic(path, render(result, found))
+def save_report(result: Result, path: str | Path, section: Mapping[str, Any] | None = None) -> None:
+    """Write the page atomically; equal results give equal bytes. ``section`` is what the search found that chose it."""
+    write_atomic(path, render(result, section))
 
 
-def render(result: Result, found: Mapping[str, Any] | None = None) -> str:
+def render(result: Result, section: Mapping[str, Any] | None = None) -> str:
     """The page as text."""
-    page = {**page_data(result), "found": found}
+    page = {**page_data(result), "found": section}
     return fill_template(_template(), page)
 
 
