@@ -4,7 +4,7 @@
 and draw. Without it pages hold text and code.
 
 Pages that follow from what is there are made anew by every build, under docs/generated: the help of every
-command, the API page, the notebooks, the changelog, and the page of an example result.
+command, the API page, the notebooks, the changelog, the board of accuracy, and the page of an example result.
 """
 
 from __future__ import annotations
@@ -70,10 +70,19 @@ def generate(example: str) -> None:
     (GENERATED / "extra").mkdir(parents=True, exist_ok=True)
     (GENERATED / "cli.md").write_text("# Command line\n\n" + "\n".join(_commands()))
     (GENERATED / "api.md").write_text("\n".join(_api()))
+    (GENERATED / "board.md").write_text(_board())
     (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         (GENERATED / f"{path.stem}.md").write_text(_notebook(path, run="outputs" in globals().get("tags", ())))
     _example(GENERATED / "extra" / "example.html", example)
+
+
+def _board() -> str:
+    """Errors over releases, from the page of validation and those that were kept."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from accuracy_board import VALIDATION, board, kept
+
+    return board(VALIDATION.read_text(encoding="utf-8"), kept())
 
 
 def _commands() -> Iterator[str]:
