@@ -13,6 +13,7 @@ from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_chang
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
 from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, SNAPSHOT, TRACE, files_of, kind_of
+from simpar.diagnosis.likely import LikelyCause, likely_causes
 from simpar.diagnosis.log_run import DEVICES, GLOBAL_BATCH, SEQ_LEN, USED, LogRun
 from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
@@ -25,6 +26,7 @@ from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.formats import EXPLANATION
+from simpar.report.result import Result
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 
@@ -35,8 +37,8 @@ class Explanation:
 
     ``measured`` comes from profiler traces, ``log`` from a training log, ``flight`` from flight recorders, ``snapshot``
     from a memory snapshot. ``against`` is the prediction of the plan, ``logged`` the same for a log (name with unit,
-    measured, predicted), ``snapshot_beside`` for the parts of memory, ``changes`` the gains of single changes. Each is
-    None or empty if there are no such files or no plan was given.
+    measured, predicted) with the ``likely`` causes of a gap, ``snapshot_beside`` for the parts of memory, ``changes``
+    the gains of single changes. Each is None or empty if there are no such files or no plan was given.
     """
 
     measured: MeasuredStep | None = None
@@ -47,6 +49,7 @@ class Explanation:
     flight: FlightRun | None = None
     snapshot: SnapshotRun | None = None
     snapshot_beside: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    likely: tuple[LikelyCause, ...] = ()
 
     @property
     def traced(self) -> MeasuredStep:
@@ -67,8 +70,9 @@ class Explanation:
             "step_time_s": self.step_time_s,
             **({} if self.measured is None else _traced(self.measured)),
             "predicted": None if self.against is None else _predicted(self.against, self.traced),
-            "log": None if self.log is None else asdict(self.log),
+            "log": None if self.log is None else {**asdict(self.log), "times_s": list(self.log.times_s)},
             "logged": [dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged],
+            "likely_causes": [asdict(each) for each in self.likely],
             "flight_recorder": None if self.flight is None else asdict(self.flight),
             "memory_snapshot": None if self.snapshot is None else asdict(self.snapshot),
             "memory_beside": {
@@ -241,7 +245,9 @@ def _beside(
         check_is_logged(explanation.log, step_s, planned, result, source)
         if step_s is not None:
             seen = seen or ObservedStep.of_log(step_s, explanation.log.spread / explanation.log.count**0.5)
-        explanation = replace(explanation, logged=tuple(log_rows(explanation.log, result, step_s)))
+        likely = likely_causes(explanation.log, step_s, result, _recomputed(scenario))
+        logged = tuple(log_rows(explanation.log, result, step_s))
+        explanation = replace(explanation, logged=logged, likely=tuple(likely))
     if explanation.snapshot is not None:
         explanation = replace(explanation, snapshot_beside=parts_beside(explanation.snapshot, result))
     if seen is None or not changes:
@@ -254,3 +260,15 @@ def _beside(
         return replace(explanation, changes=find_changes(seen, scenario, result, progress))
     late, late_result = ran
     return replace(explanation, changes=name_lost_overlap(find_changes(seen, late, late_result, progress)))
+
+
+def _recomputed(scenario: Scenario) -> Result | None:
+    """The step with all layers recomputed; None for a plan that has it already, or that cannot have it."""
+    if scenario.plan.memory.recompute == "full":
+        return None
+    inputs = scenario.inputs()
+    memory = inputs["plan"].memory.model_copy(update={"recompute": "full"})
+    try:
+        return simulate(**{**inputs, "plan": inputs["plan"].model_copy(update={"memory": memory})})
+    except UserError:  # stages of their own recompute apart
+        return None

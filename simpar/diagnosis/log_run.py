@@ -28,7 +28,7 @@ class LogRun:
     """Figures of a log: medians over its steps after the warm-up, in SI units; None if it has none.
 
     ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
-    last step used. ``job`` has whole numbers about the job.
+    last step used. ``job`` has whole numbers about the job. ``times_s`` are the step times in order, or inverse rates.
     """
 
     path: str
@@ -38,6 +38,7 @@ class LogRun:
     spread: float
     figures: Figures
     job: Mapping[str, int] = field(default_factory=dict)
+    times_s: tuple[float, ...] = ()
 
     def step_time_s(
         self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1
@@ -66,7 +67,9 @@ def make_run(path: str, framework: str, steps: Mapping[int, Figures], whole: Fig
         if most:
             figures[key] = most
     spread = next((float(np.std(np.log(logged[key]))) for key in (STEP_TIME, TOKENS, SAMPLES) if logged[key]), 0.0)
-    return LogRun(path, framework, (used[0], used[-1]), len(used), spread, figures, job)
+    rates = next((logged[key] for key in (TOKENS, SAMPLES) if logged[key]), [])
+    series = logged[STEP_TIME] or [1.0 / rate for rate in rates]
+    return LogRun(path, framework, (used[0], used[-1]), len(used), spread, figures, job, tuple(series))
 
 
 def _step_times(steps: Mapping[int, Figures], numbers: list[int]) -> dict[int, float]:

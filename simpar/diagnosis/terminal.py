@@ -46,6 +46,7 @@ def print_explanation(explanation: Explanation, screen: Console) -> None:
         print_lines(screen, sentences(explanation))
     if explanation.log is not None:
         print_log(explanation.log, explanation.logged, screen)
+        print_lines(screen, (f"likely {each.cause}: {each.signature}; {each.decides}" for each in explanation.likely))
     if explanation.flight is not None:
         print_flight(explanation.flight, screen)
     if explanation.snapshot is not None:

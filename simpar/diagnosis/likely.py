@@ -1,0 +1,147 @@
+"""Likely causes of a gap from a log alone: what a series of step times shows of each, and what would decide.
+
+A log has one number a step, the same on all ranks. Steps that stand out come from work beside the step, a slow drift
+from a device that gets slower, a jump from one that became slow; a gap that stays the same is in every step's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from simpar.dataclass import dataclass
+from simpar.diagnosis.log_run import ALLOCATED, RESERVED, LogRun
+from simpar.report.result import Result
+from simpar.units import format_seconds
+
+GAP = 1.05
+"""Less than that over the prediction is no gap: it is within the error of good predictions."""
+CLEAR = 1.1
+LATE = 1.5
+SHARE, DRIFT, SCATTER = 0.02, 0.03, 0.03
+FEWEST = 12
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How step times follow each other.
+
+    Steps ``LATE`` times as long as the median take ``late_share`` of the time more than it, one of ``late_every``
+    steps (0: irregularly). Of the others, the last quarter is by ``drift`` slower than the first, at once if ``jumps``;
+    ``scatter`` is the standard deviation of their logarithms, without the drift.
+    """
+
+    late_share: float = 0.0
+    late_every: int = 0
+    drift: float = 0.0
+    jumps: bool = False
+    scatter: float = 0.0
+
+
+@dataclass(frozen=True)
+class LikelyCause:
+    """A ``cause``, its ``signature`` in the log, and the one measurement that ``decides``."""
+
+    cause: str
+    signature: str
+    decides: str
+
+
+def pace_of(times_s: Sequence[float]) -> Pace | None:
+    """The pace of step times in order (in s, or in any other unit); None for fewer than ``FEWEST``."""
+    if len(times_s) < FEWEST:
+        return None
+    times = np.asarray(times_s, dtype=np.float64)
+    usual = float(np.median(times))
+    late = np.flatnonzero(times > LATE * usual)
+    gaps = {int(after - before) for before, after in pairwise(late)}
+    share = float((times[late] - usual).sum() / times.sum())
+    rest = np.log(np.delete(times, late))
+    quarter = max(1, len(rest) // 4)
+    drift = float(np.median(rest[-quarter:]) - np.median(rest[:quarter]))
+    at = np.arange(len(rest))
+    line = rest - np.polyval(np.polyfit(at, rest, 1), at)
+    steps = [_in_two(rest, split) for split in range(quarter, len(rest) - quarter + 1)]
+    step = min(steps, key=lambda each: float(each @ each))
+    jumps = bool(step @ step < 0.5 * (line @ line))
+    left = step if jumps else line
+    every = gaps.pop() if len(late) > 2 and len(gaps) == 1 else 0
+    return Pace(share, every, float(np.expm1(drift)), jumps, float(left.std()))
+
+
+def _in_two(values: np.ndarray, split: int) -> np.ndarray:
+    """What is left of values without the mean of each of two parts."""
+    first, last = values[:split], values[split:]
+    return np.concatenate((first - first.mean(), last - last.mean()))
+
+
+def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again: Result | None) -> list[LikelyCause]:
+    """The causes that a log does not rule out, the clearest first; ``again`` is the plan with all layers recomputed."""
+    pace = pace_of(log.times_s)
+    causes = [] if pace is None else list(_in_time(pace))
+    if step_time_s is None or step_time_s < GAP * result.step_time_s:
+        return causes
+    if again is not None and (said := _recomputed(log, step_time_s, result, again)):
+        return [said, *causes]
+    if pace is not None and not causes and step_time_s > CLEAR * result.step_time_s and pace.scatter < SCATTER:
+        gap = f"every step is {format_seconds(step_time_s - result.step_time_s)} longer than predicted, none stands out"
+        causes.append(
+            LikelyCause(
+                "eager code", gap,
+                "a trace of one rank (simpar explain trace-rank0.json): the device waits for its host, or runs kernels "
+                "that the plan's stack fuses",
+            )
+        )  # fmt: skip
+        causes.append(
+            LikelyCause(
+                "slow rank", gap,
+                "traces or flight recorders of all ranks (simpar explain nccl_trace_rank_*): one comes last to "
+                "collectives",
+            )
+        )  # fmt: skip
+    return causes
+
+
+def _in_time(pace: Pace) -> Iterator[LikelyCause]:
+    if pace.late_share > SHARE:
+        often = f"one of {pace.late_every} steps" if pace.late_every else "steps at irregular distances"
+        yield LikelyCause(
+            "loader" if not pace.late_every else "loader, checkpoint or evaluation",
+            f"{often} last {LATE:g} times the median or longer: {pace.late_share:.0%} of the time",
+            "the same run on data that cost nothing, without checkpoints: the long steps are gone",
+        )
+    if pace.drift > DRIFT and pace.jumps:
+        yield LikelyCause(
+            "slow rank",
+            f"steps become {pace.drift:.0%} longer at once, and stay so",
+            "traces or flight recorders of all ranks after that: one comes last to collectives",
+        )
+    elif pace.drift > DRIFT:
+        yield LikelyCause(
+            "clock",
+            f"steps become {pace.drift:.0%} longer little by little",
+            "nvidia-smi --query-gpu=index,clocks.sm,clocks_event_reasons.active,temperature.gpu --format=csv -l 1 "
+            "beside the run: a clock falls",
+        )
+
+
+def _recomputed(log: LogRun, step_time_s: float, result: Result, again: Result) -> LikelyCause | None:
+    """Recomputation that the plan does not have: step and memory are both nearer to the plan that has it."""
+    key = next((name for name in (ALLOCATED, RESERVED) if name in log.figures), None)
+    if key is None:
+        return None
+    name = {ALLOCATED: "peak_memory_bytes", RESERVED: "peak_reserved_bytes"}[key]
+    measured = (step_time_s, log.figures[key])
+    off = [
+        [abs(np.log(is_ / was)) for is_, was in zip(measured, (r.step_time_s, getattr(r.memory, name)), strict=True)]
+        for r in (result, again)
+    ]
+    if not (off[1][0] < 0.5 * off[0][0] and off[1][1] < 0.5 * off[0][1]):
+        return None
+    return LikelyCause(
+        "recomputation",
+        f"with recompute full {format_seconds(again.step_time_s)} a step are predicted, and memory as logged",
+        "the launch's words for activation checkpointing, or a run without it: memory rises, steps get shorter",
+    )
