@@ -66,10 +66,17 @@ TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--np
 """Flags that count tasks: ranks, unless each task is a launcher that starts the ranks of its node."""
 OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
 """Launchers that start the ranks of one node."""
-ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
+ALONE: Flags = {
+    "torchrun": (),
+    "deepspeed": ("--hostfile", "-H", "--include", "-i"),
+    "accelerate": ("--num_processes", "--num-processes", "--config_file", "--config-file"),
+}
 """Launchers that start a single node unless a number of nodes or one of these flags is given."""
 OF_MACHINE = "deepspeed starts the devices of this machine, unless /job/hostfile names more (--hostfile)."
 """The note on a launch by DeepSpeed that says no nodes: it looks for that file itself (``launcher/runner.py``)."""
+OF_DEFAULTS = "accelerate starts the devices of this machine, unless its default_config.yaml says more (--config_file)."
+"""The note on a launch by accelerate that says neither processes nor a config (``commands/launch.py``)."""
+UNTOLD = {"deepspeed": OF_MACHINE, "accelerate": OF_DEFAULTS}
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
@@ -258,8 +265,8 @@ def _sizes(
     alone = "" if _spreads(told) else _alone(told)
     if alone and (nodes or 1) > 1:
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
-    if alone == "deepspeed":
-        notes.append(OF_MACHINE)
+    if alone in UNTOLD:
+        notes.append(UNTOLD[alone])
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
         nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks

@@ -37,6 +37,8 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"deepspeed --include=worker-0:0,1@worker-1:2,3 {TRAIN}", 2, 2, None),
         (f"deepspeed -i worker-0@worker-1 {TRAIN}", 2, None, None),
         (f"accelerate launch --num_processes 4 {TRAIN}", None, None, 4),
+        (f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch --multi_gpu {TRAIN}", 1, 2, None),
+        (f"accelerate launch {TRAIN}", 1, None, None),
         (f"msrun --worker_num 16 --local_worker_num 8 --join=False {TRAIN}", None, 8, 16),
         (f"CUDA_VISIBLE_DEVICES=0 python {TRAIN}", None, 1, None),
         (f"export HIP_VISIBLE_DEVICES=0,1\npython {TRAIN}", None, 2, None),
@@ -86,6 +88,7 @@ def test_a_command_has_its_own_variables() -> None:
     [
         (f"python {TRAIN}", "", True),
         (f"torchrun {TRAIN}", "torchrun starts one process of a node", False),
+        (f"accelerate launch {TRAIN}", "unless its default_config.yaml says more", False),
         (f"torchrun --nproc-per-node ${{GPUS}} {TRAIN}", "taken as all devices of a node", False),
         (f"#SBATCH -N 1 --gpus-per-node=8\nsrun python {TRAIN}", "srun starts one task of a node", False),
         (f"#SBATCH -N 1 --gpus-per-node=8 --ntasks-per-node=8\nsrun python {TRAIN}", "", False),
