@@ -16,10 +16,10 @@ class Architecture:
     """The style of a decoder.
 
     ``norm`` is "rms", "layer", "weight" (LayerNorm without a bias) or "none"; ``biases`` is a subset of qkv, output,
-    mlp, head; ``positions`` is "rope", "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre",
-    "post", "both" (norms before and after every branch) or "parallel"; ``windows`` is the attention window of each
-    layer; ``experts`` says which layers have experts (() for none); ``beyond`` names features of neither a plain
-    decoder nor one with experts.
+    mlp, head; ``positions`` is "rope", "learned" or "none"; ``qk_norm`` is "", "bare" (without weights), "head" or
+    "full"; ``residual`` is "pre", "post", "both" (norms before and after every branch) or "parallel"; ``windows`` is
+    the attention window of each layer; ``experts`` says which layers have experts (() for none); ``beyond`` names
+    features of neither a plain decoder nor one with experts.
     """
 
     norm: str
@@ -80,6 +80,8 @@ def _activation(graph: ModelGraph) -> str:
 def _qk_norm(op: Operator | None) -> str:
     if op is None:
         return ""
+    if not op.weights:
+        return "bare"
     return "full" if any("heads" in names for _, names in op.weights[0].size) else "head"
 
 

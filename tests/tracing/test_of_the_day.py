@@ -2,8 +2,10 @@
 
 import pytest
 
+import simpar
 from simpar.architectures.families.family import TINY
 from simpar.errors import UserError
+from simpar.frameworks.architecture import architecture
 from simpar.tracing.graph import trace_library
 
 torch = pytest.importorskip("torch")
@@ -43,6 +45,15 @@ def test_layers_that_drop_out_are_counted_and_said():
     graph = trace_library(config, "", "m2m_100", SEQ, "model = m2m_100")
     assert "layers that it drops at random in training are all counted" in graph.facts["notes"]
     assert sum(block.startswith("model_encoder") for block in graph.layers) >= 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_norms_of_heads_without_weights_are_no_exporters_norms():
+    """Dory has them; what exporters know are norms of a head's width, or of all heads, with weights."""
+    graph = trace_library({**CONFIGS["dory"], "model_type": "dory"}, "", "dory", SEQ, "model = dory")
+    assert architecture(graph).qk_norm == "bare"
+    result = simpar.simulate(graph, "dgx-h100", simpar.Plan(zero=3), simpar.Training(seq_len=SEQ, global_batch=8))
+    assert result.step_time_s > 0
 
 
 @pytest.mark.filterwarnings("ignore")
