@@ -83,6 +83,8 @@ class Lockstep:
     def happens(self) -> bool:
         """Whether ranks share links, and all places of a mesh are alike: as many on every NIC, no link or rank slow."""
         cluster, problem = self.cluster, self.jobs.problem
+        if problem.graph.is_mixture:  # folding the groups of hundreds of meshes would take longer than it saves
+            return False
         if cluster.is_mixed or cluster.world_size <= cluster.domain_size or cluster.rigid_ranks > 1:
             return False
         own = dict(zip(cluster.blocks, cluster.is_of_device.tolist(), strict=True))
@@ -104,14 +106,14 @@ class Lockstep:
 
         It is that of the kind's least burdened group.
         """
-        if not self.happens or not len(price.rate):
+        if not self.happens or price.private or not len(price.rate):
             return price
         groups = self.on(mesh)
         return self._beside(price, use, ranks, (groups, groups.classes(groups.kinds_of(use[0], ranks, directed=False))))
 
     def message(self, price: Price, pair: Ints, mesh: Mesh) -> Price:
         """The price of a message from one rank to another beside those that are sent at the same instants."""
-        if not self.happens or not len(price.rate):
+        if not self.happens or price.private or not len(price.rate):
             return price
         groups = self.on(mesh)
         sender = groups.quotient.class_of_rank[pair[0]]
