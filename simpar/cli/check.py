@@ -38,7 +38,7 @@ CHECK_FLAGS = (
     many=True,
 )
 def check(scenario: list[str], **values: Any) -> int:
-    """Predict memory and speed of a launch, and suggest better flags.
+    """Predict memory and speed of a launch; suggest better flags.
 
     Nothing is started. The exit code is 3 if it fits with less than the wanted probability.
     """

@@ -30,7 +30,7 @@ def collective(
         str | None, typer.Option("-o", "--output", help="Draw bus bandwidth as .png, .svg, .pdf or .html")
     ] = None,
 ) -> None:
-    """Time one collective alone on the network, all devices of the nodes taking part.
+    """Time one collective alone among all devices.
 
     Sizes and bus bandwidth are counted as nccl-tests does: a ring all-reduce of X bytes over N ranks sends
     2 (N - 1) / N X from each.

@@ -22,7 +22,7 @@ def mcp(
         float, typer.Option("--time-limit", help="Seconds that one call may take; a search then gives its best so far")
     ] = 120,
 ) -> None:
-    """Serve simulate, search, check and others to a coding agent (Model Context Protocol).
+    """Serve the commands to a coding agent (Model Context Protocol).
 
     Tools open shipped names and files below the folder only, run no code of yours and reach no network.
     """

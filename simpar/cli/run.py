@@ -124,7 +124,7 @@ def _parameters() -> list[inspect.Parameter]:
 @app.command(epilog="Example: simpar run plan.json --steps 20 --nproc 4 --hardware profile.yaml")
 @with_parameters(_parameters)
 def run(plan: str, steps: int, **values: Any) -> int:
-    """Train a plan with torch; show measured beside predicted values."""
+    """Train a plan with torch, measured beside predicted."""
     from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.failures import WorkerFailure
     from simpar.runtime.launch import NodeRendezvous, require_torch

@@ -23,7 +23,7 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has only text bro
 @app.command(epilog="Example: simpar ui llama-3.1-405b-16384-h100")
 @with_flags((*RUN_FLAGS, *UI_FLAGS), "A shipped scenario, a scenario file or a plan file", plan=True)
 def ui(scenario: str | None, **values: Any) -> None:
-    """Plan by hand in the browser; every change is simulated at once."""
+    """Plan by hand in the browser, simulated at once."""
     from simpar.scenario import load_scenario
 
     port = values["port"]

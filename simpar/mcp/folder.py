@@ -59,6 +59,7 @@ def _installed() -> list[str]:
     import simpar
 
     places = [*sysconfig.get_paths().values(), sys.base_prefix, *(place for place in sys.path if place), *SYSTEM]
+    places += [sys.pycache_prefix] if sys.pycache_prefix else []  # where its compiled modules are kept, if elsewhere
     return [os.path.realpath(place) for place in (*places, str(Path(simpar.__file__).parent.parent))]
 
 

@@ -125,7 +125,7 @@ def test_the_summary_of_every_command_is_whole(group, capsys, monkeypatch):
         (["simulate", "gpt2-laptop", "--set", "plan.tpp=2"], "command line: plan.tpp = 2: is not a key of a plan"),
         (["simulate", "gpt2-laptop", "--seeds", "4"], "perturbation.jitter.sigma missing: give --jitter"),
         (["simulate", "gpt2-laptop", "--checkpoint", "sync"], "operation.days missing: give --days"),
-        (["simulate", "gpt2-laptop", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'; simpar list models"),
+        (["simulate", "gpt2-laptop", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'; nearest: llama-3-8b, "),
         (["search", *SMALL, "--deadline", "5"], "--deadline 5: needs a number and a unit, such as 5 s"),
         (["search", *SMALL, "--over", "nodes=1", "--backend", "spark"], "unknown backend 'spark'"),
         (["schema"], "plan|scenario|profile|device|stack|reliability"),

@@ -133,12 +133,12 @@ def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
 
 def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
     """Lists hold what the ops they may have are enough for, and say what was not simulated."""
-    whole = usual_search()
+    whole = small_search(1, 2, batch=64)
     for owner, name in ((LayoutRanking, "find"), (LayoutRanking, "settle"), (beside, "cost_kinds")):
         monkeypatch.setattr(owner, name, lambda *_: None)  # what these simulate would be taken
     monkeypatch.setattr(baselines, "MOST_OPS", 1)
     monkeypatch.setattr(baselines, "TOO_LARGE", "more than 1 ops a step")
-    found = small_search(1, 2)
+    found = small_search(1, 2, batch=64)
     assert found.best.plan == whole.best.plan
     assert len(found.details["pareto"]) < len(whole.details["pareto"])
     said = [one["why"][0] for one in found.details["naive"] if one["loses_s"] is None]

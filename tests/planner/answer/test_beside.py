@@ -6,7 +6,7 @@ from simpar.planner.answer.ranking import LayoutRanking
 from simpar.planner.answer.terminal import certificate
 from simpar.planner.progress import SearchProgress
 
-TRAINING = simpar.Training(seq_len=1024, global_batch=32)
+TRAINING = simpar.Training(seq_len=1024, global_batch=16)
 FEW = Constraints(fixed={"pp": (1, 2), "cp": (1, 2)}, portable="any")
 
 
