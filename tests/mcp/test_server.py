@@ -116,6 +116,7 @@ def test_over_http_on_this_machine_only(tmp_path):
         process.wait(20)
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_its_limit_with_the_best_so_far(tmp_path):
     """Not certified, and said so."""
     from mcp.client.stdio import StdioServerParameters
