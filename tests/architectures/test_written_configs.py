@@ -7,6 +7,7 @@ import pytest
 from simpar.architectures.families import DECLARED
 from simpar.architectures.hf_config import read
 from simpar.errors import UserError
+from tests.gate import some
 from tests.runtime.tiny_models import MODELS
 
 transformers = pytest.importorskip("transformers")
@@ -28,7 +29,7 @@ DIFFERENT = ("qwen3_vl_moe_text",)
 def cases():
     """Every declared family whose config the installed library has, as it is and with other kinds of layers."""
     known = [kind for kind in DECLARED if kind in transformers.CONFIG_MAPPING and kind not in DIFFERENT]
-    return [(kind, {}) for kind in known] + list(OTHER_LAYERS.items())
+    return list(OTHER_LAYERS.items()) + [(kind, {}) for kind in known]
 
 
 def written(config):
@@ -38,7 +39,7 @@ def written(config):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "fields"), cases())
+@pytest.mark.parametrize(("kind", "fields"), some(cases(), 40, tuples=True))
 def test_a_written_config_is_the_same_model(kind, fields):
     """The same blocks in the same order, with the same sizes."""
     tiny = {**MODELS.get(kind, DECLARED[kind].tiny), **fields, "model_type": kind}

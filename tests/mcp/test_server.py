@@ -90,6 +90,7 @@ def test_over_standard_input_and_output(tmp_path):
     anyio.run(converse)
 
 
+@pytest.mark.slow
 def test_over_http_on_this_machine_only(tmp_path):
     """The address that it prints answers; a request that names another host does not."""
     process = subprocess.Popen(

@@ -1,5 +1,6 @@
 """The page in a real headless browser: what is drawn, what moves, what is read out."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -265,8 +266,7 @@ def test_a_single_device_has_a_page(visit, timeline_of, result_of):
     assert "no communication" in page.locator("#communication").inner_text()
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("theme", "width"), some(itertools.product(["light", "dark"], [1280, 400]), 1, tuples=True))
 def test_readers_without_a_mouse_or_sight_find_everything(visit, result, faults_for_readers, width, theme):
     """No rule of axe-core is broken, of one result and of two: names, contrast, landmarks, what scrolls."""
     for shown in (result, (result, result)):
