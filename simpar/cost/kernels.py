@@ -138,7 +138,11 @@ class KernelModel:
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""
-        return self.peak(dtype) * (self._measured("sustained_clock", dtype) if self.sustained else 1.0)
+        return self.peak(dtype) * self._clock(dtype)
+
+    def _clock(self, dtype: str) -> float:
+        """The clock that kernels run at, over that of the peak rates."""
+        return self._measured("sustained_clock", dtype) if self.sustained else 1.0
 
     def _measured(self, parameter: str, dtype: str) -> float:
         """A parameter for products in a dtype: the most specific of its variants that was measured, else 0."""
@@ -236,7 +240,7 @@ class KernelModel:
             peak = device.num_sms * INTEGER_LANES * power.boost_clock
         else:
             peak = device.peak_flop_per_s.get("fp32", self.peak(self.activation_dtype) / 16.0) / 4.0
-        return peak * (self._measured("sustained_clock", self.activation_dtype) if self.sustained else 1.0)
+        return peak * self._clock(self.activation_dtype)
 
     def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:
         """Two batched products, and passes over the scores: softmax (with mask and scale) and dropout.

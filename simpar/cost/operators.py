@@ -93,27 +93,19 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
         )
         for backward in (False, True)
     ]
+    key_values = evaluate(mask.kv_heads, dims) * sum(widths)  # elements of a token's keys and values
     if np.any(dims.get("before", 0)):  # a slice adds to gradients of earlier keys and values: three passes
-        keys = sum(evaluate(width, dims) for width in (mask.key_dim, mask.value_dim))
-        earlier = dims["batch"] * dims["before"] * evaluate(mask.kv_heads, dims) * keys
+        earlier = dims["batch"] * dims["before"] * key_values
         both[1] = both[1] + sizes.kernels.memory_time_s(3.0 * earlier * sizes.kernels.activation_bytes)
     if sizes.kernels.attention == "unfused":
         return OperatorTime(op.name, both[0], both[1], 0.0, 5, 8)
     if sizes.stack.fusion.packed_attention:
         return OperatorTime(op.name, both[0], both[1], 0.0, 1, 3)
     # each of q, k, v is read and written by a kernel of its own; one joins their gradients
-    copied = 2.0 * _packed_elements(op, dims) * sizes.kernels.activation_bytes
+    elements = dims["batch"] * dims["seq"] * (dims["heads"] * widths[0] + key_values)
+    copied = 2.0 * elements * sizes.kernels.activation_bytes
     copies_s = [sizes.kernels.memory_time_s(copied, kernels=kernels) for kernels in (3, 1)]
     return OperatorTime(op.name, both[0] + copies_s[0], both[1] + copies_s[1], 0.0, 4, 4)
-
-
-def _packed_elements(op: Operator, dims: Dims) -> Numbers:
-    """Elements of queries, keys and values of a rank's attention."""
-    assert op.attention is not None, "an attention operator carries its mask"
-    mask = op.attention
-    key_dim, value_dim = evaluate(mask.key_dim, dims), evaluate(mask.value_dim, dims)
-    own = dims["heads"] * key_dim + evaluate(mask.kv_heads, dims) * (key_dim + value_dim)
-    return dims["batch"] * dims["seq"] * own
 
 
 def seen_keys(mask: AttentionPattern, dims: Dims) -> Numbers:

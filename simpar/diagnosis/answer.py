@@ -13,7 +13,7 @@ from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_chang
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
 from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, SNAPSHOT, TRACE, files_of, kind_of
-from simpar.diagnosis.likely import LikelyCause, likely_causes
+from simpar.diagnosis.likely import LikelyCause, has_gap, likely_causes
 from simpar.diagnosis.log_run import DEVICES, GLOBAL_BATCH, SEQ_LEN, USED, LogRun
 from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
@@ -245,7 +245,8 @@ def _beside(
         check_is_logged(explanation.log, step_s, planned, result, source)
         if step_s is not None:
             seen = seen or ObservedStep.of_log(step_s, explanation.log.spread / explanation.log.count**0.5)
-        likely = likely_causes(explanation.log, step_s, result, _recomputed(scenario))
+        again = _recomputed(scenario) if has_gap(step_s, result) else None
+        likely = likely_causes(explanation.log, step_s, result, again)
         logged = tuple(log_rows(explanation.log, result, step_s))
         explanation = replace(explanation, logged=logged, likely=tuple(likely))
     if explanation.snapshot is not None:

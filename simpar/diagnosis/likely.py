@@ -77,11 +77,16 @@ def _in_two(values: np.ndarray, split: int) -> np.ndarray:
     return np.concatenate((first - first.mean(), last - last.mean()))
 
 
+def has_gap(step_time_s: float | None, result: Result) -> bool:
+    """Whether a measured step, if there is one, is longer than good predictions err."""
+    return step_time_s is not None and step_time_s >= GAP * result.step_time_s
+
+
 def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again: Result | None) -> list[LikelyCause]:
     """The causes that a log does not rule out, the clearest first; ``again`` is the plan with all layers recomputed."""
     pace = pace_of(log.times_s)
     causes = [] if pace is None else list(_in_time(pace))
-    if step_time_s is None or step_time_s < GAP * result.step_time_s:
+    if step_time_s is None or not has_gap(step_time_s, result):
         return causes
     if again is not None and (said := _recomputed(log, step_time_s, result, again)):
         return [said, *causes]

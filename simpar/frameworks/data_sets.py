@@ -5,7 +5,7 @@ sequences are long. The lengths are facts about data, published beside a framewo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,20 @@ def documents_of(data_set: str) -> Documents | None:
     return Documents(mean=told["mean"], spread=round(told["deviation"] / told["mean"], 3))
 
 
-def packed_documents(data_sets: Sequence[str], seq_len: int) -> tuple[dict[str, Any] | None, Assumed]:
-    """What ``training.documents`` is where packed documents attend to themselves only, and that it is assumed.
+def pack_documents(training: Mapping[str, Any], data_sets: Sequence[str]) -> tuple[dict[str, Any], Assumed]:
+    """The shape of a step whose packed documents attend to themselves only, with their lengths, and what is assumed.
 
     Lengths are those of the one data set that is named, if they are known; else a document fills a sequence.
     """
+    seq_len = training["seq_len"]
     known = documents_of(data_sets[0]) if len(data_sets) == 1 else None
     if known is None or known.mean is None or known.mean >= seq_len:
         why = "packed documents attend to themselves only; how long they are is not told: one fills a sequence"
         others = tuple(seq_len // part for part in SHORTER if seq_len // part)
-        return None, Assumed("documents.mean", seq_len, why, others)
+        return dict(training), Assumed("documents.mean", seq_len, why, others)
     why = f"packed documents attend to themselves only; published lengths of {data_sets[0]}"
-    return {"mean": known.mean, "spread": known.spread}, Assumed("documents.mean", known.mean, why, (seq_len,))
+    documents = {"mean": known.mean, "spread": known.spread}
+    return {**training, "documents": documents}, Assumed("documents.mean", known.mean, why, (seq_len,))
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
-from simpar.frameworks.data_sets import packed_documents
+from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
 from simpar.frameworks.megatron_execution import loss_notes, with_loss
 from simpar.frameworks.megatron_kin import renamed
@@ -75,12 +75,12 @@ WORDS = MEGATRON_WORDS | WordTable(
 
 def read(text: str, name: str) -> Imported:
     """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
-    trains_on = False  # a YAML is of sft or pt: of the more common
+    pretrains = False  # a YAML is of sft or pt: of the more common
     if is_config(name):
         given = _arguments(_of_config(mapping(text, name)), name)
     else:
         words = command_of(text, name, _starts)
-        trains_on = "pt" in words
+        pretrains = "pt" in words
         files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
         given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
     if given.values.get("--task-type") == ["causal_lm"]:
@@ -104,15 +104,14 @@ def read(text: str, name: str) -> Imported:
             assumed = (Assumed("seq_len", length, why, (max(length // 2, 1), max(length // 4, 1))),)
         else:
             data_sets = given.values.get("--dataset", []) if given.has("--dataset") else []
-            documents, of_data = packed_documents(data_sets, length)
-            training |= {"documents": documents} if documents else {}
+            training, of_data = pack_documents(training, data_sets)
             assumed = (of_data,)
         result = replace(result, plan=result.plan.model_copy(update={"training": training}))
     plan = result.plan.with_values(**values)
     told, own = given.words(), set(given.names.values())
     left = {word: value for word, value in told.unread.items() if word in own}
     told = replace(told, used=tuple(word for word in told.used if word in own), unread=left)
-    if result.expert_balance == "loss" and not trains_on:
+    if result.expert_balance == "loss" and not pretrains:
         result = replace(result, expert_balance="tuned")
     return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)
 

@@ -11,7 +11,7 @@ from simpar import files
 from simpar.architectures.catalogue import find_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
-from simpar.frameworks.data_sets import packed_documents
+from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.overrides import (
     assigned,
     choice,
@@ -157,8 +157,9 @@ def _sequence(given: ConfigReader) -> tuple[dict[str, Any], tuple[Assumed, ...]]
     most = given.whole("tokenizer.max_seq_len")
     if given.get("dataset.packed") and most:
         built = str(given.get("dataset._component_") or "").rpartition(".")[2].removesuffix("_dataset")
-        documents, of_data = packed_documents([str(given.get("dataset.source") or built.replace("_", "-"))], most)
-        return {"seq_len": most} | ({"documents": documents} if documents else {}), (of_data,)
+        data_set = str(given.get("dataset.source") or built.replace("_", "-"))
+        training, of_data = pack_documents({"seq_len": most}, [data_set])
+        return training, (of_data,)
     value = most or USUAL_SEQ_LEN
     why = "sequences are as long as the longest document of a batch" + (
         ", at most tokenizer.max_seq_len" if most else "; tokenizer.max_seq_len is not set"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.frameworks.data_sets import packed_documents
+from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.trainer_arguments import TrainerArguments
 from simpar.frameworks.words import Assumed
 
@@ -28,8 +28,8 @@ def shape_of(
     )
     if not packs or "seq_len" not in training:
         return training or None, ()
-    documents, assumed = packed_documents(_data_sets(given), training["seq_len"])
-    return training | ({"documents": documents} if documents else {}), (assumed,)
+    training, assumed = pack_documents(training, _data_sets(given))
+    return training, (assumed,)
 
 
 def _data_sets(given: TrainerArguments) -> list[str]:

@@ -313,10 +313,11 @@ def _with_routing(given: ParsedLaunch, plan: Plan, notes: list[str]) -> Plan:
     padded = plan.experts.capacity_factor is not None
     if padded or plan.experts.expert_imbalance or not routing:
         return plan
+    imbalance = routing["expert_imbalance"]
     spread = {
-        "loss": "to spread by 0.27 of their mean, as an auxiliary loss leaves them",
-        "bias": "to spread by 0.02 of their mean, as biases of the router leave them",
-        "tuned": "to follow a power law with exponent 1.01, as of a trained router on documents of one kind",
+        "loss": f"to spread by {imbalance:g} of their mean, as an auxiliary loss leaves them",
+        "bias": f"to spread by {imbalance:g} of their mean, as biases of the router leave them",
+        "tuned": f"to follow a power law with exponent {imbalance:g}, as of a trained router on documents of one kind",
     }[balance]
     if plan.mesh.ep > 1:
         notes.append(
