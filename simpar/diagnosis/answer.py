@@ -12,8 +12,8 @@ from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, 
 from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
-from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, SNAPSHOT, TRACE, files_of, kind_of
-from simpar.diagnosis.likely import LikelyCause, has_gap, likely_causes
+from simpar.diagnosis.kinds import FLIGHT, LOG, METRICS, REPORT, SNAPSHOT, TRACE, files_of, kind_of
+from simpar.diagnosis.likely import LikelyCause, causes_in_phases, has_gap, likely_causes
 from simpar.diagnosis.log_run import DEVICES, GLOBAL_BATCH, SEQ_LEN, USED, LogRun
 from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
@@ -21,6 +21,7 @@ from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measur
 from simpar.diagnosis.memory import parts_beside
 from simpar.diagnosis.memory_samples import DCGM, SMI
 from simpar.diagnosis.metrics import read_metrics
+from simpar.diagnosis.run_report import read_run_report
 from simpar.diagnosis.snapshot import SnapshotRun, read_snapshot
 from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
@@ -192,18 +193,20 @@ def explain(
     if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: allowed: 1 or more")
     scenario = plan if isinstance(plan, Scenario) or plan is None else load_scenario(plan)
-    measured = tuple(file for path in measured for file in files_of(path))
+    measured = tuple(dict.fromkeys(file for path in measured for file in files_of(path)))
     classes, kinds = load_classes(kernel_classes), {path: kind_of(path) for path in measured}
     traces, flights, snapshots = (
         [path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, SNAPSHOT)
     )
     if len(snapshots) > 1:
         raise UserError(f"{snapshots[1]}: is a memory snapshot, as {snapshots[0]} is; one of the fullest rank")
-    readers = {LOG: read_log, METRICS: read_metrics}
+    readers = {LOG: read_log, METRICS: read_metrics, REPORT: read_run_report}
     logs = [readers[kinds[path]](path) for path in measured if kinds[path] in readers]
+    log = _only_log(logs) if logs else None
     result = Explanation(
         measure(traces, classes, steps) if traces else None,
-        log=_only_log(logs) if logs else None,
+        log=log,
+        likely=() if log is None else tuple(causes_in_phases(log)),
         flight=explain_flights(flights, classes) if flights else None,
         snapshot=read_snapshot(snapshots[0]) if snapshots else None,
     )
@@ -248,7 +251,7 @@ def _beside(
         again = _recomputed(scenario) if has_gap(step_s, result) else None
         likely = likely_causes(explanation.log, step_s, result, again)
         logged = tuple(log_rows(explanation.log, result, step_s))
-        explanation = replace(explanation, logged=logged, likely=tuple(likely))
+        explanation = replace(explanation, logged=logged, likely=(*explanation.likely, *likely))
     if explanation.snapshot is not None:
         explanation = replace(explanation, snapshot_beside=parts_beside(explanation.snapshot, result))
     if seen is None or not changes:

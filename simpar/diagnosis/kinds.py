@@ -6,10 +6,13 @@ import zlib
 from pathlib import Path
 
 from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
+from simpar.diagnosis.run_report import is_run_report, report_of
 from simpar.errors import UserError
 from simpar.units import KIB
 
-TRACE, FLIGHT, LOG, METRICS, SNAPSHOT = "trace", "flight recorder", "log", "metrics", "memory snapshot"
+TRACE, FLIGHT, LOG, METRICS, REPORT, SNAPSHOT = (
+    "trace", "flight recorder", "log", "metrics", "report of a run", "memory snapshot",
+)  # fmt: skip
 HEAD = 64 * KIB
 _PICKLE = b"\x80"
 SNAPSHOT_START = 200
@@ -21,12 +24,15 @@ TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.g
 
 
 def files_of(path: str | Path) -> list[str | Path]:
-    """A file, or the traces or the log in a folder, by the names that their writers give them."""
+    """A file, or the traces, the report or the log in a folder, by the names that their writers give them."""
+    report = report_of(path)
     if not Path(path).is_dir():
-        return [path]
+        return [path if report is None else str(report)]
     files = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
     if files:
         return [str(each) for each in files]
+    if report is not None:
+        return [str(report)]
     logs = [sorted(Path(path).glob(pattern)) for pattern in FOLDER_LOGS]
     first = next(filter(None, logs), [])
     if len(first) > 1:
@@ -38,7 +44,7 @@ def files_of(path: str | Path) -> list[str | Path]:
 
 
 def kind_of(path: str | Path) -> str:
-    """TRACE, FLIGHT, SNAPSHOT, LOG or METRICS; its reader checks the content. Raises UserError if it cannot be read."""
+    """Which kind a file is of; its reader checks the content. Raises UserError if it cannot be read."""
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD)
@@ -52,6 +58,8 @@ def kind_of(path: str | Path) -> str:
         except (zlib.error, gzip.BadGzipFile):
             return TRACE  # its reader reports what is wrong
     text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
+    if is_run_report(text):
+        return REPORT
     if is_metrics(head, text):
         return FLIGHT if re.match(r'\{.*"(entries|comm_lib_version)"\s*:', text) else METRICS
     if text.startswith("{"):

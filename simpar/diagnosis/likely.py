@@ -77,6 +77,38 @@ def _in_two(values: np.ndarray, split: int) -> np.ndarray:
     return np.concatenate((first - first.mean(), last - last.mean()))
 
 
+def causes_in_phases(log: LogRun) -> Iterator[LikelyCause]:
+    """What the phases of a run of simpar show of its ranks: time on data, and passes that are longer than the others'.
+
+    A pass that holds collectives is as long on all ranks; what differs between ranks is a rank's own. Stages differ
+    by themselves, and are not compared.
+    """
+    step_s = log.step_time_s()
+    if not log.phases_s or step_s is None:
+        return
+    data = [each.get("data", 0.0) for each in log.phases_s]
+    rank = int(np.argmax(data))
+    if data[rank] > SHARE * step_s:
+        yield LikelyCause(
+            "loader",
+            f"rank {rank} spends {format_seconds(data[rank])} of a step on data, {data[rank] / step_s:.0%}",
+            "the same run on random tokens, without --text and --tokens: that phase is gone",
+        )
+    forward = [each.get("forward", 0.0) for each in log.phases_s]
+    rank = int(np.argmax(forward))
+    others = np.delete(forward, rank)
+    if len(others) == 0 or log.stages_differ:
+        return
+    usual = float(np.median(others))
+    if forward[rank] > CLEAR * usual and forward[rank] - usual > SHARE * step_s:
+        yield LikelyCause(
+            "slow rank",
+            f"rank {rank}'s forward lasts {format_seconds(forward[rank])}, {format_seconds(usual)} on the median of "
+            "the others",
+            "traces of all ranks (simpar run --trace-steps 2): kernels or host of that rank are slow",
+        )
+
+
 def has_gap(step_time_s: float | None, result: Result) -> bool:
     """Whether a measured step, if there is one, is longer than good predictions err."""
     return step_time_s is not None and step_time_s >= GAP * result.step_time_s

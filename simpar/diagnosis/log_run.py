@@ -29,6 +29,7 @@ class LogRun:
 
     ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
     last step used. ``job`` has whole numbers about the job. ``times_s`` are the step times in order, or inverse rates.
+    ``phases_s`` are the medians of a step's phases by rank, from runs of simpar; ``stages_differ``: by stage as well.
     """
 
     path: str
@@ -39,6 +40,8 @@ class LogRun:
     figures: Figures
     job: Mapping[str, int] = field(default_factory=dict)
     times_s: tuple[float, ...] = ()
+    phases_s: tuple[Mapping[str, float], ...] = ()
+    stages_differ: bool = False
 
     def step_time_s(
         self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1

@@ -32,6 +32,7 @@ from simpar.diagnosis.log_run import (
     make_run,
     positive,
 )
+from simpar.diagnosis.run_report import OWN, ROWS
 from simpar.errors import UserError
 from simpar.files import read_json
 from simpar.units import GIB, GIGA, KIB, MIB, MS, TERA
@@ -42,6 +43,7 @@ WANDB_START, EVENTS_START = b":W&B", b"brain.Event:"
 BLOCK, BLOCK_HEADER = 32 * KIB, 7
 TRAINER = "Hugging Face Trainer"
 NAMES: Mapping[str, tuple[str, str, float]] = {
+    "step_time_s": (OWN, STEP_TIME, 1.0),
     "iteration-time": ("Megatron", STEP_TIME, 1.0),
     "throughput": ("Megatron", TFLOPS, 1.0),
     "mem-reserved-bytes": ("Megatron", RESERVED, 1.0),
@@ -89,7 +91,7 @@ CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
 FOLDER_LOGS = (
     "files/wandb-history.jsonl", "wandb-history.jsonl", "*.wandb", "logging.jsonl", "trainer_log.jsonl",
     "trainer_state.json", "*tfevents*", "files/output.log", "output.log", "files/wandb-summary.json",
-    "wandb-summary.json",
+    "wandb-summary.json", ROWS,
 )  # fmt: skip
 """What a folder of a run may hold, the most telling file first."""
 

@@ -36,8 +36,21 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
         if key in log.figures and name not in named:
             table.add(name, format_significant(log.figures[key] / unit))
     screen.print(table)
+    if log.phases_s:
+        screen.print(_phases(log))
     if log.count > 1:
         screen.print(f"steps scatter by {log.spread:.1%}")
+
+
+def _phases(log: LogRun) -> ReportTable:
+    """The phases of a step: mean over ranks, and range."""
+    ranks = log.phases_s
+    table = ReportTable([text("phase"), "mean", "least", "most", "of rank"])
+    for name in dict.fromkeys(name for each in ranks for name in each):
+        times = [each.get(name, 0.0) for each in ranks]
+        least, most = min(times), max(times)
+        table.add(name, *map(format_seconds, (sum(times) / len(times), least, most)), str(times.index(most)))
+    return table
 
 
 def print_flight(run: FlightRun, screen: Console) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.diagnosis.answer import explain
 from simpar.errors import UserError
 from simpar.runtime import launch as launching
 from simpar.runtime.job import Machine
@@ -58,6 +59,9 @@ def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
     assert alive(tmp_path / "here") == []
     both = json.loads((tmp_path / "both.json").read_text())
     assert check_trace(both) == []
+    own = explain(tmp_path / "here/report.json").log
+    assert (own.step_time_s(), own.phases_s) == (found["step_time_s"], tuple(found["phases_s_by_rank"]))
+    assert explain(tmp_path / "here/log.jsonl").log.times_s == tuple(row["step_time_s"] for row in log[1:])
     named = [e["args"]["name"] for e in both["traceEvents"] if e.get("name") == "process_name"]
     assert [name for name in named if name.startswith("measured: rank")] == [f"measured: rank {r}" for r in range(4)]
     assert any(name.startswith("simulated: ") for name in named)
