@@ -21,7 +21,7 @@ _FIELDS = (
     ("ddp", ("data_parallel_sharding_strategy", "num_distributed_optimizer_instances", "bucket_size")),
     ("checkpoint", ("ckpt_format",)),
     ("optimizer", ("optimizer", "sgd_momentum", "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_offload_fraction")),
-    ("train", ("micro_batch_size", "global_batch_size", "train_iters")),
+    ("train", ("micro_batch_size", "global_batch_size", "train_iters", "empty_unused_memory_level")),
     ("optimizer", ("lr",)),
     ("logger", ("log_interval",)),
 )  # fmt: skip

@@ -22,6 +22,8 @@ from simpar.frameworks.megatron_execution import (
     LOSS_KERNEL,
     UNFUSED_LOSS,
     attention_losses,
+    cache_losses,
+    cache_options,
     graph_losses,
     graph_options,
     kernel_losses,
@@ -54,6 +56,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield from detail_losses(s)
     yield from attention_losses(s, has_sinks=has_sinks(s))
     yield from kernel_losses(s)
+    yield from cache_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -132,6 +135,7 @@ def options(s: Subject) -> Options:
         **_data_parallel(s),
         **_recompute(s),
         **graph_options(s),
+        **cache_options(s),
         **_numerics(s),
         **_training(s),
     }
@@ -383,6 +387,14 @@ MEGATRON = Target(
     files=files,
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
-    features=("attention_kernel", "dispatcher", "expandable_segments", "fused_kernels", "fused_permutation", "graphs"),
+    features=(
+        "attention_kernel",
+        "dispatcher",
+        "empty_cache_steps",
+        "expandable_segments",
+        "fused_kernels",
+        "fused_permutation",
+        "graphs",
+    ),
     numerics=NUMERICS,
 )

@@ -21,6 +21,20 @@ UNFUSED_LOSS = "norm+activation+rope"
 LOSS_FUSION, LOSS_KERNEL = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
+EMPTIES = "--empty-unused-memory-level"
+"""1: the cache is emptied behind the last backward of a step; 2: behind the update, too, where little is left of it."""
+
+
+def cache_losses(s: Subject) -> Iterator[Loss]:
+    """A cache that is emptied more rarely than each step."""
+    if (steps := s.plan.execution.empty_cache_steps) not in (None, 1):
+        yield Loss("empty_cache_steps", steps, f"{EMPTIES} empties it in every step")
+
+
+def cache_options(s: Subject) -> Options:
+    """The argument of a cache that is emptied."""
+    return {} if s.plan.execution.empty_cache_steps is None else {EMPTIES: 1}
+
 
 def kernel_losses(s: Subject) -> Iterator[Loss]:
     """Operators that Megatron-LM fuses or does not, whatever its arguments."""
@@ -95,6 +109,8 @@ def loss_notes(given: Arguments) -> Iterator[str]:
 def read_execution(given: Arguments) -> dict[str, Any]:
     """Choices of execution in a command, by their keys in a plan. Graphs that no plan can say are left unread."""
     result: dict[str, Any] = {}
+    if given.text(EMPTIES) not in (None, "0"):
+        result["empty_cache_steps"] = 1
     given.used |= {"--moe-permute-fusion", LOSS_FUSION}  # as stacks do, other than Megatron-LM
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"

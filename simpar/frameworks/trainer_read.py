@@ -275,6 +275,8 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["loss_chunks"] = _pieces(model)
     if given.on("chunked_cross_entropy"):
         result["loss_chunks"] = given.number("chunked_cross_entropy_num_chunks") or 8
+    if (steps := given.number("torch_empty_cache_steps")) is not None:
+        result["empty_cache_steps"] = steps
     if str(given.one(*CHECKPOINTING)).lower() in ("offload", "unsloth") or given.on("activation_offloading"):
         result["offload_activations"] = 1.0
     return result

@@ -165,6 +165,8 @@ def arguments(s: Subject) -> Options:
         "report_to": "none",
         **fused_options(s),
     }
+    if (steps := s.plan.execution.empty_cache_steps) is not None:
+        result["torch_empty_cache_steps"] = steps
     if s.plan.data_parallel.zero < 2:
         result["gradient_checkpointing"] = full
         if s.chose("bucket_bytes"):
@@ -330,7 +332,15 @@ TRANSFORMERS = Target(
     options=arguments,
     files=_transformers_files,
     notes=_transformers_notes,
-    features=("offload", "a part", "attention_kernel", "expandable_segments", "fused_kernels", "optimizer_kernels"),
+    features=(
+        "offload",
+        "a part",
+        "attention_kernel",
+        "empty_cache_steps",
+        "expandable_segments",
+        "fused_kernels",
+        "optimizer_kernels",
+    ),
     numerics=TargetNumerics(OPTIMIZERS),
 )
 TRL = replace(

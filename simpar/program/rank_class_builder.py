@@ -27,6 +27,7 @@ from simpar.program.lower_stages import Boundaries
 from simpar.program.messages import Messages
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
+from simpar.program.structure.emptied_cache import emptied
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
@@ -375,6 +376,7 @@ class RankClassBuilder:
             held, matrices = builder.parameters_of_rank(stage), builder.matrices(stage)
             sums = (*sums, *builder.matrix_moves(stage))
             nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
+            nodes = (*nodes, *emptied(builder, self.schedule, stage))
             self._known[key] = Template(nodes, len(nodes) - 1)
         tail: Template = self._known[key]
         return tail

@@ -7,12 +7,13 @@ from pydantic import Field
 
 from simpar.calls import Strict
 from simpar.cost.collectives.parameters import reached_share
+from simpar.cost.memory.allocator import REMAP_FACTORS, remap_s
 from simpar.hardware.cluster import Cluster
 from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.program.job import TrainingJob
 from simpar.stacks.stack import Stack
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, match_runs
-from simpar.uncertainty.step_time import NetworkTime, StepTimeError
+from simpar.uncertainty.step_time import StepTimeError, UntoldTime
 from simpar.uncertainty.support import LONG_SEQUENCE, Traits, support_of
 from simpar.uncertainty.table import load_error_table
 
@@ -64,15 +65,16 @@ def layouts_measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
 
 
 def step_time_error(
-    traits: Traits, step_time_s: float, own_runs: Sequence[OwnRuns] = (), network: NetworkTime | None = None
+    traits: Traits, step_time_s: float, own_runs: Sequence[OwnRuns] = (), untold: Sequence[UntoldTime] = ()
 ) -> StepTimeError:
     """The error distribution of a step, from published runs and from those its profiles were learnt from.
 
-    ``network`` is the part of one that no published run tells; runs that the profiles were learnt from do.
+    ``untold`` are parts of it that no published run tells; runs that the profiles were learnt from do.
     """
     table = load_error_table()
     known = StepTimeError.of(support_of(traits, table.evidence), table.time, step_time_s)
-    known = known.over(network, table.time) if network else known
+    for part in untold:
+        known = known.over(part)
     return after(known, match_runs(traits, own_runs), table.learned)
 
 
@@ -90,12 +92,17 @@ def certainty_of(
     """
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
-    unmeasured = _unmeasured_network(cluster)
-    network = None
+    unmeasured, untold = _unmeasured_network(cluster), list[UntoldTime]()
     if unmeasured:
         busy, exposed = (min(seconds / step_time_s, 1.0) for seconds in between_domains_s())
-        network = NetworkTime(busy, exposed, reached_share(cluster))
-    errors = [step_time_error(traits, step_time_s, own_runs, network) for traits in everything]
+        untold.append(UntoldTime(busy, exposed, reached_share(cluster), load_error_table().time.network))
+    if (habits := job.stack.memory.allocator).empty_cache_steps:
+        share = min(float(remap_s(max(one.moving_bytes for one in held), habits)) / step_time_s, 1.0)
+        untold.append(UntoldTime(share, share, 0.0, REMAP_FACTORS))
+        unmeasured.append(
+            f"no measured run empties its cache: that time is uncertain by a factor of {_factors(REMAP_FACTORS)}"
+        )
+    errors = [step_time_error(traits, step_time_s, own_runs, untold) for traits in everything]
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
     shown = [*load_error_table().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
@@ -119,6 +126,11 @@ def _unmeasured_network(cluster: Cluster) -> list[str]:
     out = cluster.profile.scale_out
     if out is None or out.kind != "ethernet" or cluster.world_size <= cluster.domain_size:
         return []
-    least, most = (exp(end) for end in load_error_table().time.network)
     joined = "no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables, "
-    return [f"{joined}uncertain by a factor of {least:.2g} to {most:.2g}, as other networks differ from these"]
+    factors = _factors(load_error_table().time.network)
+    return [f"{joined}uncertain by a factor of {factors}, as other networks differ from these"]
+
+
+def _factors(logarithms: tuple[float, float]) -> str:
+    least, most = (exp(end) for end in logarithms)
+    return f"{least:.2g} to {most:.2g}"

@@ -275,7 +275,8 @@ class AllocatorHabits(Strict):
     plans all buffers of a step, and computes again what would not fit (XLA); ``held_outputs``: how many partial sums of
     row-parallel products a communication stream still holds after they are freed, because the host runs ahead by a
     queue of launches. ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
-    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
+    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator); ``empty_cache_steps``: steps after
+    which it gives its free blocks back, 0 for never.
     """
 
     fragmentation: Fraction = 0.05
@@ -288,6 +289,7 @@ class AllocatorHabits(Strict):
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0
     workspace_bytes: Bytes = 0.0
+    empty_cache_steps: int = Field(0, ge=0)
 
     def gaps(self, alternates: bool | Flags) -> Floats:
         """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of different microbatches do so."""

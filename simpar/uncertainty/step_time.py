@@ -31,23 +31,25 @@ def lacks(support: Support, step_time_s: float = inf) -> dict[str, bool]:
 
 
 @dataclass(frozen=True)
-class NetworkTime:
-    """Shares of a step during which a network that no run tells is ``busy``, and in which ranks wait for it: exposed.
+class UntoldTime:
+    """Shares of a step in which something is ``busy`` that no run tells, such as a network, and in which ranks wait.
 
-    ``least`` is the least part of its predicted time that it can take: at the rate of its wires.
+    ``exposed`` is the latter. ``factors`` are logarithms of the least and the most of its time over the predicted one;
+    ``least`` is the least part that it can take: a network's at the rate of its wires.
     """
 
     busy: float
     exposed: float
     least: float
+    factors: tuple[float, float]
 
-    def errors(self, factors: tuple[float, float]) -> tuple[float, float]:
-        """By how much the logarithm of the step may be below and above, (<= 0, >= 0), if the network takes so long.
+    @property
+    def errors(self) -> tuple[float, float]:
+        """By how much the logarithm of the step may be below and above, (<= 0, >= 0), if it takes so long.
 
-        ``factors`` are logarithms of its time over the predicted one. What is exposed grows and shrinks with it; and
-        no step is shorter than its network is busy.
+        What is exposed grows and shrinks with it; and no step is shorter than that which is busy.
         """
-        faster, slower = max(exp(factors[0]), self.least), exp(factors[1])
+        faster, slower = max(exp(self.factors[0]), self.least), exp(self.factors[1])
         above = max(1 + self.exposed * (slower - 1), self.busy * slower)
         return log(1 + self.exposed * (min(faster, 1.0) - 1)), log(max(above, 1.0))
 
@@ -72,12 +74,12 @@ class StepTimeError:
         spread = max(spread, errors.seen.get(support.traits.stack, {}).get(support.traits.device, 0.0))
         return StepTimeError(spread, errors.layout * spread, errors.low * spread, errors.high * spread)
 
-    def over(self, network: NetworkTime, errors: TimeErrors) -> StepTimeError:
-        """The same where a network carries the step that no run tells: independent errors, added in squares.
+    def over(self, untold: UntoldTime) -> StepTimeError:
+        """The same where a part of the step is told by no run: independent errors, added in squares.
 
-        The whole interval of the network counts as three and a quarter of its spreads, as that of a normal does.
+        The whole interval of that part counts as three and a quarter of its spreads, as that of a normal does.
         """
-        low, high = network.errors(errors.network)
+        low, high = untold.errors
         spread = hypot(self.spread, (high - low) / NINE_IN_TEN)
         layout = self.layout * spread / self.spread
         return StepTimeError(spread, layout, -hypot(self.low, low), hypot(self.high, high))

@@ -86,6 +86,7 @@ CASES = {
         "update_in_backward": [{"update_in_backward": True}],
         "fused_permutation": [{"fused_permutation": False}],
         "document_loops": [{"document_loops": True}],
+        "empty_cache_steps": [{"empty_cache_steps": 1}],
         "matrix_layout": [{"optimizer": "muon", "matrix_layout": "duplicated"}, {"matrix_layout": "duplicated"}],
     },
     "offload": {

@@ -18,6 +18,7 @@ EXPERTS = {"dp": 8, "ep": 8}
         ("llama-3-8b", {"graphs": "step"}, ["full_iteration", "--no-check-for-nan-in-loss-and-grad"]),
         ("qwen3-30b-a3b", {**EXPERTS, "graphs": "router"}, ["--cuda-graph-modules moe_router", "--te-rng-tracker"]),
         ("llama-3-8b", {"attention_kernel": "eager"}, ["--attention-backend unfused"]),
+        ("llama-3-8b", {"empty_cache_steps": 1}, ["--empty-unused-memory-level 1"]),
         ("qwen3-30b-a3b", {**EXPERTS, "dispatcher": "all_gather"}, ["--moe-token-dispatcher-type allgather"]),
     ],
 )
@@ -43,6 +44,7 @@ def test_what_is_executed_comes_back(model, values, expected):
         ("qwen3-30b-a3b", {**EXPERTS, "graphs": "attention+router"}, None),
         ("llama-3-8b", {"attention_kernel": "latent"}, "flash, fused and unfused"),
         ("llama-3-8b", {"loss_chunks": 4}, "do not know this field"),
+        ("llama-3-8b", {"empty_cache_steps": 4}, "in every step"),
     ],
 )
 def test_what_megatron_core_cannot_execute_is_a_loss(model, values, words):

@@ -269,6 +269,7 @@ def test_words_of_other_sizes_are_left_to_the_table():
         ("--optim adamw_torch_fused", {"optimizer": "adamw", "optimizer_kernels": "fused"}),
         ("--use_liger_kernel", {"fused_kernels": "norm+activation+rope", "loss_chunks": 16}),
         ("--torch_compile", {"fused_kernels": "compiled"}),
+        ("--torch_empty_cache_steps 4", {"empty_cache_steps": 4}),
         ("--bf16 --attn_implementation flash_attention_2", {"precision": "bf16", "attention_kernel": "flash2"}),
         ("--torch_dtype bfloat16", {"parameter_dtype": "bf16", "master_weights": False}),
         ("--gradient_checkpointing=unsloth", {"recompute": "full", "offload_activations": 1.0}),

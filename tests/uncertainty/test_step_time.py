@@ -6,7 +6,7 @@ from math import exp, hypot, log
 
 import pytest
 
-from simpar.uncertainty.step_time import NetworkTime, StepTimeError
+from simpar.uncertainty.step_time import StepTimeError, UntoldTime
 from simpar.uncertainty.support import Evidence, Traits, support_of
 from simpar.uncertainty.table import TimeErrors, load_error_table
 
@@ -50,15 +50,18 @@ def test_the_shipped_table_says_what_spreads_most() -> None:
 NETWORK = (log(0.5), log(3.0))  # it may take half as long or three times
 
 
-def over(network: NetworkTime) -> StepTimeError:
+def over(network: UntoldTime) -> StepTimeError:
     """The error of a known prediction that such a network carries."""
     errors = TimeErrors(base=0.04, lacking={}, low=-1.5, high=3.0, layout=0.5, network=NETWORK)
-    return StepTimeError.of(support_of(KNOWN, EVIDENCE), errors).over(network, errors)
+    return StepTimeError.of(support_of(KNOWN, EVIDENCE), errors).over(network)
 
 
 def test_a_network_that_no_run_tells_widens_by_what_it_is_of_a_step() -> None:
     """Ends are those of a step whose exposed part takes as long as it may, beside the other errors, in squares."""
-    known, found = over(NetworkTime(0.0, 0.0, 0.0)), over(NetworkTime(busy=0.5, exposed=0.4, least=0.0))
+    known, found = (
+        over(UntoldTime(0.0, 0.0, 0.0, NETWORK)),
+        over(UntoldTime(busy=0.5, exposed=0.4, least=0.0, factors=NETWORK)),
+    )
     assert (known.low, known.high, known.layout) == (-0.06, 0.12, 0.02)
     low, high = log(0.6 + 0.4 * 0.5), log(0.6 + 0.4 * 3.0)
     assert (found.low, found.high) == pytest.approx((-hypot(0.06, low), hypot(0.12, high)))
@@ -68,13 +71,13 @@ def test_a_network_that_no_run_tells_widens_by_what_it_is_of_a_step() -> None:
 
 def test_a_hidden_network_still_bounds_the_step() -> None:
     """No step is shorter than its network is busy, whatever hides it as predicted; a short one stays hidden."""
-    hidden = over(NetworkTime(busy=0.9, exposed=0.0, least=0.0))
+    hidden = over(UntoldTime(busy=0.9, exposed=0.0, least=0.0, factors=NETWORK))
     assert hidden.high == pytest.approx(hypot(0.12, log(0.9 * 3.0)))
     assert hidden.low == -0.06
-    assert over(NetworkTime(busy=0.3, exposed=0.0, least=0.0)).high == 0.12
+    assert over(UntoldTime(busy=0.3, exposed=0.0, least=0.0, factors=NETWORK)).high == 0.12
 
 
 def test_no_network_is_faster_than_its_wires() -> None:
     """At most as fast as ``least`` says, here a tenth faster instead of twice."""
-    found = over(NetworkTime(busy=1.0, exposed=1.0, least=0.9))
+    found = over(UntoldTime(busy=1.0, exposed=1.0, least=0.9, factors=NETWORK))
     assert found.low == pytest.approx(-hypot(0.06, log(0.9)))

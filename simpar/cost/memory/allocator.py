@@ -5,6 +5,8 @@ them where passes of different microbatches alternate. Before it gives up, the a
 so a layout fits when what it needs fits, not what it happens to hold.
 """
 
+from math import log
+
 import numpy as np
 
 from simpar.architectures.training import Training
@@ -20,6 +22,15 @@ from simpar.units import MIB, Flags, Numbers
 _SEGMENT = 2 * MIB
 FULL_QUEUE = 3.0
 """Microbatches in flight beyond two from which on a held-up host fills its queue while the device waits."""
+REMAP_S_PER_BYTE = 1e-11
+"""Seconds by the byte to give memory back to the device and to map it again: 10 ms for a GB, page by page of 2 MiB.
+
+No measurement of this stands behind it; it lies between two facts. transformers documents about 10 % of a step for
+``torch_empty_cache_steps`` [transformers, TrainingArguments], which 5 to 10 ms a GB are on an 80 GB device. CUDA's own
+pool gave 7 GB back in 0.5 s, the collection of garbage included [JuliaGPU/CUDA.jl issue 1540].
+"""
+REMAP_FACTORS = (log(0.25), log(8.0))
+"""Logarithms of the least and the most of that time over the predicted one: what these facts leave open."""
 MANY_CHANNELS = ("nvswitch", "mesh")
 """Kinds of links for which communicators open many channels."""
 
@@ -59,6 +70,12 @@ def most_moving_bytes(static_bytes: Numbers, limit_bytes: float, habits: Allocat
     """The most bytes that may come and go beside ``static_bytes`` while the need stays within the limit."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
     return float((whole - static_bytes) / (1.0 + habits.tight_gaps(alternates)))
+
+
+def remap_s(moving_bytes: Numbers, habits: AllocatorHabits) -> Numbers:
+    """Seconds of a step in which all that comes and goes is given back and mapped again, a mean over steps."""
+    every = habits.empty_cache_steps
+    return moving_bytes * REMAP_S_PER_BYTE / every if every else 0.0 * moving_bytes
 
 
 def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Numbers:

@@ -85,7 +85,9 @@ class Execution(Section):
     matrices work on those that tensor parallelism divides: each shard as a matrix of its own ("blockwise"), whole ones
     on every rank ("duplicated"), all ranks on each ("distributed"), or every rank on its share ("layer_sharded")
     [Megatron Core, muon_tp_mode]. ``document_loops``: Python loops over the documents of packed sequences to rotate
-    them, where no kernel does, and to exchange them (:mod:`simpar.program.blocks.documents`).
+    them, where no kernel does, and to exchange them (:mod:`simpar.program.blocks.documents`). Every
+    ``empty_cache_steps`` steps the allocator gives its free blocks back to the device and maps them anew
+    (:mod:`simpar.program.structure.emptied_cache`).
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -100,6 +102,7 @@ class Execution(Section):
     fused_permutation: bool | None = None
     matrix_layout: MatrixLayout | None = None
     document_loops: bool | None = None
+    empty_cache_steps: Count | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -152,6 +155,7 @@ class DecidedExecution:
     fused_permutation: bool | None = None
     matrix_layout: MatrixLayout | None = None
     document_loops: bool | None = None
+    empty_cache_steps: int | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -245,6 +249,11 @@ def _with_document_loops(stack: Stack, is_there: bool) -> Stack:
     return stack.model_copy(update={"launch": stack.launch.model_copy(update={"document_loops": is_there})})
 
 
+def _with_emptied_cache(stack: Stack, steps: int) -> Stack:
+    allocator = stack.memory.allocator.model_copy(update={"empty_cache_steps": steps})
+    return stack.model_copy(update={"memory": stack.memory.model_copy(update={"allocator": allocator})})
+
+
 def _sends_what_is_asked(rows: Columns) -> Flags:
     """Rows whose dispatcher sends the copies of tokens that the plan asks for, if it asks for any."""
     result = select_all(rows)
@@ -302,4 +311,5 @@ CHOICES = in_section(
     Choice("fused_permutation", in_stack=_with_fused_permutation),
     Choice("matrix_layout"),
     Choice("document_loops", in_stack=_with_document_loops),
+    Choice("empty_cache_steps", in_stack=_with_emptied_cache),
 )

@@ -42,7 +42,7 @@ def test_every_choice_round_trips_through_its_result():
         "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
         "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
         "optimizer_kernels": "single", "update_in_backward": False, "fused_permutation": False,
-        "document_loops": True,
+        "document_loops": True, "empty_cache_steps": 8,
     }  # fmt: skip
     others = {"matrix_layout"}  # of optimizers that work on whole matrices: tests/cost/test_matrix_layouts.py
     assert {*chosen, *others} == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
