@@ -25,6 +25,7 @@ from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory
+from simpar.scenario import Scenario
 from simpar.simulation import make_job, simulate
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
@@ -57,7 +58,7 @@ class Files:
 
 @refuses_unknown_keywords
 def export(
-    plan: Plan | Mapping[str, Any] | str | Path,
+    plan: Plan | Mapping[str, Any] | Scenario | str | Path,
     target: str,
     *,
     lossy: bool = False,

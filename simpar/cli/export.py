@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
-from simpar.cli.flags import ScenarioFlag, with_flags
+from simpar.cli.flags import ScenarioFlag, values_by_key, with_flags
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,29 +23,40 @@ EXPORT_FLAGS = (
         kind=float,
     ),
     ScenarioFlag("--force", "Export even a plan that does not fit with that probability", kind=bool),
-    ScenarioFlag("--model", "Model, if the plan names none"),
-    ScenarioFlag("--seq-len", "Tokens per sequence, if the plan does not say", kind=int),
-    ScenarioFlag("--global-batch", "Sequences per optimizer step, if the plan does not say", kind=int),
-    ScenarioFlag("--nodes", "Number of nodes, if the plan leaves dp open", kind=int),
     ScenarioFlag("--gpus-per-node", "Devices per node (default: 8)", kind=int),
-    ScenarioFlag("--hardware", "Cluster for the prediction, if the plan names none"),
-    ScenarioFlag("--stack", "Stack for which the plan was made, if the plan names none or the stack is a file"),
+    ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag("--json", JSON_HELP),
 )
+OPTIONS = ("lossy", "nearest", "fit_probability", "force", "gpus_per_node")
+FACTS = {
+    "model": "model", "seq_len": "training.seq_len", "global_batch": "training.global_batch", "nodes": "cluster.nodes",
+    "hardware": "cluster.hardware", "stack": "stack",
+}  # fmt: skip
+"""What a plan file may lack, by the name of the flag: without other flags it is no scenario, and needs no cluster."""
 
 
 @app.command(epilog="Example: simpar export plan.json --to megatron -o exported")
-@with_flags(EXPORT_FLAGS, "A plan, a result or a scenario", metavar="PLAN.json")
-def export(scenario: str, **values: Any) -> None:
-    """Write the files with which another framework trains a plan."""
+@with_flags(
+    EXPORT_FLAGS, "A plan, a result or a scenario; without one, flags say all", metavar="[PLAN.json]", plan=True
+)
+def export(scenario: str | None, **values: Any) -> None:
+    """Write the files with which another framework trains a plan.
+
+    Flags of the layout replace what the plan says, as in simulate; the plan then needs its cluster, or --hardware.
+    """
+    from simpar.scenario import load_scenario
     from simpar.translate import export
 
     for flag in ("to", "output"):
         if values[flag] is None:
             raise UserError(f"--{flag} is missing: simpar export PLAN.json --to TARGET -o FOLDER")
-    options = {name: value for name, value in values.items() if name not in ("to", "output", "json_")}
+    flags, settings = values_by_key(values), list(values["set_"] or [])
+    options = {name: values[name] for name in OPTIONS}
     with working("exporting"):
-        made = export(scenario, values["to"], **options)
+        if scenario is None or settings or not flags.keys() <= {*FACTS.values()}:
+            made = export(load_scenario(scenario, flags, settings), values["to"], **options)
+        else:
+            made = export(scenario, values["to"], **options, **{name: values[name] for name in FACTS})
     made.save(values["output"])
     _tell(made, values)
 

@@ -21,7 +21,7 @@ from simpar.layout.deciders import state_choices
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
-from simpar.scenario import Perturbations, load_scenario, to_cluster_section
+from simpar.scenario import Perturbations, Scenario, load_scenario, to_cluster_section
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.tracing.code import is_code
 
@@ -57,11 +57,14 @@ class ExportSource:
     cluster: Cluster | None = None
 
 
-def load_source(plan: Plan | Mapping[str, Any] | str | Path, facts: SourceFlags) -> ExportSource:
-    """A plan, or the file of a plan, a result or a scenario, checked against its model.
+def load_source(plan: Plan | Mapping[str, Any] | Scenario | str | Path, facts: SourceFlags) -> ExportSource:
+    """A plan, a scenario, or the file of a plan, a result or a scenario, checked against its model.
 
-    Raises UserError for a file that is none of them, a missing fact, or a plan that is not allowed.
+    Of the ``facts``, a scenario takes the devices per node alone. Raises UserError for a file that is none of them, a
+    missing fact, or a plan that is not allowed.
     """
+    if isinstance(plan, Scenario):
+        return _of_scenario(plan, "scenario", facts)
     if isinstance(plan, Plan | Mapping):
         return _complete(as_plan(plan), "plan", Path(), facts)
     name = str(plan)
@@ -107,6 +110,10 @@ def _from_scenario(name: str, facts: SourceFlags) -> ExportSource:
         "cluster.nodes": facts.nodes, "cluster.hardware": facts.hardware, "stack": facts.stack,
     }  # fmt: skip
     scenario = load_scenario(name, {key: value for key, value in flags.items() if value is not None})
+    return _of_scenario(scenario, name, facts)
+
+
+def _of_scenario(scenario: Scenario, name: str, facts: SourceFlags) -> ExportSource:
     if isinstance(scenario.model, str) and is_code(scenario.model):
         raise UserError(f"{name}: model = {scenario.model}: {CODE}")
     cluster = scenario.build_cluster()

@@ -39,6 +39,22 @@ def test_a_scenario_is_exported_imported_and_exported_again(exported, tmp_path, 
     assert arguments[0] == arguments[1]
 
 
+def test_flags_of_the_layout_are_those_of_simulate(tmp_path, capsys):
+    """They replace a plan's own, leave open what follows, or say all; a layout that is impossible is one line."""
+    job = ["--model", "gpt2", "--hardware", "dgx-h100", "--seq-len", "1024", "--global-batch", "64", "--to", "megatron"]
+    assert cli.run(["export", *job, "--tp", "2", "-o", str(tmp_path / "said")]) == 0
+    made = Plan.load(tmp_path / "said" / "plan.json")
+    assert (made.mesh.tp, made.mesh.dp) == (2, 4)
+    again = ["export", str(tmp_path / "said" / "plan.json"), "--to", "megatron"]
+    assert cli.run([*again, "--tp", "4", "--set", "plan.micro_batch=2", "-o", str(tmp_path / "other")]) == 0
+    other = Plan.load(tmp_path / "other" / "plan.json")
+    assert (other.mesh.tp, other.mesh.dp, other.micro_batch) == (4, 2, 2)
+    assert "--tensor-model-parallel-size 4" in (tmp_path / "other" / "command.sh").read_text()
+    capsys.readouterr()
+    assert cli.run([*again, "--dp", "3", "-o", str(tmp_path / "bad")]) == 2
+    assert capsys.readouterr().err.startswith("plan.dp = 3: tp x cp x pp = 2 x 1 x 1 = 2 on 8 devices leaves 4")
+
+
 def test_launchers_can_be_started(tmp_path):
     """A launcher is executable and starts torchrun with the command and what is added."""
     assert cli.run(["export", "gpt2-laptop", "--to", "megatron", "-o", str(tmp_path / "out"), "--lossy"]) == 0
