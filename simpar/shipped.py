@@ -63,11 +63,11 @@ def _precisions() -> dict[str, str]:
 
 def _targets() -> dict[str, str]:
     from simpar.chakra.write import DESCRIPTION, NAME
-    from simpar.frameworks import READERS, TARGETS, load_target
+    from simpar.frameworks import READ_AS, READERS, TARGETS, load_target
 
     targets = {name: load_target(name) for name in TARGETS}
     rows = {
-        name: f"{rows.description}; {rows.version}{'; reads back' if name in READERS else ''}"
+        name: f"{rows.description}; {rows.version}{'; reads back' if READ_AS.get(name, name) in READERS else ''}"
         for name, rows in targets.items()
     }
     return {**rows, NAME: DESCRIPTION}

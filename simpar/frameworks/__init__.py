@@ -47,6 +47,7 @@ TARGETS = {
     "megatron-bridge": "megatron_bridge:MEGATRON_BRIDGE",
     "nemo-run": "nemo_run:NEMO_RUN",
     "torchtitan": "torchtitan:TORCHTITAN",
+    "torchtitan-main": "torchtitan_main:TORCHTITAN_MAIN",
     "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
     "deepspeed": "deepspeed:DEEPSPEED",
     "accelerate": "accelerate:ACCELERATE",
@@ -93,6 +94,8 @@ READERS = {
     "megatron": "megatron_read:READER",
 }
 """What reads launches and configs, in the order in which they are asked whether a text is theirs."""
+READ_AS = {"torchtitan-main": "torchtitan"}
+"""Targets whose files the reader of another one reads."""
 
 
 @dataclass(frozen=True)
@@ -332,6 +335,7 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
+    target = READ_AS.get(target, target)
     if target in TARGETS and target not in READERS:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")
     check_digits(text, name)

@@ -1,9 +1,10 @@
-"""torchtitan 0.3: a Python module with one function that returns the Trainer's config, written and read."""
+"""torchtitan 0.3: a Python module with one function that returns the Trainer's config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.architectures.recompute import period
+from simpar.dataclass import dataclass
 from simpar.frameworks import placeholder_data, titan
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
@@ -17,8 +18,7 @@ _IMPORTS = """from torchtitan.components.loss import ChunkedLossWrapper, CrossEn
 from torchtitan.components.optimizer import default_adamw
 {fp8}from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models import {family}
+{data}from torchtitan.models import {family}
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.trainer import Trainer
 """
@@ -44,15 +44,33 @@ def _model():
             n_heads={heads},
             n_kv_heads={kv_heads},
             hidden_dim={ffn},
-            rope=llama3.ComplexRoPE.Config(dim={head_dim}, max_seq_len={positions}, theta={theta}, {scaling}),
+            rope=llama3.ComplexRoPE.Config(dim={head_dim}, {longest}={positions}, theta={theta}, {scaling}),
             attn_backend="flex",
         ),
     )
 '''
 
 
+@dataclass(frozen=True)
+class Release:
+    """What differs between versions: imports for ``data``, the ``loader``, and the word for the ``longest`` context."""
+
+    data: str
+    loader: str
+    longest: str
+
+
+RELEASED = Release(
+    data="from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader\n",
+    loader=f"""HuggingFaceTextDataLoader.Config(
+            dataset="c4_test", dataset_path="./{placeholder_data.TEXT}"
+        )""",
+    longest="max_seq_len",
+)
+
+
 def losses(s: Subject) -> Iterator[Loss]:
-    """Losses: what torchtitan 0.3 has no option for."""
+    """Losses: what torchtitan from 0.3 on has no option for."""
     mixture = titan.mixture(s)
     yield from titan.losses(s, named=mixture is not None)
     if mixture:
@@ -107,26 +125,31 @@ def options(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The module, the schedule's action table if needed, and the launchers."""
+    return written(s, given, RELEASED)
+
+
+def written(s: Subject, given: Options, release: Release) -> Mapping[str, str]:
+    """The files for a version."""
     command = ["-m torchtitan.train", f"--module {MODULE}", f"--config {FUNCTION}"]
     environment = {"PYTHONPATH": '"$PWD:${PYTHONPATH:-}"', "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return {
-        f"{MODULE}.py": _module(s, given),
+        f"{MODULE}.py": _module(s, given, release),
         **titan.schedule_file(s),
         **launchers(s, command, environment),
         **placeholder_data.files(),
     }
 
 
-def _module(s: Subject, given: Options) -> str:
+def _module(s: Subject, given: Options, release: Release) -> str:
     mixture = titan.mixture(s)
     family = mixture[0] if mixture else titan.family(architecture(s.graph)) or "llama3"
     flavor = mixture[1] if mixture else titan.flavor(s, family)
     fp8 = s.plan.numerics.products.is_cast
     quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""
     text = "\n".join(comment(s)) + "\nfrom dataclasses import replace\n\n"
-    text += _IMPORTS.format(family=family, fp8=quantization)
+    text += _IMPORTS.format(family=family, fp8=quantization, data=release.data)
     text += _FURTHER if num_prediction_layers(s) else ""
-    text += "" if flavor else _custom(s)
+    text += "" if flavor else _custom(s, release)
     text += f'\n\ndef {FUNCTION}() -> Trainer.Config:\n    """The plan."""\n'
     convert = ", converters=[Float8LinearConverter.Config(model_compile_enabled=True)]" if fp8 else ""
     convert += f", num_mtp_layers={num_prediction_layers(s)}" if num_prediction_layers(s) else ""
@@ -136,10 +159,10 @@ def _module(s: Subject, given: Options) -> str:
         if fp8:
             model = f"Float8LinearConverter.Config(model_compile_enabled=True).build().convert({model})"
         text += f'    model_spec = replace(model_spec, flavor="{s.graph.name}", model={model})\n'
-    return text + _config(given, "MTPLoss.Config(" if num_prediction_layers(s) else _LOSS)
+    return text + _config(given, "MTPLoss.Config(" if num_prediction_layers(s) else _LOSS, release)
 
 
-def _config(given: Options, loss: str) -> str:
+def _config(given: Options, loss: str, release: Release) -> str:
     lines = [
         "    vocab_size = decoder_vocab_size(model_spec)",
         "    return Trainer.Config(",
@@ -147,9 +170,7 @@ def _config(given: Options, loss: str) -> str:
         f"        loss={loss}global_vocab_size=vocab_size{')' * loss.count('(')},",
         "        optimizer=default_adamw(lr=3e-4),",
         f'        hf_assets_path="./{placeholder_data.TOKENIZER}",',
-        "        dataloader=HuggingFaceTextDataLoader.Config(",
-        f'            dataset="c4_test", dataset_path="./{placeholder_data.TEXT}"',
-        "        ),",
+        f"        dataloader={release.loader},",
         f"        activation_checkpoint={CHECKPOINTING[given['activation_checkpoint']]},",
     ]
     for section, name in SECTIONS.items():
@@ -167,7 +188,7 @@ def _keyword(name: str, value: Any) -> list[str]:
     return [f"            {name}=[", *(f"                {part!r}," for part in value), "            ],"]
 
 
-def _custom(s: Subject) -> str:
+def _custom(s: Subject, release: Release) -> str:
     dims, rope = s.graph.dims, s.graph.details.positions.rope
     scaling: dict[str, Any] = {"scaling": "none"}
     if rope.kind == "llama3":
@@ -180,6 +201,7 @@ def _custom(s: Subject) -> str:
         embedding_init="_EMBEDDING_SKIP_INIT" if s.graph.tied_embeddings else "_EMBEDDING_INIT",
         positions=max(s.training.seq_len, 8192),
         theta=rope.theta,
+        longest=release.longest,
         scaling=", ".join(f"{name}={value!r}" for name, value in scaling.items()),
     )
 

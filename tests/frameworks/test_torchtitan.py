@@ -18,7 +18,7 @@ from simpar.preflight.given import given_words
 
 from .conftest import PLANS, TRAINING, checked, comes_back, exported
 
-FILES = {"torchtitan": "simpar_recipe.py", "torchtitan-0.2": "torchtitan.toml"}
+FILES = {"torchtitan": "simpar_recipe.py", "torchtitan-main": "simpar_recipe.py", "torchtitan-0.2": "torchtitan.toml"}
 EXPRESSIBLE = [
     (target, label)
     for target in FILES
@@ -288,7 +288,7 @@ def test_tokenizer_and_texts_are_where_the_config_says(target, tmp_path):
     made = exported(target, checked(model="llama-3.1-8b", dp=8, zero=3))
     config = made[FILES[target]]
     assert '"./tokenizer"' in config
-    assert '"./data"' in config
+    assert '"./data' in config
     path = tmp_path / "tokenizer.json"
     path.write_text(made["tokenizer/tokenizer.json"])
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
