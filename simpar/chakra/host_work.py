@@ -132,5 +132,6 @@ class HostPricer:
             raise UserError(f"{self.source}: node {node.id} {node.name}: has no shapes of query and key") from None
         seen = (keys + 1) / 2 if node.value("is_causal") is True else float(keys)
         model, shape = self._precise(node, query), (batch, queries, heads, dim)
-        took = model.attention_time_s(shape, context=keys, seen=seen, backward="backward" in node.name)
+        kv_heads, backward = key.shape[1], "backward" in node.name
+        took = model.attention_time_s(shape, context=keys, seen=seen, kv_heads=kv_heads, backward=backward)
         return int(to_ns(took))

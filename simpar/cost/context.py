@@ -16,6 +16,8 @@ Queries that attend to another tower's output meet the keys of all its rows. Eve
 makes their keys and values, and exchanges them in the same way; nothing is masked.
 """
 
+from functools import partial
+
 import numpy as np
 
 from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
@@ -64,10 +66,15 @@ def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
     attention = _attention_of(op)
     if attention.exchanged is not None:
         return evaluate(op.rows, dims) * evaluate(attention.exchanged, dims), 0.0
-    heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
+    heads = _kv_heads(attention, dims) * dims["ulysses"]
     own = attention.context == OWN
     rows = (evaluate(op.rows, dims) if own else dims["batch"] * dims[attention.context]) * heads
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
+
+
+def _kv_heads(attention: AttentionPattern, dims: Dims) -> Numbers:
+    """Heads of keys and values on an Ulysses rank."""
+    return np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"]) / dims["ulysses"]
 
 
 def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Numbers:
@@ -97,10 +104,11 @@ def block_times_s(
     both = (evaluate(attention.key_dim, dims), evaluate(attention.value_dim, dims))
     width = kernels.head_dim(*both, backward=backward)
     shape = (dims["batch"], rows, heads, width)
+    how = {"backward": backward, "drops": attention.dropout}
+    timed = partial(kernels.attention_time_s, shape, kv_heads=_kv_heads(attention, dims), **how)
 
     def seconds(context: Numbers, seen: Numbers) -> Numbers:
-        drops = attention.dropout
-        return floats(kernels.attention_time_s(shape, context=context, seen=seen, backward=backward, drops=drops))
+        return floats(timed(context=context, seen=seen))
 
     keys = all_keys(attention, dims)
     if blocks == 1:

@@ -192,7 +192,14 @@ class KernelModel:
         return (np.asarray(key_dim) + value_dim) / 2
 
     def attention_time_s(
-        self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool, drops: bool = False
+        self,
+        shape: Heads,
+        *,
+        context: Numbers,
+        seen: Numbers,
+        backward: bool,
+        kv_heads: Numbers | None = None,
+        drops: bool = False,
     ) -> Numbers:
         """Seconds of core attention over ``context`` keys, of which a query sees ``seen`` on average; sizes broadcast.
 
@@ -206,6 +213,7 @@ class KernelModel:
         if self.attention == "unfused":
             kept = np.asarray(seen, dtype=np.float64) / keys
             return self._unfused_attention_s((batch, seq, heads, head_dim), keys, kept, backward=backward)
+        moved_s = self._attention_moves_s((batch, seq, heads, head_dim), keys, kv_heads, backward=backward)
         head_dim = HEAD_STEP * np.ceil(head_dim / HEAD_STEP)
         p, direction = self.parameters, "backward" if backward else "forward"
         second = self.attention == "flash2" and p["flash2_forward_efficiency"]
@@ -228,9 +236,18 @@ class KernelModel:
         flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
         products_s = flop * stretched / (self.rate(self.activation_dtype) * share * self.attention_rate * width)
         if not drops:
-            return self.latency_s + products_s
+            return self.latency_s + np.maximum(products_s, moved_s)
         dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / self._integer_rate
-        return self.latency_s + products_s + dropped_s * stretched
+        return self.latency_s + np.maximum(products_s + dropped_s * stretched, moved_s)
+
+    def _attention_moves_s(self, shape: Heads, keys: Numbers, kv_heads: Numbers | None, *, backward: bool) -> Numbers:
+        """Seconds that flash kernels at least move bytes: queries and outputs, keys and values, each once.
+
+        Backward reads these and the outputs' gradient, and writes three gradients.
+        """
+        batch, seq, heads, head_dim = shape
+        rows = batch * (seq * heads + keys * (heads if kv_heads is None else kv_heads))
+        return (4.0 if backward else 2.0) * rows * head_dim * self.activation_bytes / self.bandwidth
 
     @cached_property
     def _integer_rate(self) -> float:

@@ -81,6 +81,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     assert op.attention is not None, "an attention operator carries its mask"
     dims, mask = sizes.dims, op.attention
     widths, context = (evaluate(mask.key_dim, dims), evaluate(mask.value_dim, dims)), all_keys(mask, dims)
+    kv_heads = evaluate(mask.kv_heads, dims)
     if mask.document is not None and sizes.kernels.attention != "unfused":
         context = np.minimum(context, mask.document)  # kernels work document by document
     both = [
@@ -89,11 +90,12 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
             context=context,
             seen=seen_keys(mask, dims),
             backward=backward,
+            kv_heads=kv_heads,
             drops=mask.dropout,
         )
         for backward in (False, True)
     ]
-    key_values = evaluate(mask.kv_heads, dims) * sum(widths)  # elements of a token's keys and values
+    key_values = kv_heads * sum(widths)  # elements of a token's keys and values
     if np.any(dims.get("before", 0)):  # a slice adds to gradients of earlier keys and values: three passes
         earlier = dims["batch"] * dims["before"] * key_values
         both[1] = both[1] + sizes.kernels.memory_time_s(3.0 * earlier * sizes.kernels.activation_bytes)

@@ -116,6 +116,15 @@ def test_rates_that_a_profile_leaves_out() -> None:
     assert twice == pytest.approx(2**30 / 1.6e12, rel=1e-12)
 
 
+def test_flash_kernels_move_their_operands() -> None:
+    """128 queries of 8 heads of 64 and 256 keys of 2: 2 x (64 + 32) KiB forward, twice that backward; 16 keys seen."""
+    model, shape, moved_bytes = by_hand(memory_efficiency=0.01), (1, 128, 8, 64), 2 * 64 * (128 * 8 + 256 * 2)
+    for backward, passes in ((False, 2), (True, 4)):
+        for drops in (False, True):
+            took_s = model.attention_time_s(shape, context=256, seen=16, kv_heads=2, backward=backward, drops=drops)
+            assert took_s == pytest.approx(passes * moved_bytes / 1e10, rel=1e-12)
+
+
 def test_dropout_adds_integer_operations_of_every_score() -> None:
     """5 forward and 8.5 backward, 64 a clock and multiprocessor; without a clock a quarter of the fp32 peak."""
     device = by_hand(sustained_clock=0.5).device
