@@ -180,7 +180,9 @@ class BlockReader:
             name = self.made[value].name
             covered = self.roles.covers.get(name, name) if reader is not None and reader.core else name
             return self.roles.names[covered]
-        return MEMORY if value and value == self.segment.memory != self.segment.arrives else INPUT
+        # Sums and norms of a memory read it as any value of an earlier block; products alone have a length of its own.
+        crosses = bool(value) and value == self.segment.memory != self.segment.arrives
+        return MEMORY if crosses and reader is not None and reader.kind == "matmul" else INPUT
 
     def _saved(self, what: str, reader: OperatorDraft) -> str:
         """A saved tensor's name; "" for another tower's output and an earlier layer's keys, which these keep."""

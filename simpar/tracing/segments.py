@@ -143,13 +143,30 @@ def _starts_anew(drafts: list[OperatorDraft]) -> bool:
 
 
 def _is_memory(value: str, segments: Sequence[DraftSegment]) -> bool:
-    """Whether an attention in another segment makes its keys and values from this value."""
+    """Whether an attention in another segment makes its keys and values, but not its queries, from this value.
+
+    One that makes all three of it is the self-attention of a layer whose parts stand in lists of their own.
+    """
     for segment in segments:
         if value in {out for draft in segment.drafts for out in draft.outputs}:
             continue
         made = makers(list(segment.drafts))
         readers = {draft.name for draft in segment.drafts if value in draft.inputs and draft.kind == "matmul"}
         for draft in segment.drafts:
-            if draft.core is not None and any(made[v].name in readers for v in draft.inputs if v in made):
+            reads = draft.core is not None and any(made[v].name in readers for v in draft.inputs if v in made)
+            if reads and value not in _sources(draft.inputs[0], made):
                 return True
     return False
+
+
+def _sources(value: str, made: Mapping[str, OperatorDraft]) -> set[str]:
+    """The values of other segments that a value is made of."""
+    waiting, seen, result = [value], {value}, set()
+    while waiting:
+        each = waiting.pop()
+        if each in made:
+            waiting += [read for read in made[each].inputs if read not in seen]
+            seen.update(made[each].inputs)
+        else:
+            result.add(each)
+    return result

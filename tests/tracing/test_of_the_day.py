@@ -7,6 +7,7 @@ from simpar.architectures.families.family import TINY
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.tracing.graph import trace_library
+from tests.gate import some
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -21,12 +22,13 @@ CONFIGS = {
     "modernbert-decoder": {**TINY, "layer_types": ["full_attention", "sliding_attention"]},  # padding must be a number
     "roformer": {**TINY, "embedding_size": 32, "is_decoder": True},  # a view by another tensor's shape
     "m2m_100": {**PAIR, "encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},  # layers that drop out at random
+    "xlm": {"n_words": 96, "emb_dim": 32, "n_layers": 2, "n_heads": 4},  # attentions and MLPs in lists of their own
     "distilbert": {"vocab_size": 96, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},  # no causal class
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", some(CONFIGS, [kind for kind in CONFIGS if kind != "xlm"]))
 def test_a_class_has_the_parameters_that_its_library_counts(kind):
     """Captured by its config alone, without the name of its class."""
     config = {**CONFIGS[kind], "model_type": kind}
@@ -37,6 +39,17 @@ def test_a_class_has_the_parameters_that_its_library_counts(kind):
     with torch.device("meta"):
         module = classes[0](own)
     assert graph.num_parameters() == sum(each.numel() for each in module.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["xlm", "m2m_100"])
+def test_layouts_of_a_class_simulate(kind):
+    """What attention and sums of later blocks read of earlier ones is told apart."""
+    graph = trace_library({**CONFIGS[kind], "model_type": kind}, "", kind, SEQ, f"model = {kind}")
+    training = simpar.Training(seq_len=SEQ, global_batch=16)
+    for fields in ({"zero": 3}, {"pp": 2, "recompute": "full"}, {"tp": 2, "sequence_parallel": True}):
+        result = simpar.simulate(graph, "dgx-h100", simpar.Plan(micro_batch=1, **fields), training, with_timeline=False)
+        assert result.step_time_s > 0
 
 
 def test_layers_that_drop_out_are_counted_and_said():

@@ -63,6 +63,22 @@ def test_attention_to_another_segment_reads_the_memory():
     assert {each.memory for each in segments("m", drafts)} == {"embed"}
 
 
+def test_self_attention_reads_no_memory():
+    """Queries, keys and values of one value from before: where attentions and MLPs stand in lists of their own."""
+    drafts = decoder()
+    at = next(i for i, d in enumerate(drafts) if d.name == "up0")
+    drafts[at:at] = [
+        draft("q", "matmul", 8, "embed", owners=inside(0, "Attention")),
+        draft("kv", "matmul", 16, "embed", owners=inside(0, "Attention")),
+        draft("core", "attention", 8, "q", "kv", owners=inside(0, "Attention"), core=CORE),
+        draft("after", "matmul", 8, "core", owners=(("", "Model"), ("after", "Linear"))),
+        draft("sum", "add", 8, "embed", "after", owners=(("", "Model"), ("after", "Linear"))),
+    ]
+    found = segments("m", drafts)
+    assert "embed" in found[1].carried
+    assert {each.memory for each in found} == {""}
+
+
 def test_one_block_is_no_chain():
     """At least three are needed, and each must be read by the next."""
     with pytest.raises(UserError, match="model = m: 2 blocks in a row"):
