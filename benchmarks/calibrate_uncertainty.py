@@ -34,7 +34,7 @@ from calibrate_memory import (
     refused_stacks,
 )
 from calibrate_uncertainty_rows import Run, errors_under, kept_runs
-from fit_devices import clock_before_runs
+from fit_devices import SPREAD, TIMED, clock_before_runs
 from numpy.typing import NDArray
 from pooled import FEW_RUNS, ORDINARY_STACKS, Fitted, Pool, highest, told_by
 from scipy.optimize import minimize
@@ -262,7 +262,14 @@ def calibrated(runs: Sequence[Run], kept: Path | None = None) -> tuple[ErrorTabl
     table = ErrorTable(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
         time=TimeErrors(
-            base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout, network=network_errors()
+            base=base,
+            lacking=lacking,
+            seen=seen,
+            low=low,
+            high=high,
+            layout=layout,
+            network=network_errors(),
+            kernels=(NINE_IN_TEN / 2 * TIMED, NINE_IN_TEN / 2 * SPREAD),
         ),
         learned=load_error_table().learned,
         memory=memory_errors(runs),

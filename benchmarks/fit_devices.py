@@ -50,8 +50,10 @@ TRITON_ONLY = ("mi250x", "mi300x", "mi355x")
 have theirs."""
 KERNELS = 0.15
 """How far shares of peak of kernels that nobody timed may be off, as a logarithm: 0.65 to 0.96 were measured."""
-SPREAD = float(np.sqrt(EXPECTED["architecture"] ** 2 + EXPECTED["sustained_clock"] ** 2 + KERNELS**2))
-"""How far the clock of a device that no run tells may be off, as a logarithm."""
+TIMED = float(np.hypot(EXPECTED["architecture"], EXPECTED["sustained_clock"]))
+"""How far the clock of a device that no run tells may be off, as a logarithm, where its kernels were timed."""
+SPREAD = float(np.hypot(TIMED, KERNELS))
+"""The same where they were not."""
 SOURCE = {"A": 0.08, "B": 0.1, "C": 0.2, "": 0.08}
 """What runs of a source share beyond the device, by how much of their settings is published."""
 STEP = 0.03

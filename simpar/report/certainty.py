@@ -1,14 +1,18 @@
 """How sure a result is: intervals of its step time and memory, the probability that it fits, and what supports them."""
 
 from collections.abc import Callable, Sequence
-from math import exp
+from functools import cache
+from math import exp, log
 
 from pydantic import Field
 
 from simpar.calls import Strict
 from simpar.cost.collectives.parameters import reached_share
 from simpar.cost.memory.allocator import REMAP_FACTORS, remap_s
+from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
+from simpar.hardware.device import Device
+from simpar.hardware.intervals import interval_of
 from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.program.job import TrainingJob
 from simpar.stacks.stack import Stack
@@ -39,6 +43,18 @@ class Certainty(Strict):
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0
     own_runs: int = 0
+
+
+CLOCK = "sustained_clock"
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a step: communication between domains (under way, exposed), and all that grows with kernels."""
+
+    between_busy_s: float
+    between_exposed_s: float
+    kernels_s: float
 
 
 def traits_of(job: TrainingJob, cluster: Cluster, device: str) -> Traits:
@@ -79,22 +95,20 @@ def step_time_error(
 
 
 def certainty_of(
-    job: TrainingJob,
-    cluster: Cluster,
-    held: Sequence[Footprint],
-    step_time_s: float,
-    between_domains_s: Callable[[], tuple[float, float]],
+    job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float, parts: Callable[[], StepParts]
 ) -> Certainty:
     """How sure a simulated step is, by the shipped table of errors.
 
-    On several kinds of devices, the least known kind decides. ``between_domains_s`` gives the seconds in which
-    communication between domains is (under way, exposed); it is asked for where no run tells their network.
+    On several kinds of devices, the least known kind decides. ``parts`` gives seconds of the step; it is asked for
+    where no run tells the network or a device.
     """
+    parts = cache(parts)
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
     unmeasured, untold = _unmeasured_network(cluster), list[UntoldTime]()
     if unmeasured:
-        busy, exposed = (min(seconds / step_time_s, 1.0) for seconds in between_domains_s())
+        between_s = (parts().between_busy_s, parts().between_exposed_s)
+        busy, exposed = (min(seconds / step_time_s, 1.0) for seconds in between_s)
         untold.append(UntoldTime(busy, exposed, reached_share(cluster), load_error_table().time.network))
     if (habits := job.stack.memory.allocator).empty_cache_steps:
         share = min(float(remap_s(max(one.moving_bytes for one in held), habits)) / step_time_s, 1.0)
@@ -102,8 +116,15 @@ def certainty_of(
         unmeasured.append(
             f"no measured run empties its cache: that time is uncertain by a factor of {_factors(REMAP_FACTORS)}"
         )
-    errors = [step_time_error(traits, step_time_s, own_runs, untold) for traits in everything]
-    error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
+    errors = []
+    for traits, device in zip(everything, cluster.devices, strict=True):
+        factors = None if match_runs(traits, own_runs) else _unmeasured_kernels(traits, device)
+        share = min(parts().kernels_s / step_time_s, 1.0) if factors else 0.0
+        kernels = [UntoldTime(share, share, 0.0, factors, is_common=True)] if factors else []
+        errors.append((step_time_error(traits, step_time_s, own_runs, [*untold, *kernels]), traits, factors))
+    error, traits, factors = max(errors, key=lambda one: one[0].spread)
+    if factors:
+        unmeasured.append(f"time of kernels on device {traits.device} is uncertain by a factor of {_factors(factors)}")
     shown = [*load_error_table().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
     fullest = max(on_fullest_device(held), key=lambda one: one.held_bytes)
@@ -129,6 +150,22 @@ def _unmeasured_network(cluster: Cluster) -> list[str]:
     joined = "no measured run is joined by TCP sockets, as these nodes are: time between them is of NCCL's tables, "
     factors = _factors(load_error_table().time.network)
     return [f"{joined}uncertain by a factor of {factors}, as other networks differ from these"]
+
+
+def _unmeasured_kernels(traits: Traits, device: Device) -> tuple[float, float] | None:
+    """Logarithms of the least and the most time of kernels over the predicted; None for a device that runs show.
+
+    Those of its clock, where its profile says how sure that is; else of what boards of other devices differ by.
+    """
+    table = load_error_table()
+    if any(one.traits.device == traits.device for one in table.evidence):
+        return None
+    clock, ends = device.kernels.get(CLOCK, 1.0), interval_of("devices", device.name, f"kernels.{CLOCK}")
+    if ends:
+        return log(clock / ends[1]), log(clock / ends[0])
+    timed, untimed = table.time.kernels
+    width = timed if any(not name.startswith(CLOCK) for name in device.kernels) else untimed
+    return -width, width
 
 
 def _factors(logarithms: tuple[float, float]) -> str:

@@ -24,7 +24,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
-from simpar.report.certainty import certainty_of
+from simpar.report.certainty import StepParts, certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.detail import inner_steps
 from simpar.report.explain import add_explanation, critical_path_s
@@ -50,6 +50,8 @@ _KIND_OF_GROUP = {
     "host": "offload", "drive": "offload",
 }  # fmt: skip
 REDUCTIONS = ("reduce_scatter", "all_reduce")
+OF_KERNELS = ("compute", "optimizer", "bubble", "waiting")
+"""Causes of time that grows with that of kernels: a rank's own, and those of ranks that it waits for."""
 _INSIDE_PASSES = [CAUSES.index(name) for name in (HOST, *(f"exposed_{kind}" for kind in INSIDE_BLOCKS))]
 """Causes of idle time that a timeline draws as parts of the passes that they serve."""
 
@@ -83,7 +85,7 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
             slow_ranks=_slow_ranks(context, step_s),
             expert_load=_expert_load(context),
             emulated=emulated_precision(context.job, context.cluster),
-            certainty=certainty_of(context.job, context.cluster, held, step_s, lambda: between_domains_s(context)),
+            certainty=certainty_of(context.job, context.cluster, held, step_s, lambda: step_parts(context)),
         ),
         communication=_communication(context, accounts, critical),
         memory=memory_report(context, stages, held),
@@ -259,7 +261,14 @@ def _waiting(context: SummaryInputs, accounts: Accounts, critical: int) -> tuple
     return tuple(result)
 
 
-def between_domains_s(context: SummaryInputs) -> tuple[float, float]:
+def step_parts(context: SummaryInputs) -> StepParts:
+    """Seconds of a step that grow with what no run may tell, on the critical class."""
+    causes_s = context.accounts.breakdown_s(context.accounts.critical_class())
+    kernels_s = sum(causes_s[cause] for cause in OF_KERNELS)
+    return StepParts(*_between_domains_s(context), kernels_s)
+
+
+def _between_domains_s(context: SummaryInputs) -> tuple[float, float]:
     """Seconds in which kinds of communication between domains are (under way, exposed), on the critical class."""
     quotient, seconds = context.lowered.quotient, context.accounts.communication_s()
     far = {

@@ -35,13 +35,15 @@ class UntoldTime:
     """Shares of a step in which something is ``busy`` that no run tells, such as a network, and in which ranks wait.
 
     ``exposed`` is the latter. ``factors`` are logarithms of the least and the most of its time over the predicted one;
-    ``least`` is the least part that it can take: a network's at the rate of its wires.
+    ``least`` is the least part that it can take: a network's at the rate of its wires. What ``is_common`` takes as much
+    longer in every layout, as kernels do under another clock.
     """
 
     busy: float
     exposed: float
     least: float
     factors: tuple[float, float]
+    is_common: bool = False
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -81,7 +83,7 @@ class StepTimeError:
         """
         low, high = untold.errors
         spread = hypot(self.spread, (high - low) / NINE_IN_TEN)
-        layout = self.layout * spread / self.spread
+        layout = self.layout if untold.is_common else self.layout * spread / self.spread
         return StepTimeError(spread, layout, -hypot(self.low, low), hypot(self.high, high))
 
     @property

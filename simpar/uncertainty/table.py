@@ -22,7 +22,9 @@ class TimeErrors(Strict):
     interval of nine in ten errors, in units of the spread; ``layout`` is the part of a spread by which layouts of one
     model on one cluster differ, and the rest is common to them. A spread is never below that of the fitted runs
     themselves, which is ``seen`` by stack and device where there are many. ``network`` bounds nine in ten logarithms of
-    the time that a network takes over the predicted one, where no run tells its parameters.
+    the time that a network takes over the predicted one, where no run tells its parameters; so does ``kernels``, to
+    both sides, that of kernels on a device that no run shows: (one with measured shares of peak, its own or those of
+    its kin; one of a data sheet alone).
     """
 
     base: float = Field(gt=0)
@@ -32,6 +34,7 @@ class TimeErrors(Strict):
     high: float = Field(gt=0)
     layout: float = Field(gt=0, le=1)
     network: tuple[Annotated[float, Field(le=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
+    kernels: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
 
 
 class MemoryErrors(Strict):

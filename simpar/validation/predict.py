@@ -33,7 +33,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
-from simpar.report.summarise import between_domains_s, summarise
+from simpar.report.summarise import step_parts, summarise
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import Stack, load_stack
 from simpar.units import TERA
@@ -102,7 +102,7 @@ def predict(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Prediction:
         peak_reserved_bytes=fullest.reserved_bytes,
         fits=max(one.needed_bytes for one in held) <= cluster.device.memory_bytes,
         certainty=certainty_of(
-            lowered.job, cluster, held, step_time_s, lambda: between_domains_s(inputs_of(lowered, timing, cluster))
+            lowered.job, cluster, held, step_time_s, lambda: step_parts(inputs_of(lowered, timing, cluster))
         ).model_copy(update=interval),
         peak_device_bytes=max(one.held_bytes for one in shown),
     )

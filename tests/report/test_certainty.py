@@ -6,14 +6,17 @@ import io
 import json
 from dataclasses import replace
 from functools import cache
+from math import exp, hypot, log
 
 import pytest
 from rich.console import Console
 
 import simpar
+from simpar.report.certainty import step_time_error
 from simpar.report.result import Result
 from simpar.report.terminal import print_report
 from simpar.report.words import describe_certainty, memory_state, probably
+from simpar.uncertainty.support import Traits
 
 
 @cache
@@ -65,6 +68,29 @@ def _over(network: str, nodes: int = 2, **plan: object) -> tuple[float, float, R
     assert result.certainty is not None
     low, high = result.certainty.step_time_interval_s
     return low / result.step_time_s, high / result.step_time_s, result
+
+
+def _on(cluster: str, **plan: object) -> Result:
+    """8B on one node of a cluster, and its interval."""
+    fields = {"micro_batch": 1, "zero": 3, **plan}
+    training = simpar.Training(seq_len=4096, global_batch=32)
+    return simpar.simulate("llama-3-8b", cluster, simpar.Plan.model_validate(fields), training, with_timeline=False)
+
+
+def test_kernels_of_a_device_without_runs_may_take_what_other_devices_differ_by() -> None:
+    """A clock known by a data sheet alone makes a step less sure by its kernels' share, the same in all layouts."""
+    result, known = _on("tpu-v7x-pod"), _on("hgx-b200").certainty
+    told, parts, step_s = result.certainty, result.time_breakdown_s, result.step_time_s
+    assert known
+    assert told
+    assert not any("time of kernels" in words for words in known.unsupported)
+    assert "time of kernels on device tpu-v7x is uncertain by a factor of 0.73 to 1.4" in told.unsupported
+    share = (parts.compute + parts.optimizer + parts.bubble + parts.waiting) / step_s
+    slower = 1 + share * (exp(1.645 * hypot(0.1, 0.07, 0.15)) - 1)  # generation, clock, shares of peak
+    alone = step_time_error(Traits("megatron", "tpu-v7x"), step_s)
+    assert told.step_time_interval_s[1] / step_s == pytest.approx(exp(hypot(alone.high, log(slower))), rel=1e-3)
+    assert told.step_time_interval_s[0] < alone.interval_s(step_s)[0]
+    assert told.layout_spread == alone.layout
 
 
 def test_a_network_that_no_run_tells_makes_a_step_less_sure() -> None:

@@ -81,3 +81,10 @@ def test_no_network_is_faster_than_its_wires() -> None:
     """At most as fast as ``least`` says, here a tenth faster instead of twice."""
     found = over(UntoldTime(busy=1.0, exposed=1.0, least=0.9, factors=NETWORK))
     assert found.low == pytest.approx(-hypot(0.06, log(0.9)))
+
+
+def test_what_all_layouts_share_does_not_tell_them_apart() -> None:
+    """Another clock makes the interval wider, and leaves what layouts differ by."""
+    found = over(UntoldTime(busy=1.0, exposed=1.0, least=0.0, factors=NETWORK, is_common=True))
+    assert found.high == pytest.approx(hypot(0.12, NETWORK[1]))
+    assert found.layout == 0.02
