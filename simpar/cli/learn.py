@@ -66,7 +66,8 @@ def _print_memory(answer: Mapping[str, Any], screen: Console) -> None:
     screen.print(f"{row}{middle['left_out']:>9.1f}")
     for stack, spread in answer["memory"]["stack_spread_percent"].items():
         screen.print(
-            f"what {stack} keeps unseen: {spread['before']:.0f} % of its memory before, {spread['after']:.0f} % now"
+            f"memory of {stack} that is not modelled: {spread['before']:.0f} % of what it needs before, "
+            f"{spread['after']:.0f} % now"
         )
 
 

@@ -29,9 +29,9 @@ SEARCH_FLAGS = (
     ),
     ScenarioFlag(
         "--objective",
-        "regret (default: of the plans tied with the shortest, the one with the least expected regret), time (shortest "
-        "predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens also days or dollars: "
-        "how many GPUs to use, of --nodes and its halves or of --over nodes=8,16,32",
+        "regret (default: the shortest step; of plans that predictions cannot tell apart, the one that loses least "
+        "where they err), time (shortest predicted step), cost, energy or devices (fewest that meet --deadline); with "
+        "--tokens also days or dollars: how many GPUs to use, of --nodes and its halves or of --over nodes=8,16,32",
     ),
     ScenarioFlag(
         "--deadline", "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d"
@@ -82,6 +82,7 @@ SEARCH_FLAGS = (
         "--suggest-to", "File for the table of --suggest (default: suggested.csv); plan files are written beside it"
     ),
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
+    ScenarioFlag("--verbose,-v", "Also print which values were searched, held and left out", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
     ScenarioFlag("--csv", "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"),
 )
@@ -426,4 +427,4 @@ def _write(result: SearchResult, values: Mapping[str, Any]) -> None:
         return
     if values["json_"]:
         result.save(values["json_"])
-    print_search(result, console())
+    print_search(result, console(), is_verbose=bool(values["verbose"]))

@@ -52,7 +52,7 @@ def print_explanation(explanation: Explanation, screen: Console) -> None:
     if explanation.snapshot is not None:
         print_snapshot(explanation.snapshot, explanation.snapshot_beside, screen)
     if explanation.against is None and not explanation.logged and not explanation.snapshot_beside:
-        screen.print("with --plan PLAN (or flags): where this parts from what is predicted, and what would change it")
+        screen.print("with --plan PLAN (or flags): where this deviates from the prediction, and what would change it")
     if explanation.changes is not None:
         _print_changes(explanation.changes, screen)
 

@@ -29,7 +29,7 @@ def in_words(phase: str, counts: Counts, best: float | None) -> str:
     if not counts.bounded:
         return f"{phase} {counts.space_size:,} layouts" if counts.space_size else phase
     so_far = "" if best is None else f", best {best:.4g}"
-    return f"{phase}: {counts.bounded:,} bounded, {counts.swept:,} swept, {counts.simulated:,} simulated{so_far}"
+    return f"{phase}: {counts.bounded:,} bounded from below, {counts.simulated:,} simulated{so_far}"
 
 
 class TimeIsUp(KeyboardInterrupt):

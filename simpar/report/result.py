@@ -83,7 +83,7 @@ class Result:
     @property
     def bubble_text(self) -> str:
         """The bubble fraction with its reference: the breakdown's bubble is of one rank and its whole step."""
-        return f"{self.bubble_fraction:.1%} (mean over ranks, of the window of passes)"
+        return f"{self.bubble_fraction:.1%} (mean over ranks, from first to last pass)"
 
     @property
     def certainty(self) -> Certainty | None:

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 BAR_WIDTH = 32
 SHORT_TITLES = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
+MEMORY_TITLE = "Memory per pipeline stage at its peak, GiB"
+MEMORY_NOTE = (
+    "overhead: context, communication buffers, fragmentation; transient: workspaces, gathered parameters, gradients in "
+    "flight"
+)
 ADVISE_HINT = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
@@ -46,9 +51,9 @@ def print_report(result: Result, console: Console) -> None:
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))
     for title, table in (
-        ("Where the step goes (critical rank)", _breakdown(result, console)),
-        ("Communication (critical rank)", _communication(result)),
-        ("Memory per pipeline stage at its peak, GiB", _memory(result)),
+        ("Where the step goes (rank that waits least)", _breakdown(result, console)),
+        ("Communication (rank that waits least)", _communication(result)),
+        (MEMORY_TITLE, _memory(result)),
         ("Memory of the fullest host, GiB", _host(result)),
         ("Cooperation of replicas (means over local steps)", _rows(cooperation_rows(result))),
         ("Step time under jitter", _rows(jitter_rows(result))),
@@ -57,6 +62,8 @@ def print_report(result: Result, console: Console) -> None:
             continue
         console.print(f"\n{title}", style="bold")
         console.print(table)
+        if title == MEMORY_TITLE:
+            console.print(MEMORY_NOTE, soft_wrap=True)
     for title, lines in (
         ("How sure", describe_certainty(result)),
         ("Limiting factors", result.why.binds),

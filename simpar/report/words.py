@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 CAUSES = {
-    "allocator": "allocator gaps and workspaces", "stack": "memory the stack keeps unseen",
+    "allocator": "allocator gaps and workspaces", "stack": "memory of the framework that is not modelled",
     "experts": "uneven experts",
 }  # fmt: skip
 
@@ -95,7 +95,7 @@ def whole_layout(plan: dict[str, Any], microbatches: int = 1) -> str:
     """The same with replicas of sharded states, and how ranks cooperate that do not sum gradients in every step."""
     data = plan.get("data_parallel", {})
     replicas, sync = data.get("hsdp") or 1, data.get("sync", "bsp")
-    words = [f"{replicas} replicas"] * (replicas > 1) + [str(sync)] * (sync != "bsp")
+    words = [f"HSDP of {replicas} replicas"] * (replicas > 1) + [str(sync)] * (sync != "bsp")
     return ", ".join([layout(plan, microbatches), *words])
 
 

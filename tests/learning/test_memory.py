@@ -123,7 +123,7 @@ def test_a_profile_predicts_the_memory_of_others(tmp_path, capsys):
     assert "nemo memory.extra_saved" in out
     assert "error of peak memory, %" in out
     _, hardly, _ = load_error_table().memory.habits  # a few published runs show what nemo keeps
-    assert f"what nemo keeps unseen: {100 * hardly:.0f} % of its memory before" in out
+    assert f"memory of nemo that is not modelled: {100 * hardly:.0f} % of what it needs before" in out
     before = validate(others, jobs=1)["memory_ape_median"]
     after = validate(others, jobs=1, using=ours)["memory_ape_median"]
     assert before > 9

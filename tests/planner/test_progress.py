@@ -70,7 +70,7 @@ def test_words_say_what_is_done_before_anything_is_bounded():
     assert in_words("enumerating", Counts(), None) == "enumerating"
     assert in_words("bounding", Counts(space_size=1234), None) == "bounding 1,234 layouts"
     counts = Counts(space_size=9, feasible=1234, bounded=1234, swept=5, simulated=1)
-    assert in_words("searching", counts, 1.23456) == "searching: 1,234 bounded, 5 swept, 1 simulated, best 1.235"
+    assert in_words("searching", counts, 1.23456) == "searching: 1,234 bounded from below, 1 simulated, best 1.235"
 
 
 def test_a_search_says_what_it_does_from_the_first_moment_on():

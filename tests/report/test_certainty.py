@@ -167,7 +167,7 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
         told = describe_certainty(result)[-1]
         assert told.startswith("memory margin for 95 %: ")
         assert ("uneven experts" in told) == (result is mixture)
-        assert f"{100 * causes['stack']:.0f} % memory the stack keeps unseen" in told
+        assert f"{100 * causes['stack']:.0f} % memory of the framework that is not modelled" in told
 
 
 def test_files_that_do_not_say_causes_are_read() -> None:

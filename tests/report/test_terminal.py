@@ -60,8 +60,8 @@ def test_each_bubble_says_of_what_it_is_a_share():
     of_step = found.time_breakdown_s.bubble / found.step_time_s
     assert f"{found.bubble_fraction:.1%}" != f"{of_step:.1%}"
     text = printed(found, terminal=False)
-    assert f"{found.bubble_fraction:.1%} (mean over ranks, of the window of passes)" in text
-    table = text[text.index("(critical rank)") :]
+    assert f"{found.bubble_fraction:.1%} (mean over ranks, from first to last pass)" in text
+    table = text[text.index("(rank that waits least)") :]
     assert "of the step" in table.splitlines()[1]
     row = next(line for line in table.splitlines() if line.startswith("bubble"))
     assert row.split()[-1] == f"{of_step:.1%}"
@@ -107,7 +107,7 @@ def test_a_layout_that_does_not_fit_is_shouted(result, terminal):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1 x 2, ZeRO-3, bf16, 2 replicas, megatron stack"),
+        ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1 x 2, ZeRO-3, bf16, HSDP of 2 replicas, megatron stack"),
         ({"tp": 4, "sync": "diloco"}, "tp4 dp2, micro-batch 1 x 8, bf16, diloco, megatron stack"),
         ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1 x 2, LoRA 8 on nf4, bf16, megatron stack"),
         ({"frozen_layers": 1}, "dp8, micro-batch 1 x 2, 1 frozen layer, bf16, megatron stack"),

@@ -323,7 +323,8 @@ CHOICES = in_section(
             lambda _: (True, False),
             _reduce_overlap_fits,
             after="tp_overlap",
-            omits="late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
+            omits="gradient reduction without overlap (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks "
+            "reduce at once",
             untuned=lambda _: (True,),
         ),
         moves=Moves(

@@ -31,16 +31,21 @@ EXTRA = {
 """Additional columns by objective: title and figure."""
 WORTH_SAYING = 0.005
 """Share of a step below which a plan that was not simulated is not worth a word."""
+TO_DO = "-o plan.json saves the best plan; simpar export plan.json --to TARGET writes how to start it"
+VERBOSE_HINT = "--verbose also says which values were searched and which were left out."
 TIMES = (BY_REGRET, "time")
 """Objectives that minimise the step time."""
 TITLES = {BY_REGRET: "time"}
 """Names of objectives in titles where they differ from the option's name."""
 
 
-def print_search(result: SearchResult, console: Console) -> None:
-    """Print the whole answer to a rich console."""
+def print_search(result: SearchResult, console: Console, *, is_verbose: bool = False) -> None:
+    """Print the answer to a rich console; ``is_verbose``: also the values that were searched and left out."""
     console.print(headline(result), style="bold", soft_wrap=True)
     print_lines(console, [f"assumed: {each}" for each in result.details["model"].get("assumed", ())])
+    console.print()
+    for name, words in in_brief(result):
+        console.print(f"{name:6}{words}", soft_wrap=True, markup=False, highlight=False)
     console.print()
     _print_candidates(result, console)
     print_lines(console, ties(result))
@@ -53,10 +58,36 @@ def print_search(result: SearchResult, console: Console) -> None:
         ("Chosen without a search", [describe_baseline(one) for one in result.details.get("naive", ())]),
         ("What other kinds of layouts cost", [_kind(one, result) for one in result.details.get("kinds", ())]),
         ("Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]),
-        ("What the space holds", list(_scope(result))),
+        ("What the space holds", list(_scope(result)) if is_verbose else []),
     )
     for title, lines in sections:
         print_lines(console, lines, title, mark="- ")
+    if not is_verbose:
+        console.print(f"\n{VERBOSE_HINT}", soft_wrap=True)
+
+
+def in_brief(result: SearchResult) -> list[tuple[str, str]]:
+    """The answer in four lines: the best plan with its figures, what limits it, how sure it is, what to do."""
+    best, training = result.best, result.details["training"]
+    rate = training["global_batch"] * training["seq_len"] / best.step_time_s
+    spread = best.figures.get("step_time_interval_s")
+    step = format_seconds(best.step_time_s) + (f" (90 % interval {interval_words(spread)})" if spread else "")
+    figures = f"{step} a step, {format_count(rate)} tokens/s, MFU {best.mfu:.1%}"
+    fits = f"{probably(best.figures['fit_probability'])} to fit"
+    tied = result.details.get("tie", {}).get("candidates")
+    return [
+        ("best", f"{describe(best.to_dict()['plan'], _asked(result))}: {figures}, {fits}"),
+        *[("limit", line) for line in best.why[:1]],
+        ("sure", _sureness(result) + (f"; {tied} layouts are as good within the error of predictions" if tied else "")),
+        ("to do", TO_DO),
+    ]
+
+
+def _sureness(result: SearchResult) -> str:
+    """Whether something better may have been missed."""
+    if result.certified_optimal:
+        return "certified: nothing better was missed in what was searched"
+    return f"not certified: a better one by up to {result.gap:.2%} may have been missed"
 
 
 def describe_baseline(one: Mapping[str, Any]) -> str:
@@ -92,10 +123,10 @@ def certificate(result: SearchResult) -> Iterator[str]:
         yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
     tried_alone = result.details.get("feasible_of") == "simulated"
     fit = "" if tried_alone else f"{counts.feasible:,} fit, "
-    of_tried = f", of which {counts.feasible:,} fit," if tried_alone else ""
+    of_tried = f", of which {counts.feasible:,} fit" if tried_alone else ""
     yield (
-        f"{counts.space_size:,} plans, {fit}{counts.bounded:,} bounded, {counts.swept:,} swept, "
-        f"{counts.simulated:,} simulated{of_tried} in {result.search_seconds:.1f} s"
+        f"{counts.space_size:,} plans, {fit}{counts.bounded:,} have a lower bound of their time, {counts.swept:,} a "
+        f"closer one, {counts.simulated:,} simulated{of_tried}, in {result.search_seconds:.1f} s"
     )
     if margin := result.details.get("margin"):
         gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
@@ -193,15 +224,17 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
     if (mesh.get("tp") or 1) > 1:
         words.append("sequence parallel" if tensor.get("sequence_parallel") else "no sequence parallel")
         words += ["tp overlap"] * bool(tensor.get("overlap"))
-    words += [f"{data['hsdp']} replicas"] * ((data.get("hsdp") or 1) > 1)
+    words += [f"HSDP of {data['hsdp']} replicas"] * ((data.get("hsdp") or 1) > 1)
     if (mesh.get("dp") or 1) > 1:
-        words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
-        words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
+        words += ["no overlap of gradient reduction"] * (data.get("overlap_grad_reduce") is False)
+        words += ["no overlap of parameter gathers"] * (
+            data.get("overlap_param_gather") is False and bool(data.get("zero"))
+        )
     words += _requested(plan, asked)
     layers = plan.get("pipeline", {}).get("layers") or ()
     words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
     order = [axis for axis in mesh if axis not in ("ep", "etp")]
-    return ", ".join([*words, *(["-".join(order)] if order[-1] != AXES[-1] else [])])
+    return ", ".join([*words, *([f"ranks ordered {'-'.join(order)}"] if order[-1] != AXES[-1] else [])])
 
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:

@@ -228,7 +228,9 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "training", f"{batch:,} sequences of {length:,} tokens a step"
     yield "software stack", str(setup.plan.get("stack") or "")
     yield "engine", f"{setup.engine.get('name')}, {setup.engine.get('ops', 0):,} ops"
-    yield "folding", f"{setup.fold.get('ranks', 0):,} ranks as {setup.fold.get('classes', 0):,} classes"
+    ranks, simulated = setup.fold.get("ranks", 0), setup.fold.get("classes", 0)
+    alike = "" if simulated >= ranks else f", of which {simulated:,} simulated: the others do exactly the same"
+    yield "ranks", f"{ranks:,}{alike}"
     yield "simpar", setup.simpar_version
 
 

@@ -1,9 +1,13 @@
 """How sure an answer is, in words."""
 
+from dataclasses import replace
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from simpar.plan.plan import Plan
-from simpar.planner.answer.terminal import certificate, headline
+from simpar.planner.answer.terminal import certificate, headline, in_brief, print_search
 from simpar.planner.result import Candidate, Counts, SearchResult
 
 COUNTS = Counts(1000, 400, 400, 20, 3)
@@ -28,7 +32,9 @@ def test_a_certificate_says_how_much_is_left(options, words):
     """In its first line; its last but others counts what was done."""
     first, counted, *_ = certificate(answer(**options))
     assert first.startswith(words)
-    assert counted == "1,000 plans, 400 fit, 400 bounded, 20 swept, 3 simulated in 2.5 s"
+    assert (
+        counted == "1,000 plans, 400 fit, 400 have a lower bound of their time, 20 a closer one, 3 simulated, in 2.5 s"
+    )
 
 
 def test_what_stands_against_an_answer_is_said():
@@ -56,6 +62,32 @@ def test_the_margin_stands_in_place_of_the_warning():
     assert not any("finds the best that is so sure" in line for line in said)
     none = certificate(answer(margin={"fit_probability": 0.5, "gain": 0.0}))
     assert "with --fit-probability 0.5: nothing faster that was tried" in list(none)
+
+
+def test_four_lines_lead_and_the_space_is_behind_a_flag():
+    """What is best and how good, what limits it, how sure it is, what to do; axes and what was left out on request."""
+    scope = {"searched": {"tp": [1, 2]}, "held": {}, "restricted": [], "left_out": ["cp 8"]}
+    found = answer(
+        certified=True, model={"name": "tiny"}, stack="fsdp", scope=scope,
+        cluster={"hardware": "dgx-h100", "nodes": 1, "devices": 8, "device": "h100"},
+        training={"global_batch": 8, "seq_len": 128}, tie={"candidates": 3},
+    )  # fmt: skip
+    figures = {**found.best.figures, "peak_reserved_bytes": 2e9, "step_time_interval_s": (0.9, 1.2)}
+    found = replace(found, candidates=(replace(found.best, figures=figures, why=("compute takes all",)),))
+    lead = dict(in_brief(found))
+    assert list(lead) == ["best", "limit", "sure", "to do"]
+    # 8 x 128 tokens in 1 s
+    assert lead["best"].endswith(
+        ": 1.00 s (90 % interval 900 ms to 1.20 s) a step, 1.02 K tokens/s, MFU 40.0%, 99 % sure to fit"
+    )
+    assert lead["sure"].endswith("; 3 layouts are as good within the error of predictions")
+    printed = {verbose: StringIO() for verbose in (False, True)}
+    for verbose, text in printed.items():
+        print_search(found, Console(file=text, width=200), is_verbose=verbose)
+    brief, whole = (text.getvalue() for text in printed.values())
+    assert "left out: cp 8" in whole
+    assert "left out: " not in brief
+    assert "--verbose" in brief
 
 
 def test_the_headline_names_the_problem():
