@@ -68,6 +68,8 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "pp", "a pipeline is code of the model here, no option")
     yield from rules.no_axis(s, "ep", "expert parallelism is code of the model here, no option")
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
+    if s.plan.experts.capacity_factor:
+        yield Loss("capacity_factor", s.plan.experts.capacity_factor, "transformers' mixtures drop no token")
     if s.plan.tensor_parallel.sequence_parallel and s.plan.mesh.tp > 1:
         yield Loss("sequence_parallel", True, "tensor parallelism keeps whole sequences: --no-sequence-parallel")
     if s.plan.memory.recompute not in ("none", "full"):

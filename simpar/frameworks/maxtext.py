@@ -115,6 +115,7 @@ def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
 def options(s: Subject) -> Options:
     """Options by name: axes within a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
     between, far, replicas, shards = _axes(s)
+    tensor = "tensor_sequence" if s.plan.tensor_parallel.sequence_parallel and s.plan.mesh.tp > 1 else "tensor"
     further = sum(kind in s.graph.auxiliary for kind in s.graph.layers)
     values: Options = {
         "base_config": "base.yml",
@@ -123,7 +124,7 @@ def options(s: Subject) -> Options:
         "max_target_length": s.training.seq_len,
         "per_device_batch_size": s.plan.micro_batch / s.plan.mesh.tp,
         "gradient_accumulation_steps": s.microbatches,
-        "ici_tensor_parallelism": s.plan.mesh.tp,
+        f"ici_{tensor}_parallelism": s.plan.mesh.tp,
         "ici_fsdp_parallelism": shards // far // s.plan.mesh.ep,
         "ici_expert_parallelism": s.plan.mesh.ep,
         "ici_data_parallelism": replicas,

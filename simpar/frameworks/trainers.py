@@ -259,6 +259,9 @@ def _axolotl_losses(s: Subject) -> Iterator[Loss]:
     if s.plan.numerics.master_weights:
         precision = s.plan.numerics.precision
         yield Loss("master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32")
+    if s.plan.data_parallel.zero < 2 and s.dp > 1 and s.plan.numerics.precision != "fp32":
+        why = "without FSDP gradients and moments have the dtype of the parameters, which the exporter does not know"
+        yield Loss("zero", s.plan.data_parallel.zero, f"{why}: zero 2 or 3, or fp32")
     if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
         yield Loss("bucket_bytes", s.plan.data_parallel.bucket_bytes, "buckets are as DDP makes them")
 

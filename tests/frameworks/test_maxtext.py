@@ -22,7 +22,9 @@ from .conftest import TRAINING, checked, exported
         ({"dp": 8, "zero": 3, "micro_batch": 8}, {"ici_fsdp_parallelism": 8, "per_device_batch_size": 8.0}),
         ({"dp": 8, "zero": 3}, {"gradient_accumulation_steps": 8, "per_device_batch_size": 1.0}),
         ({"tp": 4, "dp": 2, "zero": 3, "micro_batch": 32, "precision": "fp8"},
-         {"ici_fsdp_parallelism": 2, "ici_tensor_parallelism": 4, "per_device_batch_size": 8.0, "quantization": "fp8"}),
+         {"ici_fsdp_parallelism": 2, "ici_tensor_sequence_parallelism": 4, "per_device_batch_size": 8.0,
+          "quantization": "fp8"}),
+        ({"tp": 4, "dp": 2, "zero": 3, "sequence_parallel": False}, {"ici_tensor_parallelism": 4}),
         ({"dp": 8, "zero": 3, "hsdp": 2, "micro_batch": 8}, {"ici_data_parallelism": 2, "ici_fsdp_parallelism": 4}),
         ({"dp": 8, "micro_batch": 8}, {"ici_data_parallelism": 8, "ici_fsdp_parallelism": 1}),
     ],
@@ -59,7 +61,8 @@ def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
     found = YAML(typ="safe", pure=True).load(exported("maxtext", plan)["maxtext.yml"])
     axes = ("dcn_data", "dcn_fsdp", "ici_data", "ici_fsdp")
     assert tuple(found[f"{axis}_parallelism"] for axis in axes) == expected
-    inside = found["ici_data_parallelism"] * found["ici_fsdp_parallelism"] * found["ici_tensor_parallelism"]
+    tensor = found.get("ici_tensor_parallelism", 1) * found.get("ici_tensor_sequence_parallelism", 1)
+    inside = found["ici_data_parallelism"] * found["ici_fsdp_parallelism"] * tensor
     assert inside == (16 if hardware.startswith("tpu") else 8)
     assert found["hardware"] == ("tpu" if hardware.startswith("tpu") else "gpu")
 

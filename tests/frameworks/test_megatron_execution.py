@@ -87,7 +87,7 @@ def test_the_allocator_is_told_by_every_target_that_starts_torch(target):
         assert any("expandable_segments" in reason for reason in reasons)
         return
     model = "llama-2-7b" if target == "nanotron" else "llama-3.1-8b"  # nanotron scales no rotary positions
-    own = {"master_weights": False} if target == "axolotl" else {}
+    own = {"master_weights": False, "zero": 3} if target == "axolotl" else {}
     file = "launch.py" if target == "nemo-run" else "command.sh"
     for chosen in (True, False):
         text = exported(target, checked(model=model, dp=8, **own, expandable_segments=chosen))[file]

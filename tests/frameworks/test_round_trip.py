@@ -1,0 +1,110 @@
+"""Export, then import, gives the plan back: for every target that is read, of every plan that it can express."""
+
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+import simpar
+from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
+from simpar.frameworks import READ_AS, READERS, TARGETS, load_target, read, unsupported
+from simpar.frameworks.subject import settle
+from simpar.layout.decide import complete_plan
+from simpar.layout.deciders import resolve
+from simpar.plan.choices.target import Workload
+from simpar.stacks.stack import load_stack
+from tests.gate import assert_law
+
+from .conftest import TRAINING, checked, exported
+
+FILES = {
+    "megatron": "command.sh", "megatron-bridge": "simpar_recipe.py", "nemo-run": "simpar_recipe.py",
+    "torchtitan": "simpar_recipe.py", "torchtitan-main": "simpar_recipe.py", "torchtitan-0.2": "torchtitan.toml",
+    "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
+    "maxtext": "maxtext.yml", "transformers": "training_args.json", "trl": "sft.yaml", "axolotl": "axolotl.yaml",
+    "llama-factory": "train.yaml",
+}  # fmt: skip
+IN_SCRIPT = {
+    "deepspeed": ("recompute",),
+    "accelerate": ("recompute", "optimizer", "micro_batch", "attention_kernel", "loss_chunks"),
+    "transformers": ("attention_kernel",),
+}
+"""What a target has in the code of its script, which nothing reads."""
+GATE = ("megatron", "deepspeed")
+DENSE, MIXTURES = ("llama-3.1-8b", "llama-2-7b", "qwen3-8b", "gpt3-1.3b"), ("qwen3-30b-a3b", "mixtral-8x7b")
+CLUSTER = simpar.Cluster("dgx-b200")
+CHOICES = {
+    "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "zero": (0, 1, 2, 3), "hsdp": (1, 2),
+    "micro_batch": (1, 2), "schedule": ("gpipe", "1f1b", "zb-h1", "zb-v"), "sequence_parallel": (True, False),
+    "recompute": ("none", "full", "selective", "every:2", "modules:core_attn+layernorm"),
+    "precision": ("bf16", "fp16", "fp8", "mxfp8", "fp32"), "optimizer": ("adamw", "sgd"),
+    "grad_dtype": ("fp32", "bf16"), "master_weights": (True, False), "overlap_grad_reduce": (True, False),
+    "overlap_param_gather": (True, False), "bucket_bytes": ("25 MiB",), "loss_chunks": (4,),
+    "cp_method": ("ring", "all_gather", "ulysses"), "offload_optimizer": ("cpu",), "offload_parameters": ("cpu",),
+    "attention_kernel": ("flash2", "sdpa"), "reshard_after_forward": (True, False),
+}  # fmt: skip
+OF_EXPERTS = {
+    "ep": (1, 2, 4), "etp": (1,), "capacity_factor": (1.5,), "ep_overlap": (True,), "token_dispatch": ("per_node",),
+}  # fmt: skip
+
+
+@st.composite
+def layouts(draw, target):
+    """A model and up to five choices of its plan, of which those are left out that say nothing beside others."""
+    model = draw(st.sampled_from(DENSE + MIXTURES))
+    choices = {**CHOICES, **OF_EXPERTS} if model in MIXTURES else CHOICES
+    names = draw(st.lists(st.sampled_from(sorted(choices)), max_size=5, unique=True))
+    values = {name: draw(st.sampled_from(choices[name])) for name in names}
+    if values.get("pp", 1) == 1:  # one stage has no schedule
+        values = {name: value for name, value in values.items() if name not in ("schedule", "vpp")}
+    if values.get("zero") != 3:  # and only sharded parameters are freed
+        values.pop("reshard_after_forward", None)
+    if values.get("overlap_grad_reduce") is False:  # Megatron gathers beside passes only where it reduces beside them
+        values["overlap_param_gather"] = False
+    needed = {"axolotl": {"master_weights": False, "zero": 3}, "maxtext": {"recompute": "full"}}
+    return model, {**needed.get(target, {}), **values}
+
+
+def predicted(plan, graph, stack):
+    """Step time in s and peak memory in bytes, under a stack."""
+    result = simpar.simulate(graph, CLUSTER, plan, TRAINING, stack=stack)
+    return result.step_time_s, result.memory.peak_memory_bytes
+
+
+def assert_comes_back(target, model, values):
+    """The plan that comes back is the one that went, or what differs has no effect: step and memory to the last bit."""
+    graph, stack = load_model(model), load_target(target).stack
+    try:
+        plan = checked(model=model, **values)
+    except UserError:
+        assume(False)  # no layout at all
+    assume(not unsupported(plan, graph, TRAINING, target))
+    files = exported(target, plan)
+    assume("schedule.csv" not in files)  # a table in a file of its own
+    back = read(files[FILES[target]], FILES[target], target).plan
+    assert back.model is None or load_model(back.model).dims == graph.dims
+    whole = complete_plan(back.model_copy(update={"model": model}), Workload(graph, TRAINING, 8, 8))
+    whole = resolve(whole, load_stack(back.stack or stack)).model_copy(update={"stack": None})
+    if (
+        plan.offload.offload_gradients is None
+    ):  # the stack of a plan without one keeps them; that of the target does not
+        whole = whole.with_values(offload_gradients=None)
+    found, expected = settle(whole, stack)[0], settle(plan, stack)[0]
+    there = expected.flat_values()
+    found = found.with_values(**{name: there.get(name) for name in IN_SCRIPT.get(target, ())})
+    if found.flat_values() != there:
+        assert predicted(found, graph, stack) == predicted(expected, graph, stack)
+
+
+def test_every_target_that_is_read_is_tried():
+    """The others have no reader."""
+    assert set(FILES) == {name for name in TARGETS if READ_AS.get(name, name) in READERS}
+
+
+@pytest.mark.parametrize(
+    ("target", "examples"),
+    [pytest.param(target, 100, marks=pytest.mark.slow) for target in FILES] + [(target, 3) for target in GATE],
+)
+def test_what_is_exported_comes_back(target, examples):
+    """For drawn plans: a few in the gate, many when slow."""
+    assert_law(lambda drawn: assert_comes_back(target, *drawn), examples, drawn=layouts(target))
