@@ -70,12 +70,18 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     fields = {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
     library_config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
     module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
-    # Or some look for padding among the tokens, to warn of it. Past the config's own check: some want a number.
-    vars(module.config)["pad_token_id"] = None
+    for each in module.modules():  # some look for padding among the tokens, to warn of it
+        if hasattr(each, WARNS):
+            setattr(each, WARNS, lambda *_arguments, **_named: None)
     return module, _inputs(module, why)
 
 
-UPGRADE = "allowed: a newer transformers, or --model module:function of yours"
+WARNS = "warn_if_padding_and_no_attention_mask"
+"""A method of the library's modules that looks at the values of tokens, to warn alone."""
+
+
+CODE = "--model module:function of yours"
+UPGRADE = f"allowed: a newer transformers, or {CODE}"
 
 
 def _class(name: str, why: str) -> Any:
@@ -107,9 +113,26 @@ def _module(config: Any, class_name: str, architectures: tuple[str, ...], why: s
     for table in SOURCE_OF_PAIRS if config.is_encoder_decoder else SOURCE_OF_CLASS:
         if type(config) in (mapping := getattr(transformers, table)):
             return mapping[type(config)](config)
-    raise UserError(
-        f"{why}; transformers has no language model for {type(config).__name__}; allowed: --model-class CLASS"
-    )
+    classes = _classes_of(config)
+    allowed = f"--model-class {' or '.join(classes[:MOST_NAMED])}" if classes else f"{CODE} that returns it"
+    raise UserError(f"{why}; transformers has no language model for {type(config).__name__}; allowed: {allowed}")
+
+
+MOST_NAMED = 5
+"""Classes that a refusal names."""
+
+
+def _classes_of(config: Any) -> list[str]:
+    """Names of the library's model classes for a config, those with a head first."""
+    import transformers
+
+    home = type(config).__module__.replace("configuration_", "modeling_").split(".")
+    module = transformers
+    for step in home[1:]:
+        module = getattr(module, step, None)
+    names = (name for name in getattr(module, "__all__", ()) if not name.endswith("PreTrainedModel"))
+    made_of = [name for name in names if getattr(getattr(module, name), "config_class", None) is type(config)]
+    return sorted(made_of, key=lambda name: "For" not in name)
 
 
 def _config_for(kind: Any, config: Any) -> Any:
@@ -154,6 +177,6 @@ def _example(main: str, channels: int, length: int) -> Any:
 
 SIZES = {"pixel_values": ("num_channels", "image_size"), "input_features": ("num_mel_bins", "max_source_positions")}
 """By the name of an input other than tokens: fields of configs with its channels and its length."""
-EXAMPLE = "allowed: --model module:function of yours that returns (module, example inputs)"
+EXAMPLE = f"allowed: {CODE} that returns (module, example inputs)"
 LENGTH = 64
 """Tokens of an example; captures give them the training's length."""
