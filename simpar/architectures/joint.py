@@ -3,14 +3,16 @@
 *Joint* [MMDiT, Esser et al. 2024, arXiv 2403.03206; Flux, diffusers' transformer_flux.py]. A sequence is the tokens of
 its text, "prompt.seq" of them, and the patches of its image. In a double layer both have weights of their own (qkv,
 output, MLP, modulation) and attend together; a single layer has one set of weights for all tokens, and its attention
-and MLP read one norm and end in one product. *Crossed* [PixArt, Chen et al. 2023, arXiv 2310.00426]: a sequence is
-patches, which attend to the projected text; all layers share one product that makes the modulation, and add a table.
+and MLP read one norm and end in one product. In a dual layer [MMDiT-X, Stable Diffusion 3.5 Medium; diffusers'
+attention.py] the image's patches also attend to each other alone, beside the joint attention. *Crossed* [PixArt, Chen
+et al. 2023, arXiv 2310.00426]: a sequence is patches, which attend to the projected text; all layers share one product
+that makes the modulation, and add a table.
 
 Time, pooled text and sizes are embedded once an image and travel beside the tokens, as in
 :mod:`simpar.architectures.images`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
@@ -46,12 +48,14 @@ class Conditioned:
 class JointStyle:
     """Double layers with weights for text and image, then ``single`` ones with one set; norms of queries and keys.
 
-    Without single layers the last double one ends the text's stream.
+    Without single layers the last double one ends the text's stream. ``dual`` are the double layers, by number, whose
+    image has a second attention of its own.
     """
 
     single: int = 0
     qk_norm: bool = False
     rotary: bool = False
+    dual: Collection[int] = ()
 
 
 def joint_transformer(
@@ -60,21 +64,25 @@ def joint_transformer(
     """Double layers of ``shape``, single ones behind them, and a product with ``predicted`` numbers for a patch."""
     passes = (*PROMPT_STREAM, *CONDITION)
     blocks = [Block("layer", tuple(_double(style)), passes=passes)]
+    doubles = ["dual_layer" if at in style.dual else "layer" for at in range(shape.layers)]
+    if style.dual:
+        blocks.append(Block("dual_layer", tuple(_double(style, dual=True)), passes=passes))
     if style.single:
         joined = Operator("joined_streams", "copy", TOKENS, HIDDEN, "sequence", inputs=(INPUT,))
         blocks += [
             Block("join", (joined,), passes=CONDITION), Block("single_layer", tuple(_single(style)), passes=CONDITION),
         ]  # fmt: skip
-        layers = (*("layer",) * shape.layers, "join", *("single_layer",) * style.single)
+        layers = (*doubles, "join", *("single_layer",) * style.single)
     else:
-        blocks.append(Block("last_layer", tuple(_double(style, last=True)), passes=CONDITION))
-        layers = (*("layer",) * (shape.layers - 1), "last_layer")
+        ends = _double(style, last=True, dual=doubles[-1] == "dual_layer")
+        blocks.append(Block("last_layer", tuple(ends), passes=CONDITION))
+        layers = (*doubles[:-1], "last_layer")
     start = [*_condition(text.once), _prompt("prompt_embedding", "", term(times=text.features), PROMPT)]
     start += [replace(op, rows=PATCHES) for op in _patches(patches)]
     return ModelGraph(
         name=name,
         dims={**shape.dims, "prompt.seq": text.prompt},
-        blocks={block.name: block for block in blocks},
+        blocks={block.name: block for block in blocks if block.name in layers},
         layers=layers,
         embedding=Block("embedding", tuple(start), passes=passes),
         head=Block("head", tuple(_end(term(times=predicted), PATCHES))),
@@ -137,44 +145,63 @@ def _patches(patches: Patches) -> Iterator[Operator]:
         yield replace(op, weights=tuple(replace(each, trainable=not fixed) for each in op.weights))
 
 
-def _double(style: JointStyle, *, last: bool = False) -> Iterator[Operator]:
-    """Attention of all tokens between weights of the text's and of the image's own; the ``last`` drops the text."""
+def _double(style: JointStyle, *, last: bool = False, dual: bool = False) -> Iterator[Operator]:
+    """Attention of all tokens between weights of the text's and of the image's own; the ``last`` drops the text.
+
+    In a ``dual`` one the image has a second attention, and a shift, scale and gate for it.
+    """
     for prefix, rows in STREAMS:
-        ends = last and bool(prefix)
-        yield product_of_image(f"{prefix}modulation", "", HIDDEN, term("hidden", times=2 if ends else 6))
+        vectors = 2 if last and prefix else 9 if dual and not prefix else 6
+        yield product_of_image(f"{prefix}modulation", "", HIDDEN, term("hidden", times=vectors))
         yield from modulate(f"{prefix}attention", INPUT, rows, f"{prefix}modulation")
         yield replace(project(f"{prefix}qkv", f"{prefix}attention_modulate", HIDDEN, QKV, bias=True), rows=rows)
     yield Operator("joined", "copy", TOKENS, QKV, "tensor", inputs=("qkv", "text_qkv"))
     yield from _attend("joined", style, norms=4)
     for prefix, rows in reversed(STREAMS[:1] if last else STREAMS):
-        yield from _branches(prefix, rows)
+        yield from _branches(prefix, rows, style, dual=dual and not prefix)
 
 
-def _attend(source: str, style: JointStyle, *, norms: int) -> Iterator[Operator]:
+def _attend(source: str, style: JointStyle, *, norms: int, prefix: str = "", rows: Size = TOKENS) -> Iterator[Operator]:
     """Norms of queries and keys with so many weights of a head's width, a rotation, and attention both ways."""
     if style.qk_norm:
-        weights = (Weight("qk_norm.weight", term("head_dim", times=norms), "vector"),)
-        yield Operator(
-            "qk_norm", "norm", TOKENS, QKV, "tensor", weights=weights, inputs=(source,), saves=(source, "stats")
-        )
-        source = "qk_norm"
+        weights = (Weight(f"{prefix}qk_norm.weight", term("head_dim", times=norms), "vector"),)
+        name, saves = f"{prefix}qk_norm", (source, "stats")
+        yield Operator(name, "norm", rows, QKV, "tensor", weights=weights, inputs=(source,), saves=saves)
+        source = name
     if style.rotary:
-        yield Operator("rope", "rope", TOKENS, QKV, "tensor", inputs=(source,))
-        source = "rope"
+        yield Operator(f"{prefix}rope", "rope", rows, QKV, "tensor", inputs=(source,))
+        source = f"{prefix}rope"
+    name = f"{prefix}attention"
     yield Operator(
-        "attention", "attention", TOKENS, QUERY, "tensor", inputs=(source,), saves=(source, "attention", "lse"),
+        name, "attention", rows, QUERY, "tensor", inputs=(source,), saves=(source, name, "lse"),
         attention=AttentionPattern(causal=False),
     )  # fmt: skip
 
 
-def _branches(prefix: str, rows: Size) -> Iterator[Operator]:
+def _branches(prefix: str, rows: Size, style: JointStyle, *, dual: bool) -> Iterator[Operator]:
     """What one stream has behind attention: its output, and an MLP, each gated and summed."""
     by = f"{prefix}modulation"
     yield replace(project(f"{prefix}o_proj", "attention", QUERY, HIDDEN, bias=True), rows=rows)
     yield replace(gated(f"{prefix}attention", INPUT, f"{prefix}o_proj"), rows=rows)
-    yield from modulate(f"{prefix}mlp", f"{prefix}attention_residual", rows, by)
+    stream = f"{prefix}attention_residual"
+    if dual:
+        yield from _second_attention(rows, style)
+        stream = "second_residual"
+    yield from modulate(f"{prefix}mlp", stream, rows, by)
     yield from _mlp(prefix, rows)
-    yield replace(gated(f"{prefix}mlp", f"{prefix}attention_residual", f"{prefix}mlp_down"), rows=rows)
+    yield replace(gated(f"{prefix}mlp", stream, f"{prefix}mlp_down"), rows=rows)
+
+
+def _second_attention(rows: Size, style: JointStyle) -> Iterator[Operator]:
+    """Attention of the image to itself: another scale and shift of the layer's input, gated and summed.
+
+    Kernels are given as many keys as joint attention has: those of the text are counted too.
+    """
+    yield from modulate("second", INPUT, rows)
+    yield replace(project("second_qkv", "second_modulate", HIDDEN, QKV, bias=True), rows=rows)
+    yield from _attend("second_qkv", style, norms=2, prefix="second_", rows=rows)
+    yield replace(project("second_o_proj", "second_attention", QUERY, HIDDEN, bias=True), rows=rows)
+    yield replace(gated("second", "attention_residual", "second_o_proj"), rows=rows)
 
 
 def _mlp(prefix: str, rows: Size) -> Iterator[Operator]:

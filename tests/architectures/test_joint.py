@@ -65,6 +65,36 @@ def test_parameters_of_stable_diffusion() -> None:
     assert graph.num_parameters() - graph.num_trained_parameters() == 192**2 * 2432
 
 
+def test_parameters_of_dual_layers() -> None:
+    """By hand, of 3.5 Medium: 13 of 24 layers have a second attention of the image, with three vectors more."""
+    h, head = 1536, 64
+    medium = {
+        **SD3, "caption_projection_dim": h, "dual_attention_layers": [*range(13)], "num_attention_heads": 24,
+        "num_layers": 24, "pos_embed_max_size": 384,
+    }  # fmt: skip
+    ends = embedded(256, h) + embedded(2048, h) + linear(4096, h) + linear(64, h) + linear(h, 2 * h) + linear(h, 64)
+    stream = linear(h, 6 * h) + 4 * linear(h, h) + linear(h, 4 * h) + linear(4 * h, h) + 2 * head
+    last = stream + linear(h, 2 * h) + 3 * linear(h, h) + 2 * head
+    dual = linear(h, 9 * h) - linear(h, 6 * h) + 4 * linear(h, h) + 2 * head
+    graph = read(medium, "medium")
+    assert graph.num_trained_parameters() == ends + 23 * 2 * stream + last + 13 * dual == 2_243_171_520
+    assert graph.num_parameters() - graph.num_trained_parameters() == 384**2 * h
+
+
+def test_flop_of_dual_layers() -> None:
+    """Three vectors more an image, four products more a patch, and a score of every patch with every key."""
+    h, seq, image = 48, 72, 64
+    dual, plain = (tiny("SD3Transformer2DModel", dual_attention_layers=layers) for layers in ([0], []))
+    products = [matmul_flop_per_token(graph, seq) * seq for graph in (dual, plain)]
+    assert products[0] - products[1] == pytest.approx(2 * (3 * h * h + image * 4 * h * h))
+    scores = [attention_flop_per_token(graph, seq) * seq for graph in (dual, plain)]
+    assert scores[0] - scores[1] == pytest.approx(4 * image * seq * h)
+    training = simpar.Training(seq_len=72, global_batch=64)
+    plan = {"tp": 2, "sequence_parallel": True, "pp": 2, "recompute": "selective"}
+    slow, fast = (simpar.simulate(graph, "dgx-h100", plan, training).step_time_s for graph in (dual, plain))
+    assert slow > fast
+
+
 def test_parameters_of_pixart() -> None:
     """By hand: a table of six vectors in every layer, one product that makes all modulations; 0.6 billion."""
     h = 1152
@@ -129,7 +159,7 @@ def test_every_kind_of_plan_answers(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({**SD3, "dual_attention_layers": [0]}, "dual_attention_layers: a second attention of the image alone"),
+        ({**SD3, "dual_attention_layers": [38]}, "dual_attention_layers = 38: allowed: numbers of layers from 0 to 37"),
         ({**SD3, "caption_projection_dim": 1152}, "caption_projection_dim = 1152: allowed: 2432"),
         ({**SD3, "qk_norm": "layer_norm"}, "qk_norm = 'layer_norm': allowed: rms_norm"),
         ({**PIXART, "norm_type": "layer_norm"}, "norm_type = 'layer_norm': allowed: ada_norm_single"),

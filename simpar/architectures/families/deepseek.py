@@ -138,7 +138,7 @@ FAMILIES = (
     ModelFamily("deepseek_v32", partial(_read_indexed, usual=V32), V3, None, TINY_INDEXED),
     ModelFamily(
         "glm_moe_dsa",
-        partial(_read_indexed, usual=GLM_5),
+        partial(_read_indexed, usual={**GLM_5, "index_n_heads": 32}),
         replace(V3, norm_eps=0.00001),
         None,
         {**TINY_INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]},

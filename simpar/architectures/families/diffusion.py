@@ -86,10 +86,11 @@ def _read_sd3(config: Config, name: str) -> ModelGraph:
     shape = _shape(config, heads=18, head_dim=64, layers=18)
     _as_wide(config, "caption_projection_dim", shape.hidden)
     _only(config, "qk_norm", "rms_norm")
-    if config.data.get("dual_attention_layers"):
+    dual = frozenset(config.data.get("dual_attention_layers") or ())
+    if wrong := [layer for layer in dual if not isinstance(layer, int) or not 0 <= layer < shape.layers]:
         raise UserError(
-            f"{config.source}: dual_attention_layers: a second attention of the image alone is not modelled; "
-            "allowed: []"
+            f"{config.source}: dual_attention_layers = {wrong[0]!r}: allowed: numbers of layers from 0 to "
+            f"{shape.layers - 1}"
         )
     pooled = ("pooled", config.size("pooled_projection_dim", default=2048), 1, 1)
     text = Conditioned(
@@ -99,9 +100,11 @@ def _read_sd3(config: Config, name: str) -> ModelGraph:
     side = config.size("pos_embed_max_size", default=96)
     patches, predicted = _patches(config, 16, side)
     usual = (config.size("sample_size", default=128) // config.size("patch_size", default=2)) ** 2
-    style = JointStyle(qk_norm=config.data.get("qk_norm") is not None)
+    style = JointStyle(qk_norm=config.data.get("qk_norm") is not None, dual=dual)
     graph = joint_transformer(name, replace(patches, positions=side**2), shape, text, style, predicted)
     said = f"a sequence is {text.prompt} tokens of text (text_tokens) and the patches of an image, usually {usual:,}"
+    if dual:
+        said += "; second attentions, of the image alone, are counted with the keys of the text"
     return _told(graph, said, side**2 + text.prompt)
 
 

@@ -38,6 +38,13 @@ def test_parameters_are_those_of_transformers(kind, changes):
     counted_alike(kind, {**DECLARED[kind].tiny, **changes}, made_by)
 
 
+def test_fields_that_glm_5_leaves_out_are_those_of_its_class():
+    """An indexer of 32 heads, where DeepSeek V3.2 has 64."""
+    tiny_glm = {key: size for key, size in DECLARED["glm_moe_dsa"].tiny.items() if key != "index_n_heads"}
+    sizes = [tiny("glm_moe_dsa", index_n_heads=heads).num_parameters() for heads in (32, 64)]
+    assert sizes[0] == read({**tiny_glm, "model_type": "glm_moe_dsa"}, "glm").num_parameters() < sizes[1]
+
+
 def test_olmo_hybrid_norms_before_linear_attention_and_behind_the_other():
     """Three layers of four are linear; positions may be left out of the fourth."""
     graph = tiny("olmo_hybrid")
