@@ -98,6 +98,8 @@ def _mixture(
     if known.base(picked.op) not in PICKS and not chosen:
         return None
     source = _source(nodes, picked.refs[0])
+    if chosen and prod(picked.sizes) != prod(source.sizes) * nodes[up.refs[1]].sizes[0]:
+        return None  # outputs of shared experts weighed by scores, no tokens repeated for every expert
     down = _next(readers, up, lambda node: _is_stacked(nodes, node))
     if down is None:
         return None

@@ -91,6 +91,9 @@ def test_kernels_of_a_device_without_runs_may_take_what_other_devices_differ_by(
     assert told.step_time_interval_s[1] / step_s == pytest.approx(exp(hypot(alone.high, log(slower))), rel=1e-3)
     assert told.step_time_interval_s[0] < alone.interval_s(step_s)[0]
     assert told.layout_spread == alone.layout
+    kin = _on("rtx-5090-8").certainty  # shares of peak of its kin: its generation and its clock alone are open
+    assert kin
+    assert "time of kernels on device rtx-5090 is uncertain by a factor of 0.82 to 1.2" in kin.unsupported
 
 
 def test_a_network_that_no_run_tells_makes_a_step_less_sure() -> None:

@@ -96,20 +96,29 @@ def test_clamps_and_plain_activations() -> None:
     assert drafts_of(plain, "x", pieces)[3].kind == "activation"
 
 
-def test_every_expert_on_every_token_is_routing() -> None:
-    """Where tokens are repeated for all experts and scaled by scores of 0 but for the chosen: Llama 4's own code."""
+def scaled(rows: int) -> dict[str, CallNode]:
+    """Stacks of matrices that multiply so many rows, scaled by scores."""
     nodes = mixture()
     nodes["order"] = replace(nodes["order"], op="topk")
     best = call("best", "getitem", "order", **wide(TOP))
-    nodes["picked"] = replace(nodes["picked"], op="mul", args=(Ref("flat"), Ref("best")))
+    nodes["picked"] = replace(nodes["picked"], op="mul", args=(Ref("flat"), Ref("best")), sizes=(rows, HIDDEN))
     for name in ("up", "down"):
         nodes[name] = replace(nodes[name], op="bmm", args=(nodes[name].args[0], nodes[name].args[1]))
     at = list(nodes).index("picked")
     items = [*nodes.items()]
-    nodes = dict([*items[:at], ("best", best), *items[at:]])
-    (found,) = mixtures(nodes)
+    return dict([*items[:at], ("best", best), *items[at:]])
+
+
+def test_every_expert_on_every_token_is_routing() -> None:
+    """Where tokens are repeated for all experts and scaled by scores of 0 but for the chosen: Llama 4's own code."""
+    (found,) = mixtures(scaled(EXPERTS * TOKENS))
     assert found.chosen == TOP
     assert drafts_of(found, "x", pieces)[1].rows == ROWS
+
+
+def test_shared_experts_weighed_by_scores_are_no_routing() -> None:
+    """Nothing is repeated for every expert: a router's scores weigh what all tokens pass (Inkling)."""
+    assert list(mixtures(scaled(TOKENS))) == []
 
 
 def test_weights_below_each_other_are_one_stack() -> None:
