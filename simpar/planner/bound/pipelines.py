@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.plan.choices.mesh import PIPELINE
+from simpar.plan.choices.mesh import DEGREES, PIPELINE
 from simpar.plan.sync import replicas_are_independent
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.lockstep import place_of
@@ -235,8 +235,7 @@ class Pipelines:
         rows = self.jobs.rows
         code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
         _, first, where = np.unique(code, return_index=True, return_inverse=True)
-        senders = self._senders_of(shape)
-        return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
+        return np.stack([one[part] for one in self._sent(shape, which[first])])[where]
 
     def _senders_of(self, shape: PipelineShape) -> Senders:
         """What the messages of a shape depend on, and its number among the distinct ones."""
@@ -249,24 +248,32 @@ class Pipelines:
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
-    def _sent(self, shape: PipelineShape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
-        """The messages of one pipeline: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
-        known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
-        if known not in self._hops:
-            prices, slopes, index = self._priced(shape, pipe)
-            size = self.blocks.sent_bytes[known[1], list(senders.kinds)]
-            table = np.stack([price.time_ns(size) for price in prices])
-            times = np.take_along_axis(table, index, axis=0).astype(np.float64)
-            took = size[:, None] * slopes[index]
-            rests = list(senders.resting)  # nothing goes back to where nothing is trained
-            times[1, rests], took[1, rests] = 0.0, 0.0
-            drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
-            for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
-                for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
-                    np.add.at(drains[:, at::2], rank, way[:, at::2])
-            drains[:, 2:] = self._sharing(int(self._strides[self.row[pipe]]), shape.num_ranks) @ drains[:, 2:]
-            self._hops[known] = times, drains
-        return self._hops[known]
+    def _sent(self, shape: PipelineShape, pipes: Ints) -> list[tuple[Floats, Floats]]:
+        """The messages of pipelines of a shape: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
+        senders, orders = self._senders_of(shape), self.jobs.rows.code["order"][self.row[pipes]]
+        known = [(senders.number, *one) for one in zip(self.key[pipes].tolist(), orders.tolist(), strict=True)]
+        new = pipes[[one not in self._hops for one in known]]
+        for alike in group_indices(self._meshes[self.row[new]]):
+            self._send(shape, senders, new[alike])
+        return [self._hops[one] for one in known]
+
+    def _send(self, shape: PipelineShape, senders: Senders, pipes: Ints) -> None:
+        """Price the messages of pipelines of one shape on one mesh."""
+        prices, slopes, index = self._priced(shape, int(pipes[0]))
+        keys, orders = self.key[pipes], self.jobs.rows.code["order"][self.row[pipes]]
+        size = self.blocks.sent_bytes[keys[:, None], np.array(senders.kinds)]
+        table = np.stack([price.time_ns(size) for price in prices], axis=1)
+        times = np.take_along_axis(table, index[None], axis=1).astype(np.float64)  # [n, 2, stages - 1]
+        took = size[:, None, :, None] * slopes[index]  # [n, 2, stages - 1, links]
+        rests = list(senders.resting)  # nothing goes back to where nothing is trained
+        times[:, 1, rests], took[:, 1, rests] = 0.0, 0.0
+        drains, ranks = np.zeros((len(pipes), shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
+        for way, ends in enumerate(((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1]))):
+            for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
+                np.add.at(drains[..., at::2], (slice(None), rank), took[:, way, :, at::2])
+        drains[..., 2:] = self._sharing(int(self._strides[self.row[pipes[0]]]), shape.num_ranks) @ drains[..., 2:]
+        known = ((senders.number, *one) for one in zip(keys.tolist(), orders.tolist(), strict=True))
+        self._hops.update(zip(known, zip(times, drains, strict=True), strict=True))
 
     def shared_nics(self, shape: PipelineShape, which: Ints) -> SharedNics:
         """Which stages of pipelines of a shape share NICs; none, where what ranks put on them together is not known."""
@@ -324,3 +331,8 @@ class Pipelines:
     def _strides(self) -> Ints:
         """The distance between neighbouring ranks of a pipeline, int64[rows]."""
         return stride(self.jobs.rows, PIPELINE)
+
+    @cached_property
+    def _meshes(self) -> Ints:
+        """A number for the mesh of every row."""
+        return self.jobs.rows.number((*DEGREES, "etp", "order"))
