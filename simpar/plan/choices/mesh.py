@@ -93,7 +93,7 @@ def _experts_fit(rows: Columns) -> Flags:
 
 
 def _order_matters(rows: Columns) -> Flags:
-    """Rows in which data and pipeline ranks share domains; identical whole domains may be swapped.
+    """Rows in which replicas and pipeline ranks share domains; identical whole domains may be swapped.
 
     An export target may support only one of the orders.
     """
@@ -102,7 +102,7 @@ def _order_matters(rows: Columns) -> Flags:
     alike = not (cluster.leaves_bind or cluster.scaling or differ.slow_ranks or differ.jitter_sigma > 0)
     alike = alike and problem.export_target is None
     whole = (rows["tp"] * rows["cp"] % cluster.domain_size == 0) & alike
-    return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
+    return np.asarray((rows.code["order"] == 0) | ((rows["dp"] > 1) & (rows["pp"] > 1) & ~whole))
 
 
 def _with_its_ranks(plan: Plan, name: str, **others: Any) -> tuple[Change]:
