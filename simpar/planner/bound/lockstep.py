@@ -42,6 +42,8 @@ GROUP_AXES = names_that_decide(AMONG)
 Place = tuple[object, ...]
 PORT = "port"
 """The family of scale-up ports, which belong to one device each."""
+MESSAGE = ("send", "")
+"""The use of a message between stages."""
 DIRECTIONS = ("_tx", "_rx", "_up", "_down")
 
 
@@ -78,13 +80,12 @@ class Lockstep:
     jobs: RowJobs
     cluster: Cluster
     _known: dict[Place, MeshGroups] = field(default_factory=dict)
+    _priced: dict[tuple[Place, tuple[str, str], bytes], Price] = field(default_factory=dict)
 
     @cached_property
     def happens(self) -> bool:
         """Whether ranks share links, and all places of a mesh are alike: as many on every NIC, no link or rank slow."""
         cluster, problem = self.cluster, self.jobs.problem
-        if problem.graph.is_mixture:  # folding the groups of hundreds of meshes would take longer than it saves
-            return False
         if cluster.is_mixed or cluster.world_size <= cluster.domain_size or cluster.rigid_ranks > 1:
             return False
         own = dict(zip(cluster.blocks, cluster.is_of_device.tolist(), strict=True))
@@ -108,18 +109,25 @@ class Lockstep:
         """
         if not self.happens or price.private or not len(price.rate):
             return price
-        groups = self.on(mesh)
-        return self._beside(price, use, ranks, (groups, groups.classes(groups.kinds_of(use[0], ranks, directed=False))))
+        known = place_of(mesh), use, ranks.tobytes()
+        if known not in self._priced:
+            groups = self.on(mesh)
+            mine = groups.classes(groups.kinds_of(use[0], ranks, directed=False))
+            self._priced[known] = self._beside(price, use, ranks, (groups, mine))
+        return self._priced[known]
 
     def message(self, price: Price, pair: Ints, mesh: Mesh) -> Price:
         """The price of a message from one rank to another beside those that are sent at the same instants."""
         if not self.happens or price.private or not len(price.rate):
             return price
-        groups = self.on(mesh)
-        sender = groups.quotient.class_of_rank[pair[0]]
-        kinds = groups.kinds_of("send", pair, directed=True)
-        mine = [int(groups.quotient.group_class[str(number)][sender]) for number in kinds]
-        return self._beside(price, ("send", ""), pair, (groups, mine))
+        known = place_of(mesh), MESSAGE, pair.tobytes()
+        if known not in self._priced:
+            groups = self.on(mesh)
+            sender = groups.quotient.class_of_rank[pair[0]]
+            kinds = groups.kinds_of("send", pair, directed=True)
+            mine = [int(groups.quotient.group_class[str(number)][sender]) for number in kinds]
+            self._priced[known] = self._beside(price, MESSAGE, pair, (groups, mine))
+        return self._priced[known]
 
     def _beside(self, price: Price, use: tuple[str, str], ranks: Ints, held: tuple[MeshGroups, Sequence[int]]) -> Price:
         if not held[1]:

@@ -267,10 +267,11 @@ class Pipelines:
         took = size[:, None, :, None] * slopes[index]  # [n, 2, stages - 1, links]
         rests = list(senders.resting)  # nothing goes back to where nothing is trained
         times[:, 1, rests], took[:, 1, rests] = 0.0, 0.0
-        drains, ranks = np.zeros((len(pipes), shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
+        of_rank, ranks = np.zeros((shape.num_ranks, len(pipes), took.shape[-1])), np.array(shape.rank_of_stage)
         for way, ends in enumerate(((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1]))):
             for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
-                np.add.at(drains[..., at::2], (slice(None), rank), took[:, way, :, at::2])
+                np.add.at(of_rank[..., at::2], rank, took[:, way, :, at::2].swapaxes(0, 1))
+        drains = of_rank.swapaxes(0, 1)
         drains[..., 2:] = self._sharing(int(self._strides[self.row[pipes[0]]]), shape.num_ranks) @ drains[..., 2:]
         known = ((senders.number, *one) for one in zip(keys.tolist(), orders.tolist(), strict=True))
         self._hops.update(zip(known, zip(times, drains, strict=True), strict=True))

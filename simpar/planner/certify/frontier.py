@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import dynamic_power_share
 from simpar.dataclass import dataclass
+from simpar.engine import MANY_OPS
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, OPS, SHAPE, TABLE, TRAFFIC
@@ -182,17 +183,25 @@ class Frontier:
         rows, worth = self._near()
         return int(rows[np.argmin(worth)]) if len(rows) else None
 
+    @property
+    def meets(self) -> bool:
+        """Whether messages of stages meet on links, which bounds do not know."""
+        return self.bounds.pipelines.blocks.lockstep.happens
+
+    def expected(self, rows: Any) -> Any:
+        """What rows are expected to be worth: their bounds, times what steps of their family exceed bounds by."""
+        return self.worth(rows) * self._above[self._family[rows]] if self.meets else self.worth(rows)
+
     def hopeful(self, best: float) -> int | None:
         """Where links are shared, the row that is expected to beat ``best`` by most, of those with tabled bounds.
 
         There, steps exceed bounds by what meets on a link, which the bounds do not know but rows of a family have in
         common. So the rows with the lowest bounds are often not the best ones.
         """
-        if not self.bounds.pipelines.blocks.lockstep.happens:
+        if not self.meets:
             return None
         rows = self._active[self.level[self._active] >= TABLED]
-        expected = self.worth(rows) * self._above[self._family[rows]]
-        at = int(np.argmin(expected)) if len(rows) else 0
+        at = int(np.argmin(expected := self.expected(rows))) if len(rows) else 0
         return int(rows[at]) if len(rows) and expected[at] < best else None
 
     def _near(self) -> tuple[Ints, Floats]:
@@ -278,9 +287,9 @@ class Frontier:
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[int(self.level[row])](row)
 
     def nearest(self, level: int, most: int) -> list[int]:
-        """Active rows of a level with the lowest bounds, lowest first."""
+        """Active rows of a level that are expected to be worth least, least first."""
         mine = self._active[self.level[self._active] == level]
-        return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
+        return [int(row) for row in mine[np.argsort(self.expected(mine), kind="stable")[:most]]]
 
     def may_fit(self, row: int) -> bool:
         """Whether a row may fit with the table that it runs; it is dropped if not."""
@@ -306,11 +315,15 @@ class Frontier:
     def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
-        result = measure(
-            self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._release_steps
-        )
+        plan, room = plan_of(self.rows, row), self._release_steps
+        result = measure(self.rows.problem, plan, self.ops_before, self._large, room)
         self.record(row, result)
         return result
+
+    @property
+    def ops_before(self) -> int:
+        """Ops that count as simulated: where messages meet, the compiled engine will be worth its start."""
+        return self.num_ops + (MANY_OPS if self.meets else 0)
 
     def first_that(
         self, allowed: Callable[[SimulatedPlan], bool], *, on_any_target: bool = False
@@ -337,7 +350,7 @@ class Frontier:
 
     def _learn(self, row: int, above: float) -> None:
         """Note by how much the step of a row exceeds its bound."""
-        if self.level[row] == SWEPT and self.bounds.pipelines.blocks.lockstep.happens:
+        if self.level[row] == SWEPT and self.meets:
             known = self._above[self._family[row]]
             self._above[self._family[row]] = above if known == 1.0 else min(known, above)
 

@@ -107,7 +107,7 @@ class SpeculativeWorkers:
 
     def _function(self) -> Callable[[Task], SimulatedPlan | None]:
         problems = [each.rows.problem for each in self.frontiers]
-        return partial(measure_in_worker, problems, max(each.num_ops for each in self.frontiers))
+        return partial(measure_in_worker, problems, max(each.ops_before for each in self.frontiers))
 
     def _start_pool(self) -> Pool[Task, SimulatedPlan | None]:
         if self._pool is None:
@@ -119,20 +119,23 @@ class SpeculativeWorkers:
         return place, plan_of(self.frontiers[place].rows, row)
 
     def _likely(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> Iterator[Place]:
-        """Swept rows with the lowest bounds that are not simulated yet and would be, lowest first.
+        """Swept rows that promise most, are not simulated yet and would be, best first.
 
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
         most = 2 * TASKS_PER_PROCESS * (pool.size + 1)
         places = [
-            (float(frontier.worth(row)), at, row)
+            (float(frontier.expected(row)), at, row)
             for at, frontier in enumerate(self.frontiers)
             for row in frontier.nearest(SWEPT, most)
             if (at, row) not in self._found and (at, row) != now
         ]
-        for worth, at, row in sorted(places):
+        for _, at, row in sorted(places):
             rows = self.frontiers[at].rows
-            room = worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
+            room = (
+                self.frontiers[at].worth(row) < self.best
+                and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
+            )
             if room and not refusals(rows, row):
                 yield at, row
 

@@ -29,15 +29,15 @@ HELD = {
 CARDS = ("1x 10 Gb/s", "2x 25 Gb/s", "4x 10 Gb/s")
 
 
-def drawn(seed):
+def drawn(seed, model="gpt2", **more):
     """A random small space on nodes with fewer cards than devices."""
     rng = random.Random(seed)
-    fixed = {name: rng.choice(values) for name, values in AXES.items()} | HELD
+    fixed = {name: rng.choice(values) for name, values in AXES.items()} | HELD | more
     cluster = simpar.Cluster(f"dgx-a100-80gb over {rng.choice(CARDS)} ethernet", nodes=rng.choice((2, 4)))
     training = simpar.Training(seq_len=512, global_batch=rng.choice((16, 32)))
     constraints = simpar.Constraints(fixed=fixed, portable="any")
     return make_problem(
-        "gpt2", cluster, training, stack=rng.choice(("megatron", "nanotron", "fsdp")), constraints=constraints
+        model, cluster, training, stack=rng.choice(("megatron", "nanotron", "fsdp")), constraints=constraints
     )
 
 
@@ -51,7 +51,18 @@ def searched(problem):
 @pytest.mark.parametrize("seed", some(range(40), 3))
 def test_certified_plans_are_the_best_of_all(seed):
     """The public call simulates every plan of the space, and none that fits is faster."""
-    problem = drawn(seed)
+    assert_best_of_all(drawn(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_certified_mixtures_are_the_best_of_all(seed):
+    """So it is where experts exchange tokens over these cards."""
+    assert_best_of_all(drawn(seed, "olmoe-1b-7b", ep=(1, 4, 16), vpp=1, schedule="1f1b", overlap_grad_reduce=True))
+
+
+def assert_best_of_all(problem):
+    """A search is certain, and the best of all plans of its space."""
     search = searched(problem)
     rows = search.frontiers[0].rows
     exact = [
