@@ -1,4 +1,8 @@
-"""Policies of recomputation: none, selective, full, every C-th layer, chosen modules, or a choice by layer.
+"""Policies of recomputation: none, selective, full, some layers, segments, chosen modules, or a choice by layer.
+
+``every:C`` recomputes one layer in C and keeps all activations of the others. ``segments:C`` keeps the inputs of every
+C-th layer alone (Chen et al. 2016; Megatron's uniform method): of N layers that hold ``a`` each and whose inputs take
+``b``, segments of sqrt(N b / a) need the least memory.
 
 ``layers:none*10,full:4*8,modules:mlp*2`` chooses layer by layer: ten layers are kept; eight are recomputed in segments
 of four, of which only the first input is kept; two run their MLP again. ``optimal`` asks for the best such choice.
@@ -32,15 +36,20 @@ SIMPLE = (NONE, SELECTIVE, FULL)
 """Policies that treat all layers alike, whatever operators they have."""
 _BY_LAYER = "layers:"
 _EVERY = "every:"
+_SEGMENTS = "segments:"
 _NUMBER = r"[1-9]\d{0,5}"
 _MODULES = rf"{_PREFIX}({_CHOICE})(\+({_CHOICE}))*"
 _ITEM = rf"({NONE}|{SELECTIVE}|{FULL}(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
-PATTERN = rf"({'|'.join(SIMPLE)}|{OPTIMAL}|{_EVERY}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
-WORDS = f"{', '.join(SIMPLE)}, {_EVERY}C or {OPTIMAL}"
+PATTERN = (
+    rf"({'|'.join(SIMPLE)}|{OPTIMAL}|{_EVERY}{_NUMBER}|{_SEGMENTS}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
+)
+WORDS = (
+    f"{', '.join(SIMPLE)}, {_EVERY}C (one layer in C), {_SEGMENTS}C (all, from checkpoints every C layers) or {OPTIMAL}"
+)
 """Values that flags accept, as one text."""
 ALLOWED = (
-    f"{', '.join(SIMPLE)}, {OPTIMAL}, {_EVERY}C with C >= 1, {_PREFIX} and any of {'+'.join(MODULES)}, "
-    f"{_BY_LAYER} and any of those with *COUNT, such as {_BY_LAYER}{NONE}*4,{FULL}*8"
+    f"{', '.join(SIMPLE)}, {OPTIMAL}, {_EVERY}C and {_SEGMENTS}C with C >= 1, {_PREFIX} and any of "
+    f"{'+'.join(MODULES)}, {_BY_LAYER} and any of those with *COUNT, such as {_BY_LAYER}{NONE}*4,{FULL}*8"
 )
 """Values that plans accept, as one text."""
 
@@ -53,19 +62,29 @@ def is_known(policy: str) -> bool:
 def of_layer(policy: str, layer: int) -> str:
     """The policy's mode for one layer: ``every:C`` recomputes every C-th layer in full and keeps the others.
 
+    ``segments:C`` recomputes all layers in segments of C, the first of which begins with the model.
     ``full:J/K`` is the J-th layer (from 0) of a segment of K that is recomputed from the input of the first.
     """
     if policy.startswith(_BY_LAYER):
         return _by_layer(policy)[layer]
     if (count := period(policy)) is not None:
         return FULL if layer % count == 0 else NONE
+    if (size := segment_layers(policy)) is not None:
+        return _in_segment(layer % size, size)
     return policy
+
+
+def _in_segment(at: int, size: int) -> str:
+    """The mode of the layer at a position of a segment of some size."""
+    return f"{FULL}:{at}/{size}" if size > 1 else FULL
 
 
 def modes(policy: str) -> tuple[str, ...]:
     """All modes that a policy has for single layers; the policy itself if they depend on the layout (``optimal``)."""
     if period(policy) is not None:
         return (FULL, NONE)
+    if (size := segment_layers(policy)) is not None:
+        return tuple(_in_segment(at, size) for at in range(size))
     return (*dict.fromkeys(_by_layer(policy)),) if policy.startswith(_BY_LAYER) else (policy,)
 
 
@@ -79,9 +98,19 @@ def period(policy: str) -> int | None:
     return int(policy.removeprefix(_EVERY)) if policy.startswith(_EVERY) else None
 
 
+def policy_of_segments(layers: int) -> str:
+    """The policy that recomputes all layers in segments of some length."""
+    return f"{_SEGMENTS}{layers}"
+
+
+def segment_layers(policy: str) -> int | None:
+    """C of ``segments:C``; None of other policies."""
+    return int(policy.removeprefix(_SEGMENTS)) if policy.startswith(_SEGMENTS) else None
+
+
 def by_share(policy: str) -> bool:
     """Whether layers of one kind may differ, so that a share of them is recomputed."""
-    return chosen_layers(policy) is not None or period(policy) is not None
+    return chosen_layers(policy) is not None or period(policy) is not None or segment_layers(policy) is not None
 
 
 @cache
@@ -90,7 +119,7 @@ def _by_layer(policy: str) -> tuple[str, ...]:
     for item in policy.removeprefix(_BY_LAYER).split(","):
         mode, _, count = item.rpartition("*")
         size = int(mode.removeprefix("full:")) if mode.startswith("full:") else 1
-        each = [f"full:{at}/{size}" for at in range(size)] if size > 1 else [mode.split(":1")[0]]
+        each = [_in_segment(at, size) for at in range(size)] if size > 1 else [mode.split(":1")[0]]
         result += (each * int(count))[: int(count)]
     return tuple(result)
 
@@ -103,6 +132,11 @@ def chosen_layers(policy: str) -> int | None:
 def says_layers(text: str) -> bool:
     """Whether a text, which may list several policies, has one that chooses layer by layer."""
     return _BY_LAYER in text
+
+
+def says_segments(text: str) -> bool:
+    """Whether a text, which may list several policies, has one that recomputes in segments."""
+    return _SEGMENTS in text
 
 
 def by_layer(chosen: Iterable[tuple[str, int]]) -> str:

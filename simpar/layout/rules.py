@@ -10,7 +10,7 @@ from math import gcd
 import numpy as np
 
 from simpar.architectures.flops import shape_dims
-from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_layer, segment
+from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_layer, segment, segment_layers
 from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
@@ -173,9 +173,13 @@ def _stages(layout: Layout, target: Workload) -> Refusals:
 def _recompute(layout: Layout, target: Workload) -> Refusals:
     """A choice layer by layer covers all layers, and layers that are recomputed together are on one stage."""
     policy, count = layout.recompute, len(target.graph.layers)
-    if (chosen := chosen_layers(policy)) is None:
+    chosen, length = chosen_layers(policy), segment_layers(policy)
+    if chosen is None and length is None:
         return
-    yield chosen != count, lambda: f"plan.recompute = {policy}: chooses for {chosen} layers: allowed: {count}"
+    yield (
+        chosen not in (None, count),
+        lambda: f"plan.recompute = {policy}: chooses for {chosen} layers: allowed: {count}",
+    )
     last = -1
     for layers in layout.stage_layers(count):
         first, last = last + 1, last + layers
@@ -185,7 +189,7 @@ def _recompute(layout: Layout, target: Workload) -> Refusals:
                 (layer == first and at > 0) or (layer == last and at != size - 1),
                 fixed_reason(
                     f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
-                    "segments within a stage"
+                    "segments within a stage, that divide its layers"
                 ),
             )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from simpar.architectures.documents import with_documents
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.recompute import OPTIMAL, says_layers
+from simpar.architectures.recompute import OPTIMAL, says_layers, says_segments
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.dataclass import dataclass
@@ -92,6 +92,11 @@ class Constraints:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
         wanted = self.fixed.get("recompute", ())
         for policy in wanted if isinstance(wanted, list | tuple) else (wanted,):
+            if says_segments(str(policy)):
+                raise UserError(
+                    f"plan.recompute = {policy}: is not searched, for not every layout has stages of whole segments; "
+                    f"allowed: none, selective, full, every:C, and {OPTIMAL}, which tries segments of all lengths"
+                )
             if says_layers(str(policy)):
                 raise UserError(
                     f"plan.recompute = {policy}: is a choice for one layout, not searched; allowed: none, selective, "

@@ -21,6 +21,7 @@ from simpar.architectures.recompute import (
     of_modules,
     operators,
     policy_of_every,
+    policy_of_segments,
     says_layers,
     segment,
 )
@@ -54,8 +55,10 @@ def saved(policy: str) -> float:
 
 def test_names() -> None:
     """Known policies, and what they mean for a layer."""
-    assert all(is_known(p) for p in ("none", "selective", "full", "every:3", "modules:moe_act+mla_up_proj"))
-    assert not any(is_known(p) for p in ("every:0", "modules:", "modules:attention", "moe_act"))
+    assert all(
+        is_known(p) for p in ("none", "selective", "full", "every:3", "segments:4", "modules:moe_act+mla_up_proj")
+    )
+    assert not any(is_known(p) for p in ("every:0", "segments:0", "modules:", "modules:attention", "moe_act"))
     assert (of_layer("every:2", 4), of_layer("every:2", 5), of_layer("selective", 5)) == ("full", "none", "selective")
     assert module_names("modules:mlp+moe") == ("mlp", "moe")
     assert operators("modules:moe_act") == {"expert_clamp", "expert_activation"}
@@ -75,6 +78,10 @@ def test_what_is_built_is_read_again() -> None:
     assert segment(last_of(3)) == (2, 3)
     assert modes(policy) == ("none", "full:0/3", "full:1/3", "full:2/3", "modules:mlp+moe", "full")
     assert modes(policy_of_every(3)) == ("full", "none")
+    thirds = policy_of_segments(3)
+    assert [of_layer(thirds, layer) for layer in (0, 4, 8)] == ["full:0/3", "full:1/3", last_of(3)]
+    assert {*modes(thirds)} == {of_layer(thirds, layer) for layer in range(9)}
+    assert modes(policy_of_segments(1)) == ("full",)
     assert (of_modules([]), joint_mode(1)) == ("none", "full")
 
 

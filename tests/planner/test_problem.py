@@ -21,6 +21,7 @@ SHAPE = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=128, g
         ({"fit_probability": 1.0}, "fit_probability = 1.0"),
         ({"deadline_s": 0.0}, "deadline = 0.0: allowed: above 0 s"),
         ({"fixed": {"recompute": "layers:full:2"}}, "plan.recompute = layers:full:2: is a choice for one layout"),
+        ({"fixed": {"recompute": "segments:2"}}, "is not searched, for not every layout has stages of whole segments"),
         ({"fixed": {"recompute": ("none", "layers:full:2")}}, "is a choice for one layout"),
     ],
 )

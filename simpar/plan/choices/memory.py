@@ -38,7 +38,7 @@ SAVES = {recompute.NONE: 0, recompute.FULL: 2}
 
 
 class MemoryPolicy(Section):
-    """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C`` or ``modules:A+B`` recompute.
+    """What is kept for backward: ``none``, ``selective``, ``full``, ``every:C``, ``segments:C`` or ``modules:A+B``.
 
     ``layers:none*4,full*8`` chooses layer by layer; ``optimal`` stands for the choice by layer that fits in memory
     with the least time. ``recompute_early`` runs layers that are recomputed in full again while a stage waits for the

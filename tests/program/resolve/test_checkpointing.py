@@ -59,7 +59,7 @@ def test_what_cannot_fit_is_infeasible() -> None:
 def test_segments_keep_their_first_input_alone() -> None:
     """Segments of K keep one input in K, take the time of full, and hold K layers at once."""
     training = simpar.Training(seq_len=8192, global_batch=64)
-    policies = ("full", "layers:full:4*32", "layers:full:8*32")
+    policies = ("full", "layers:full:4*32", "segments:8")
     full, fours, eights = (step(policy, "zero", training) for policy in policies)
     assert eights.step_time_s == fours.step_time_s == full.step_time_s
     assert fours.speed.hfu == pytest.approx(full.speed.hfu)
@@ -71,6 +71,17 @@ def test_segments_keep_their_first_input_alone() -> None:
     none = step("none", "zero", training).memory.stages[0].activations_bytes
     layer = (none - kept[0]) / 32 + boundary
     assert held[2].transient_bytes - held[1].transient_bytes == pytest.approx(4 * layer, rel=0.01)
+
+
+@pytest.mark.slow
+def test_least_memory_is_where_inputs_and_layers_balance() -> None:
+    """N / C inputs of 64 MiB and C layers of about 1.2 GiB are held: least at C = sqrt(32 x 64 MiB / 1.2 GiB) = 1.3."""
+    training = simpar.Training(seq_len=8192, global_batch=64)
+    peaks = {c: step(f"segments:{c}", "zero", training).memory.stages[0].peak_bytes for c in (1, 2, 4, 8, 16, 32)}
+    assert min(peaks, key=lambda c: peaks[c]) in (1, 2)
+    assert peaks[4] < peaks[8] < peaks[16] < peaks[32]
+    same = step("layers:full:4*32", "zero", training)
+    assert same.memory.stages[0].peak_bytes == peaks[4]
 
 
 def test_choices_are_spelled_in_runs() -> None:
@@ -90,7 +101,7 @@ def test_choices_are_spelled_in_runs() -> None:
     ("policy", "said"),
     [
         ("layers:none*31", r"chooses for 31 layers: allowed: 32"),
-        ("layers:full:16*32", r"layer 7 is recomputed with layers of another stage"),
+        ("segments:16", r"layer 7 is recomputed with layers of another stage"),
     ],
 )
 def test_choices_must_match_the_model(policy: str, said: str) -> None:
