@@ -65,6 +65,9 @@ class Fusion(FusedProducts):
 
 
 Captured = Literal["attention", "mamba", "mlp", "router", "step"]
+DTENSOR_BACKWARD = 1.1
+"""Host seconds of a tensor-parallel module as DTensors in its backward, over those of its forward
+[measured: benchmarks/fit_dtensors.py]."""
 
 
 class HostTimes(Strict):
@@ -74,7 +77,9 @@ class HostTimes(Strict):
     ``host_time_per_collective_s`` to launch a tensor-parallel collective. Where data parallelism works block by block,
     on one device as well, ``host_time_per_module_s`` for the hooks of every module with parameters and
     ``host_time_per_unit_s`` for those of a wrapped block, in every pass. ``host_time_per_array_s`` to clip, update and
-    zero one array of parameters. ``document_loops``: Python loops over the documents of packed sequences
+    zero one array of parameters. ``host_time_per_dtensor_s`` for the inputs, product and outputs of a tensor-parallel
+    module as DTensors in a forward, which nothing compiles; its backward takes :data:`DTENSOR_BACKWARD` times as
+    long. ``document_loops``: Python loops over the documents of packed sequences
     (:mod:`simpar.program.blocks.documents`).
     """
 
@@ -83,6 +88,7 @@ class HostTimes(Strict):
     host_time_per_module_s: Seconds = 0.0
     host_time_per_unit_s: Seconds = 0.0
     host_time_per_array_s: Seconds = 0.0
+    host_time_per_dtensor_s: Seconds = 0.0
     document_loops: bool = False
 
 

@@ -219,7 +219,10 @@ def _with_fused_kernels(stack: Stack, fused: str) -> Stack:
     logits = SHARDED_LOSS if stack.fusion.sharded_loss and not loss else {}
     memory = stack.memory.model_copy(update={"eager_copies": not on["norm"], "gate": gate, **logits})
     fusion = stack.fusion.model_copy(update={**on, "cross_entropy": loss})
-    return stack.model_copy(update={"fusion": fusion, "memory": memory})
+    # what is compiled has worked out the placements of its DTensors
+    traced = {"host_time_per_dtensor_s": 0.0} if fused == "compiled" else {}
+    launch = stack.launch.model_copy(update=traced)
+    return stack.model_copy(update={"fusion": fusion, "memory": memory, "launch": launch})
 
 
 def _with_update_kernels(stack: Stack, kernels: UpdateKernels) -> Stack:

@@ -70,6 +70,14 @@ class BlockView(ABC):
         each_s = launch.host_time_per_collective_s + self.late_s
         return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s
 
+    def dtensors_s(self, pairs: Iterable[tuple[Operator, OperatorTime]], share: float = 1.0) -> Numbers:
+        """Seconds of the host for tensor-parallel modules as DTensors, in a forward or ``share`` of one; 0 without."""
+        launch = self.job.stack.launch
+        if not launch.host_time_per_dtensor_s or not self.changes or "step" in launch.graphs:
+            return 0.0
+        modules = sum(time.modules for op, time in pairs if op.kind == "matmul")
+        return modules * share * launch.host_time_per_dtensor_s
+
     def hooks_s(self, modules: Numbers, units: float) -> Numbers:
         """Seconds of the host in the hooks of ``modules`` with parameters and of wrapped ``units`` in a pass.
 

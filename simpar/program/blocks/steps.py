@@ -22,6 +22,7 @@ from simpar.program.blocks import documents, experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, StepList
+from simpar.stacks.stack import DTENSOR_BACKWARD
 from simpar.units import Numbers, scalar_truth
 
 NOTHING = Phase(())
@@ -137,6 +138,7 @@ class _Walk:
         )
         kernels = (number * each for number, each in zip(own, rounds, strict=True))
         hooks_s = self.view.hooks_s(sum(time.modules for time in times), float(part is None))
+        hooks_s = hooks_s + self.view.dtensors_s(zip(block.operators, times, strict=True))
         return self._phase(sequence, block, kernels, hooks_s)
 
     def backward(self, selective: bool, half: Half) -> Phase:
@@ -165,6 +167,7 @@ class _Walk:
             for op, time in pairs
         )
         hooks_s = share * self.view.hooks_s(sum(time.modules for time in self.view.times), 1.0)
+        hooks_s = hooks_s + self.view.dtensors_s(pairs, share * DTENSOR_BACKWARD)
         return self._phase(sequence, block, kernels, hooks_s)
 
     def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers], hooks_s: Numbers) -> Phase:
