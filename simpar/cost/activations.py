@@ -329,8 +329,15 @@ class _Sizes:
         return np.where(self._whole_rows, local["batch"] * local["seq"] * local["hidden"] * self.width, 0.0)
 
     def _backward_workspace(self) -> Numbers:
-        """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient."""
-        inner = [op for op in self.block.operators if op.kind != "loss" and op.name != "lm_head"]
+        """Gradients of one operator's output and inputs, what it gathers again, and the residual's gradient.
+
+        An adapter's sum hands its gradient on to both of its inputs as it is, and makes none of its own.
+        """
+        inner = [
+            op
+            for op in self.block.operators
+            if op.kind != "loss" and op.name != "lm_head" and not op.name.endswith(".lora_add")
+        ]
         return self.boundary + _largest(
             (1.0 + self._is_recomputed_in_backward(op)) * self._output(op) + self._input(op) + self._gathered(op)
             + self._query_sum(op) + self._exchanged(op, backward=True) + self._empty_gradient(op)

@@ -239,6 +239,8 @@ def nodes_of(ranks, folder):
             ("vocabulary", {"precision": "bf16"}, 0.03),
             ("vocabulary", {"precision": "fp32"}, 0.03),
             ("llama", {"precision": "bf16", "frozen_layers": 2}, 0.03),
+            ("llama", {"precision": "bf16", "lora_rank": 8}, 0.03),
+            ("llama", {"precision": "bf16", "lora_rank": 8, "lora_dropout": 0.1}, 0.03),
         ],
         1,
         tuples=True,
