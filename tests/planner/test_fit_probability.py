@@ -26,6 +26,7 @@ def _found(probability: float) -> simpar.SearchResult:
     )
 
 
+@pytest.mark.slow
 def test_what_is_listed_fits_as_probably_as_asked_for_and_the_margin_is_told() -> None:
     """Every candidate is sure enough; what the margin costs is what the search without it gains."""
     sure, predicted = _found(0.95), _found(0.5)

@@ -60,6 +60,7 @@ def test_choices_between_two_need_not_change():
     assert len(nearby._close(rows, PLAN)) == 7  # all but its own
 
 
+@pytest.mark.slow
 def test_other_pipeline_with_chunks(capsys, monkeypatch):
     """Another pipeline, its schedule and its chunks are one choice, and here the best."""
     _, found = checked(capsys, "--hardware", "dgx-h100", "--", *LAUNCH.split())

@@ -1,5 +1,7 @@
 """The whole of what stands beside the winner, where it is stopped, and where layouts are counted."""
 
+import pytest
+
 import simpar
 from simpar.planner import Constraints
 from simpar.planner.answer.ranking import LayoutRanking
@@ -22,6 +24,7 @@ def test_a_stopped_search_says_why_it_compares_nothing(monkeypatch):
     assert any("stopped (interrupted)" in line for line in certificate(found))
 
 
+@pytest.mark.slow
 def test_probabilities_are_over_all_layouts_that_may_be_tied():
     """More layouts than are shown: those shown share less than all of it."""
     found = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW, progress=SearchProgress(brief=True))

@@ -96,6 +96,7 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     )
 
 
+@pytest.mark.slow
 def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

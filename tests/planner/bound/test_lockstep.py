@@ -74,7 +74,7 @@ def bounds_s(frontier, row):
 CASES = [(network, nodes, seed) for seed in range(6) for network in NETWORKS for nodes in (2, 3, 4)]
 
 
-@pytest.mark.parametrize(("network", "nodes", "seed"), some(CASES, 5, tuples=True))
+@pytest.mark.parametrize(("network", "nodes", "seed"), some(CASES, [("two cards", 2, 0)], tuples=True))
 def test_bounds_hold_on_slow_networks(network, nodes, seed):
     """No step is below any bound, also where cards are shared unevenly and where leaves cut across groups."""
     frontier, checked = frontier_on(network, nodes, 97 * seed + nodes, 4), 0
@@ -121,7 +121,9 @@ def test_messages_of_tensor_ranks_take_turns_on_a_card():
     assert (hops.ahead < 1.3 * least_ns).all()
 
 
-@pytest.mark.parametrize(("tp", "pp", "schedule", "vpp"), [(8, 4, "1f1b", 1), (2, 8, "1f1b", 1), (8, 2, "1f1b", 1)])
+@pytest.mark.parametrize(
+    ("tp", "pp", "schedule", "vpp"), some([(8, 2, "1f1b", 1), (8, 4, "1f1b", 1), (2, 8, "1f1b", 1)], 1, tuples=True)
+)
 def test_bounds_know_most_of_what_cards_cost(tp, pp, schedule, vpp):
     """Within 10 % of the step, where without company they are below 75 % of it."""
     frontier = on_a_card(tp, pp, schedule, vpp)
@@ -133,7 +135,7 @@ def test_bounds_know_most_of_what_cards_cost(tp, pp, schedule, vpp):
 
 
 @pytest.mark.parametrize(
-    ("network", "seed"), some([(one, seed) for seed in range(4) for one in NETWORKS], 3, tuples=True)
+    ("network", "seed"), some([(one, seed) for seed in range(4) for one in NETWORKS], 1, tuples=True)
 )
 def test_all_groups_of_a_plan_are_among_those_of_its_mesh(network, seed):
     """What may change places on a mesh is decided with every group that a Program of one of its plans has."""

@@ -96,7 +96,7 @@ def test_cards_that_ranks_share_bound_what_is_simulated(order, sizes):
         assert frontier.bound_s[row] <= simulated.step_time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", some(range(60), 3))
+@pytest.mark.parametrize("seed", some(range(60), [2]))
 def test_a_slow_rank_is_bounded_where_it_stands(seed, problem_of, frontier_of):
     """No level of bounds exceeds the simulated step, and one slow rank of many is worth most of what it costs."""
     healthy = problem_of(seed)

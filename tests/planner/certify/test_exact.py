@@ -42,8 +42,10 @@ def test_a_step_that_is_the_same_op_by_op_is_not_run_again(monkeypatch, slow_ran
     assert len(layouts) < len(known) < len(layouts) * len(ORDERS)
 
 
-@pytest.mark.parametrize("slow_ranks", [{}, {3: 1.5}])
-@pytest.mark.parametrize(("before", "name"), [(0, "plain"), (10**6, "event")])
+@pytest.mark.parametrize(
+    ("before", "name", "slow_ranks"),
+    some([(0, "plain", {3: 1.5}), (10**6, "event", {}), (0, "plain", {}), (10**6, "event", {3: 1.5})], 2, tuples=True),
+)
 def test_the_result_is_the_same_whether_the_step_was_kept_or_not(before, name, slow_ranks):
     """A step that was let go is run again in the engine that ran it first, and both say all that simulate says."""
     pytest.importorskip("numba")

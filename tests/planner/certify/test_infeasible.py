@@ -11,6 +11,7 @@ from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.infeasible import _rounded_up, explain_no_answer, explain_too_large
 from simpar.planner.problem import Constraints
 from simpar.planner.progress import SearchProgress
+from tests.gate import some
 
 HELD = {"hsdp": 1, "tp": 1, "pp": 1, "micro_batch": 1, "recompute": "none", "zero": 0}
 
@@ -51,11 +52,15 @@ def test_a_hint_is_a_flag_with_which_something_fits(problem_of):
 
 @pytest.mark.parametrize(
     ("model", "seq_len", "stack", "fixed", "headroom", "hint"),
-    [
-        ("gpt2", 512, "megatron", {"optimizer": "shampoo"}, 0.94, "--fix optimizer=adamw"),
-        ("gpt2", 512, "nemo", {"grad_dtype": "fp32"}, 0.95, "--fix grad_dtype=bf16"),
-        ("small-mixture", 2048, "megatron", {"capacity_factor": 8.0}, 0.96, "no --fix capacity_factor"),
-    ],
+    some(
+        [
+            ("gpt2", 512, "megatron", {"optimizer": "shampoo"}, 0.94, "--fix optimizer=adamw"),
+            ("gpt2", 512, "nemo", {"grad_dtype": "fp32"}, 0.95, "--fix grad_dtype=bf16"),
+            ("small-mixture", 2048, "megatron", {"capacity_factor": 8.0}, 0.96, "no --fix capacity_factor"),
+        ],
+        1,
+        tuples=True,
+    ),
 )
 def test_an_axis_that_nobody_else_asked_for_has_a_hint(model, seq_len, stack, fixed, headroom, hint):
     """Its value without the flag: that of the plan, of the stack, or none; and with the hint something fits."""

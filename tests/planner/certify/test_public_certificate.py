@@ -12,7 +12,7 @@ from tests.gate import some
 
 ROOT = Path(__file__).parents[3]
 GATE = [(seed, 16) for seed in range(3)]
-"""Cases that run in the gate, of few plans each."""
+"""Cases of few plans each, of which the first runs in the gate."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def certificate():
     del sys.modules["certificate"]
 
 
-@pytest.mark.parametrize(("seed", "most"), some([*GATE, *((seed, 32) for seed in range(30))], GATE, tuples=True))
+@pytest.mark.parametrize(("seed", "most"), some([*GATE, *((seed, 32) for seed in range(30))], 1, tuples=True))
 def test_no_plan_of_the_space_beats_the_certified_one(seed, most, certificate):
     """Of all plans that simulate takes and says to fit none is faster, and what is listed fits and is simulate's."""
     verdict, note = certificate.checked(seed, most=most)

@@ -48,7 +48,7 @@ def searched(problem):
     return search
 
 
-@pytest.mark.parametrize("seed", some(range(40), 3))
+@pytest.mark.parametrize("seed", some(range(40), [2]))
 def test_certified_plans_are_the_best_of_all(seed):
     """The public call simulates every plan of the space, and none that fits is faster."""
     assert_best_of_all(drawn(seed))

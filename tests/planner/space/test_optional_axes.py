@@ -109,7 +109,7 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 
 @pytest.mark.parametrize("seed", some([2, 5], 1))
-@pytest.mark.parametrize("case", some(CASES, ["buckets", "sync"]))
+@pytest.mark.parametrize("case", some(CASES, ["sync"]))
 def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
@@ -121,7 +121,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
-@pytest.mark.parametrize("case", some(FEW, ["buckets", "reshard", "early", "kernels"]))
+@pytest.mark.parametrize("case", some(FEW, ["reshard", "kernels"]))
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}

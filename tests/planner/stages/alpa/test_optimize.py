@@ -84,6 +84,7 @@ def test_estimates_are_close_to_simulated_steps():
     assert search.ops == sum(done.num_ops for done, _ in search.found), "what MAX_OPS limits is all of them"
 
 
+@pytest.mark.slow
 def test_the_answer_is_never_worse_than_the_uniform_optimum():
     """It is a candidate like any other, under the restrictions that hold for both."""
     fixed = Constraints(fixed={"pp": "1,2", "micro_batch": "2"}, schedules=("1f1b",))
