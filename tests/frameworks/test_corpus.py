@@ -14,19 +14,14 @@ from simpar.frameworks import read
 from simpar.frameworks.recipes import nest_names
 from simpar.hardware.catalogue import load_cluster
 from simpar.simulation import simulate
+from tests.gate import some
 
 CORPUS = {entry["name"]: entry for entry in files.load(Path(__file__).parent / "corpus.yaml").data}
-SLOW = (
-    "megatron-gpt3-175b",
-    "bridge-llama3-70b",
-    "bridge-llama31-405b",
-    "bridge-deepseek-v3-32-nodes",
-    "nemo-llama3-70b",
-    "megatron-deepseek-v3-recipe",
-    "verl-qwen2.5-7b-megatron",
-    "nemo-rl-llama3.1-8b-megatron",
-)
-"""Many microbatches in a pipeline."""
+QUICK = (
+    "megatron-llama3-8b-fp8", "torchtitan-deepseek-v3", "bridge-qwen3-30b", "nanotron-qwen", "swift-qwen2.5-7b-zero2",
+    "openrlhf-llama3-8b-sft",
+)  # fmt: skip
+"""Dense models and mixtures from frameworks that say most things differently, with few microbatches."""
 TARGETS = {
     "shell": ("megatron", "train.sh"), "megatron-yaml": ("megatron", "model.yaml"),
     "toml": ("torchtitan-0.2", "job.toml"), "torchtitan": ("torchtitan", "models/llama3/config_registry.py:recipe"),
@@ -231,14 +226,7 @@ def flop_per_token(known, seq_len):
     return 6 * weights + 6 * shape["heads"] * shape["head"] * seen
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name, entry in CORPUS.items()
-        if "is" in entry
-    ],
-)
+@pytest.mark.parametrize("name", some([name for name, entry in CORPUS.items() if "is" in entry], QUICK))
 def test_what_was_imported_can_be_simulated(name):
     """Parameters, FLOP of a token, bytes of states, and a speed that devices have, all from facts outside of simpar."""
     entry = CORPUS[name]

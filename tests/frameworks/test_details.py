@@ -51,8 +51,8 @@ OTHERS = {
 """Another value of every field, for models in which it means something."""
 SAID = ("unread", "unbuilt")
 """Fields that are themselves about what is not understood: notes and losses tell them."""
-GATE = ("axolotl", "llama-factory", "maxtext", "megatron", "nanotron", "torch", "torchtitan", "trl")
-"""Targets that are tried in the gate: the others are later forms of theirs."""
+GATE = ("axolotl", "maxtext", "megatron", "torchtitan")
+"""Targets that are tried in the gate: of a trainer and of each way to describe a model."""
 CONFIGS = ("deepspeed", "accelerate", "sagemaker", "transformers")
 """Targets that get the model's config.json, which is where details come from."""
 

@@ -128,7 +128,7 @@ def test_boxes_without_network_end_where_they_end(name: str, nodes: int, rule: s
         load_cluster(name, nodes)
 
 
-@pytest.mark.parametrize("name", [name for name in bundled("clusters") if not load_cluster(name).is_mixed])
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_a_profile_of_ones_own_is_written_out_whole(name):
     """A shipped profile under another name comes back as it was, device included; under its own it is named."""
     cluster = load_cluster(name)

@@ -1,6 +1,7 @@
 """Models from their configs and weights of transformers compute what transformers computes."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -16,6 +17,7 @@ from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.hf_weights import rules  # noqa: E402
 from simpar.runtime.strategy import is_decoder  # noqa: E402
+from tests.gate import some  # noqa: E402
 
 from .tiny_models import LLAMA, MODELS  # noqa: E402
 
@@ -64,11 +66,26 @@ NAMED = {kind: {**DECLARED[kind].tiny} for kind in ("phimoe", "llama4_text")}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def shipped():
-    """Configs of the catalogue, each of another kind, with the sizes of a toy and everything else as shipped.
+SHIPPED = (
+    "bloom", "cohere", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "gemma",
+    "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neo",
+    "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid", "hunyuan_v1_moe", "internlm3", "llama",
+    "mamba2", "minimax_m2", "mistral", "mixtral", "mpt", "olmo", "olmo2", "olmoe", "opt", "phi", "phi3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+)  # fmt: skip
+"""Families of :func:`shipped`, named so that whoever collects tests reads no config."""
+IN_GATE = (
+    "llama", "llama-biased", "llama-yarn", "gpt2", "gpt_neox", "gptj", "opt", "falcon", "bloom", "gemma2", "phi3",
+    "cohere2", "granite", "olmo-clipped", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe", "dbrx", "mamba2",
+    "falcon_h1", "nemotron_h",
+)  # fmt: skip
+"""Biases, scaled and interleaved rotations, positions that are learnt or slopes, fused weights, caps, windows,
+multipliers, every kind of router, latent attention, sinks, and state-space layers alone and beside attention."""
 
-    In the gate are those whose family no tiny model is of.
-    """
+
+@cache
+def shipped():
+    """By family the configs of the catalogue, each of another kind, with the sizes of a toy and all else as shipped."""
     found = {}
     for name, config in catalogue().items():
         family = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
@@ -83,13 +100,9 @@ def shipped():
             small |= {"num_key_value_heads": 4, "head_dim": 4, "num_nextn_predict_layers": 0}
         small = {**SILENT.get(family, {}), **small, **OF_FAMILY.get(family, {})}
         small.pop("model_type")
-        if (family, small) not in found.values():
-            found[name] = family, small
-    known = {name.split("-")[0] for name in MODELS}
-    return [
-        pytest.param(family, config, id=name, marks=[pytest.mark.slow] if family in known else [])
-        for name, (family, config) in found.items()
-    ]
+        if small not in found.setdefault(family, []):
+            found[family].append(small)
+    return found
 
 
 def decoder(graph):
@@ -102,16 +115,11 @@ def loss_of(logits, tokens):
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("family", "config"),
-    [*(pytest.param(name.split("-")[0], config, id=name) for name, config in MODELS.items()), *shipped()],
-)
-def test_logits_and_gradients_are_those_of_transformers(family, config, tmp_path):
-    """From the same files: logits and all gradients of a step to fp32 rounding; weights written are those read."""
-    theirs = released(family, config, tmp_path)
-    graph = read(json.loads((tmp_path / "config.json").read_text()), family)
-    ours, files = decoder(graph), safetensors.load_file(tmp_path / "model.safetensors")
+def assert_same(family, config, folder):
+    """A model is, with the weights of transformers', the same function, and writes what it read."""
+    theirs = released(family, config, folder)
+    graph = read(json.loads((folder / "config.json").read_text()), family)
+    ours, files = decoder(graph), safetensors.load_file(folder / "model.safetensors")
     own = dict(ours.named_parameters())
     found = rules(family, list(own), graph.dims)
     with torch.no_grad():
@@ -135,6 +143,28 @@ def test_logits_and_gradients_are_those_of_transformers(family, config, tmp_path
     norm = sum(each.pow(2).sum() for each in gradients.values() if each is not None).sqrt()
     mine = sum(each.grad.pow(2).sum() for each in own.values()).sqrt()
     torch.testing.assert_close(mine, norm, rtol=1e-5, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", some(MODELS, IN_GATE))
+def test_logits_and_gradients_are_those_of_transformers(name, tmp_path):
+    """From the same files: logits and all gradients of a step to fp32 rounding; weights written are those read."""
+    assert_same(name.split("-")[0], MODELS[name], tmp_path)
+
+
+@pytest.mark.slow
+def test_families_that_are_shipped_are_named():
+    """All whose config is that of a decoder, and which transformers computes."""
+    assert sorted(shipped()) == sorted(SHIPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", SHIPPED)
+def test_what_is_shipped_computes_what_transformers_computes(family, tmp_path):
+    """Every config of the family in the catalogue that is of another kind."""
+    for number, config in enumerate(shipped()[family]):
+        assert_same(family, config, tmp_path / str(number))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -113,6 +113,7 @@ def test_every_layout_leaves_out_the_same_steps(forked, tmp_path, layout):
     assert losses[-1] < losses[0] - 0.01
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_scale_and_steps(forked, tmp_path):
     """A run in two parts has the losses of one, bit for bit."""
     files_of("llama", MODELS["llama"], tmp_path / "in")

@@ -272,6 +272,7 @@ def test_stopping_the_command_stops_the_ranks(tmp_path):
     assert alive(tmp_path / "out") == []
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named(tmp_path):
     """SIGKILL without checkpoints: rank, stage, signal and step in one line, and not the rank that lost its peer."""
     command = [sys.executable, "-m", "simpar", "run", *TWO, "--pp", "2", "--steps", "100000", "-o", "out"]

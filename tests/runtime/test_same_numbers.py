@@ -377,6 +377,7 @@ def test_layouts_of_two_ranks_train_like_one_process(run_matrix):
     assert_equal(run_matrix([{**case, "short": True} for case in cases], 2))
 
 
+@pytest.mark.slow
 def test_state_space_layers_split_by_heads_train_like_one_process(run_matrix):
     """Groups of heads on each rank, of sequences that are whole or divided between the layers, clipped or not."""
     cases = [{"tp": 2, "model": "hybrid"}, {**SEQUENCE, "recompute": "full", "model": "hybrid", **CLIPPED}]

@@ -171,8 +171,8 @@ def tensors_in(folder):
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("llama", ["--nproc", "2", "--tp", "2"]),
         ("gpt2", ["--nproc", "2", "--pp", "2"]),
+        pytest.param("llama", ["--nproc", "2", "--tp", "2"], marks=pytest.mark.slow),
         pytest.param("llama", ["--nproc", "2", "--zero", "3"], marks=pytest.mark.slow),
         pytest.param("phi3", ["--nproc", "1"], marks=pytest.mark.slow),
         pytest.param("gpt_neox", ["--nproc", "1"], marks=pytest.mark.slow),

@@ -360,7 +360,7 @@ def test_lengths_are_stated_as_a_scenario_takes_them(tmp_path, words, capsys):
         pytest.param(["--nproc", "2", "--sync", "bsp", "--set", "plan.servers=1"], marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("pack", ["--pack", "--no-pack"])
+@pytest.mark.parametrize("pack", ["--pack", pytest.param("--no-pack", marks=pytest.mark.slow)])
 def test_a_run_on_completions_has_the_loss_of_transformers(forked, tmp_path, words, layout, pack):
     """Loss and step of SGD are those of transformers' model on the same labels, the mean over what counts."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

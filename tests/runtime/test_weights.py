@@ -56,7 +56,7 @@ def flags(folder, *more):
     [
         pytest.param("llama-llama3", ["--nproc", "1"], marks=pytest.mark.slow),
         pytest.param("qwen2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"], marks=pytest.mark.slow),
-        ("gpt2", ["--nproc", "2", "--pp", "2"]),
+        pytest.param("gpt2", ["--nproc", "2", "--pp", "2"], marks=pytest.mark.slow),
         pytest.param("phi3", ["--nproc", "2", "--zero", "3"], marks=pytest.mark.slow),
         pytest.param("gpt_neox", ["--nproc", "4", "--tp", "2", "--zero", "3"], marks=pytest.mark.slow),
         pytest.param("mixtral", ["--nproc", "2", "--ep", "2"], marks=pytest.mark.slow),

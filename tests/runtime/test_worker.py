@@ -74,8 +74,10 @@ ABORTING = "import atexit, os, runpy; atexit.register(os.abort); runpy.run_modul
 
 @pytest.mark.parametrize(
     ("module", "handed"),
-    [("simpar.runtime.worker", job), ("simpar.calibrate.worker", partial(quick, 2, Machine()))],
-    ids=["run", "calibrate"],
+    [
+        pytest.param("simpar.runtime.worker", job, id="run"),
+        pytest.param("simpar.calibrate.worker", partial(quick, 2, Machine()), id="calibrate", marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_ends_before_its_interpreter_is_finalized(tmp_path, module, handed):
     """So that an abort there does not decide its exit code: here that of a job that has failed on another rank."""

@@ -20,8 +20,8 @@ pytest.importorskip("transformers")
 SEQ = 32
 TRAINING = simpar.Training(seq_len=SEQ, global_batch=16)
 PLANS = ({"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "recompute": "full"})
-QUICK = ("llama", "deepseek_v3", "gemma2", "qwen3_next", "falcon_h1")
-"""Grouped queries, experts behind latent attention, windows, linear attention, state-space layers beside attention."""
+QUICK = ("deepseek_v3", "gemma2")
+"""Experts behind latent attention, grouped queries with windows."""
 WITHOUT_CLASS = (
     "bailing_moe", "bailing_moe_v2", "deepseek", "kimi_k2", "grok-1", "kimi_vl", "internvl_chat", "minimax_m1",
     "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
