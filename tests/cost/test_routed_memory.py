@@ -18,6 +18,7 @@ from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import Footprint, footprints
 from simpar.simulation import lower_job
 from simpar.stacks.stack import load_stack
+from tests.gate import some
 
 
 def problem(model: str, fixed: dict[str, Any], probability: float = 0.95) -> Problem:
@@ -66,7 +67,7 @@ def test_recomputed_layers_hold_no_routed_tokens() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipev"])
-@pytest.mark.parametrize("model", ["small-mixture", "deepseek-v2-lite"])
+@pytest.mark.parametrize("model", some(["small-mixture", "deepseek-v2-lite"], 1))
 def test_the_search_has_the_account_of_the_simulated_step(
     model: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

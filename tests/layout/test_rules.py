@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from simpar.layout.layout import Layout
 from simpar.layout.rules import RULES
 from simpar.plan.choices import AXES, OPTIONAL_AXES
 from simpar.plan.choices.target import Workload
+from tests.gate import some
 
 NAMES = {name for axis in (*AXES, *OPTIONAL_AXES) for rules in getattr(axis, "rules", ()) for name in rules.names}
 SIZES = {
@@ -27,6 +28,7 @@ SIZES = {
     "hsdp": (1, 2),
     "sequence_parallel": (False, True),
 }
+MODELS = ("llama-3.2-1b", "tiny-mixture")
 OTHERS = [
     {},
     {"cp_method": "ulysses", "schedule": "terapipe", "expert_imbalance": 0.5, "expert_load": "sampled"},
@@ -43,8 +45,11 @@ def test_searches_ask_rules_that_there_are() -> None:
     assert set(RULES) >= NAMES
 
 
-@pytest.mark.parametrize("model", ["llama-3.2-1b", "tiny-mixture"])
-@pytest.mark.parametrize("others", OTHERS, ids=str)
+@pytest.mark.parametrize(
+    ("model", "others"),
+    some(product(MODELS, OTHERS), list(zip(cycle(MODELS), OTHERS, strict=False)), tuples=True),
+    ids=str,
+)
 def test_columns_keep_the_rules_that_each_row_keeps(model: str, others: dict[str, object]) -> None:
     """Number by number, or all at once."""
     target = Workload(load_model(model), Training(seq_len=510, global_batch=64), 8, 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from simpar import Cluster, Perturbation, Plan, Result, Training, simulate
 from simpar.program.structure.hooks import BlockBytes
 from simpar.program.structure.pass_memory import UnitPass
 from simpar.report.timeline import MemoryCurve
+from tests.gate import some
 
 
 def run(plan: Plan, training: Training, model: str = "tiny-llama", **options: object) -> Result:
@@ -46,9 +49,11 @@ PLANS = [
     (Plan(zero=1), 8 * 300),
     (Plan(zero=1), 8 * 30_000),
 ]
+IN_GATE = (0, 3, 6, 10)
+"""Without a pipeline and with one, passes that are opened where activations are kept, recomputed, and many."""
 
 
-@pytest.mark.parametrize(("plan", "batch"), PLANS)
+@pytest.mark.parametrize(("plan", "batch"), some(PLANS, [PLANS[at] for at in IN_GATE], tuples=True))
 def test_the_highest_level_is_the_predicted_peak(plan: Plan, batch: int) -> None:
     """Opening passes moves no peak: in the whole curve, in the drawn one, and when it is reached."""
     result = run(plan, Training(seq_len=256, global_batch=batch))
@@ -61,8 +66,9 @@ def test_the_highest_level_is_the_predicted_peak(plan: Plan, batch: int) -> None
         assert min(part.min() for part in curve.parts.values()) >= 0
 
 
-@pytest.mark.parametrize("microbatches", [1, 3, 16, 200])
-@pytest.mark.parametrize("tp", [1, 8])
+@pytest.mark.parametrize(
+    ("microbatches", "tp"), some(product([1, 3, 16, 200], [1, 8]), [(1, 1), (3, 8), (200, 1)], tuples=True)
+)
 def test_every_microbatch_is_a_tooth(microbatches: int, tp: int) -> None:
     """Without a pipeline activations rise and fall once a microbatch, whether passes are single ops or steps."""
     result = run(Plan(tp=tp, zero=1), Training(seq_len=256, global_batch=microbatches * 8 // tp))

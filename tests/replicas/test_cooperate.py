@@ -1,5 +1,6 @@
 """The result of replicas that step on their own: consistent, saved, shown, and refused where it makes no sense."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from simpar.replicas.efficiency import noise_scale_tokens, of_local_steps, of_st
 from simpar.report.html import render
 from simpar.report.parts import Staleness
 from simpar.report.result import Result
+from tests.gate import some
 
 SHARED = {"__init__", "averaging", "cooperate", "efficiency", "staleness", "servers", "setting"}
 
@@ -28,7 +30,7 @@ def test_every_scheme_is_a_file():
     assert files == {name.replace("-", "_") for name in SCHEMES}
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", some(sorted(SCHEMES), ["bsp", "ssp"]))
 def test_parts_sum_to_the_step_and_rates_follow(step_of, scheme):
     """Breakdown, throughput, utilisation and cost all speak of the mean step."""
     found = step_of(sync=scheme, sigma=0.1, **({"servers": 4} if scheme == "bsp" else {}))
@@ -54,8 +56,14 @@ def test_the_interval_is_that_of_the_mean_step(step_of, scheme):
     assert days.low < days.value < days.high
 
 
-@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"bsp"}))
-@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}])
+@pytest.mark.parametrize(
+    ("scheme", "plan"),
+    some(
+        product(sorted(set(SCHEMES) - {"bsp"}), [{}, {"tp": 2, "pp": 2}]),
+        [("asp", {}), ("local-sgd", {"tp": 2, "pp": 2})],
+        tuples=True,
+    ),
+)
 def test_there_is_one_figure_of_waiting(step_of, scheme, plan):
     """A fast rank's step ends with its replica's: what it waits beyond that for a slow one is at the meeting."""
     found = step_of(sync=scheme, slow={0: 2.0}, **plan)

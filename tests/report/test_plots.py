@@ -14,8 +14,8 @@ from tests.gate import some
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
 KINDS = sorted(KINDS_OF_PLOT)
-GATE = [*product(KINDS, [".svg"]), *product(["breakdown"], [".png", ".pdf", ".html"])]
-"""Every kind in one format, and one kind in all."""
+GATE = [("heatmap", ".png"), ("breakdown", ".html"), ("memory", ".svg"), ("timeline", ".pdf")]
+"""Every kind and every format once."""
 
 
 @pytest.mark.parametrize(("kind", "suffix"), some(product(KINDS, STARTS), GATE, tuples=True))
@@ -36,13 +36,15 @@ def test_a_page_needs_nothing_from_outside(result, tmp_path):
     assert "<link" not in text
 
 
-def test_the_same_result_draws_the_same_bytes(result, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "suffix"), some(product(["breakdown", "timeline"], [".svg", ".pdf"]), [("breakdown", ".pdf")], tuples=True)
+)
+def test_the_same_result_draws_the_same_bytes(result, tmp_path, kind, suffix):
     """Pictures carry no date and no random ids."""
-    for suffix in (".svg", ".pdf"):
-        first, second = (tmp_path / f"{name}{suffix}" for name in "ab")
-        for path in (first, second):
-            save_plot(result, "timeline", path)
-        assert first.read_bytes() == second.read_bytes()
+    first, second = (tmp_path / f"{name}{suffix}" for name in "ab")
+    for path in (first, second):
+        save_plot(result, kind, path)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_an_unknown_suffix_or_kind_is_refused(result, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from simpar.program.ir.memory import memory_uses
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered, lower
 from simpar.simulation import make_job
+from tests.gate import some
 
 TRAINING = Training(seq_len=512, global_batch=64)
 PLANS = {
@@ -27,6 +30,7 @@ PLANS = {
     "replicas": {"pp": 2, "vpp": 4, "dp": 8, "hsdp": 2},
     "experts": {"model": "small-mixture", "pp": 2, "dp": 8, "ep": 2},
 }
+WAITING = [name for name in PLANS if name not in ("experts", "replicas")]
 
 
 def slow(factor: float = 0.02) -> Cluster:
@@ -90,8 +94,7 @@ def test_adapters_that_are_units_leave_no_block_gathered_ahead(stack: str) -> No
     assert held.by_category[-1].sum() == 0
 
 
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("plan", [name for name in PLANS if name not in ("experts", "replicas")])
+@pytest.mark.parametrize(("plan", "zero"), some(product(WAITING, [2, 3]), zip(WAITING, cycle([3, 2])), tuples=True))
 def test_a_backward_waits_for_the_reduction_two_before(plan: str, zero: int) -> None:
     """Of all reductions of the rank, in whatever pass they were; on a slow network some backward does wait."""
     entry, times = timed(plan, zero)
@@ -106,8 +109,7 @@ def test_a_backward_waits_for_the_reduction_two_before(plan: str, zero: int) -> 
     assert waited or plan == "no pipeline"  # which waits for its gathers
 
 
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "zero"), some(product(PLANS, [2, 3]), zip(PLANS, cycle([2, 3])), tuples=True))
 def test_a_slow_step_frees_all_that_it_holds(plan: str, zero: int) -> None:
     """Communication slower than passes leaves no memory behind."""
     entry, times = timed(plan, zero)

@@ -100,12 +100,12 @@ def facts(result: Result) -> dict[str, Any]:
 
 
 NUMBERS = (4, 5, 7, 64)
-HABITS = ("deepspeed", "fsdp", "megatron", "nanotron", "nemo", "simpar", "torchtitan")
+HABITS = ("fsdp", "megatron", "torchtitan")
 """Stacks that differ most from each other."""
 WIDE = (PLANS["tp"], PLANS["cp"], {"tp": 8, "rank_order": "dp-tp-cp-pp"})
 NODES = ("dgx-a100-80gb", "rtx-4090-8", "tpu-v5e-pod")
-GATE = [*((name, 5) for name in PLANS), *(("tp-zero1", count) for count in NUMBERS if count != 5)]
-"""Every plan with one number of microbatches, and one plan with all."""
+GATE = [("ddp", 5), ("tp-zero1", 4), ("overlap", 5), ("frozen", 7)]
+"""Plans that differ most, with other numbers of microbatches."""
 
 
 @pytest.mark.parametrize(("name", "microbatches"), some(product(PLANS, NUMBERS), GATE, tuples=True))
@@ -124,7 +124,7 @@ def test_merged_equals_apart_on_every_stack(stack: str) -> None:
     assert facts(merged) == facts(apart)
 
 
-@pytest.mark.parametrize(("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True))
+@pytest.mark.parametrize(("plan", "hardware"), some(product(WIDE, NODES), [(WIDE[2], NODES[2])], tuples=True))
 def test_merged_equals_apart_across_nodes(plan: dict[str, Any], hardware: str) -> None:
     """Links that ranks share between nodes change nothing."""
     (_, merged), (_, apart) = both(plan, 6, hardware=hardware, nodes=2)

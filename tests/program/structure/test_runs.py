@@ -13,6 +13,7 @@ from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower
 from simpar.simulation import make_job
 from simpar.stacks.stack import Stack, load_stack
+from tests.gate import some
 from tests.program.emission.test_buffers import slow
 
 CLUSTER = slow()
@@ -65,7 +66,7 @@ def held(entry: Lowered) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", some(PLANS, ["interleaved", "1f1b", "experts"]))
 def test_one_reduction_a_run(plan: str) -> None:
     """As many times all gradients in fp32 as chunks have runs, instead of once a microbatch."""
     runs = PLANS[plan][1]
