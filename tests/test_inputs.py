@@ -37,6 +37,7 @@ def test_a_perturbation_may_be_a_dict() -> None:
     assert steps[0] == steps[1] > steps[2]
 
 
+@pytest.mark.slow
 def test_constraints_may_be_a_dict_of_fields_and_axes() -> None:
     """Axes beside the fields are fixed, as those of ``fixed`` are."""
     asked = simpar.Constraints(headroom=0.1, fixed={"tp": (1, 2), **FEW})

@@ -314,6 +314,7 @@ def test_flags_of_a_whole_plan_give_it_again(change):
     assert again.setup.plan == whole.setup.plan
 
 
+@pytest.mark.slow
 def test_baselines_of_a_search_carry_their_plan(tmp_path):
     """What is called pure ZeRO-3 is the plan that was compared: its flags, pasted, give its step."""
     found = search("gpt2-large", "t4-4", Training(seq_len=1024, global_batch=64))

@@ -106,12 +106,14 @@ def test_slow_cases_of_what_changed_run_behind_the_others(repository: Path) -> N
     assert set(turns) == RING
 
 
+@pytest.mark.slow
 def test_processes_of_xdist_share_what_is_touched(repository: Path) -> None:
     """The same cases on two of them."""
     done = run_pytest(repository, "-n", "2", "--touched", "HEAD~1")
     assert "65 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_touched_without_a_change(repository: Path) -> None:
     """The run of every day: five quick tests."""
     for arguments in (["--touched", "HEAD"], []):
@@ -128,6 +130,7 @@ def test_beyond_the_time_cases_are_counted_in_one_line(repository: Path) -> None
     assert lines[0].endswith("slow cases of what changed, beyond --touched-until 0")
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_the_commit(repository: Path, tmp_path: Path) -> None:
     """Twice the same at one commit, another at the next."""
 
@@ -148,7 +151,9 @@ def test_the_order_is_that_of_the_commit(repository: Path, tmp_path: Path) -> No
     ("arguments", "line"),
     [
         (["--touched", "nowhere"], "--touched nowhere: fatal: bad revision 'nowhere'; allowed: a revision of this"),
-        (["--touched", "HEAD", "-m", "slow"], "--touched with -m 'slow': allowed: without -m"),
+        pytest.param(
+            ["--touched", "HEAD", "-m", "slow"], "--touched with -m 'slow': allowed: without -m", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(repository: Path, arguments: list[str], line: str) -> None:

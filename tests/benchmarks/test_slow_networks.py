@@ -14,6 +14,7 @@ def test_jobs_span_what_the_table_is_about():
     assert slowest == pytest.approx(1e9 / 8)
 
 
+@pytest.mark.slow
 def test_a_line_says_what_is_certified():
     """ZeRO over one card is so slow that its bytes decide: certified at once."""
     line = row(JOBS[2], 60.0)

@@ -24,11 +24,11 @@ def test_there_are_ten_questions_of_one_command() -> None:
 
 @pytest.mark.parametrize(
     "question",
-    some(QUESTIONS, [each for each in QUESTIONS if each[0][0] == "simulate"]),
+    some(QUESTIONS, [each for each in QUESTIONS if {"gpt3-175b-64-a100", "--qlora", "ep=1,2,4,8"} & {*each[0]}]),
     ids=lambda question: " ".join(question[0]),
 )
 def test_the_command_prints_the_answer(question: tuple[list[str], list[str]], tmp_path, monkeypatch, capsys) -> None:
-    """To the letter; searches are slow."""
+    """To the letter; in the gate a scenario, a model of the reader's choice, and several values side by side."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     follow([question], capsys)

@@ -72,6 +72,7 @@ def errors_of(runs, tuning):
     )
 
 
+@pytest.mark.slow
 def test_what_a_stack_keeps_is_learnt_back():
     """Four peaks: other layouts are predicted to 3 % where 5 to 23 % were missing, and most of it is where it was."""
     found, others = learn_memory(observed((*LAYOUTS[::2], *DEEP))), observed(OTHERS)

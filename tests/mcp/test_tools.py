@@ -32,7 +32,7 @@ def test_a_scenario_as_data_is_simulated_as_its_file_would_be():
 
 def test_a_search_has_its_certificate_and_nothing_that_changes_by_itself():
     """Asked twice, the answer is equal."""
-    fixed = {"cp": 1, "ep": 1, "micro_batch": 1}
+    fixed = {"cp": 1, "ep": 1, "micro_batch": 1, "tp": 1, "pp": (1, 2), "zero": (0, 1), "recompute": "none", "hsdp": 1}
     first, _ = ask("search", scenario=JOB, fixed=fixed)
     assert first["certified_optimal"] is True
     assert first["stopped_early"] is False

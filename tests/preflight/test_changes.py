@@ -126,6 +126,7 @@ def test_the_action_of_github_comments_and_fails(repository, comment, tools, tmp
     assert calls[6:9] == ["pr", "comment", "7"]
 
 
+@pytest.mark.slow
 def test_the_template_of_gitlab_comments_and_fails(repository, comment, tools, tmp_path):
     """Its lines are run with the variables that it declares and those of a runner."""
     template = files.load(ROOT / "docs/ci/gitlab.yml").data

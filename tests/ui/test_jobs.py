@@ -61,6 +61,7 @@ def test_options_that_are_none_are_refused(state, options, words):
         said(search_plans, state, options)
 
 
+@pytest.mark.slow
 def test_a_whole_run_gets_its_failures(state):
     """Where the hardware says how often things fail, days come without failures first, then with them."""
     run = {**state, "cluster": {"hardware": "meta-llama3-h100", "nodes": 2}, "plan": {"pp": 4}}

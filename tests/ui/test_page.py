@@ -99,6 +99,7 @@ def test_a_plan_is_made_by_hand(visit):
     page.wait_for_function("() => location.hash.includes('global_batch=32')")
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_late_leaves_the_history_alone(visit):
     """Back, and forward again before the answer: it is shown, and overwrites no link but its own.
 

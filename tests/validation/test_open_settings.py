@@ -16,6 +16,7 @@ from tests.validation.test_validate import ROW
 OPEN = {**ROW, "micro_batch": "", "recompute": ""}
 
 
+@pytest.mark.slow
 def test_the_fastest_micro_batch_that_fits() -> None:
     """Of all powers of two that divide a replica's sequences, with and without recomputation."""
     found, prediction = choose_open_settings(case(OPEN))
