@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import simpar
 from simpar import cli
 from simpar.verbs import scenario_key
+from tests.gate import some
 
 TRAINING = {"seq_len": 1024, "global_batch": 64}
 COMMAND = (
@@ -104,9 +106,15 @@ def test_a_launch_is_checked_as_text_as_words_and_as_a_file(tmp_path: Path) -> N
         simpar.check(3)
 
 
-def test_what_is_shipped_is_listed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "names", "load"),
+    some([("hardware", simpar.clusters, simpar.Cluster), ("models", simpar.models, simpar.Model)], 1, tuples=True),
+)
+def test_what_is_shipped_is_listed(
+    tmp_path: Path, what: str, names: Callable[[], dict[str, str]], load: Callable[[str], object]
+) -> None:
     """Names that Model and Cluster take."""
-    for what, names in (("models", simpar.models()), ("hardware", simpar.clusters())):
-        assert cli.run(["list", what, "--json", str(tmp_path / what)]) == 0
-        same(tmp_path / what, names)
-    assert simpar.Model(next(iter(simpar.models()))).name in simpar.models()
+    found = names()
+    assert cli.run(["list", what, "--json", str(tmp_path / what)]) == 0
+    same(tmp_path / what, found)
+    assert load(next(iter(found)))
