@@ -132,19 +132,16 @@ PLAIN = COMMAND.replace("=8", "=gpu").replace("'my d'", "d").replace("torchrun "
 @pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     "command",
-    some(
-        [
-            COMMAND.replace("=8", "=4"),
-            f"CUDA_VISIBLE_DEVICES=0,1,2,3 {PLAIN}",
-            f"export CUDA_VISIBLE_DEVICES=4,5,6,7\n{PLAIN}",
-            f"export NPROC_PER_NODE=4\n{COMMAND.replace('=8', '=$NPROC_PER_NODE')}",
-            f"mpirun -np 4 {PLAIN.removeprefix('torchrun --nnodes 1 --nproc-per-node=gpu ')}",
-            f"#SBATCH --nodes=1\n#SBATCH --gpus-per-node=h100:4\n{PLAIN}",
-            f"#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n{PLAIN}",
-        ],
-        2,
-    ),
-)
+    some([
+        COMMAND.replace("=8", "=4"),
+        f"CUDA_VISIBLE_DEVICES=0,1,2,3 {PLAIN}",
+        f"export CUDA_VISIBLE_DEVICES=4,5,6,7\n{PLAIN}",
+        f"export NPROC_PER_NODE=4\n{COMMAND.replace('=8', '=$NPROC_PER_NODE')}",
+        f"mpirun -np 4 {PLAIN.removeprefix('torchrun --nnodes 1 --nproc-per-node=gpu ')}",
+        f"#SBATCH --nodes=1\n#SBATCH --gpus-per-node=h100:4\n{PLAIN}",
+        f"#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n{PLAIN}",
+    ], 2),
+)  # fmt: skip
 def test_a_part_of_a_node_is_never_answered_for_all_of_it(command, capsys):
     """Four of eight devices, by every way of saying it: data parallel over two pairs."""
     code, found = checked(capsys, *HARDWARE, "--fits-with", "0.5", "--", command)
@@ -417,14 +414,10 @@ MIXTURE = (
 @pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     ("flags", "imbalance"),
-    some(
-        [
-            ("", 0.27), ("--moe-router-force-load-balancing", 0.0), ("--moe-router-enable-expert-bias", 0.02),
-            ("--moe-expert-capacity-factor 1.0", 0.0),
-        ],
-        2,
-        tuples=True,
-    ),
+    some([
+        ("", 0.27), ("--moe-router-force-load-balancing", 0.0), ("--moe-router-enable-expert-bias", 0.02),
+        ("--moe-expert-capacity-factor 1.0", 0.0),
+    ], 2, tuples=True),
 )  # fmt: skip
 def test_a_launch_routes_tokens_as_what_balances_its_experts_leaves_them(capsys, flags, imbalance):
     """Unless it forces balance; the answer says what is assumed. With 0.27 the fullest of 8 ranks has 1.38 times."""
