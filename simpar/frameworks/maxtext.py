@@ -105,6 +105,8 @@ def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
     mesh, (_, far, _, shards) = s.plan.mesh, _axes(s)
     if mesh.ep > 1 and mesh.expert_tensor_parallel > 1:
         yield Loss("etp", mesh.expert_tensor_parallel, "experts are whole on a rank of the axis expert")
+    if s.graph.is_mixture and mesh.ep == 1 and mesh.expert_tensor_parallel != mesh.tp:
+        yield Loss("etp", mesh.expert_tensor_parallel, "without the axis expert, experts are split by the axis tensor")
     if shards % far:
         field, size = ("tp", mesh.tp) if mesh.tp > 1 else ("hsdp", s.plan.data_parallel.hsdp)
         yield Loss(field, size, f"a node is a slice of GPUs: {slices(s)} of them hold shards in equal parts")
@@ -143,6 +145,8 @@ def options(s: Subject) -> Options:
         values["hardware"] = s.device_kind  # MaxText uses the same names
     if further:
         values["mtp_num_layers"] = further
+    if (capacity := s.plan.experts.capacity_factor) is not None:
+        values["capacity_factor"] = capacity  # -1, the default, drops no tokens
     if (pieces := s.plan.execution.loss_chunks) is not None:
         values["num_vocab_tiling"] = pieces
     return values | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})

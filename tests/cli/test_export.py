@@ -117,7 +117,7 @@ SEARCH = [
 def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, capsys):
     """Without --portable the export loses nothing, and needs no second prediction; the answer says who decided."""
     plan = tmp_path / "plan.json"
-    assert cli.run([*SEARCH, "--micro-batch", "2", "--stack", stack, "-o", str(plan)]) == 0
+    assert cli.run([*SEARCH, "--micro-batch", "2", "--stack", stack, "-o", str(plan), "-v"]) == 0
     said = capsys.readouterr().out
     assert f"by {stack}, the framework of stack {stack}: without " in said
     assert "(--portable any searches them, too)" in said

@@ -1,5 +1,7 @@
 """Export, then import, gives the plan back: for every target that is read, of every plan that it can express."""
 
+from functools import cache
+
 import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -48,11 +50,39 @@ OF_EXPERTS = {
 }  # fmt: skip
 
 
+NEEDED = {"axolotl": {"master_weights": False, "zero": 3}, "maxtext": {"recompute": "full"}}
+"""What every plan has that a target can express."""
+
+
+@cache
+def expressed_alone(target, model):
+    """The choices that a target expresses where nothing else is chosen: with others, most draws would be refused."""
+    graph, result = load_model(model), {}
+    for name, values in ({**CHOICES, **OF_EXPERTS} if model in MIXTURES else CHOICES).items():
+        for value in values:
+            try:
+                plan = checked(model=model, **{**NEEDED.get(target, {}), name: value})
+            except UserError:  # not without another choice
+                result.setdefault(name, []).append(value)
+                continue
+            if not unsupported(plan, graph, TRAINING, target):
+                result.setdefault(name, []).append(value)
+    return result
+
+
+@cache
+def models_of(target):
+    """Models that a target expresses, with what every plan of it needs."""
+    needed = NEEDED.get(target, {})
+    known = {model: checked(model=model, **needed) for model in DENSE + MIXTURES}
+    return [model for model, plan in known.items() if not unsupported(plan, load_model(model), TRAINING, target)]
+
+
 @st.composite
 def layouts(draw, target):
     """A model and up to five choices of its plan, of which those are left out that say nothing beside others."""
-    model = draw(st.sampled_from(DENSE + MIXTURES))
-    choices = {**CHOICES, **OF_EXPERTS} if model in MIXTURES else CHOICES
+    model = draw(st.sampled_from(models_of(target)))
+    choices = expressed_alone(target, model)
     names = draw(st.lists(st.sampled_from(sorted(choices)), max_size=5, unique=True))
     values = {name: draw(st.sampled_from(choices[name])) for name in names}
     if values.get("pp", 1) == 1:  # one stage has no schedule
@@ -61,8 +91,7 @@ def layouts(draw, target):
         values.pop("reshard_after_forward", None)
     if values.get("overlap_grad_reduce") is False:  # Megatron gathers beside passes only where it reduces beside them
         values["overlap_param_gather"] = False
-    needed = {"axolotl": {"master_weights": False, "zero": 3}, "maxtext": {"recompute": "full"}}
-    return model, {**needed.get(target, {}), **values}
+    return model, {**NEEDED.get(target, {}), **values}
 
 
 def predicted(plan, graph, stack):
