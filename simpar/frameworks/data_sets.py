@@ -37,14 +37,21 @@ def documents_of(data_set: str) -> Documents | None:
 def pack_documents(training: Mapping[str, Any], data_sets: Sequence[str]) -> tuple[dict[str, Any], Assumed]:
     """The shape of a step whose packed documents attend to themselves only, with their lengths, and what is assumed.
 
-    Lengths are those of the one data set that is named, if they are known; else a document fills a sequence.
+    Lengths are those of the one data set that is named, if they are known; else a document fills a sequence, as it does
+    where the mean is longer than that.
     """
     seq_len = training["seq_len"]
     known = documents_of(data_sets[0]) if len(data_sets) == 1 else None
-    if known is None or known.mean is None or known.mean >= seq_len:
+    if known is None or known.mean is None:
         why = "packed documents attend to themselves only; how long they are is not told: one fills a sequence"
         others = tuple(seq_len // part for part in SHORTER if seq_len // part)
         return dict(training), Assumed("documents.mean", seq_len, why, others)
+    if known.mean >= seq_len:
+        why = (
+            "packed documents attend to themselves only; "
+            f"those of {data_sets[0]} have {known.mean} tokens in the mean: one fills a sequence"
+        )
+        return dict(training), Assumed("documents.mean", seq_len, why)
     why = f"packed documents attend to themselves only; published lengths of {data_sets[0]}"
     documents = {"mean": known.mean, "spread": known.spread}
     return {**training, "documents": documents}, Assumed("documents.mean", known.mean, why, (seq_len,))

@@ -59,6 +59,16 @@ def test_lengths_that_nobody_knows_are_assumed_aloud():
         assert (one.value, one.others) == (16384, (4096, 1024))
 
 
+def test_documents_longer_than_a_sequence_fill_it():
+    """Their length is told, and no shorter one is likely: 9,942 tokens in sequences of 8,192."""
+    command = COMMAND.format("swift", "Yukang/LongAlpaca-12k").replace("16384", "8192")
+    found = read(f"{command} --attn_impl flash_attn", "train.sh", "swift")
+    assert found.plan.training == {"seq_len": 8192}
+    [one] = [each for each in found.assumed if each.key == "documents.mean"]
+    assert (one.value, one.others) == (8192, ())
+    assert "Yukang/LongAlpaca-12k have 9942 tokens" in one.why
+
+
 @pytest.mark.parametrize(
     ("text", "attends"),
     [
