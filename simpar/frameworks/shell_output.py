@@ -20,8 +20,13 @@ MOST_WORDS = 100_000
 Output = Callable[[list[str], str], str | None]
 PLACEHOLDER = re.compile(r"(?<=[=\s])(<[A-Za-z][^<>\n()|;&'\"$]*>)(?=[\s;)/_.\w-]|\Z)")
 """What a public script leaves to its reader, such as <path to data>."""
-SAID = re.compile(r"(?<=\s)(<[A-Za-z][\w./-]*(?: [\w./-]+)+>)(?=\s|\Z)")
-"""The same, in several words."""
+SAID = re.compile(
+    r"(?<=\s)()(<[A-Za-z][\w./-]*(?: [\w./-]+)+>)(?=\s|\Z)"
+    r"|(?<=\s)(--?[A-Za-z][\w.-]*[= ])(<[A-Za-z][\w./-]*>)(?=\s|\Z)"
+    r"|()(\$?\{\{[^{}\n]*\}\})"
+)
+"""The same in several words, or as the value of a flag, and the fields of templates ({{ nodes }}, ${{inputs.data}}):
+each is a word, where a shell would see redirections, braces or nothing that it can read."""
 _SETS = {"[:space:]": " \t\n", "\\n": "\n", "\\t": "\t", "\\0": "\0"}
 
 
@@ -41,7 +46,8 @@ COMMENT = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
 def tree_of(text: str) -> Node:
     """The tree of a shell text, where placeholders (<your path>) are words.
 
-    Those of several words would be read as redirections; one of a single word is one, if the text has a tree with it.
+    Those of several words, and values of flags, would be read as redirections; another one of a single word is one, if
+    the text has a tree with it.
     """
     text = COMMENT.sub(" ", text)
     root = parser().parse(text.encode()).root_node
@@ -53,12 +59,15 @@ def tree_of(text: str) -> Node:
 
 
 def _without_redirections(text: str, root: Node) -> str:
-    """The text with placeholders of several words quoted, but for those inside of quotes."""
+    """The text with placeholders quoted that are no words as they stand, but for those inside of quotes."""
 
     def quoted(match: re.Match[bytes]) -> bytes:
         node = root.descendant_for_byte_range(match.start(), match.end())
         is_text = node is not None and ("string" in node.type or "heredoc" in node.type or node.type == "comment")
-        return match[0] if is_text else b"'" + match[1] + b"'"
+        if is_text:
+            return match[0]
+        before, word = (part for part in match.groups() if part is not None)
+        return before + b"'" + word + b"'"
 
     return re.sub(SAID.pattern.encode(), quoted, text.encode()).decode()
 

@@ -14,6 +14,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
+from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences
 from simpar.frameworks.recipes import split_name
@@ -305,6 +306,8 @@ def _target_of(text: str, source: str, suffix: str) -> str:
     if suffix in (".py", ".toml") and (unread := unread_text(text)):
         raise _refusal(source, f"a file of {unread}, which is not read")
     if suffix == ".py":
+        if is_config_of_nanogpt(text):
+            return "nanogpt"
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":
         return "torchtitan-0.2"

@@ -83,6 +83,7 @@ MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "tor
 ALIASES = {
     "xpk.py": "xpk", "salloc": "sbatch", "automodel": "torchrun",
     **dict.fromkeys(("mpiexec", "mpiexec.hydra", "horovodrun"), "mpirun"),
+    **dict.fromkeys(("trl", "axolotl"), "accelerate"),  # which they start, with those of its flags that they are given
 }  # fmt: skip
 OF_ONE_NODE = {"run_train.sh": 8}
 """Scripts of frameworks that start one node, with as many ranks as a variable of :data:`OF_NODE` says, or these."""

@@ -59,7 +59,25 @@ def _of_task(data: Mapping[str, Any]) -> StartedCommand | None:
         **_plain(data.get("envs")), "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": 0,
         **({"SKYPILOT_NUM_GPUS_PER_NODE": devices} if devices else {}),
     }  # fmt: skip
-    return StartedCommand(_with(variables, run), nodes, devices)
+    return StartedCommand(_with(variables, _with_local_paths(run, data.get("file_mounts"))), nodes, devices)
+
+
+def _with_local_paths(text: str, mounts: Any) -> str:
+    """The text of a task with the local paths of what is copied to its nodes, so that files are found that lie here."""
+    for remote, local in _plain_paths(mounts).items():
+        text = re.sub(rf"(?<![\w./~-]){re.escape(remote)}(?![\w.-])", local.replace("\\", r"\\"), text)
+    return text
+
+
+def _plain_paths(mounts: Any) -> dict[str, str]:
+    """Local paths by remote ones, the longest first; what is mounted from a store of objects is not here."""
+    given = mounts if isinstance(mounts, Mapping) else {}
+    paths = {
+        str(remote).rstrip("/"): str(local).rstrip("/")
+        for remote, local in given.items()
+        if isinstance(local, str) and "://" not in local
+    }
+    return dict(sorted(paths.items(), key=lambda pair: -len(pair[0])))
 
 
 def _of_pods(data: Mapping[str, Any]) -> StartedCommand | None:

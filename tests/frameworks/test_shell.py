@@ -179,6 +179,10 @@ def test_placeholders_are_words():
     text = 'V=<path>/v.json\nexport DATA=<path to the data>\npython train.py --data "${DATA}" --micro-batch-size 4\n'
     script = Script(text, "train.sh")
     assert script.commands[-1] == ["python", "train.py", "--data", "<path to the data>", "--micro-batch-size", "4"]
+    values = Script("python train.py --tp <TP> --lr={{ lr }} --data ${{inputs.data}}/x --bf16\n", "train.sh")
+    assert values.commands[-1] == [
+        *("python", "train.py", "--tp", "<TP>", "--lr={{ lr }}", "--data", "${{inputs.data}}/x", "--bf16")
+    ]
     inner = Script("A='--data <PATH TO data> --fp16 '\nsh -c \"python train.py $A\"\n", "train.sh")
     assert inner.commands[-1][-1] == "--fp16"
     with pytest.raises(UserError, match="not shell text"):

@@ -19,7 +19,8 @@ def given(entry: dict, folder: Path) -> object:
     for name, data in entry.get("files", {}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(data) if path.suffix in (".yaml", ".yml") else json.dumps(data))
+        told = yaml.safe_dump(data) if path.suffix in (".yaml", ".yml") else json.dumps(data)
+        path.write_text(data if isinstance(data, str) else told)
     script = folder / "job.sh"
     script.write_text(f"{entry['run']}\n")
     return given_words([str(script)])

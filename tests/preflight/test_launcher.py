@@ -77,6 +77,14 @@ def test_nodes_and_ranks(text: str, nodes: int | None, per_node: int | None, ran
     assert (found.target, found.nodes, found.per_node, found.ranks) == ("megatron", nodes, per_node, ranks)
 
 
+@pytest.mark.parametrize(("flags", "nodes", "ranks"), [("--num_processes 4", None, 4), ("", 1, None)])
+def test_front_ends_that_start_accelerate_take_its_flags(flags: str, nodes: int | None, ranks: int | None) -> None:
+    """TRL's, and Axolotl's; without any, the devices of one machine."""
+    text = f"trl sft --model_name_or_path Qwen/Qwen3-8B --bf16 {flags}"
+    found = launch_of(text, "job.sh")
+    assert (found.target, found.nodes, found.ranks) == ("trl", nodes, ranks)
+
+
 def test_a_command_has_its_own_variables() -> None:
     """Those that the script set by then, and those before its words, which no other command has."""
     text = f"A=1\nB=2 C=3 true\nenv D=4 B=5 torchrun {TRAIN}\nA=6"

@@ -49,6 +49,21 @@ def test_the_command_that_a_manifest_starts_is_read(text: str, devices: int, tmp
     assert result.text.syntax is None
 
 
+def test_files_of_a_task_are_those_that_it_copies_from_here(tmp_path: Path) -> None:
+    """SkyPilot's ``file_mounts``; a store of objects is no folder here."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "run.yaml").write_text(
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 3\ndatasets: [{path: a}]\nbf16: true\n"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "resources: {accelerators: H100:8}\nfile_mounts: {/configs: ./here/, /data: s3://bucket}\n"
+        "run: accelerate launch -m axolotl.cli.train /configs/run.yaml\n"
+    )
+    result = given_words([str(path)])
+    assert (result.text.target, result.found.plan.micro_batch) == ("axolotl", 3)
+
+
 def test_a_set_of_jobs_has_the_pods_and_tpus_of_all(tmp_path: Path) -> None:
     """Two containers of a pod share the chips of a host; every job of the set has its own pods."""
     container = """{name: %s, resources: {limits: {google.com/tpu: 2}}, command: [bash, -c], args: ["python3 -m
