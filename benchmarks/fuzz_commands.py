@@ -183,8 +183,10 @@ def _ranked(data: Mapping[str, Any]) -> list[str]:
         problems.append(f"candidates are not in order: {times}")
     if any("best_probability" in row for row in rows):
         odds = [row["best_probability"] for row in rows]
-        missing = 1 - sum(odds)  # what others have that were compared, where fewer than TOP are shown
-        wrong = missing < -ROUNDED * len(rows) or (len(rows) >= TOP and missing > ROUNDED * len(rows))
+        missing = 1 - sum(odds)  # what others have that were compared and are not shown
+        over = (data.get("tie") or {}).get("layouts")
+        shows_all = len(rows) >= (TOP if over is None else over)
+        wrong = missing < -ROUNDED * len(rows) or (shows_all and missing > ROUNDED * len(rows))
         if wrong or any(row["expected_regret"] < 0 for row in rows):
             problems.append(f"probabilities of being the best: {odds}")
     if data["certified_optimal"] and data["gap"]:
