@@ -135,7 +135,8 @@ def _keeps_layers(module: Any) -> bool:
 
 
 def _line(error: Exception) -> str:
-    text = next(iter(str(error).strip().splitlines()), "")
+    lines = [*filter(None, map(str.strip, str(error).splitlines())), ""]
+    text = " ".join(lines[:2]).strip() if lines[0].endswith(":") else lines[0]  # the cause stands below its heading
     if "torch.nonzero()" in text:
         return "it picks rows by their values"
     return f"{type(error).__name__}: {text if len(text) <= MAX_LINE else text[:MAX_LINE] + '...'}"

@@ -15,6 +15,8 @@ from typing import Any
 
 ROUTED = ("hidden_states", "top_k_index", "top_k_weights")
 """What ``forward`` of a class of experts reads in transformers."""
+ONE_HOT = ("hidden_states", "selected_experts", "routing_weights")
+"""The same of Switch Transformers: experts are modules of their own, a token's is told by ones among zeros."""
 
 
 @contextmanager
@@ -24,7 +26,11 @@ def grouped_experts(module: Any) -> Iterator[None]:
     for each in module.modules():
         if (experts := _stacks(each)) is not None:
             each.forward = partial(_grouped, each, *experts)
-            replaced.append(each)
+        elif (experts := _modules(each)) is not None:
+            each.forward = partial(_one_hot, each, *experts)
+        else:
+            continue
+        replaced.append(each)
     try:
         yield
     finally:
@@ -44,6 +50,34 @@ def _stacks(module: Any) -> tuple[Callable[[], tuple[Any, Any]], Callable[[Any],
     if inner is not None and _dims(inner, "w1", "v1", "w2") == (2, 2, 2):  # DBRX: experts below each other
         return partial(_unpacked, module), partial(_gated, inner.activation_fn)
     return None
+
+
+def _modules(module: Any) -> tuple[Callable[[], tuple[Any, Any]], Callable[[Any], Any]] | None:
+    """The same of a class that holds its experts as modules of two products; else None."""
+    if tuple(inspect.signature(type(module).forward).parameters)[1:] != ONE_HOT:
+        return None
+    first = next(iter(module.values()), None)
+    if first is None or _dims(first.wi, "weight") != (2,) or _dims(first.wo, "weight") != (2,):
+        return None
+    return partial(_stacked, module), lambda rows: first.dropout(first.act(rows))
+
+
+def _stacked(module: Any) -> tuple[Any, Any]:
+    import torch
+
+    experts = list(module.values())
+    return torch.stack([each.wi.weight for each in experts]), torch.stack([each.wo.weight for each in experts])
+
+
+def _one_hot(
+    module: Any,
+    stacks: Callable[[], tuple[Any, Any]],
+    gate: Callable[[Any], Any],
+    hidden_states: Any,
+    selected_experts: Any,
+    routing_weights: Any,
+) -> Any:
+    return _grouped(module, stacks, gate, hidden_states, selected_experts.argmax(-1), routing_weights)
 
 
 def _dims(module: Any, *names: str) -> tuple[int, ...]:

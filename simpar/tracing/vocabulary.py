@@ -27,7 +27,7 @@ POINTWISE = _words(
     tanh sigmoid silu gelu relu relu6 leaky_relu elu celu selu softplus hardswish hardsigmoid hardtanh
     mish erf abs sign clamp clamp_min clamp_max where masked_fill maximum minimum max min sin cos addcmul
     addcdiv lerp softmax _softmax log_softmax mean sum var std var_mean std_mean amax amin prod cumsum
-    glu logsigmoid prelu threshold
+    glu logsigmoid prelu threshold uniform
     floor round remainder fmod atan2 bernoulli eq ne lt le gt ge logical_and logical_or logical_not
     bitwise_and bitwise_or bitwise_not __and__ __or__ nan_to_num rand_like randn_like logit expm1 softsign
     linalg_vector_norm norm div_ complex polar real imag logsumexp log_sigmoid cumprod logcumsumexp heaviside

@@ -42,3 +42,15 @@ def test_what_is_no_module_is_refused(name, message, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with pytest.raises(UserError, match=f"model = traced_models:{name}: {message}"):
         capture(f"traced_models:{name}", 32, partial(call_user_function, f"traced_models:{name}"))
+
+
+def test_an_error_is_told_with_what_stands_below_its_heading():
+    """A class that checks its config names the field in the second line."""
+
+    def make():
+        raise ValueError(
+            "Class validation error for validator 'sizes':\n    hidden_size = 30 is no multiple of 4\nmore"
+        )
+
+    with pytest.raises(UserError, match=r"'sizes': hidden_size = 30 is no multiple of 4\)$"):
+        capture("own", 8, make)

@@ -6,6 +6,7 @@ import simpar
 from simpar.architectures.families.family import TINY
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
+from simpar.tracing.capture import capture
 from simpar.tracing.graph import trace_library
 from tests.gate import some
 
@@ -28,12 +29,27 @@ CONFIGS = {
         **{key: size for key, size in PAIR.items() if key != "vocab_size"},
     },  # compares tokens with the number for padding
     "xlm": {"n_words": 96, "emb_dim": 32, "n_layers": 2, "n_heads": 4},  # attentions and MLPs in lists of their own
+    "switch_transformers": {
+        **TINY,
+        "model_type": "switch_transformers",
+        "d_model": 32,
+        "d_ff": 48,
+        "d_kv": 8,
+        "num_heads": 4,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "num_experts": 4,
+    },  # experts in modules of their own, by ones among zeros
     "distilbert": {"vocab_size": 96, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},  # no causal class
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", some(CONFIGS, [kind for kind in CONFIGS if kind not in ("xlm", "fsmt")]))
+@pytest.mark.parametrize(
+    "kind", some(CONFIGS, [kind for kind in CONFIGS if kind not in ("xlm", "fsmt", "switch_transformers")])
+)
 def test_a_class_has_the_parameters_that_its_library_counts(kind):
     """Captured by its config alone, without the name of its class."""
     config = {**CONFIGS[kind], "model_type": kind}
@@ -74,11 +90,31 @@ def test_norms_of_heads_without_weights_are_no_exporters_norms():
     assert result.step_time_s > 0
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_experts_that_are_modules_of_their_own_are_a_mixture():
+    """Switch Transformers loops over those that tokens chose; one of four for each token."""
+    graph = trace_library({**CONFIGS["switch_transformers"]}, "", "switch", SEQ, "model = switch")
+    assert graph.is_mixture
+    assert (graph.dims["experts"], graph.dims["topk"], graph.dims["expert_ffn"]) == (4, 1, 48)
+    training, plan = simpar.Training(seq_len=SEQ, global_batch=16), simpar.Plan(ep=2, micro_batch=1)
+    assert simpar.simulate(graph, "dgx-h100", plan, training, with_timeline=False).communication["ep"].busy_s > 0
+
+
+class Picks(torch.nn.Module):
+    """Keeps the tokens whose features are positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 4)
+
+    def forward(self, tokens):
+        """Rows of the table by their values."""
+        rows = self.table(tokens)
+        return rows[rows.sum(-1) > 0]
+
+
 def test_choices_by_value_are_refused_in_one_short_line():
     """What torch says of them is a paragraph."""
-    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2}
-    config = {**TINY, **sizes, "model_type": "switch_transformers", "num_sparse_encoder_layers": 1}
     with pytest.raises(UserError, match="it picks rows by their values") as refused:
-        trace_library(config, "", "own", SEQ, "model = own")
+        capture("own", SEQ, Picks)
     assert len(str(refused.value)) < 200
