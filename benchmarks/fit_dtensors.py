@@ -10,6 +10,7 @@ forward and backward, in a group whose collectives take nothing, and a loop of P
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import numpy as np
@@ -29,6 +30,7 @@ LOOP = 20_000_000
 
 def main() -> None:
     """Print both."""
+    argparse.ArgumentParser(description=str(__doc__).splitlines()[0]).parse_args()
     cases = told_runs()
     errors = {value: np.array(errors_at(cases, value * MS)) for value in np.arange(0.0, 1.2, 0.05)}
     best = min(errors, key=lambda value: float(np.square(errors[value]).sum()))

@@ -263,8 +263,10 @@ def test_logs_that_are_none(tmp_path):
     with pytest.raises(UserError, match="no line of a training step"):
         explain(path)
     good = log(tmp_path, MEGATRON)
+    other = tmp_path / "other.log"
+    other.write_bytes(good.read_bytes())
     with pytest.raises(UserError, match="one log of a run"):
-        explain(good, good)
+        explain(good, other)
     packed = gzip.compress(good.read_bytes())
     path.write_bytes(packed)
     assert read_log(path).count == 5

@@ -146,5 +146,7 @@ def test_files_that_are_none(saved, tmp_path, monkeypatch):
         explain(saved({"segments": [{"total_size": 5, "blocks": [{}]}]}))
     with pytest.raises(UserError, match="has no segment"):
         explain(saved({"segments": []}))
+    first, other = saved(snapshot()), tmp_path / "other.pickle"
+    other.write_bytes(first.read_bytes())
     with pytest.raises(UserError, match="one of the fullest rank"):
-        explain(saved(snapshot()), saved(snapshot()))
+        explain(first, other)
