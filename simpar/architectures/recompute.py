@@ -98,11 +98,6 @@ def period(policy: str) -> int | None:
     return int(policy.removeprefix(_EVERY)) if policy.startswith(_EVERY) else None
 
 
-def policy_of_segments(layers: int) -> str:
-    """The policy that recomputes all layers in segments of some length."""
-    return f"{_SEGMENTS}{layers}"
-
-
 def segment_layers(policy: str) -> int | None:
     """C of ``segments:C``; None of other policies."""
     return int(policy.removeprefix(_SEGMENTS)) if policy.startswith(_SEGMENTS) else None

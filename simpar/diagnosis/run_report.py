@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.diagnosis.log_run import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, STEP_TIME, LogRun, make_run
 from simpar.errors import UserError
-from simpar.files import parse, read_json
+from simpar.files import load, parse
 from simpar.plan.plan import Plan
 
 OWN, REPORT, ROWS = "simpar run", "report.json", "log.jsonl"
@@ -75,10 +75,7 @@ def _times(folder: Path, ranks: int) -> dict[int, dict[str, float]]:
 
 
 def _data(path: Path) -> Mapping[str, Any]:
-    try:
-        data = read_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    data = load(path).data
     if not isinstance(data, dict):
         raise UserError(f"{path}: is not a report of simpar run")
     return data

@@ -21,7 +21,6 @@ from simpar.architectures.recompute import (
     of_modules,
     operators,
     policy_of_every,
-    policy_of_segments,
     says_layers,
     segment,
 )
@@ -78,10 +77,10 @@ def test_what_is_built_is_read_again() -> None:
     assert segment(last_of(3)) == (2, 3)
     assert modes(policy) == ("none", "full:0/3", "full:1/3", "full:2/3", "modules:mlp+moe", "full")
     assert modes(policy_of_every(3)) == ("full", "none")
-    thirds = policy_of_segments(3)
+    thirds = "segments:3"
     assert [of_layer(thirds, layer) for layer in (0, 4, 8)] == ["full:0/3", "full:1/3", last_of(3)]
     assert {*modes(thirds)} == {of_layer(thirds, layer) for layer in range(9)}
-    assert modes(policy_of_segments(1)) == ("full",)
+    assert modes("segments:1") == ("full",)
     assert (of_modules([]), joint_mode(1)) == ("none", "full")
 
 

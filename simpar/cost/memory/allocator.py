@@ -73,9 +73,11 @@ def most_moving_bytes(static_bytes: Numbers, limit_bytes: float, habits: Allocat
 
 
 def remap_s(moving_bytes: Numbers, habits: AllocatorHabits) -> Numbers:
-    """Seconds of a step in which all that comes and goes is given back and mapped again, a mean over steps."""
-    every = habits.empty_cache_steps
-    return moving_bytes * REMAP_S_PER_BYTE / every if every else 0.0 * moving_bytes
+    """Seconds of a step in which all that comes and goes is given back and mapped again, a mean over steps.
+
+    Of an allocator whose cache is emptied after some steps.
+    """
+    return moving_bytes * REMAP_S_PER_BYTE / habits.empty_cache_steps
 
 
 def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Numbers:

@@ -17,9 +17,6 @@ from simpar.program.structure.stages import PASSES, ActionBuilder
 from simpar.program.structure.templates import GATHER, REDUCE, TemplateNode
 from simpar.units import to_ns
 
-NAME = "empty cache"
-"""Of the op, by which reports find its time."""
-
 
 def moving_bytes(builder: ActionBuilder, schedule: Schedule, pipeline_rank: int) -> float:
     """The most bytes of activations and workspaces at a time along a pipeline rank's passes."""
@@ -43,4 +40,4 @@ def emptied(builder: ActionBuilder, schedule: Schedule, pipeline_rank: int) -> t
     if not habits.empty_cache_steps:
         return ()
     seconds = remap_s(moving_bytes(builder, schedule, pipeline_rank), habits)
-    return (TemplateNode("host", NAME, (COMPUTE, GATHER, REDUCE), duration_ns=int(to_ns(seconds))),)
+    return (TemplateNode("host", "empty cache", (COMPUTE, GATHER, REDUCE), duration_ns=int(to_ns(seconds))),)
