@@ -79,12 +79,13 @@ def export(
     exports even a plan that fits under the target's stack with less than ``fit_probability`` (default: that of the
     plan's search, else 0.95). The other keywords are facts that the plan may lack. Raises UserError.
 
-    >>> import simpar
+    >>> import simpar, tempfile
     >>> plan = simpar.Plan(tp=2, dp=4, model="gpt2", training={"seq_len": 1024, "global_batch": 64})
     >>> made = export(plan, "megatron", hardware="dgx-h100")
     >>> sorted(made.files)
     ['README.md', 'command.sh', 'local.sh', 'plan.json', 'pytorchjob.yaml', 'slurm.sh']
-    >>> made.save("exported")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made.save(folder)
     """
     facts = SourceFlags(model, seq_len, global_batch, nodes, gpus_per_node, hardware, stack)
     source = load_source(plan, facts)
@@ -134,9 +135,10 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
     ``file`` may be FILE.py:RECIPE; ``model`` is the model's name where the file names none. The result has the
     ``plan``, names of options that are ``ignored``, and ``notes``. Raises UserError.
 
-    >>> from pathlib import Path
-    >>> _ = Path("train.sh").write_text("torchrun pretrain_gpt.py --tensor-model-parallel-size 4 --bf16")
-    >>> import_plan("train.sh", "megatron").plan.tp
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w+", suffix=".sh") as script:
+    ...     print("torchrun pretrain_gpt.py --tensor-model-parallel-size 4 --bf16", file=script, flush=True)
+    ...     import_plan(script.name, "megatron").plan.tp
     4
     """
     if framework == TRACES:

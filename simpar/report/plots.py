@@ -53,8 +53,10 @@ def save_plot(result: Result, kind: str, path: str | Path) -> None:
 
     Raises UserError for another kind or suffix.
 
-    >>> import simpar
-    >>> save_plot(simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs()), "memory", "memory.png")
+    >>> import simpar, tempfile
+    >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_plot(result, "memory", f"{folder}/memory.png")
     """
     from simpar.report.notebook import to_html
 

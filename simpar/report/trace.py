@@ -40,9 +40,10 @@ def write_trace(timeline: Timeline, path: str | Path, *, metadata: Mapping[str, 
 
     ``metadata`` is shown by the viewer's info page. Open it in https://ui.perfetto.dev or chrome://tracing.
 
-    >>> import simpar
+    >>> import simpar, tempfile
     >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
-    >>> write_trace(result.timeline, "trace.json.gz")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_trace(result.timeline, f"{folder}/trace.json.gz")
     """
     text = json.dumps(trace(timeline, metadata=metadata))
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text)

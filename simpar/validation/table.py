@@ -91,9 +91,12 @@ def validate(path: str | Path, *, using: str | Path | ProfileOverrides | None = 
 
     >>> row = {"source": "own", "model_name": "gpt2", "seq_len": 1024, "gpu_type": "H100 SXM 80GB", "n_gpus": 8}
     >>> row |= {"micro_batch": 8, "global_batch_seqs": 64, "precision": "bf16", "iteration_time_s": 0.05}
-    >>> _ = Path("runs.csv").write_text(",".join(row) + chr(10) + ",".join(map(str, row.values())))
-    >>> found = validate("runs.csv", jobs=1)
-    >>> found["modelled"], found["rows_detail"][0]["label"][:4]
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w+", suffix=".csv") as table:
+    ...     print(*row, sep=",", file=table)
+    ...     print(*row.values(), sep=",", file=table, flush=True)
+    ...     summary_of_runs = validate(table.name, jobs=1)
+    >>> summary_of_runs["modelled"], summary_of_runs["rows_detail"][0]["label"][:4]
     (1, 'gpt2')
     """
     chosen = (

@@ -25,13 +25,14 @@ IN_GATE = [
 
 @pytest.mark.parametrize("path", some(SHOWN, IN_GATE), ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_run(path, tmp_path, monkeypatch):
-    """Every ``>>>`` of a module, to the letter."""
+    """Every ``>>>`` of a module, to the letter, without a file left where it was started."""
     monkeypatch.chdir(tmp_path)
     found = path.relative_to(ROOT).with_suffix("").parts
     module = import_module(".".join(found[:-1] if found[-1] == "__init__" else found))
     failed, tried = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert tried > 0
     assert failed == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_entry_point_shows_an_example():
