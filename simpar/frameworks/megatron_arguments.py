@@ -74,6 +74,10 @@ class Arguments:
         """The name of a flag in the file."""
         return self.names.get(flag, flag)
 
+    def path(self, flag: str) -> str | None:
+        """The value of an option as it stands, with variables that the file does not say; None if it is absent."""
+        return next(iter(self.values[flag]), None) if self.has(flag) else None
+
     def text(self, flag: str) -> str | None:
         """The value of an option, None if it is absent. Raises UserError if it has no value."""
         if not self.has(flag):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_calls import is_script_name
 from simpar.frameworks.shell_words import descendants, text_of
-from simpar.frameworks.words import Account, WordTable, plain
+from simpar.frameworks.words import MODEL, Account, WordTable, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,10 +48,10 @@ def gaps_of_command(words: Sequence[str], used: Sequence[str]) -> dict[str, str]
     """The gaps of a command: loose words that only running would tell, and files of variables.
 
     What follows a flag is its value, unless it is one of the ``used`` flags, which ask for known values and are
-    switches else, or a variable whose name says that it holds arguments. A script's own arguments are left out: it is
-    read as started without any.
+    switches else, or a variable whose name says that it holds arguments. Models have names beside those of the text. A
+    script's own arguments are left out: it is read as started without any.
     """
-    result, flag, read = dict[str, str](), "", set(map(plain, used))
+    result, flag, read = dict[str, str](), "", set(map(plain, used)).difference(MODEL)
     at = next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
     result |= {word: WRAPPED for word in words[:at] if is_script_name(word)}
     for word in words[at + 1 :]:

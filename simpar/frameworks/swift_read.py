@@ -85,7 +85,7 @@ def read(text: str, name: str) -> Imported:
         given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
     if given.values.get("--task-type") == ["causal_lm"]:
         given.text("--task-type")
-    asked = given.text("--model")
+    asked = given.path("--model")
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)
     result = replace(result, plan=with_loss(result.plan, given))

@@ -178,7 +178,7 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
 
 def _rename(given: TrainerArguments) -> None:
     """Values of ms-swift by the names that the Trainer and PEFT have for them."""
-    given.suppose(model_name_or_path=given.one("model"))  # its model_name is what the model calls itself
+    given.suppose(model_name_or_path=given.get("model"))  # its model_name is what the model calls itself
     if given.one("quant_method") == "bnb" and given.one("quant_bits") == 4:
         given.suppose(load_in_4bit=True)
     else:

@@ -10,19 +10,18 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.reader import ONE_PROCESS
+from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import MICRO_BATCH, shape_of
 from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
-from simpar.frameworks.words import Assumed
+from simpar.frameworks.words import MODEL, Assumed
 from simpar.plan.choices.tuning import Tuning
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
-MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
-         "model", "config_name")  # fmt: skip
 DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
@@ -181,7 +180,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
 
 def _model(given: TrainerArguments) -> tuple[str | None, str]:
     """The model, and the name that the text gives it."""
-    named = given.told(*MODEL)
+    named = given.told(*MODEL) or next(filter(None, map(given.get, MODEL)), None)  # its folder may be a variable's
     if not isinstance(named, str):
         return None, ""
     return find_released(named, given.source), named
@@ -190,6 +189,8 @@ def _model(given: TrainerArguments) -> tuple[str | None, str]:
 def _no_model(named: str) -> str:
     if not named:
         return "The arguments name no model: give --model."
+    if UNKNOWN.search(named.rpartition("/")[2]):
+        return f"The model is {named}, which the text does not say: give --model."
     return f"{named} is no shipped model, no local folder and not in the hub's local cache: give --model."
 
 

@@ -135,7 +135,10 @@ def test_a_model_that_an_argument_names_is_asked_for():
     result = read(
         f"{TRAIN} --bf16 --model_name_or_path $3".replace("--model_name_or_path a/b", ""), "-", "transformers"
     )
-    assert (result.plan.model, result.asks["model"]) == (None, "The arguments name no model: give --model.")
+    assert (result.plan.model, result.asks["model"]) == (
+        None,
+        "The model is ${3}, which the text does not say: give --model.",
+    )
 
 
 def test_targets_below_a_towers_language_model():

@@ -95,6 +95,7 @@ def test_a_command_has_its_own_variables() -> None:
     ("text", "note", "is_single"),
     [
         (f"python {TRAIN}", "", True),
+        (f"export WORLD_SIZE=256 RANK=0\npython {TRAIN}", "python is started as one of 256 ranks", False),
         (f"torchrun {TRAIN}", "torchrun starts one process of a node", False),
         (f"accelerate launch {TRAIN}", "unless its default_config.yaml says more", False),
         (f"torchrun --nproc-per-node ${{GPUS}} {TRAIN}", "taken as all devices of a node", False),

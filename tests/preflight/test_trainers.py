@@ -143,3 +143,21 @@ def test_a_config_is_found_from_a_folder_above_the_text(tmp_path, capsys, no_nei
     file.write_text(yaml.safe_dump({**settings, "expert_model_parallel_size": 2}))
     assert run(["check", "--hardware", "dgx-h100", "--gpus", "2", str(file)]) == 2
     assert "expert_model_parallel_size: LLaMA-Factory on Megatron-Core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["swift sft", "megatron sft", "deepspeed --num_gpus 2 sft.py"])
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_folder_of_models_need_not_be_said(tmp_path, capsys, program):
+    """Of a path, the last name tells the model; a flag names one that the text leaves to a variable."""
+    script = tmp_path / "run.sh"
+    key = "--model_name_or_path" if "deepspeed" in program else "--model"
+    text = f"export NPROC_PER_NODE=2\n{program} {key} MODEL --max_length 256 --bf16 true --torch_dtype bfloat16\n"
+    script.write_text(text.replace("MODEL", "$WEIGHTS/Qwen/Qwen3-0.6B"))
+    _, found = checked(capsys, "--hardware", "dgx-h100", str(script))
+    assert (found["plan"]["model"], found["words"]["not_modelled"]) == ("qwen3-0.6b", {})
+    script.write_text(text.replace("MODEL", "$WEIGHTS"))
+    assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
+    assert "${WEIGHTS}" in (said := capsys.readouterr().err)
+    assert "give --model" in said
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--model", "qwen3-0.6b", str(script))
+    assert found["words"]["not_modelled"] == {}
