@@ -13,7 +13,7 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.engine import choose_engine
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, TooManyOps
 from simpar.layout.moves import is_size, leaders, values_around
 from simpar.plan.choices import names_that_decide, path_of, value_of
 from simpar.plan.choices.choice import OPS
@@ -28,6 +28,7 @@ from simpar.planner.space.jobs import plan_of, without_axes
 from simpar.planner.space.portable import axis_of, losses, refusals
 from simpar.planner.space.rows import ORIGIN, memory_rows, with_late_axes
 from simpar.planner.space.table import Rows
+from simpar.program.emission.emit import at_most
 from simpar.program.lower import Outline
 from simpar.program.perturbation import Perturbation
 from simpar.report.context import SummaryInputs
@@ -44,6 +45,8 @@ MOST_OPS = 16_000
 
 A row whose Program would exceed it is left out; if all would, the one with the fewest ops is simulated.
 """
+MOST_ALONE = 100_000
+"""The most ops of a Program that is simulated although it exceeds MOST_OPS, about a second of a core."""
 _Looked = tuple[int, Plan, Outline]
 
 
@@ -87,10 +90,14 @@ def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL
 
 @dataclass
 class _Budget:
-    """Ops that were simulated, and those of outlines by the axes that decide their number (OPS)."""
+    """Ops that were simulated, and those of outlines by the axes that decide their number (OPS).
+
+    ``beyond`` are values of these axes whose outlines have more than MOST_ALONE.
+    """
 
     spent: int = 0
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
+    beyond: set[tuple[int, ...]] = field(default_factory=set)
 
     def allows(self, ops: int) -> bool:
         """Whether a Program of ``ops`` ops may be simulated; the first may have any size."""
@@ -105,7 +112,8 @@ class _Budget:
 def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Result]]:
     """Rows with the lowest bounds that fit with the wanted probability, simulated, until there are enough.
 
-    Rows with many ops are left out, unless all have many: then the one with the fewest is simulated. After a row that
+    Rows with many ops are left out, unless all have many: then the one with the fewest is simulated, if it does not
+    have more than MOST_ALONE. After a row that
     did not fit, rows that need as much memory are skipped. Rows that were simulated, or that the framework refuses, are
     no longer open.
     """
@@ -153,9 +161,14 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
         )
         if refusals(rows, row) or not frontier.may_fit(row):
             open_rows[row] = False
-        elif budget.allows(budget.known.get(sizes, 0)):
+        elif sizes not in budget.beyond and budget.allows(budget.known.get(sizes, 0)):
             plan, problem = plan_of(rows, row), rows.problem
-            run = outline_job(job_of(problem, plan), problem.cluster, apart=False)
+            try:
+                with at_most(MOST_ALONE):
+                    run = outline_job(job_of(problem, plan), problem.cluster, apart=False)
+            except TooManyOps:
+                budget.beyond.add(sizes)
+                continue
             budget.known[sizes] = len(run)
             yield row, plan, run
 

@@ -82,3 +82,12 @@ def test_an_overlap_alone_is_a_neighbour(capsys, monkeypatch):
     overlaps = ("tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
     changed = np.array([rows.one_of(name, True) for name in overlaps])[:, same].sum(axis=0)
     assert set(changed) == {1, 2}
+
+
+def test_neighbours_of_too_many_ops_are_bounded_only(capsys, monkeypatch):
+    """They end no check, and are not waited for."""
+    monkeypatch.setattr(nearby, "MOST_ALONE", 10)
+    code, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
+    assert code == 0
+    assert not found["neighbours"]
+    assert found["least_s"] > 0
