@@ -50,7 +50,7 @@ def program() -> Figure:
     plan = simpar.Plan(pp=2, dp=4, zero=1, micro_batch=1)
     training = simpar.Training(seq_len=4096, global_batch=12)
     lowered = lower_job(make_job("llama-3-8b", cluster, plan, training, "megatron"), cluster)
-    step, timing = lowered.program, choose_engine("auto", lowered.program)[1](lowered.program)
+    step, timing = lowered.program, choose_engine("auto", lowered.program)(lowered.program)
     result = simpar.simulate("llama-3-8b", cluster, plan, training, stack="megatron")
     figure = new_figure(13, 7.2)
     top, bottom = figure.subplots(2, 1, height_ratios=(2.4, 1.0), sharex=True)

@@ -104,7 +104,7 @@ def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
         result = simpar.simulate(model, cluster, plan, training, stack=drawn["stack"])
         job = make_job(model, cluster, plan, training, load_stack(drawn["stack"]))
         program = lower_job(job, cluster).program
-        timing = choose_engine("auto", program)[1](program)
+        timing = choose_engine("auto", program)(program)
     except (simpar.UserError, ValueError) as error:
         return name, {"refused": type(error).__name__}
     digest = hashlib.sha256(timing.start_ns.tobytes() + timing.finish_ns.tobytes()).hexdigest()[:16]

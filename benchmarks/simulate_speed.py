@@ -57,7 +57,8 @@ def parts(devices: int, microbatches: int, *, collapse: bool = True) -> dict[str
     job = make_job(graph, cluster, PLAN, training)
     schedule = schedule_of(job.layout, training)
     lower_s, lowered = best(lambda: lower(job, cluster, schedule, collapse=collapse))
-    name, engine = choose_engine("auto" if collapse else "reference", lowered.program)
+    name = "auto" if collapse else "reference"
+    engine = choose_engine(name, lowered.program)
     engine_s, _ = best(lambda: engine(lowered.program))
     print(
         f"{devices:7,d} devices, {microbatches:3d} microbatches{'' if collapse else ', uncollapsed'}: "

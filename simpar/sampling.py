@@ -44,14 +44,14 @@ def sample(
     contention = True
     jitter = _jitter(lowered)
     try:
-        name, steps_ns = _steps_ns(jitter, perturbation, engine)
+        steps_ns = _steps_ns(jitter, perturbation, engine)
     except TooContendedError:
         contention = False
         del jitter  # it is large, and the exception's traceback kept it alive until here
     if not contention:
         jitter = _jitter(without_contention())
-        name, steps_ns = _steps_ns(jitter, perturbation, engine)
-    timing = choose_engine(engine, lowered.program)[1](lowered.program)
+        steps_ns = _steps_ns(jitter, perturbation, engine)
+    timing = choose_engine(engine, lowered.program)(lowered.program)
     nominal_s = lowered.job.stack.step_s(timing.makespan_ns)
     steps = nominal_s + (steps_ns[1:] - steps_ns[0]) / NS_PER_S
     return JitterReport(
@@ -64,20 +64,20 @@ def sample(
         quantiles_s={f"p{q}": float(np.quantile(steps, q / 100)) for q in QUANTILES},
         units=int(jitter.units.max()) + 1,
         ops=len(jitter.program),
-        engine=name,
+        engine=engine,
         contention=contention,
     )
 
 
-def _steps_ns(jitter: JitteredStep, drawn: Perturbation, engine: str) -> tuple[str, NDArray[np.int64]]:
-    """The engine that ran, and the step without jitter, then under every seed: int64[1 + seeds]."""
+def _steps_ns(jitter: JitteredStep, drawn: Perturbation, engine: str) -> NDArray[np.int64]:
+    """The step without jitter, then under every seed: int64[1 + seeds]."""
     program = jitter.program
-    name, run = _runner(engine, program, drawn.seeds)
+    run = _runner(engine, program, drawn.seeds)
     steps = [run(program.ops).makespan_ns]
     steps += [
         run(jitter.ops(drawn.jitter_sigma, seed)).makespan_ns for seed in range(drawn.seed, drawn.seed + drawn.seeds)
     ]
-    return name, np.array(steps, dtype=np.int64)
+    return np.array(steps, dtype=np.int64)
 
 
 def _jitter(lowered: Lowered) -> JitteredStep:
@@ -106,16 +106,16 @@ def _jitter(lowered: Lowered) -> JitteredStep:
     return JitteredStep.of(lowered, units, at_peak_s=fastest_s)
 
 
-def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:
-    """(Name, function) of the engine for one Program under many durations; compiled where there is enough to do."""
+def _runner(name: str, program: Program, seeds: int) -> Callable[[OpTable], Timing]:
+    """The engine for one Program under many durations; compiled where there is enough to do."""
     if name == "auto" and len(program) * (seeds + 1) > WORTH_COMPILING and find_spec("numba"):
         name = "event"
-    name, run = choose_engine(name, program)
     if name == "event":
         from simpar.engine.event import Runner
 
-        return name, Runner(program, most_visits=MOST_VISITS)
-    return name, lambda ops: run(replace(program, ops=ops))
+        return Runner(program, most_visits=MOST_VISITS)
+    run = choose_engine(name, program)
+    return lambda ops: run(replace(program, ops=ops))
 
 
 def _ci95(steps: Sequence[float]) -> float | None:

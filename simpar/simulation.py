@@ -12,7 +12,7 @@ from simpar.architectures.training import MOST_TOKENS, Training
 from simpar.architectures.tuning import TUNED, add_adapters
 from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
-from simpar.engine import choose_engine, choose_engine_here
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -86,7 +86,6 @@ def simulate(
         perturbation = perturbation.model_copy(update={"seed": seed})
     lowered = lower_job(job, cluster, perturbation, apart=with_timeline)
     check_countable(lowered.program)
-    name, run = choose_engine(engine, lowered.program)
     # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
     alone = job.layout.replicas_are_independent
     jitter = None
@@ -94,9 +93,9 @@ def simulate(
         alone_on_links = partial(lower_job, job, cluster, perturbation, contention=False)
         jitter = sample(lowered, perturbation, engine, alone_on_links)
     nominal_ns = None if alone else without_slow_ranks_ns(job, cluster, perturbation, engine)
-    timing = run(lowered.program)
+    timing = choose_engine(engine, lowered.program)(lowered.program)
     context = SummaryInputs(
-        lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan, assumed=assumed
+        lowered, timing, cluster, engine, convention, perturbation, jitter, nominal_ns, plan, assumed=assumed
     )
     if not alone:
         return summarise(context, with_timeline=with_timeline)
@@ -112,7 +111,7 @@ def without_slow_ranks_ns(
     if not perturbation.slow_ranks:
         return None
     nominal = lower_job(job, cluster, perturbation.model_copy(update={"slow_ranks": {}})).program
-    return choose_engine(engine, nominal)[1](nominal).makespan_ns
+    return choose_engine(engine, nominal)(nominal).makespan_ns
 
 
 def refuse_whole_vocabulary(stack: Stack) -> None:
@@ -195,7 +194,7 @@ def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[in
     """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
     decided = decide_by_cost(job, cluster, partial(_room, cluster, fit_probability))
     lowered = lower_job(decided, cluster)
-    timing = choose_engine_here(lowered.program)(lowered.program)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
         each.stage: (float(each.moving_bytes), each.most_moving_bytes(fit_probability))

@@ -13,7 +13,7 @@ from simpar.chakra.recording import Event, Message, RecordedCollective, Recordin
 from simpar.cost.collectives.algorithms import OPS
 from simpar.cost.collectives.choice import collective
 from simpar.dataclass import dataclass
-from simpar.engine import choose_engine_here
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import allowed
 from simpar.hardware.cluster import Cluster
@@ -85,7 +85,7 @@ def replay(recording: Recording, price: Price | None = None) -> Replay:
     """
     program, communication = _program(recording, price)
     try:
-        timing = choose_engine_here(program)(program)
+        timing = choose_engine("auto", program)(program)
     except ProgramError as error:
         raise UserError(f"the traces never end: {error}") from None
     length = timing.finish_ns - timing.start_ns

@@ -8,7 +8,7 @@ from simpar.chakra.fabric import dimensions, list_unexpressed, network_text, sys
 from simpar.chakra.messages import trace_files
 from simpar.chakra.step import StepTraces, step_traces
 from simpar.dataclass import dataclass
-from simpar.engine import choose_engine_here
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.layout.action_table import schedule_of
@@ -101,7 +101,7 @@ def simulate_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]:
         )
     lowered = planned.lowered()
     check_countable(lowered.program)
-    timing = choose_engine_here(lowered.program)(lowered.program)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
     return step_traces(lowered, timing), timing.makespan_ns + int(to_ns(job.stack.launch.step_overhead_s))
 
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from simpar import files
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,39 +19,46 @@ OPEN = ("event", "sweep")
 """The modules that other rooms may import; all others are inner."""
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
-MANY_OPS = 300_000  # beyond this many ops the compiled engine is worth its start-up
+MANY_OPS = 300_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
 
 
-def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program], Timing]]:
-    """(Name, function) of an engine. Raises UserError for an unknown name, or for ``event`` without numba.
+def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable[[Program], Timing]:
+    """The engine that runs a Program. Raises UserError for an unknown name, or for ``event`` without numba.
 
-    ``auto`` takes ``sweep`` where no link is shared, else ``event`` for large programs where numba is installed, and
-    ``plain`` otherwise: all give the same integers, those of ``reference``.
+    ``auto`` takes ``sweep`` where no link is shared, ``event`` where it is worth its start, and ``plain`` otherwise.
+    All give the same integers, those of ``reference``. The start is worth it in a process that has made it, or once
+    this Program and those given to ``plain`` have many ops, together with ``more_ops`` that will be run.
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
-        name = _fastest(program, len(program))
+        name = _fastest(program, more_ops)
     if name == "event" and not find_spec("numba"):
         raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
-    return _named(name)
+    run: Callable[[Program], Timing] = getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
+    return run
 
 
-def choose_engine_for_many(program: Program, num_ops: int) -> tuple[str, Callable[[Program], Timing]]:
-    """(Name, function) of the fastest engine for one of many programs, with ``num_ops`` ops in all so far."""
-    return _named(_fastest(program, num_ops))
+def is_started() -> bool:
+    """Whether this process has run the compiled engine, so that its start costs nothing any more."""
+    event = sys.modules.get(f"{__name__}.event")
+    return event is not None and event.Runner.has_run
 
 
-def choose_engine_here(program: Program) -> Callable[[Program], Timing]:
-    """The fastest engine where its name does not matter; the compiled one too if this process has started it."""
-    started = f"{__name__}.event" in sys.modules
-    return _named(_fastest(program, MANY_OPS + 1 if started else len(program)))[1]
+@dataclass
+class _PlainOps:
+    """How many ops this process has given to the plain engine."""
+
+    count: int = 0
 
 
-def _named(name: str) -> tuple[str, Callable[[Program], Timing]]:
-    return name, getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
+_PLAIN_OPS = _PlainOps()
 
 
-def _fastest(program: Program, num_ops: int) -> str:
+def _fastest(program: Program, more_ops: int) -> str:
     if not (program.ops.work_bytes > 0).any():
         return "sweep"
-    return "event" if num_ops > MANY_OPS and find_spec("numba") else "plain"
+    many = _PLAIN_OPS.count + len(program) + more_ops > MANY_OPS
+    if is_started() or (many and find_spec("numba")):
+        return "event"
+    _PLAIN_OPS.count += len(program)
+    return "plain"

@@ -6,7 +6,7 @@ It gives the same integers op by op. numba is imported on first use, and compile
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,9 @@ class Runner:
 
     ``most_visits`` bounds the number of links that all re-shares of a run may visit, which measures its work.
     """
+
+    has_run: ClassVar[bool] = False
+    """Whether this process has compiled the engine, or loaded it, and run it."""
 
     def __init__(self, program: Program, *, most_visits: int = 2**62) -> None:
         self.kernel, self.order = _kernel("event_kernel"), _kernel("event_order")
@@ -70,6 +73,7 @@ class Runner:
         pointer = np.append(routes.pointer, routes.pointer[-1])  # the last serves route -1
         run = kernel.RunTables(self.ops, demands, flows, nodes, heap, lists, self.hops, pointer, self.follower)
         kernel.simulate(run, links, scheduled)
+        Runner.has_run = True
         if lists[kernel.SIZES, kernel.VISITS] > 0:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")
         start, finish = (np.ascontiguousarray(self.ops[name]) for name in ("ready_ns", "ends_ns"))

@@ -190,9 +190,8 @@ def _lacking_bytes(problem: Problem, result: Result) -> float:
 def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
     """The simulated step of an outline."""
     lowered = run.lowered()
-    name, engine = choose_engine("auto", lowered.program)
-    timing = engine(lowered.program)
-    context = SummaryInputs(lowered, timing, problem.cluster, name, "full", Perturbation(), asked=plan)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
+    context = SummaryInputs(lowered, timing, problem.cluster, "auto", "full", Perturbation(), asked=plan)
     return summarise(context, with_timeline=False)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from simpar.cost.collectives.choice import collective
-from simpar.engine import choose_engine_here
+from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label
 from simpar.replicas.setting import ReplicaSetting
@@ -44,7 +44,7 @@ def meet(setting: ReplicaSetting, *, size_bytes: float, outer_s: float = 0.0) ->
         for ops in (local, np.broadcast_to(average, replicas), outer):
             build.place(streams, ops)
     program = build.build()
-    run = choose_engine_here(program)
+    run = choose_engine("auto", program)
     steps = count * period
     step_s = run(program).makespan_ns / steps / NS_PER_S
     return MeanStep(

@@ -65,7 +65,7 @@ def meet(setting: ReplicaSetting, gate: Gate, *, engine: str = "auto") -> MeanSt
     exchange = exchange_of(setting, steps)
     gate(exchange)
     program = exchange.build.build()
-    _, run = choose_engine(engine, program)
+    run = choose_engine(engine, program)
     timing = run(program)
     return _measured(setting, exchange, timing)
 

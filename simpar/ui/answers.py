@@ -19,40 +19,30 @@ NUMBER_SECTIONS = ("figures", "how_sure", "why", "memory_key", "memory_table", "
 DRAWN_SECTIONS = ("timeline", "memory_chart", "why", "breakdown")
 
 
-class AnswerEngine:
-    """The engine that answers: the compiled one, if numba is installed and it is loaded; before that the usual one.
+def start_compiled_engine() -> None:
+    """Start the compiled engine if numba is installed, in a second (ten if it was never compiled); it answers then."""
+    if find_spec("numba"):
+        from simpar.architectures.training import Training
+        from simpar.hardware.catalogue import load_cluster
+        from simpar.plan.plan import Plan
 
-    All engines give the same integers (:mod:`simpar.engine`).
-    """
-
-    def __init__(self) -> None:
-        self.name = "auto"
-
-    def warm(self) -> None:
-        """Load the compiled engine, which takes a second (ten if it was never compiled)."""
-        if find_spec("numba"):
-            from simpar.architectures.training import Training
-            from simpar.hardware.catalogue import load_cluster
-            from simpar.plan.plan import Plan
-
-            job = (
-                "gpt2",
-                load_cluster("laptop-cpu-4"),
-                Plan.model_validate({"pp": 2}),
-                Training(seq_len=64, global_batch=8),
-            )
-            simulate(*job, engine="event", with_timeline=False)
-            self.name = "event"
+        job = (
+            "gpt2",
+            load_cluster("laptop-cpu-4"),
+            Plan.model_validate({"pp": 2}),
+            Training(seq_len=64, global_batch=8),
+        )
+        simulate(*job, engine="event", with_timeline=False)
 
 
-def simulate_request(asked: ResolvedRequest, engine: str, *, with_timeline: bool) -> Result:
+def simulate_request(asked: ResolvedRequest, *, with_timeline: bool) -> Result:
     """The step of a state. Raises UserError if it cannot be simulated."""
-    return simulate(**asked.inputs(), engine=engine, with_timeline=with_timeline)
+    return simulate(**asked.inputs(), with_timeline=with_timeline)
 
 
-def numbers(asked: ResolvedRequest, engine: str = "auto") -> dict[str, Any]:
+def numbers(asked: ResolvedRequest) -> dict[str, Any]:
     """Figures in words, figures for pins in SI units, and sections that need no timeline. Raises UserError."""
-    result = simulate_request(asked, engine, with_timeline=False)
+    result = simulate_request(asked, with_timeline=False)
     known, bill, page = result.certainty, result.bill, page_data(result)
     words = (
         ("being counted", "the whole run is without them so far")
@@ -103,11 +93,9 @@ def draw_sections(result: Result) -> dict[str, Any]:
     return {"html": sections(page_data(result), *DRAWN_SECTIONS), "series": series(result)}
 
 
-def try_neighbours(
-    result: Result, asked: ResolvedRequest, engine: str, progress: Callable[[str], None]
-) -> dict[str, Any]:
+def try_neighbours(result: Result, asked: ResolvedRequest, progress: Callable[[str], None]) -> dict[str, Any]:
     """The neighbours of a simulated state, best first, as the result page lists them, each with its change."""
-    advised = advise(result, {**asked.inputs(), "engine": engine}, progress)
+    advised = advise(result, asked.inputs(), progress)
     return {
         "html": sections(page_data(advised), "what_to_try"),
         "trials": [trial.model_dump() for trial in advised.why.trials],

@@ -24,7 +24,7 @@ from simpar.planner.result import Candidate, Counts
 from simpar.planner.space.jobs import without_axes
 from simpar.report.html import render
 from simpar.report.words import layout
-from simpar.ui.answers import AnswerEngine, add_failures, draw_sections, simulate_request, try_neighbours
+from simpar.ui.answers import add_failures, draw_sections, simulate_request, try_neighbours
 from simpar.ui.state import SOURCE, as_state, ask
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import DAY_S
@@ -43,11 +43,10 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class JobSlot:
-    """The context of a job: a scenario, options of the page, the engine, a listener, and whether it is still wanted."""
+    """The context of a job: a scenario, options of the page, a listener, and whether it is still wanted."""
 
     scenario: Scenario
     options: dict[str, Any]
-    engine: AnswerEngine
     say: Callable[[dict[str, Any] | None], None]
     is_stopped: Callable[[], bool]
 
@@ -66,20 +65,20 @@ def draw_timeline(room: JobSlot) -> None:
     """The timeline of a state and memory over time; a whole run with its failures; then its neighbours."""
     room.raise_if_stopped()
     asked = ask(room.scenario)
-    result = simulate_request(asked, room.engine.name, with_timeline=True)
+    result = simulate_request(asked, with_timeline=True)
     room.say({"drawn": draw_sections(result)})
     room.raise_if_stopped()
     if counted := add_failures(result, asked):
         room.say({"operated": counted})
-    room.say({"tried": try_neighbours(result, asked, room.engine.name, room.report_trial)})
+    room.say({"tried": try_neighbours(result, asked, room.report_trial)})
 
 
 def write_page(room: JobSlot) -> None:
     """The result page of a state, as ``simpar simulate --html`` writes it."""
     asked = ask(room.scenario)
-    result = simulate_request(asked, room.engine.name, with_timeline=True)
+    result = simulate_request(asked, with_timeline=True)
     result = add_operation(result, asked.inputs(), None)
-    advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.report_trial)
+    advised = advise(result, asked.inputs(), room.report_trial)
     room.say({"file": {"name": "report.html", "text": render(advised)}})
 
 

@@ -23,7 +23,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
-from simpar.ui.answers import AnswerEngine, legal, numbers
+from simpar.ui.answers import legal, numbers, start_compiled_engine
 from simpar.ui.downloads import as_yaml, export_archive, open_document
 from simpar.ui.guard import Guard, TooLarge, describe_body_limit
 from simpar.ui.jobs import HOLDABLE
@@ -56,14 +56,13 @@ Made = TypeVar("Made")
 
 @dataclass
 class AppState:
-    """What all addresses share: the initial scenario of pages, the engine in use, and the processes for slow work.
+    """What all addresses share: the initial scenario of pages and the processes for slow work.
 
     Changes are simulated here one at a time, timelines and neighbours in ``looking``, searches in ``searching``, so
     that the newest change waits for none of them.
     """
 
     start: Scenario
-    engine: AnswerEngine = field(default_factory=AnswerEngine)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     looking: WorkerProcess = field(default_factory=WorkerProcess)
     searching: WorkerProcess = field(default_factory=lambda: WorkerProcess(warms=False))
@@ -227,7 +226,7 @@ async def _answer(desk: AppState, body: dict[str, Any], request: Request) -> Asy
         if await request.is_disconnected():
             return
         try:
-            yield {"numbers": await _apart(lambda: numbers(asked, desk.engine.name))}
+            yield {"numbers": await _apart(lambda: numbers(asked))}
         except UserError as error:
             yield {"error": str(error), "state": as_state(asked.scenario)}
             if not body.get("brief"):
@@ -287,7 +286,7 @@ def serve(desk: AppState, taken: socket.socket, started: Callable[[str], None]) 
         import uvicorn
     except ImportError:
         raise UserError(MISSING) from None
-    Thread(target=desk.engine.warm, daemon=True).start()
+    Thread(target=start_compiled_engine, daemon=True).start()
     app = make_app(desk)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
     started(f"http://{HOST}:{taken.getsockname()[1]}/")

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import Infeasible, UserError
-from simpar.ui.answers import AnswerEngine
+from simpar.ui.answers import start_compiled_engine
 from simpar.ui.jobs import JOBS, JobSlot, Stopped
 
 if TYPE_CHECKING:
@@ -113,9 +113,8 @@ class WorkerProcess:
 def serve_jobs(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
     """Run the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the wanted job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
-    engine = AnswerEngine()
     if warms:
-        Thread(target=engine.warm, daemon=True).start()
+        Thread(target=start_compiled_engine, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
             number, job, scenario, options = connection.recv()
@@ -126,7 +125,7 @@ def serve_jobs(connection: Connection[Any, Any], wanted: Any, warms: bool) -> No
             def is_stopped(number: int = number) -> bool:
                 return bool(wanted.value != number)
 
-            run_job(JOBS[job], JobSlot(scenario, options, engine, say, is_stopped))
+            run_job(JOBS[job], JobSlot(scenario, options, say, is_stopped))
             say(None)
 
 

@@ -18,7 +18,7 @@ from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_t
 from simpar.cost.collectives.measured import calibrate_cluster
 from simpar.cost.kernels import KernelModel
 from simpar.dataclass import dataclass
-from simpar.engine import choose_engine_here
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.part import part_of_node
@@ -129,7 +129,7 @@ def time_ops(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNIN
     with _in_words():
         job = job_of(case, cluster, tuning)
         lowered = lower_job(job, cluster, contention=cluster.profile.scale_up.kind in SHARED)
-    engine = choose_engine_here(lowered.program)
+    engine = choose_engine("auto", lowered.program)
     return lowered, engine(lowered.program)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simpar import Cluster, Plan, Training
-from simpar.engine import choose_engine_here
+from simpar import Cluster, Plan, Training, engine
+from simpar.engine import choose_engine
 from simpar.simulation import lower_job, make_job
 
 
@@ -25,21 +25,39 @@ def module(run):
 def test_a_compiled_engine_that_is_started_runs_small_programs_too():
     """Where this process has it, and links are shared at all; with the timing of the reference engine."""
     pytest.importorskip("numba")
-    import simpar.engine.event  # noqa: F401
-    from simpar.engine import reference
+    from simpar.engine import event, reference
 
     small = program(2)
-    assert module(choose_engine_here(small)) == "event"
-    ours, theirs = choose_engine_here(small)(small), reference.run(small)
+    event.run(small)
+    assert module(choose_engine("auto", small)) == "event"
+    ours, theirs = choose_engine("auto", small)(small), reference.run(small)
     assert ours.start_ns.tolist() == theirs.start_ns.tolist()
     assert ours.finish_ns.tolist() == theirs.finish_ns.tolist()
+
+
+def test_many_small_programs_start_it(monkeypatch):
+    """Once their ops together are worth it; answers name the engine that was asked for, so they are the same before."""
+    pytest.importorskip("numba")
+    from simpar import simulate
+    from simpar.engine import event
+
+    small, asked = program(2), {"tp": 2}
+    monkeypatch.setattr(event.Runner, "has_run", False)
+    monkeypatch.setattr(engine, "_PLAIN_OPS", engine._PlainOps(engine.MANY_OPS - 2 * len(small)))
+    names, answers = [], []
+    for _ in range(3):
+        names.append(module(choose_engine("auto", small)))
+        answers.append(simulate("tiny-llama", "a100-pcie-8", asked, {"seq_len": 512, "global_batch": 16}).to_json())
+    assert names[0] == "plain"
+    assert names[-1] == "event"
+    assert len(set(answers)) == 1
 
 
 def test_nothing_starts_it_for_a_small_program():
     """A process that has not is spared the seconds that it takes."""
     code = (
-        "import sys; from tests.engine.test_choice import choose_engine_here, module, program; "
-        "print(module(choose_engine_here(program(2))), 'numba' in sys.modules or 'simpy' in sys.modules)"
+        "import sys; from tests.engine.test_choice import choose_engine, module, program; "
+        "print(module(choose_engine('auto', program(2))), 'numba' in sys.modules or 'simpy' in sys.modules)"
     )
     root = Path(__file__).parents[2]
     said = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

@@ -28,7 +28,7 @@ ORDERS = (AXES, ("tp", "cp", "pp", "dp"), ("pp", "tp", "cp", "dp"))
 def step_ns(plan: Plan, cluster: Cluster, perturbation: Perturbation) -> int:
     """The step of a layout, without what starts and ends it."""
     lowered = lower_job(make_job(GRAPH, cluster, plan, TRAINING), cluster, perturbation)
-    _, engine = choose_engine("reference", lowered.program)
+    engine = choose_engine("reference", lowered.program)
     return int(engine(lowered.program).makespan_ns)
 
 

@@ -109,7 +109,7 @@ def test_folded_equals_unfolded(plan: Plan) -> None:
     found = {}
     for name, perturbation in (("folded", Perturbation()), ("unfolded", UNFOLDED)):
         lowered = lower_job(job, cluster, perturbation)
-        timing = choose_engine("auto", lowered.program)[1](lowered.program)
+        timing = choose_engine("auto", lowered.program)(lowered.program)
         assert (lowered.quotient.num_classes == cluster.world_size) == (name == "unfolded")
         ends = np.zeros(lowered.quotient.num_classes, dtype=np.int64)
         np.maximum.at(ends, lowered.program.ops.class_id, timing.finish_ns)
@@ -197,7 +197,7 @@ def test_links_of_other_nodes_say_nothing_of_communicators():
     training = Training(seq_len=4096, global_batch=64)
     job = make_job("llama-3.2-3b", cluster, Plan(pp=2, tp=4), training)
     lowered = lower_job(job, cluster)
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     assert {one.capacity_bytes: one.risk for one in held} == {
         part.device.memory_bytes: risk for part, risk in zip(cluster.parts, (slow, fast), strict=True)

@@ -58,7 +58,7 @@ def accounted(
     """The account of a step of a batch of sequences of 512 tokens."""
     job = make_job(load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=batch), stack)
     lowered = lower_job(job, cluster, perturbation)
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
 
@@ -105,7 +105,7 @@ def test_kernels_are_told_apart(values: dict[str, object]) -> None:
     both = []
     for collapse in (True, False):
         lowered = lower(job, load_cluster("dgx-h100"), schedule_of(job.layout, job.training), collapse=collapse)
-        found = account(lowered, choose_engine("auto", lowered.program)[1](lowered.program))
+        found = account(lowered, choose_engine("auto", lowered.program)(lowered.program))
         kernels_s, causes = found.kernels_s(), [CAUSES.index(cause) for cause in ("compute", "optimizer")]
         assert kernels_s.sum(axis=1) * 1e9 == pytest.approx(found.causes_ns[:, causes].sum(axis=1))
         assert (kernels_s[:, 0] > kernels_s[:, 1]).all()

@@ -7,7 +7,7 @@ from simpar.neighbours import as_flags, from_flags
 from simpar.planner.api import search
 from simpar.scenario import Scenario
 from simpar.simulation import simulate
-from simpar.ui.answers import AnswerEngine, add_failures, numbers
+from simpar.ui.answers import add_failures, numbers
 from simpar.ui.jobs import JobSlot, Stopped, draw_timeline, search_plans, write_page
 from simpar.ui.state import Allowed, ask, read_state
 
@@ -15,7 +15,7 @@ from simpar.ui.state import Allowed, ask, read_state
 def said(job, state, options=None, *, is_stopped=False):
     """Everything that a job says."""
     parts = []
-    room = JobSlot(Scenario.model_validate(state), options or {}, AnswerEngine(), parts.append, lambda: is_stopped)
+    room = JobSlot(Scenario.model_validate(state), options or {}, parts.append, lambda: is_stopped)
     job(room)
     return parts
 

@@ -145,7 +145,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
         if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
             tried += 1
             with suppress(TooManyOps):
-                simulated = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
+                simulated = measure(loose, plan_of(frontier.rows, row))
                 best_s = min([best_s, *([simulated.step_time_s] if simulated.fits else [])])
     need, limit_bytes = field.need, problem.memory_limit_bytes
     risky = (need.needed_bytes > limit_bytes) | select_undecided(field.rows)

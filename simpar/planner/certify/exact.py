@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simpar.cost.power import device_w, input_w
 from simpar.dataclass import dataclass
-from simpar.engine import choose_engine_for_many, sweep
+from simpar.engine import choose_engine, sweep
 from simpar.errors import UserError
 from simpar.hardware.price import price_of
 from simpar.plan.mesh import AXES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simpar.workers import Workers
 
 
-def exact(problem: Problem, plan: Plan, engine: str = "auto") -> Result:
+def exact(problem: Problem, plan: Plan) -> Result:
     """Simulate a plan of the problem, without its timeline. Raises UserError if it cannot be simulated."""
     return simulate(
         problem.graph,
@@ -39,7 +39,6 @@ def exact(problem: Problem, plan: Plan, engine: str = "auto") -> Result:
         problem.training,
         stack=problem.stack,
         perturbation=problem.perturbation,
-        engine=engine,
         with_timeline=False,
     )
 
@@ -62,7 +61,7 @@ class SimulatedPlan:
     ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
     stay free, the memory it reports. ``fullness`` is the ratio of need to limit for every pipeline stage, known if
     replicas step together. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
-    step that was run, until it is let go; ``report`` calls it, or runs the step again in the ``engine`` that ran it.
+    step that was run, until it is let go; ``report`` calls it, or runs the step again.
     """
 
     problem: Problem
@@ -74,14 +73,13 @@ class SimulatedPlan:
     fits_as_predicted: bool
     num_ops: int = 0
     fullness: tuple[float, ...] = ()
-    engine: str = "auto"
     kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
     _result: Result | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Result:
         """The full result, made once: from the step that was run, or from a new run if that has been let go."""
         if self._result is None:
-            self._result = self.kept() if self.kept else exact(self.problem, self.plan, self.engine)
+            self._result = self.kept() if self.kept else exact(self.problem, self.plan)
             self.kept = None
         return self._result
 
@@ -100,17 +98,17 @@ MANY_OPS = 500_000
 def measure(
     problem: Problem,
     plan: Plan,
-    before: int = 0,
+    more_ops: int = 0,
     known: Known | None = None,
     make_room: Callable[[], None] = lambda: None,
 ) -> SimulatedPlan:
     """The simulated step of a plan; the full report is made only if the objective or the plan needs it.
 
-    If replicas step on their own, the step is the mean over one of their rounds. ``before`` is the number of ops of
-    plans measured earlier, ``known`` the large ones among these: a plan that differs from one of them in the order of
-    ranks alone, and whose step is the same op by op, takes the same time. ``make_room`` is called before ops are
-    written. Raises UserError for a plan that is not allowed and TooManyOps if the Program of its step has more ops than
-    are built.
+    If replicas step on their own, the step is the mean over one of their rounds. ``more_ops`` will be run besides
+    (:func:`simpar.engine.choose_engine`). ``known`` are the large plans among those measured earlier: a plan that
+    differs from one of them in the order of ranks alone, and whose step is the same op by op, takes the same time.
+    ``make_room`` is called before ops are written. Raises UserError for a plan that is not allowed and TooManyOps if
+    the Program of its step has more ops than are built.
     """
     if problem.objective == "energy" or replicas_are_independent(plan):
         return _from_result(problem, plan)
@@ -125,8 +123,7 @@ def measure(
     make_room()
     lowered = outline.lowered()
     num_ops = len(lowered.program)
-    name, engine = choose_engine_for_many(lowered.program, before + num_ops)
-    timing = engine(lowered.program)
+    timing = choose_engine("auto", lowered.program, more_ops=more_ops)(lowered.program)
     held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
     step_s = float(problem.stack.step_s(timing.makespan_ns))
@@ -137,12 +134,12 @@ def measure(
         fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
     on_host = host is None or host.fits
     predicted = on_host and max(one.fullness(share, AS_PREDICTED) for one in held) <= 1.0
-    context = SummaryInputs(lowered, timing, cluster, name, "full", problem.perturbation, asked=plan, held=held)
+    context = SummaryInputs(lowered, timing, cluster, "auto", "full", problem.perturbation, asked=plan, held=held)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
     worth = per_s * step_s
     simulated = SimulatedPlan(
-        problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), name, partial(_report, context)
+        problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), partial(_report, context)
     )
     if known is not None and key is not None:
         known[key] = replace(simulated, kept=None)
@@ -176,13 +173,13 @@ def _report(context: SummaryInputs) -> Result:
 def reports(plans: Sequence[SimulatedPlan], workers: Workers) -> list[Result]:
     """The full results of some plans; large steps that have to be run again run in parallel."""
     again = [one for one in plans if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
-    results = workers.map(_result, [(one.problem, one.plan, one.engine) for one in again])
+    results = workers.map(_result, [(one.problem, one.plan) for one in again])
     for one, result in zip(again, results, strict=True):
         one._result = result
     return [one.report() for one in plans]
 
 
-def _result(task: tuple[Problem, Plan, str]) -> Result:
+def _result(task: tuple[Problem, Plan]) -> Result:
     return exact(*task)
 
 

@@ -316,14 +316,14 @@ class Frontier:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
         plan, room = plan_of(self.rows, row), self._release_steps
-        result = measure(self.rows.problem, plan, self.ops_before, self._large, room)
+        result = measure(self.rows.problem, plan, self.more_ops, self._large, room)
         self.record(row, result)
         return result
 
     @property
-    def ops_before(self) -> int:
-        """Ops that count as simulated: where messages meet, the compiled engine will be worth its start."""
-        return self.num_ops + (MANY_OPS if self.meets else 0)
+    def more_ops(self) -> int:
+        """Ops that will be run beside those of a plan: many where messages meet, as bounds tell less there."""
+        return MANY_OPS if self.meets else 0
 
     def first_that(
         self, allowed: Callable[[SimulatedPlan], bool], *, on_any_target: bool = False

@@ -125,7 +125,7 @@ class StagesSearch(ABC):
 
     def measured(self, plan: Plan) -> SimulatedPlan:
         """The simulated step of a plan. Raises UserError if it cannot be simulated."""
-        done = measure(self.problem, plan, self.ops)
+        done = measure(self.problem, plan)
         self.ops, self.simulated = self.ops + done.num_ops, self.simulated + 1
         if done.fits:
             self.best_s = min(self.best_s, done.step_time_s)

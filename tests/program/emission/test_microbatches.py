@@ -79,7 +79,7 @@ def both(
 
 def timed(lowered: Lowered, cluster: Cluster, drawn: Perturbation) -> Result:
     """The result of a Program."""
-    timing = choose_engine("reference", lowered.program)[1](lowered.program)
+    timing = choose_engine("reference", lowered.program)(lowered.program)
     return summarise(SummaryInputs(lowered, timing, cluster, "reference", "full", drawn))
 
 

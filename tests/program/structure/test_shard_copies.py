@@ -25,7 +25,7 @@ def step_s(copy_s: float, *, stack: str = "nanotron", model: str = "gpt2-medium"
     changed: Stack = known.model_copy(update={"launch": launch})
     job = make_job(model, CLUSTER, simpar.Plan(**{"micro_batch": 1, **plan}), TRAINING, changed)
     program = lower_job(job, CLUSTER).program
-    return float(choose_engine("auto", program)[1](program).makespan_ns) / NS_PER_S
+    return float(choose_engine("auto", program)(program).makespan_ns) / NS_PER_S
 
 
 @pytest.mark.parametrize(("tp", "ranks"), [(1, 32), (2, 16), (8, 4)])
