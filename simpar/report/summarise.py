@@ -367,8 +367,10 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
 
 
 def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
-    graph = job.graph
-    assumed = [*graph.assumed, *([of_plan] if of_plan else [])]
+    graph, seq_len = job.graph, job.training.seq_len
+    rows = graph.dims.get("positions") or seq_len
+    longer = f"a longer table of positions: its config has {rows:,} rows, a sequence {seq_len:,} tokens"
+    assumed = [*graph.assumed, *([longer] if rows < seq_len else []), *([of_plan] if of_plan else [])]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),

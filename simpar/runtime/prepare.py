@@ -51,6 +51,11 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
     if graph is None:
         plan = _of_one_machine(resolve(plan, stack), world_size)
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
+    rows = graph.dims.get("positions", 0)
+    if 0 < rows < training.seq_len:
+        raise UserError(
+            f"seq_len = {training.seq_len}: the table of positions has {rows} rows; allowed: as many or fewer"
+        )
     target = Workload(graph, training, world_size, world_size)
     layout = decide(plan, target, stack)
     if layout.stages:

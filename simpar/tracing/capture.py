@@ -18,6 +18,7 @@ from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED
 from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, TracedCall, TraceShape, length, refs_of
+from simpar.tracing.positions import check_positions, check_tables, positions_of
 from simpar.tracing.vocabulary import SORTS, base
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _captured(name: str, seq_len: int, make: Callable[[], Any]) -> Capture:
     drops = _keeps_layers(module)
     module = _without_cache(module).to("meta").train()
     examples = _Examples.of(name, inputs, seq_len)
-    joined = _joined(*_pair(name, module, examples), construction.buffers(module))
+    joined = _joined(name, *_pair(name, module, examples), construction.buffers(module))
     return replace(joined, module=type(module).__name__, drops_layers=drops)
 
 
@@ -94,14 +95,25 @@ def _pair(name: str, module: Any, examples: _Examples) -> tuple[ModuleRun, Modul
     """Recordings at two shapes with the same operators, and the shapes. Raises UserError where there are none.
 
     Half the length comes first. One token less keeps the number of passes through loops over chunks, and one of both
-    neighbours is on the same side of a window.
+    neighbours is on the same side of a window. A table of positions may end before the upper one, or be read without
+    a cut at this length alone.
     """
     long, short = examples.shapes
+    near = TraceShape(long.batch, long.seq - 1 or 1)
     first = _record(name, module, examples, long)
-    for seq in dict.fromkeys((short.seq, long.seq - 1 or 1, long.seq + 1)):
-        second = _record(name, module, examples, TraceShape(short.batch, seq))
-        if first.ops == second.ops:
-            return first, second, (long, TraceShape(short.batch, seq))
+    seconds = {}
+    for seq in dict.fromkeys((short.seq, near.seq, long.seq + 1)):
+        shape = TraceShape(short.batch, seq)
+        try:
+            seconds[seq] = _record(name, module, examples, shape)
+        except UserError:
+            if seq > long.seq:
+                continue
+            raise
+        if first.ops == seconds[seq].ops:
+            return first, seconds[seq], (long, shape)
+    if near.seq > short.seq and seconds[short.seq].ops == seconds[near.seq].ops:
+        return _record(name, module, examples, near), seconds[short.seq], (near, short)
     raise UserError(
         f"model = {name}: runs other operators for {long.seq} tokens than for {short.seq}; allowed: the same at "
         "every length"
@@ -200,14 +212,17 @@ def _record(name: str, module: Any, examples: _Examples, shape: TraceShape) -> M
     try:
         return record(module, positional, named)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        check_positions(name, shape.seq, positions_of(module))
         raise UserError(
             f"model = {name}: cannot be traced with {shape.seq} tokens ({_line(error)}); "
             "allowed: modules that run on the meta device"
         ) from None
 
 
-def _joined(long: ModuleRun, short: ModuleRun, shapes: tuple[TraceShape, TraceShape], made: Made) -> Capture:
+def _joined(name: str, long: ModuleRun, short: ModuleRun, shapes: tuple[TraceShape, TraceShape], made: Made) -> Capture:
     """The calls of both traces as one list with symbolic sizes; buffers have the values that they were made with."""
+    from simpar.tracing.recording import ordinary_tokens  # late, as it imports torch
+
     parameters, inputs, constants = {*long.parameters}, {*long.inputs}, Constants(long.calls, made=made)
     nodes: dict[str, CallNode] = {}
     for one, two in zip(long.calls, short.calls, strict=True):
@@ -216,6 +231,8 @@ def _joined(long: ModuleRun, short: ModuleRun, shapes: tuple[TraceShape, TraceSh
         nodes[one.name] = CallNode(
             one.name, one.op, one.args, shape, sizes, kind, one.owners, floating, _seen(one, nodes, constants)
         )
+    tokens = {each: nodes[each].sizes for each in long.inputs if nodes[each].kind == INDEX}
+    check_tables(name, shapes[0].seq, long.calls, nodes, Constants(long.calls, ordinary_tokens(tokens), made))
     masked = (
         node.path for node in nodes.values() if node.op == _CORE and node.mask is None and [*refs_of(node.args[3:4])]
     )

@@ -73,7 +73,7 @@ class Constants:
         if name not in self.known:
             try:
                 self.known[name] = self._run(name)
-            except (RuntimeError, TypeError, _Unknown):
+            except (RuntimeError, TypeError, IndexError, _Unknown):
                 self.known[name] = None
         return self.known[name]
 

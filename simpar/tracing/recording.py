@@ -44,6 +44,11 @@ class ModuleRun:
         return ["slice" if call.op == "alias" else call.op for call in self.calls]
 
 
+def ordinary_tokens(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Token numbers on the CPU, int64 of every shape, all of them ``A_TOKEN``."""
+    return {name: torch.full(shape, A_TOKEN, device="cpu") for name, shape in shapes.items()}
+
+
 def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> ModuleRun:
     """What the module calls for inputs, all of it on the meta device. Raises whatever the module raises."""
     recorder = _Recorder()
@@ -178,8 +183,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
         Raises UserError where it depends on parameters or on other inputs.
         """
-        tokens = {name: torch.full(each.shape, A_TOKEN, device="cpu") for name, each in self.tokens.items()}
-        constants = Constants([*self.calls, call], tokens)
+        tokens = {name: tuple(each.shape) for name, each in self.tokens.items()}
+        constants = Constants([*self.calls, call], ordinary_tokens(tokens))
         result = None if self.unknown.intersection(refs_of(call.args)) else constants.value(call.name)
         if result is None:
             raise UserError(f"{call.op} in {call.owners[-1][0] if call.owners else 'forward'} depends on data")

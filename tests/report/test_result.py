@@ -77,6 +77,15 @@ def test_json_holds_no_clock_time_host_or_path(result):
     assert "hostname" not in text
 
 
+@pytest.mark.parametrize(("seq_len", "said"), [(1024, 0), (2048, 1)])
+def test_sequences_beyond_a_table_of_positions_are_assumed(seq_len, said):
+    """GPT-2 has 1,024 rows."""
+    training = simpar.Training(seq_len=seq_len, global_batch=8)
+    result = simpar.simulate("gpt2", "dgx-h100", simpar.Plan(zero=1), training, with_timeline=False)
+    longer = "a longer table of positions: its config has 1,024 rows, a sequence 2,048 tokens"
+    assert result.setup.model.get("assumed", []).count(longer) == said
+
+
 def test_save_and_load(result, tmp_path):
     """Saving writes what loading reads."""
     result.save(tmp_path / "r.json")
