@@ -28,6 +28,7 @@ from simpar.runtime.casts import cast_once  # noqa: E402
 from simpar.runtime.context import ContextRank  # noqa: E402
 from simpar.runtime.context import attention as in_blocks  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
+from simpar.runtime.four_bits import FourBitMatrix  # noqa: E402
 from simpar.runtime.job import Learning  # noqa: E402
 from simpar.runtime.model import DTYPES, Blueprint, Dtypes  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
@@ -54,6 +55,7 @@ TINY = {
     },
 }  # fmt: skip
 TINY["vocabulary"] = {**TINY["llama"], "vocab_size": 16_384}  # logits are most of what is held
+TINY["wide"] = {**TINY["llama"], "hidden_size": 512, "intermediate_size": 1408}  # matrices are most of what is held
 WORKSPACE_BYTES = 64 * 2**20  # of libraries on CUDA, in every account
 
 
@@ -79,9 +81,16 @@ def fused_dropout(x, p=0.5, training=True, _inplace=False):
     return torch.native_dropout(x, p, training)[0] if p and training else x
 
 
+def widened_by_kernel(matrix, dtype):
+    """A matrix in 4 bits as bitsandbytes' kernel widens it: beside the result there are its scales in fp32 alone."""
+    _scales = matrix.block_scales()
+    return torch.zeros(matrix.shape, dtype=dtype)
+
+
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    """Norms and dropout as CUDA's keep."""
+    """Norms, dropout and matrices in 4 bits as CUDA's keep."""
+    monkeypatch.setattr(FourBitMatrix, "widened", widened_by_kernel)
     functional = attention.functional
     monkeypatch.setattr(functional, "rms_norm", lambda x, _, weight, eps: FusedNorm.apply(x, weight, eps))
     monkeypatch.setattr(functional, "dropout", fused_dropout)
@@ -249,6 +258,9 @@ def nodes_of(ranks, folder):
             ("llama", {"precision": "bf16", "frozen_layers": 2}, 0.03),
             ("llama", {"precision": "bf16", "lora_rank": 8}, 0.03),
             ("llama", {"precision": "bf16", "lora_rank": 8, "lora_dropout": 0.1}, 0.03),
+            ("llama", {"precision": "bf16", "lora_rank": 8, "frozen_dtype": "nf4"}, 0.03),
+            ("wide", {"precision": "bf16", "lora_rank": 8, "frozen_dtype": "nf4"}, 0.03),
+            ("wide", {"precision": "bf16", "lora_rank": 8}, 0.03),
         ],
         1,
         tuples=True,
