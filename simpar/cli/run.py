@@ -39,7 +39,14 @@ RUN_FLAGS = (
     ScenarioFlag(
         "--lora-alpha", "Adapters add alpha / rank of their products (default: the rank)", "learning.lora_alpha", float
     ),
-    ScenarioFlag("--loss-scale", "First factor of the loss in fp16 (default: 65536)", "learning.loss_scale", float),
+    ScenarioFlag(
+        "--loss-scale", "First factor of the loss in fp16 (default: 65536)", "learning.sixteen_bits.loss_scale", float
+    ),
+    ScenarioFlag(
+        "--rounding",
+        "Of parameters in bf16: stochastic or nearest (default: stochastic)",
+        "learning.sixteen_bits.rounding",
+    ),
     ScenarioFlag("--clip-norm", "Clip the gradient to this norm", "learning.clip_norm", float),
     ScenarioFlag("--seed", "Seed of initial weights, data order and dropout", "learning.seed", int),
     ScenarioFlag("--warmup", "First steps, which are not measured (default: 2)", "measuring.warmup", int),

@@ -53,13 +53,18 @@ class Draws:
         """A function of two uniform numbers in (0, 1] per element; fp64, so that rounding hides the split in chunks."""
         result = torch.empty(self.size, dtype=torch.float32, device=self.device)
         flat, start = result.view(-1), 0
-        for index in self._indices():
-            bits = mix_bits(index.mul_(_signed(GOLDEN)).add_(_signed(self.key)))
+        for bits in self.bits():
             pair = (_shifted(bits, HALF_BITS), bits & ((1 << HALF_BITS) - 1))
             first, second = (each.double().add_(1.0).mul_(2.0**-HALF_BITS) for each in pair)
-            flat[start : start + len(index)] = function(first, second)
-            start += len(index)
+            flat[start : start + len(bits)] = function(first, second)
+            start += len(bits)
         return result
+
+    def bits(self, count: int = 64) -> Iterator[Tensor]:
+        """So many random bits for each element in order: int64[elements] per chunk."""
+        for index in self._indices():
+            mixed = mix_bits(index.mul_(_signed(GOLDEN)).add_(_signed(self.key)))
+            yield mixed if count == 64 else _shifted(mixed, 64 - count)
 
     def _indices(self) -> Iterator[Tensor]:
         """Indices of the part's elements in the whole tensor, in order, from 1: int64[elements] per chunk."""

@@ -41,6 +41,13 @@ class RunInputs(Strict):
         return files.parse(cls, files.load(Path(path)))
 
 
+class SixteenBits(Strict):
+    """What training in 16 bits needs beside a rate: a scale of the loss in fp16, how bf16 parameters are rounded."""
+
+    loss_scale: float = Field(2.0**16, gt=0, allow_inf_nan=False, description="of the first step in fp16")
+    rounding: Literal["stochastic", "nearest"] | None = Field(None, description="of parameters that are kept in bf16")
+
+
 class Learning(Strict):
     """Hyperparameters of the optimizer, and the seed of initial weights, data order and dropout.
 
@@ -58,7 +65,7 @@ class Learning(Strict):
     decay_steps: Count | None = None
     schedule_steps: Count | None = None
     least_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
-    loss_scale: float = Field(2.0**16, gt=0, allow_inf_nan=False, description="of the first step in fp16")
+    sixteen_bits: SixteenBits = SixteenBits()
     lora_alpha: float | None = Field(None, gt=0, allow_inf_nan=False, description="of adapters; default their rank")
 
     @model_validator(mode="after")

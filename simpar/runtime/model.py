@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from simpar.architectures.graph import ModelGraph
 from simpar.dataclass import dataclass
@@ -28,6 +27,7 @@ from simpar.runtime.offload import save_on_host
 from simpar.runtime.operators import TokenEmbedding
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.released import Released
+from simpar.runtime.sharded import local_part
 from simpar.runtime.strategy import Strategy
 from simpar.runtime.weights import WeightSource
 
@@ -46,9 +46,9 @@ class Dtypes:
 
     @staticmethod
     def of(plan: Plan) -> Dtypes:
-        """The dtypes of a resolved plan: with master weights, parameters are kept in fp32."""
+        """The dtypes of a resolved plan: parameters are kept in fp32, unless the plan says bf16."""
         compute = DTYPES[plan.numerics.precision]
-        storage = torch.float32 if plan.numerics.master_weights else compute
+        storage = DTYPES[plan.execution.parameter_dtype or "fp32"]
         return Dtypes(storage, compute, DTYPES[plan.numerics.grad_dtype or plan.numerics.precision])
 
 
@@ -237,11 +237,3 @@ def fill(model: nn.Module, seed: int, graph: ModelGraph | None = None, released:
 def _origin(name: str, model: nn.Module) -> str:
     """The name by which a parameter's value is found: tied tables share one."""
     return TABLE if name == OUTPUT and getattr(model, "tied", False) else name
-
-
-def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:
-    """The plain tensor on this rank, and its place in the whole tensor."""
-    if not isinstance(tensor, DTensor):
-        return tensor, tuple(slice(0, size) for size in tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))

@@ -117,6 +117,7 @@ def make_ready(
             f"--checkpoint with plan.sync = {plan.data_parallel.sync}: a checkpoint keeps one replica's states, and "
             "these differ or are on servers; allowed: no checkpoints"
         )
+    _check_rounding(job)
     _check_traced(job, check_continuation(job))
     check_installed(job)
     _check_evaluation(job, prepared)
@@ -199,6 +200,14 @@ def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
         check_target(Path(job.weights.save_to))
         ServedFolder.of(job, "")
     _check_adapters(job)
+
+
+def _check_rounding(job: RunJob) -> None:
+    rounding = job.learning.sixteen_bits.rounding
+    if rounding is not None and job.plan.execution.parameter_dtype != "bf16":
+        raise UserError(
+            f"--rounding {rounding}: parameters are kept in fp32; allowed: with plan.parameter_dtype = bf16"
+        )
 
 
 def _check_adapters(job: RunJob) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def plain(tensor: Any) -> Any:
@@ -18,3 +19,11 @@ def shard_like(local: Any, parameter: Any) -> Any:
     whole = TensorMeta(parameter.shape, parameter.stride(), local.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=whole)
     return DTensor(local, spec, requires_grad=False)  # from_local would move it to the device
+
+
+def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:
+    """The plain tensor on this rank, and its place in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tensor, tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))

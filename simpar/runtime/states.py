@@ -42,7 +42,7 @@ def _tensors(update: StepUpdate) -> Iterator[tuple[Owned, str, Any]]:
             yield each, f"{DELAYED}.{_name(each)}", shard_like(home.detach(), each.parameter)
         for moment in _of(update).states:
             if state.get(moment) is None:
-                state[moment] = torch.zeros_like(home)
+                state[moment] = torch.zeros_like(home, dtype=_kept_dtype(update, home))
             yield each, f"optimizer.{_name(each)}.{moment}", shard_like(state[moment], each.parameter)
 
 
@@ -51,6 +51,8 @@ def finish_loading(update: StepUpdate, steps: int) -> None:
 
     Some optimizers correct their states by that number.
     """
+    if update.rounding is not None:
+        update.rounding.step = steps
     if not update.scope.plan.offload.offload_delayed:
         for optimizer in update.hosted():
             optimizer.read_again()
@@ -60,6 +62,12 @@ def finish_loading(update: StepUpdate, steps: int) -> None:
         steps -= update.loss_scale.left_out
     for _, home, state in _remembered(update):
         state["step"] = torch.tensor(float(steps), device=home.device)
+
+
+def _kept_dtype(update: StepUpdate, home: Any) -> Any:
+    """Of what an optimizer keeps beside a parameter: the parameter's, unless that has 16 bits and these more."""
+    kept = update.scope.plan.numerics.moment_dtype
+    return home.dtype if update.rounding is None or kept == "bf16" else torch.float32
 
 
 def _of(update: StepUpdate) -> InTorch:

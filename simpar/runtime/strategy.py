@@ -38,6 +38,8 @@ from simpar.plan.sync import replicas_are_independent
 from simpar.plan.torch_roles import explain_no_copies, refuse_roles
 from simpar.simulation import apply_tuning
 
+OWN_CHOICES = ("lora_dropout", "parameter_dtype")
+"""Choices of stacks that the runtime makes as a plan says: what adapters drop, what it keeps of parameters."""
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
 
 
@@ -153,11 +155,14 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         )
     if replicas_are_independent(plan):
         _refuse_alone(plan)
-    if numerics.optimizer not in IN_TORCH or numerics.moment_dtype not in (None, "fp32"):
+    narrow = plan.execution.parameter_dtype == "bf16"
+    if numerics.optimizer not in IN_TORCH or numerics.moment_dtype not in (None, "fp32", "bf16" if narrow else None):
         raise UserError(
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
-            f"{', '.join(IN_TORCH)} with fp32 moments"
+            f"{', '.join(IN_TORCH)} with fp32 moments{'' if narrow else '; with parameter_dtype = bf16 also bf16 ones'}"
         )
+    if narrow:
+        _refuse_narrow(plan, graph)
     policy = plan.memory.recompute
     if not {*modes(policy)} <= {*SIMPLE}:
         raise UserError(
@@ -173,7 +178,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                 "real run: none, cpu"
             )
     for choice in CHOICES:
-        if choice.name == "lora_dropout":  # what its adapters drop is the runtime's own
+        if choice.name in OWN_CHOICES:
             continue
         if choice.in_stack is not None and (given := plan.get(choice.name)) is not None:
             raise UserError(
@@ -213,6 +218,28 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         _refuse_mixers(plan, graph)
     if mesh.tp > 1:
         _refuse_tensor(mesh.tp, graph)
+
+
+def _refuse_narrow(plan: Plan, graph: ModelGraph | None) -> None:
+    """Parameters in bf16 are all there is of them, and torch's gradients have their dtype."""
+    numerics, sync = plan.numerics, plan.data_parallel.sync
+    for wrong, said in (
+        (graph is None, "a model of your own keeps its dtypes itself; allowed: none"),
+        (numerics.products.in_torch != "bfloat16", f"precision = {numerics.precision}; allowed: bf16, fp8"),
+        (
+            numerics.master_weights is not False,
+            "master_weights = true: a run keeps parameters once; allowed: master_weights = false, or fp32",
+        ),
+        (
+            numerics.grad_dtype != "bf16",
+            f"grad_dtype = {numerics.grad_dtype}: gradients have the dtype of their parameters; allowed: bf16",
+        ),
+        (plan.offload.offload_optimizer != "none", "offload_optimizer: hosts update in fp32; allowed: none"),
+        (replicas_are_independent(plan), f"sync = {sync}: means of parameters would be rounded; allowed: bsp"),
+        (plan.tuning.is_used, "adapters or frozen layers, which have dtypes of their own; allowed: none"),
+    ):
+        if wrong:
+            raise UserError(f"plan.parameter_dtype = bf16 with {said}")
 
 
 def _refuse_scaled(plan: Plan, graph: ModelGraph | None) -> None:

@@ -29,7 +29,9 @@ from simpar.runtime.measure import Clock
 from simpar.runtime.offload import Arrivals, OnHost, share_on_host
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.reduction import average
+from simpar.runtime.rounding import InSixteenBits, PlacedName, Rounding
 from simpar.runtime.rounds import meeting_of
+from simpar.runtime.sharded import local_part
 from simpar.runtime.strategy import Strategy
 from simpar.runtime.tensor_parallel import sum_partial
 
@@ -92,12 +94,14 @@ class Scope:
     sum_twins: Callable[[Tensor], object] | None = None
 
 
-def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
+def make_optimizers(scope: Scope, owned: Sequence[Owned], rounding: Rounding | None = None) -> list[Any]:
     """The plan's optimizer over local parameters; its states are sharded over the ranks under ZeRO-1.
 
     Then experts that are spread have an optimizer of their own, whose states are sharded over the ranks that hold the
-    same experts. Parameters that are updated on the host have one apart from the others.
+    same experts. Parameters that are updated on the host have one apart from the others. Parameters in 16 bits have a
+    ``rounding``.
     """
+    kind = _kind(scope, rounding)
     sharded = scope.strategy.shard_optimizer
     result = []
     for away in (False, True):
@@ -107,7 +111,8 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
                 expert = scope.strategy.spread and each.expert
                 group = scope.ranks.states_group(each.parameter, expert=expert) if sharded else None
                 shares.setdefault(group, []).append(each.local)
-        result += [_optimizer(scope, local, group, away=away) for group, local in shares.items()]
+        here = partial(OnHost, kind=kind, delayed=scope.plan.offload.offload_delayed) if away else kind
+        result += [_optimizer(scope, local, group, here) for group, local in shares.items()]
     return result
 
 
@@ -128,10 +133,31 @@ def on_host(scope: Scope, owned: Sequence[Owned]) -> list[bool]:
     return [twin or next(chosen) for twin in tied]
 
 
-def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any, *, away: bool) -> Any:
-    kind, options = optimizer_of(scope.plan, scope.learning)
-    if away:
-        kind = partial(OnHost, kind=kind, delayed=scope.plan.offload.offload_delayed)
+def rounding_of(scope: Scope, owned: Sequence[Owned]) -> Rounding | None:
+    """How updates of parameters in 16 bits are rounded; None for wider ones. Twins are one tensor."""
+    if scope.plan.execution.parameter_dtype != "bf16":
+        return None
+    if scope.learning.sixteen_bits.rounding == "nearest":
+        return Rounding(None)
+    places = {}
+    for each in owned:
+        name = TABLE if each.twin else each.name
+        places[each.local] = PlacedName(name, tuple(each.parameter.shape), local_part(each.parameter)[1])
+    return Rounding(scope.learning.seed, places)
+
+
+def _kind(scope: Scope, rounding: Rounding | None) -> Any:
+    """What makes an optimizer of parameters on one device, with the options of :func:`optimizer_of`."""
+    kind, _ = optimizer_of(scope.plan, scope.learning)
+    if rounding is None:
+        return kind
+    numerics, states = scope.plan.numerics, in_torch(scope.plan.numerics.optimizer).states
+    kept = torch.bfloat16 if numerics.moment_dtype == "bf16" else torch.float32
+    return partial(InSixteenBits, kind=kind, rounding=rounding, states=states, kept_dtype=kept)
+
+
+def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any, kind: Any) -> Any:
+    _, options = optimizer_of(scope.plan, scope.learning)
     if group is not None:
         return ZeroRedundancyOptimizer(local, optimizer_class=kind, process_group=group, **options)
     return kind(local, **options)
@@ -155,9 +181,12 @@ class StepUpdate:
 
     def __init__(self, scope: Scope, owned: Sequence[Owned]) -> None:
         self.scope, self.ranks, self.owned = scope, scope.ranks, list(owned)
-        self.optimizers = make_optimizers(scope, self.owned)
+        self.rounding = rounding_of(scope, self.owned)
+        self.optimizers = make_optimizers(scope, self.owned, self.rounding)
         self.meeting = meeting_of(scope, self.owned)
-        self.loss_scale = LossScale(scope.learning.loss_scale) if scope.plan.numerics.precision == "fp16" else None
+        self.loss_scale = (
+            LossScale(scope.learning.sixteen_bits.loss_scale) if scope.plan.numerics.precision == "fp16" else None
+        )
         self.arrivals = Arrivals()
         away = zip(self.owned, on_host(scope, self.owned), strict=True)
         self.early = [each for each, there in away if there and self._leaves(each)]
@@ -222,6 +251,8 @@ class StepUpdate:
             with clock.phase("communication"):
                 self.meeting.after_step()
         self.gradients = {}
+        if self.rounding is not None:
+            self.rounding.step += 1
         for each in self.owned:
             each.parameter.grad = None
             each.local.grad = None

@@ -235,6 +235,7 @@ class StackNumerics(Strict):
 
     Where separate kernels widen a weight's gradient and add it to that of other microbatches, they move ``sum_bytes``
     per element, half of them each.
+    ``reduce_dtype`` is what gradients are sent in (None: as they are kept).
     ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored in the compute dtype.
     Where 8-bit products have block scales, ``casts_apart`` casts rows when a product reads them and columns when the
     weight-gradient product does, in separate kernels; else both are written at once. Where they have one scale per
@@ -244,7 +245,7 @@ class StackNumerics(Strict):
     """
 
     grad_dtype: Dtype = "fp32"
-    reduce_dtype: Dtype = "fp32"
+    reduce_dtype: Dtype | None = "fp32"
     parameter_dtype: Dtype = "bf16"
     master_weights: bool = True
     moment_dtype: Dtype | None = None

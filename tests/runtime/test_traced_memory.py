@@ -56,6 +56,7 @@ TINY = {
 }  # fmt: skip
 TINY["vocabulary"] = {**TINY["llama"], "vocab_size": 16_384}  # logits are most of what is held
 TINY["wide"] = {**TINY["llama"], "hidden_size": 512, "intermediate_size": 1408}  # matrices are most of what is held
+PURE = {"precision": "bf16", "parameter_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16"}
 WORKSPACE_BYTES = 64 * 2**20  # of libraries on CUDA, in every account
 
 
@@ -229,7 +230,8 @@ def peak_bytes(graph, plan, training, monkeypatch):
     tokens = torch.zeros(training.global_batch // plan.mesh.dp, training.seq_len, dtype=torch.int64)
     with live:
         engine.forward_backward(tokens, tokens)
-    states = sum(2 * each.local.numel() * each.local.element_size() for each in engine.owned)
+    moment = 2 if plan.numerics.moment_dtype == "bf16" else 4
+    states = sum(2 * each.local.numel() * moment for each in engine.owned)
     return live.peak + states
 
 
@@ -261,6 +263,9 @@ def nodes_of(ranks, folder):
             ("llama", {"precision": "bf16", "lora_rank": 8, "frozen_dtype": "nf4"}, 0.03),
             ("wide", {"precision": "bf16", "lora_rank": 8, "frozen_dtype": "nf4"}, 0.03),
             ("wide", {"precision": "bf16", "lora_rank": 8}, 0.03),
+            ("wide", PURE, 0.03),
+            ("wide", {**PURE, "moment_dtype": "bf16"}, 0.03),
+            ("llama", {**PURE, "dp": 8, "zero": 3}, 0.04),
         ],
         1,
         tuples=True,

@@ -53,7 +53,7 @@ def kept_widths(layout: Layout, stack: Stack) -> Widths:
 
 def reduced_bytes(layout: Layout, stack: Stack) -> float:
     """Bytes per parameter that a reduction of gradients moves: as the stack reduces, unless the plan says otherwise."""
-    usual = stack.numerics.reduce_dtype if layout.products.is_mixed else "fp32"
+    usual = (stack.numerics.reduce_dtype or layout.grad_dtype) if layout.products.is_mixed else "fp32"
     return DTYPE_BYTES[layout.reduce_dtype or usual]
 
 
