@@ -69,9 +69,28 @@ def rows() -> Iterator[str]:
         yield f"| `{name}` | {reader.description} | {tested} | {reader.written_as or 'none'} |"
 
 
+SHIPPED = """
+## Configs by their path
+
+Launches name configs of DeepSpeed and Accelerate that their trainer ships in its repository. Where such a file is not
+here, what it sets at the named revision is taken, and a note says so; a file that is here is read.
+
+| whose | at | paths |
+|---|---|---|
+"""
+
+
+def shipped() -> Iterator[str]:
+    """The lines of the table of configs that are known by their path."""
+    from simpar.frameworks.shipped_configs import FOLDERS, REVISIONS
+
+    for folder, (owner, known) in FOLDERS.items():
+        yield f"| {owner} | {REVISIONS[owner]} | {', '.join(f'`{folder}/{name}`' for name in known)} |"
+
+
 def page() -> str:
     """The whole page."""
-    return HEAD + "\n".join(rows()) + "\n"
+    return HEAD + "\n".join(rows()) + "\n" + SHIPPED + "\n".join(shipped()) + "\n"
 
 
 def main() -> int:

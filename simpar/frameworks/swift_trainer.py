@@ -14,6 +14,7 @@ from simpar.errors import UserError
 from simpar.frameworks.overrides import load_beside, mapping
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.shell_shared import script_of
+from simpar.frameworks.shipped_configs import BY_WIDTH, of_deepspeed
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
@@ -30,16 +31,14 @@ ONLINE = ("grpo", "ppo", "gkd")
 """Kinds of rlhf whose sequences are a prompt of max_length and an answer."""
 USUAL_ANSWER = 512
 """Default of max_completion_length (rlhf_args.py)."""
-_BUCKETS = {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}
-_SIZES = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
 def _preset(stage: int, *, away: bool = False) -> Mapping[str, Any]:
     """A DeepSpeed config of ``swift/config``."""
-    home = {"device": "cpu" if away else "none", "pin_memory": True}
-    sizes = dict.fromkeys(_SIZES, "auto") | {"offload_param": home} if stage == 3 else _BUCKETS
-    zero = {"stage": stage, "offload_optimizer": home, "overlap_comm": False, "contiguous_gradients": True, **sizes}
-    return {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": zero}
+    if stage < 3:
+        sizes: dict[str, Any] = {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}
+        return of_deepspeed(stage, overlaps=False, offloads=("optimizer",) if away else (), **sizes)
+    return of_deepspeed(stage, overlaps=False, offloads=("optimizer", "param") if away else (), **BY_WIDTH)
 
 
 SWIFT = Habits(

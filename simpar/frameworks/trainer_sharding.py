@@ -12,6 +12,7 @@ from simpar.frameworks.deepspeed_states import of_versions
 from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
+from simpar.frameworks.shipped_configs import load_config
 from simpar.frameworks.trainer_arguments import LAUNCHED_AS, TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.words import Assumed, ReadWords, plain
 
@@ -51,6 +52,10 @@ class Sharding:
         """Whether FSDP or ZeRO-3 gathers parameters."""
         return ((self.values.get("zero") or 0) >= 2 and not self.is_deepspeed) or self.values.get("zero") == 3
 
+    def noted(self, note: str) -> "Sharding":
+        """The same with a further note; "" is none."""
+        return replace(self, notes=(*self.notes, note)) if note else self
+
 
 @dataclass(frozen=True)
 class Filled:
@@ -67,6 +72,9 @@ def sharding_of(
 ) -> Sharding:
     """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
     launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
+    asked = next((half for half in ("bf16", "fp16") if given.on(half)), None)
+    if asked and "precision" in launched.values:  # what arguments ask for wins (transformers, training_args.py)
+        launched = replace(launched, values={**launched.values, "precision": asked})
     filled = replace(filled, precision=launched.values.get("precision", filled.precision))
     named = given.one("deepspeed", "deepspeed_config")
     if isinstance(named, str) and named in presets:
@@ -76,10 +84,10 @@ def sharding_of(
         own = _of_deepspeed(_of_switches(given, filled), "--zero_stage", filled)
         return _joined(launched, own, launched.words)
     if named and str(named).lower() not in ("false", "none"):
-        config = named if isinstance(named, dict) else load_beside(str(named), given.source)
+        config, note = (named, "") if isinstance(named, dict) else load_config(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)
-        own = _of_deepspeed(config, where, filled)
-        return _joined(launched, own, launched.words + own.words)
+        own = _of_deepspeed(config, where, filled).noted(note)
+        return _joined(launched, own, launched.words if note else launched.words + own.words)
     own = _of_fsdp(given, command)
     return replace(_joined(launched, own, launched.words + own.words), assumed=launched.assumed)
 
@@ -111,7 +119,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         return Sharding()
     flags, spelt = _launcher_flags(command.before)
     file = flags.pop("config_file", None)
-    config = flat(load_beside(str(file), source)) if file else {}
+    config, note = load_config(str(file), source) if file else ({}, "")
     kinds = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
     own: dict[str, Any] = {}
     used: dict[str, str] = {}
@@ -120,7 +128,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         if home is not None:
             own |= {"distributed_type": kinds[key]} if key in kinds else {home: value}
             used[home] = spelt[key]
-    given, _ = without_auto(nest_names({**config, **own}), str(file or source))
+    given, _ = without_auto(nest_names({**flat(config), **own}), str(file or source))
     if not file and "distributed_type" not in own:
         told = () if file or "num_processes" in flags else (NO_CONFIG,)
         unread = {OF_MACHINE: NO_CONFIG} if told else {}
@@ -132,7 +140,8 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     named = given.get(CONFIG_FILE)
     filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
-        inner = _of_deepspeed(load_beside(str(named), source), str(named), filled)
+        config, note = load_config(str(named), source)
+        inner = _of_deepspeed(config, str(named), filled)
         values, more, notes, assumed = {**values, **inner.values}, inner.words, inner.notes, inner.assumed
     else:
         (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()
@@ -140,7 +149,10 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         values.pop("stack")
     read = given.words()
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
-    return Sharding(values, words + more + ReadWords(("--config_file",) if file else ()), notes, assumed)
+    if note:  # the words of the command alone are the text's
+        words, more = ReadWords(tuple(used[key] for key in read.used if key in used)), ReadWords()
+    words = words + more + ReadWords(("--config_file",) if file else ())
+    return Sharding(values, words, notes, assumed).noted(note)
 
 
 def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:

@@ -205,6 +205,13 @@ def test_accelerates_precision_fills_in_a_deepspeed_config(tmp_path):
     assert (values["precision"], values["zero"], values["dp"]) == ("bf16", 3, 4)
 
 
+@pytest.mark.parametrize(("said", "precision"), [("", "bf16"), ("--fp16", "fp16"), ("--bf16 false", "bf16")])
+def test_what_arguments_ask_for_wins_over_accelerates_precision(said, precision):
+    """TrainingArguments put fp16 or bf16 into the environment that Accelerate reads."""
+    start = "accelerate launch --multi_gpu --num_processes 4 --mixed_precision bf16"
+    assert plan(f"{start} {TRAIN.removeprefix('python ')} {said}", "transformers")["precision"] == precision
+
+
 FACTORY_1 = {
     "model": "Qwen/Qwen3-4B", "model_class": "llm", "cutoff_len": 1024, "micro_batch_size": 2, "global_batch_size": 32,
     "dist_config": {"name": "fsdp2", "dcp_path": None},
