@@ -1,12 +1,17 @@
 """Loops over numbers that run compiled where numba is installed and there is much to do, else as plain Python.
 
 They use only what both support: numbers, tuples, flat arrays that are read and written entry by entry, and lists made
-inside. numba is imported once a loop has had enough to do, and compiles once per machine.
+inside. numba is imported once a loop has had enough to do, and compiles once per machine; before it has, more must be
+there to do.
 """
 
+import hashlib
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -16,6 +21,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 HOT_ENTRIES = 2**19
 """Number of array entries that plain loops process in about the time that importing numba takes."""
+TO_COMPILE = 5
+"""How many times longer numba takes to compile a loop than to be imported and to load what it compiled."""
+
+
+def is_kept(source: str | Path, name: str) -> bool:
+    """Whether numba keeps what it compiled of a function of a source file, as the file is now.
+
+    It is not asked, which would import it: what it keeps lies in its cache, under the names of file and function.
+    """
+    file = Path(source).absolute()
+    near, asked = f"{file.parent.name}_{hashlib.sha1(str(file.parent).encode()).hexdigest()}", os.environ
+    usual = Path("~/Library/Caches" if sys.platform == "darwin" else "~/.cache").expanduser()
+    own = [file.parent / "__pycache__", Path(asked.get("XDG_CACHE_HOME") or usual) / "numba" / near]
+    folders = [Path(asked["NUMBA_CACHE_DIR"]) / near] if asked.get("NUMBA_CACHE_DIR") else own
+    python = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags if os.name == 'posix' else ''}"
+    kept = (each for folder in folders for each in folder.glob(f"{file.stem}.{name}-*.{python}.nbi"))
+    return any(each.stat().st_mtime >= file.stat().st_mtime for each in kept)
 
 
 class Loop(Generic[P, R]):
@@ -36,11 +58,14 @@ class Loop(Generic[P, R]):
     def compile_if_hot(self, entries: int = 0) -> Callable[P, R] | None:
         """The compiled function once HOT_ENTRIES entries were processed, these ``entries`` included; None before.
 
-        For callers whose alternative is faster than the plain Python loop.
+        Where it was never compiled, TO_COMPILE times as many. For callers whose alternative is faster than the plain
+        Python loop.
         """
         self.seen += entries
         if self._compiled is None and self.seen >= HOT_ENTRIES and find_spec("numba"):
-            self._compiled = self.compiled()
+            code = self.function.__code__
+            if self.seen >= TO_COMPILE * HOT_ENTRIES or is_kept(code.co_filename, code.co_qualname):
+                self._compiled = self.compiled()
         return self._compiled
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:

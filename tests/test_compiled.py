@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +48,9 @@ def test_plain_and_compiled_loops_do_the_same_sums():
 
 
 def test_a_loop_is_compiled_once_it_had_much_to_do(monkeypatch):
-    """Not before, and never where numba is missing."""
+    """Not before, and never where numba is missing; where it was never compiled, once it had more."""
     made = []
+    monkeypatch.setattr(compiled, "is_kept", lambda *_: True)
     monkeypatch.setattr(compiled, "HOT_ENTRIES", 20)
     monkeypatch.setattr(Loop, "compiled", lambda self: made.append(self) or self.function)
     monkeypatch.setattr(compiled, "find_spec", lambda _: None)
@@ -61,3 +63,31 @@ def test_a_loop_is_compiled_once_it_had_much_to_do(monkeypatch):
     for calls in range(4):
         loop(fresh(), (1.0,))
         assert len(made) == (calls >= 2)
+    monkeypatch.setattr(compiled, "is_kept", lambda *_: False)
+    loop = Loop(run, added)
+    for calls in range(10):
+        loop(fresh(), (1.0,))
+        assert len(made) == 1 + (calls >= 8)
+
+
+def test_what_numba_keeps_is_found_without_it(tmp_path, monkeypatch):
+    """Of a function, and of a file as it is now."""
+    numba = pytest.importorskip("numba")
+    (tmp_path / "kept.py").write_text("def twice(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    import kept
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    assert not compiled.is_kept(kept.__file__, "twice")
+    assert numba.njit(cache=True)(kept.twice)(2) == 4
+    assert compiled.is_kept(kept.__file__, "twice")
+    assert not compiled.is_kept(kept.__file__, "thrice")
+    os.utime(kept.__file__, (2e9, 2e9))
+    assert not compiled.is_kept(kept.__file__, "twice")
+    folder = tmp_path / "elsewhere"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+    os.utime(kept.__file__, (1e9, 1e9))
+    assert numba.njit(cache=True)(kept.twice)(3) == 6
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert compiled.is_kept(kept.__file__, "twice")

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpar import files
+from simpar.compiled import is_kept
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
@@ -20,6 +22,8 @@ OPEN = ("event", "sweep")
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
 MANY_OPS = 300_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
+TO_COMPILE = 10
+"""How many times as many ops are worth compiling it, once per machine."""
 
 
 def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable[[Program], Timing]:
@@ -27,7 +31,8 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
 
     ``auto`` takes ``sweep`` where no link is shared, ``event`` where it is worth its start, and ``plain`` otherwise.
     All give the same integers, those of ``reference``. The start is worth it in a process that has made it, or once
-    this Program and those given to ``plain`` have many ops, together with ``more_ops`` that will be run.
+    this Program and those given to ``plain`` have many ops, together with ``more_ops`` that will be run: more where
+    numba has yet to compile it.
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
@@ -57,8 +62,13 @@ _PLAIN_OPS = _PlainOps()
 def _fastest(program: Program, more_ops: int) -> str:
     if not (program.ops.work_bytes > 0).any():
         return "sweep"
-    many = _PLAIN_OPS.count + len(program) + more_ops > MANY_OPS
-    if is_started() or (many and find_spec("numba")):
+    if is_started() or _is_worth_starting(_PLAIN_OPS.count + len(program) + more_ops):
         return "event"
     _PLAIN_OPS.count += len(program)
     return "plain"
+
+
+def _is_worth_starting(num_ops: int) -> bool:
+    if num_ops <= MANY_OPS or not find_spec("numba"):
+        return False
+    return num_ops > TO_COMPILE * MANY_OPS or is_kept(Path(__file__).with_name("event_kernel.py"), "simulate")

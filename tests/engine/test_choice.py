@@ -43,6 +43,7 @@ def test_many_small_programs_start_it(monkeypatch):
 
     small, asked = program(2), {"tp": 2}
     monkeypatch.setattr(event.Runner, "has_run", False)
+    monkeypatch.setattr(engine, "is_kept", lambda *_: True)
     monkeypatch.setattr(engine, "_PLAIN_OPS", engine._PlainOps(engine.MANY_OPS - 2 * len(small)))
     names, answers = [], []
     for _ in range(3):
@@ -51,6 +52,22 @@ def test_many_small_programs_start_it(monkeypatch):
     assert names[0] == "plain"
     assert names[-1] == "event"
     assert len(set(answers)) == 1
+
+
+def test_it_is_compiled_for_larger_programs_than_it_is_loaded_for(monkeypatch):
+    """The first run on a machine takes no longer than plain Python."""
+    pytest.importorskip("numba")
+    from simpar.engine import event
+
+    monkeypatch.setattr(event.Runner, "has_run", False)
+    small = program(2)
+    for is_kept, chosen in ((True, ["plain", "event", "event"]), (False, ["plain", "plain", "event"])):
+        monkeypatch.setattr(engine, "is_kept", lambda *_, is_kept=is_kept: is_kept)
+        names = []
+        for count in (300_000, 300_001, 3_000_001):
+            monkeypatch.setattr(engine, "_PLAIN_OPS", engine._PlainOps())
+            names.append(module(choose_engine("auto", small, more_ops=count - len(small))))
+        assert names == chosen
 
 
 def test_nothing_starts_it_for_a_small_program():
