@@ -37,6 +37,8 @@ DEVICES = {
 with fewer NVLinks; ids of virtual functions stand beside AMD's physical ones."""
 SOCKETS = ("0", "65536")
 """Port and connections of cards that NCCL reaches over TCP (src/transport/net_socket.cc); RDMA has ports."""
+MOST_MBIT_PER_S = 3_200_000
+"""More than any port carries: the fastest cards that are announced have 1.6 Tb/s."""
 ENCODING = {2.5: 0.8, 5.0: 0.8}
 """Share of a PCIe lane's bits that are data: 8 of 10 up to the second generation, 128 of 130 since the third."""
 
@@ -53,7 +55,9 @@ def read_topology(text: str, file: str) -> Reading:
     hosts = Counter(cpu.get("host_hash", "") for cpu in root.iter("cpu") for _ in cpu.iter("gpu"))
     devices = list(root.iter("gpu"))
     if not devices or not hosts:
-        raise UserError(f"{file}: no gpu below a cpu: is it the file of NCCL_TOPO_DUMP_FILE, or of a graph?")
+        has_pci = root.find("cpu/pci") is not None
+        other = "one for NCCL_TOPO_FILE lists PCI switches alone" if has_pci else "a graph is another file"
+        raise UserError(f"{file}: no gpu below a cpu: allowed: what NCCL writes to NCCL_TOPO_DUMP_FILE; {other}")
     if len(set(hosts.values())) > 1:
         result.unread.append(f"devices_per_node: hosts have {sorted(set(hosts.values()))} GPUs of the job")
     else:
@@ -110,6 +114,10 @@ def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
     cards = list(root.iter("net"))
     # 0 is how NCCL writes a speed that the card did not tell
     told = {id(card): _number(card, "speed", reading.file) if card.get("speed") else 0 for card in cards}
+    if strange := {speed for speed in told.values() if speed > MOST_MBIT_PER_S}:  # plugins write other units
+        listed = ", ".join(map(str, sorted(strange)))
+        reading.unread.append(f"net speed = {listed}: not the Mb/s of a card (at most {MOST_MBIT_PER_S})")
+        told = {card: 0 if speed in strange else speed for card, speed in told.items()}
     speeds = Counter(speed for speed in told.values() if speed)
     if not cards:
         reading.unread.append("network cards: the file has none")

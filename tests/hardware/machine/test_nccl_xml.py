@@ -70,6 +70,9 @@ def test_cards_without_a_speed():
     assert "no network card of the file has a speed, at most the 504 Gb/s of their PCIe links" in said
     assert "1 of 32 Gb/s: left out" in said
     assert values(read_topology(text, "x"))["scale_out.nics_per_node"] == 3
+    strange = read_topology(topology(2).replace('speed="400000"', 'speed="200000000"'), "x").unread
+    assert any("net speed = 200000000: not the Mb/s of a card" in line for line in strange)
+    assert any("no network card of the file has a speed" in line for line in strange)
     mixed = read_topology(topology(2).replace(' speed="400000"', "", 1), "x")
     assert values(mixed)["scale_out.nic_bandwidth"] == "400 Gb/s"
     assert any("1 of 2 network cards have no speed" in line for line in mixed.unread)
@@ -98,7 +101,8 @@ def test_several_hosts_in_one_file_are_counted_by_host():
     [
         ('<!DOCTYPE x [<!ENTITY a "b">]><system/>', "document types and entities"),
         (topology()[:500], "not valid XML"),
-        ("<system><cpu/></system>", "no gpu below a cpu"),
+        ("<system><cpu/></system>", "no gpu below a cpu: allowed: what NCCL writes to NCCL_TOPO_DUMP_FILE; a graph is"),
+        ('<system><cpu><pci busid="ffff:ff:01.0"/></cpu></system>', "one for NCCL_TOPO_FILE lists PCI switches alone"),
         ("<graphs><cpu><gpu/></cpu></graphs>", "the outermost element is graphs"),
         ("<a>" * 60 + "</a>" * 60, "nested more than"),
         (topology().replace('speed="400000"', 'speed="fast"', 1), "net speed = 'fast'"),
