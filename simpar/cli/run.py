@@ -75,6 +75,12 @@ RUN_FLAGS = (
     ScenarioFlag("--text", "Train on a file or folder of text, JSON lines or parquet, or a saved dataset"),
     ScenarioFlag("--validation", "Share of the documents of --text to hold out", "data.validation", float),
     ScenarioFlag("--pack/--no-pack", "Sequences of several documents, or of one (default: several)", "data.pack", bool),
+    ScenarioFlag(
+        "--apart/--across",
+        "Attention within the documents of a sequence, or across them (default: across)",
+        "data.apart",
+        bool,
+    ),
     ScenarioFlag("--loss-on", "completions alone, or all tokens, where texts have prompts", "data.loss_on"),
     ScenarioFlag("--tokenizer", "Folder of a tokenizer, a tokenizer.json, or bytes", "data.tokenizer"),
     ScenarioFlag("--device", "cpu or cuda (default: cuda if there are enough devices)", "machine.device"),
@@ -155,6 +161,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
         sys.stderr.write(f"model: {', '.join(parts)}: trained with transformers' own class, data parallel only\n")
     if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")
+    _say_documents(request, ready)
     try:
         with _progress(steps) as advance:
             options = {"max_restarts": values["max_restarts"], "trace": values["trace"]}
@@ -171,6 +178,17 @@ def run(plan: str, steps: int, **values: Any) -> int:
         _print_saved(ready.job)
         _warn(ready, report)
     return 0
+
+
+def _say_documents(request: Any, ready: Any) -> None:
+    """Say on standard error where the documents of a scenario are not as long as the data's, if these are known."""
+    stated, measured = request.training.documents, ready.training.documents
+    if stated is None or measured is None:
+        return
+    assumed, here = (each.mean or sum(each.lengths) / len(each.lengths) for each in (stated, measured))
+    if round(assumed) != round(here):
+        lengths = f"{assumed:,.0f} tokens in the mean, the data's have {here:,.0f}"
+        sys.stderr.write(f"training.documents: {lengths}: predicted with these\n")
 
 
 def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from simpar.architectures.details import Details, Rope
 from simpar.architectures.graph import AttentionPattern as Mask
 from simpar.dataclass import dataclass
-from simpar.runtime import banded
+from simpar.runtime import banded, boundaries
 from simpar.runtime.context import ContextRank
 from simpar.runtime.context import attention as context_attention
 
@@ -35,12 +35,16 @@ class Place:
     sequence_rank: int = 0
 
     def positions(self, length: int, device: Any) -> Tensor:
-        """Positions in the whole sequence of the ``length`` tokens of this rank: int64[length]."""
-        return self.context.positions(length).to(device)
+        """Positions of this rank's ``length`` tokens in the whole sequence, int64[length], or in their documents.
+
+        Those in documents differ between the sequences of a microbatch: int64[batch, length].
+        """
+        documents = boundaries.current()
+        return self.context.positions(length).to(device) if documents is None else documents.positions
 
     def residual_positions(self, length: int, device: Any) -> Tensor:
         """:meth:`positions` for the residual stream, if it is sharded over the sequence."""
-        return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks)[self.sequence_rank]
+        return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks, -1)[self.sequence_rank]
 
 
 class Rotary(nn.Module):
@@ -62,15 +66,15 @@ class Rotary(nn.Module):
         return self._rotate(query, cosine, sine), self._rotate(key, cosine, sine), value
 
     def _tables(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine by position and pair of features: [seq, 1, turned / 2], kept between calls.
+        """Cosine and sine by position and pair of features, [seq, 1, turned / 2], or with a batch before that.
 
-        The default ``positions`` are those of this rank's part of the sequence.
+        They are kept between calls. The default ``positions`` are those of this rank's part of the sequence.
         """
-        wanted = (x.shape[1], x.dtype, x.device)
+        wanted = (x.shape[1], x.dtype, x.device, boundaries.current())
         if self._cached is None or self._cached[0] != wanted:
             at = self.place.positions(x.shape[1], x.device) if positions is None else positions
             frequencies = torch.from_numpy(self.frequencies).to(x.device)
-            angle, size = torch.outer(at.double(), frequencies).unsqueeze(1), self.rope.magnitude
+            angle, size = (at.double().unsqueeze(-1) * frequencies).unsqueeze(-2), self.rope.magnitude
             self._cached = wanted, (angle.cos() * size).to(x.dtype), (angle.sin() * size).to(x.dtype)
         return self._cached[1], self._cached[2]
 
@@ -113,6 +117,10 @@ class CoreAttention(nn.Module):
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes [batch, heads, seq, head_dim]."""
+        return boundaries.by_document(self._of_one, query, key, value)
+
+    def _of_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The same of sequences that are one document each."""
         window, length = self.mask.window, key.shape[2]
         windowed = window is not None and window < length
         masked = windowed or self.alibi

@@ -147,6 +147,45 @@ class PaddedDocuments:
         return start, min(int(self.ends[index]), start + self.file.seq_len + 1)
 
 
+@dataclass(frozen=True)
+class SeparateDocuments:
+    """Sequences cut out of a file as of :class:`TokenFile`, whose documents are kept apart.
+
+    What would be predicted across the beginning of a document does not count. ``ends`` are the documents'.
+    """
+
+    file: TokenFile
+    ends: NDArray[np.integer]
+
+    masked = True
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def sample(self, index: int) -> Ints:
+        """One sample: int64[seq_len + 1]."""
+        return self.file.sample(index)
+
+    def wanted(self, index: int) -> Ints:
+        """The sample as targets."""
+        result = np.array(self.file.wanted(index))
+        result[self._starts(index)] = IGNORED_TARGET
+        return result
+
+    def positions(self, index: int) -> Ints:
+        """Positions of the sample's tokens but the last in their documents, or in what the sample has of them."""
+        length = self.file.seq_len
+        starts = np.concatenate([[0], (inner := self._starts(index))[inner < length]])
+        at = np.arange(length)
+        return np.asarray(at - starts[np.searchsorted(starts, at, side="right") - 1], dtype=np.int64)
+
+    def _starts(self, index: int) -> Ints:
+        """Where documents begin inside a sample, behind its first token."""
+        first, length = index * self.file.seq_len, self.file.seq_len
+        low, high = np.searchsorted(self.ends, [first + 1, first + length + 1])
+        return np.asarray(self.ends[low:high], dtype=np.int64) - first
+
+
 def open_source(data: Data, training: Training, vocab: int, seed: int) -> SampleSource:
     """The source that a job names. Raises UserError for a file that is missing or too short."""
     if data.kind == "synthetic":
@@ -156,6 +195,8 @@ def open_source(data: Data, training: Training, vocab: int, seed: int) -> Sample
         return _folder(path, data, training, vocab)
     if not data.pack:
         raise UserError(f"{path}: --no-pack: its documents are not known; allowed: a folder of simpar tokenize")
+    if data.apart:
+        raise UserError(f"{path}: --apart: its documents are not known; allowed: a folder of simpar tokenize")
     tokens = _mapped(path, np.dtype("uint8" if data.kind == "text" else data.dtype))
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
     _check_length(source)
@@ -190,7 +231,7 @@ def _folder(path: Path, data: Data, training: Training, vocab: int) -> SampleSou
     if not data.pack:
         return PaddedDocuments(source, ends)
     _check_length(source)
-    return source
+    return SeparateDocuments(source, ends) if data.apart else source
 
 
 def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
@@ -260,6 +301,12 @@ class Loader:
     def batch(self, step: int) -> Ints:
         """Samples of a step on this rank: int64[global_batch / ranks, seq_len + 1]."""
         return np.stack([self.source.sample(index) for index in self.indices(step).tolist()])
+
+    def positions(self, step: int) -> Ints | None:
+        """Positions in documents that are kept apart: int64[global_batch / ranks, seq_len]; None if none are."""
+        if not isinstance(self.source, SeparateDocuments):
+            return None
+        return np.stack([self.source.positions(index) for index in self.indices(step).tolist()])
 
     def targets(self, step: int) -> tuple[Ints, float]:
         """Targets of a step on this rank, as :meth:`batch`, and all tokens of the global batch over those that count.

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from simpar.dataclass import dataclass
 from simpar.plan.plan import Plan
+from simpar.runtime.boundaries import PackedDocuments, within
 from simpar.runtime.casts import cast_once
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.measure import Clock
@@ -41,17 +42,20 @@ class TrainingEngine:
     microbatches: int
     pipeline: PipelineRank | StagePipeline | None = None
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
+    documents: list[PackedDocuments] = field(default_factory=list)
 
     @property
     def scale(self) -> float:
         """What the loss is multiplied by before the backward, for gradients in few bits."""
         return self.update.scale if isinstance(self.update, StepUpdate) else 1.0
 
-    def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def forward_backward(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """Gradients of the mean loss over this rank's sequences int64[batch, seq]; the loss on the last stage.
 
         Targets are int64[batch, seq], or [batch, 1 + further, seq] for a model that predicts further tokens.
+        ``positions`` on the host, int64[batch, seq], are those of tokens in documents that are kept apart.
         """
+        self._note(positions, tokens.device)
         with self._loss_context(), cast_once():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
@@ -63,7 +67,7 @@ class TrainingEngine:
         total = torch.zeros((), dtype=torch.float64, device=tokens.device)
         batches = self._batches(tokens, targets)
         for number, batch in enumerate(batches):
-            with self._synchronised(last=number == len(batches) - 1):
+            with self._synchronised(last=number == len(batches) - 1), within(self._documents_of(number)):
                 with self.clock.phase("forward"):
                     loss = self._loss(*batch)
                 with self.clock.phase("backward"):
@@ -71,6 +75,14 @@ class TrainingEngine:
                     self.update.collect()
             total += plain(loss.detach())
         return total
+
+    def _note(self, positions: Tensor | None, device: Any) -> None:
+        """Take note of the documents of every microbatch."""
+        parts = () if positions is None else positions.chunk(self.microbatches)
+        self.documents = [PackedDocuments.of(each, device) for each in parts]
+
+    def _documents_of(self, number: int) -> PackedDocuments | None:
+        return self.documents[number] if self.documents else None
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[Any]:
         """Under DDP gradients are reduced with the last microbatch only."""
@@ -80,20 +92,23 @@ class TrainingEngine:
     def _loss_context(self) -> AbstractContextManager[Any]:
         return loss_parallel() if self.plan.mesh.tp > 1 else nullcontext()
 
-    def step(self, tokens: Tensor, targets: Tensor, factor: float = 1.0) -> tuple[Tensor | None, float | None]:
+    def step(
+        self, tokens: Tensor, targets: Tensor, factor: float = 1.0, positions: Tensor | None = None
+    ) -> tuple[Tensor | None, float | None]:
         """One optimizer step; returns this rank's mean loss (None unless on the last stage), and the gradient norm.
 
         Loss and gradients are multiplied by a ``factor``. The norm is None unless it was asked for.
         """
-        loss = self.forward_backward(tokens, targets)
+        loss = self.forward_backward(tokens, targets, positions)
         return None if loss is None else loss * factor, self.update.step(self.clock, factor)
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def evaluate(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> Tensor | None:
         """The mean loss of sequences without dropout and without gradients; None unless on the last stage.
 
         Shapes are those of :meth:`forward_backward`.
         """
+        self._note(positions, tokens.device)
         for module in (*self.stages.values(), *self.wrapped.values()):
             module.eval()
         with self._loss_context():
@@ -101,7 +116,10 @@ class TrainingEngine:
                 losses = [loss / self.scale for loss in self.pipeline.evaluate(tokens, targets)]
             else:
                 assert self.pipeline is None, "stages of their own are refused"
-                losses = [self._loss(*batch) for batch in self._batches(tokens, targets)]
+                losses = []
+                for number, batch in enumerate(self._batches(tokens, targets)):
+                    with within(self._documents_of(number)):
+                        losses.append(self._loss(*batch))
         for module in (*self.stages.values(), *self.wrapped.values()):
             module.train()
             for unit in module.modules():
@@ -124,6 +142,11 @@ class TrainingEngine:
         self.clock = clock
         if self.pipeline is not None:
             self.pipeline.measure(clock)
+
+    def follow_documents(self) -> None:
+        """Let a pipeline's stages know whose documents the microbatch has that they work on."""
+        if isinstance(self.pipeline, PipelineRank):
+            self.pipeline.follow(lambda: self.documents)
 
 
 def average_loss(loss: Tensor | None, ranks: Ranks, device: Any) -> float:

@@ -37,15 +37,16 @@ class Evaluation:
         """Whether to evaluate after ``done`` steps."""
         return done % self.every == 0 or done == self.last
 
-    def loss(self, of_batch: Callable[[Any, Any], float]) -> float:
+    def loss(self, of_batch: Callable[[int, Any], float]) -> float:
         """The mean over the batches.
 
-        ``of_batch`` gives the mean loss of this rank's samples and their targets, int64[samples, seq_len + 1] each.
+        ``of_batch`` gives the mean loss of this rank's samples of a batch by number, with their targets,
+        int64[samples, seq_len + 1].
         """
         total = 0.0
         for number in range(self.batches):
             wanted, factor = self.loader.targets(number)
-            total += factor * of_batch(self.loader.batch(number), wanted)
+            total += factor * of_batch(number, wanted)
         return total / self.batches
 
 

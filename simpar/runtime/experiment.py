@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from simpar.architectures.documents import with_documents
 from simpar.files import write_atomic
 from simpar.runtime.failures import RankFailure, WorkerFailure
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
@@ -108,11 +109,12 @@ def make_report(
         result["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
-        result["mfu"] = utilisation(apply_tuning(plan, graph), training, result["step_time_s"], peak, ready.world_size)
+        computed = with_documents(apply_tuning(plan, graph), ready.training)
+        result["mfu"] = utilisation(computed, training, result["step_time_s"], peak, ready.world_size)
     return {
         "model": graph.name if graph else job.model,
         "plan": plan.model_dump(mode="json"),
-        "training": training.model_dump(),
+        "training": ready.training.model_dump(),
         "ranks": ready.world_size,
         "machine": job.machine.model_dump(),
         "strategy": ready.prepared.strategy.reduction,

@@ -86,7 +86,8 @@ class Learning(Strict):
 class Data(Strict):
     """Training data: synthetic tokens, token numbers in a file or a folder, or a text and a tokenizer.
 
-    Documents are packed one behind the other, or ``pack`` is false: each has a sequence of its own. ``validation`` is
+    Documents are packed one behind the other, ``apart`` from each other or as one text, or ``pack`` is false: each has
+    a sequence of its own. ``validation`` is
     the share of a text's documents that are held out; the ``loss_on`` completions leaves prompts out.
     """
 
@@ -95,6 +96,7 @@ class Data(Strict):
     tokenizer: str | None = None
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
     pack: bool = True
+    apart: bool = False
     validation: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False)
     loss_on: Literal["completions", "all"] = "completions"
 

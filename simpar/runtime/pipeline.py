@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 
 from simpar.dataclass import dataclass
 from simpar.plan.schedules.actions import Schedule
+from simpar.runtime.boundaries import PackedDocuments, following
 from simpar.runtime.measure import Clock
 from simpar.runtime.ranks import Ranks
 
@@ -104,6 +105,12 @@ class PipelineRank:
         named = {"further": targets[:, :-1]} if self.last and targets.ndim > 2 else {}
         call(*inputs, target=wanted, losses=losses, return_outputs=False, **named)
         return losses
+
+    def follow(self, documents: Callable[[], Sequence[PackedDocuments]]) -> None:
+        """Run every pass within the documents of its microbatch."""
+        for stage in self.stages:
+            for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(stage, name, following(getattr(stage, name), documents))
 
     def measure(self, clock: Clock) -> None:
         """Record the stages' own work; the rest of a step is messages and waiting."""

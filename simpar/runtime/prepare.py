@@ -45,8 +45,6 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
 
     ``graph`` is None for a user's model, which is data parallel only.
     """
-    if training.documents is not None:
-        raise UserError("training.documents: a real run takes the lengths that its data has; allowed: none")
     stack = load_stack(plan.stack or STACK)
     if graph is None:
         plan = _of_one_machine(resolve(plan, stack), world_size)

@@ -6,7 +6,7 @@ from typing import Any
 
 from simpar.architectures.catalogue import config_of
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.training import Training
+from simpar.architectures.training import Documents, Training
 from simpar.calls import Strict
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
@@ -19,12 +19,13 @@ from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules
 from simpar.runtime.job import RunJob
+from simpar.runtime.lengths import measure_lengths
 from simpar.runtime.metrics import check_installed
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
 from simpar.runtime.served import ServedFolder
-from simpar.runtime.strategy import is_split
+from simpar.runtime.strategy import check_apart, is_split
 from simpar.runtime.this_machine import usable_cores
 from simpar.runtime.tokenize import tokenised
 from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary
@@ -68,9 +69,13 @@ class Request(Strict):
 
 @dataclass(frozen=True)
 class Ready:
-    """A job that can start on ``world_size`` ranks, and the cluster, with what differs there, to predict it on."""
+    """A job that can start on ``world_size`` ranks, and the cluster, with what differs there, to predict it on.
+
+    ``training`` is the job's as it is predicted: with documents as long as the data's, where they are kept apart.
+    """
 
     job: RunJob
+    training: Training
     prepared: Prepared
     world_size: int
     cluster: Cluster | None
@@ -101,10 +106,11 @@ def make_ready(
     plan = request.plan
     if request.stack or not plan.stack:
         plan = plan.model_copy(update={"stack": request.stack or STACK})
-    fields = {"plan": plan, "model": request.model, "training": request.training, **options}
+    training, data = _documents_in(request.training, options.get("data", {}))
+    fields = {"plan": plan, "model": request.model, "training": training, **options, "data": data}
     job = parse(RunJob, fields, source="simpar run")
     graph = job.built_graph()
-    prepared = prepare(plan, graph, request.training, world_size)
+    prepared = prepare(plan, graph, training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
         where, none = ("", f"no {HARDWARE}") if named_by == HARDWARE else (f" of {named_by}", WITHOUT)
@@ -130,6 +136,8 @@ def make_ready(
         raise UserError(
             f"--text with --nnodes {nodes}: every node would encode it; allowed: simpar tokenize, then --tokens FOLDER"
         )
+    if job.data.apart:
+        check_apart(prepared.plan, prepared.strategy, graph, compiled=job.machine.compile)
     job = tokenised(job)
     if graph is not None:
         source = open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
@@ -137,7 +145,34 @@ def make_ready(
             held_out(job, graph.dims["vocab"])
         if source.masked and prepared.strategy.reduction == "stages":
             raise UserError("tokens outside the loss: stages of their own count all; allowed: --pack --loss-on all")
-    return Ready(job, prepared, world_size, cluster, request.perturbation.of_ranks())
+    return Ready(job, _as_predicted(job), prepared, world_size, cluster, request.perturbation.of_ranks())
+
+
+def _documents_in(training: Training, data: Mapping[str, Any]) -> tuple[Training, dict[str, Any]]:
+    """A training without documents, and the data as its documents say: apart in a sequence, or padded each.
+
+    A run takes the lengths that its data has. Raises UserError for data without documents, or that says otherwise.
+    """
+    documents, result = training.documents, dict(data)
+    if documents is not None:
+        if result.get("path") is None:
+            raise UserError("training.documents: synthetic tokens have none; allowed: with --tokens FOLDER or --text")
+        name, wanted = ("pack", False) if documents.packing == "pad" else ("apart", True)
+        if result.setdefault(name, wanted) != wanted:
+            raise UserError(
+                f"training.documents.packing = {documents.packing} with data.{name} = {result[name]}; allowed: {wanted}"
+            )
+    if result.get("apart") and result.get("pack") is False:
+        raise UserError("--apart with --no-pack: a document has a sequence of its own then; allowed: one of them")
+    return training.model_copy(update={"documents": None}), result
+
+
+def _as_predicted(job: RunJob) -> Training:
+    """The training with the lengths of the data's documents, where these are kept apart."""
+    if not job.data.apart:
+        return job.training
+    measured = measure_lengths(Path(str(job.data.path)), None)
+    return job.training.model_copy(update={"documents": Documents.model_validate(measured["documents"])})
 
 
 def _check_traced(job: RunJob, first: int) -> None:
@@ -295,7 +330,7 @@ def simulate_job(ready: Ready) -> Result | None:
         return None
     graph = ready.job.graph()
     model = str(ready.job.model) if graph is None else graph
-    return simulate(model, ready.cluster, ready.job.plan, ready.job.training, perturbation=ready.perturbation)
+    return simulate(model, ready.cluster, ready.job.plan, ready.training, perturbation=ready.perturbation)
 
 
 def predict_job(ready: Ready, result: Result | None) -> dict[str, Any] | None:

@@ -188,6 +188,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
         engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
         vocab = graph.dims["vocab"]
     engine.measure(clock)
+    engine.follow_documents()
     source = open_source(job.data, job.training, vocab, seed)
     shares = ranks.data_rank, plan.mesh.replicas
     loader = Loader(source, job.training.global_batch, *shares, seed)
@@ -225,8 +226,9 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
         update.set_rate(own_rate)
     with clock.phase("data"):
         tokens, targets, factor = local_batch(session, step)
+        positions = _positions(session.loader, step)
     scale = session.engine.scale
-    loss, norm = session.engine.step(tokens, targets, factor)
+    loss, norm = session.engine.step(tokens, targets, factor, positions)
     mean = float(loss) if session.by_servers and loss is not None else average_loss(loss, ranks, ranks.device)
     end = clock.now()
     row = {"step": step, "loss": mean, "step_time_s": end - begin, "phases_s": clock.take()}
@@ -253,10 +255,18 @@ def _evaluated(session: Session, done: int) -> dict[str, float]:
     if evaluation is None or not evaluation.is_due(done):
         return {}
 
-    def of_batch(samples: Any, wanted: Any) -> float:
-        return average_loss(session.engine.evaluate(*_shared_out(session, samples, wanted)), ranks, ranks.device)
+    def of_batch(number: int, wanted: Any) -> float:
+        tokens, targets = _shared_out(session, evaluation.loader.batch(number), wanted)
+        loss = session.engine.evaluate(tokens, targets, _positions(evaluation.loader, number))
+        return average_loss(loss, ranks, ranks.device)
 
     return {"evaluation_loss": evaluation.loss(of_batch)}
+
+
+def _positions(loader: Loader, step: int) -> Tensor | None:
+    """Positions of a batch's tokens in documents that are kept apart, on the host; None if they are not."""
+    positions = loader.positions(step)
+    return None if positions is None else torch.from_numpy(positions)
 
 
 def _shared_out(session: Session, drawn: Any, wanted: Any) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,12 @@ def test_a_model_is_evaluated_every_so_often_and_at_the_end(tmp_path):
     parts = [Evaluation.of(job, 256, rank, 2) for rank in range(2)]
     assert [done for done in range(1, 6) if parts[0].is_due(done)] == [2, 4, 5]
     seen = [[], []]
-    assert parts[0].loss(lambda batch, _: seen[0].append(batch) or float(len(seen[0]))) == 2.0
-    parts[1].loss(lambda batch, _: seen[1].append(batch) or 0.0)
+    drawn = [part.loader.batch for part in parts]
+    assert parts[0].loss(lambda number, _: seen[0].append(drawn[0](number)) or float(len(seen[0]))) == 2.0
+    parts[1].loss(lambda number, _: seen[1].append(drawn[1](number)) or 0.0)
     assert np.concatenate([*seen[0], *seen[1]]).shape == (12, 17)
     again = []
-    parts[0].loss(lambda batch, _: again.append(batch) or 0.0)
+    parts[0].loss(lambda number, _: again.append(drawn[0](number)) or 0.0)
     assert np.array_equal(again, seen[0])
     whole = Evaluation.of(job, 256, 0, 1).loader.batch(0)
     assert np.array_equal(whole, np.concatenate((seen[0][0], seen[1][0])))
