@@ -62,6 +62,8 @@ def kind_of(path: str | Path) -> str:
         return REPORT
     if is_metrics(head, text):
         return FLIGHT if re.match(r'\{.*"(entries|comm_lib_version)"\s*:', text) else METRICS
+    if text.startswith("{'"):
+        return LOG  # what Python prints of a dict
     if text.startswith("{"):
         is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text
         return FLIGHT if is_flight else TRACE

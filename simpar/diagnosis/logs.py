@@ -8,8 +8,11 @@ NeMo's progress logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_p
 (huggingface/nanotron, src/nanotron/trainer.py and logging/base.py), MaxText's metric_logger (AI-Hypercomputer/maxtext,
 MaxText/metric_logger.py), dicts and bars of the Trainer (huggingface/transformers, trainer.py and trainer_callback.py,
 with the memory that Axolotl and TRL add; ms-swift adds ``train_speed``), torchtune's DiskLogger and bars
-(pytorch/torchtune, torchtune/training/metric_logging.py), Lightning's TQDMProgressBar, and Primus' training log
-(AMD-AGI/Primus: current and mean value in one, and the device's memory).
+(pytorch/torchtune, torchtune/training/metric_logging.py), Lightning's TQDMProgressBar, Primus' training log
+(AMD-AGI/Primus: current and mean value in one, and the device's memory), NeMo Automodel's log_train_metrics
+(NVIDIA-NeMo/Automodel, recipes/llm/train_ft.py), nanoGPT's train.py, LitGPT's lines of micro-batches
+(Lightning-AI/litgpt, finetune and pretrain), the console of Composer (mosaicml/composer) and that of OLMo
+(allenai/OLMo, olmo/train.py; its MB are 10**6 bytes).
 """
 
 import bz2
@@ -23,7 +26,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from simpar.dataclass import dataclass
+from simpar.diagnosis.log_formats import BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat
 from simpar.diagnosis.log_run import (
     ALLOCATED,
     DEVICES,
@@ -44,12 +47,10 @@ from simpar.units import GIB, KIB, MIB, MS
 
 MOST_LINE = 20_000
 PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-_NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
-_SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
 HINTS = (
     "iter", "step", "Step", "/it", "it/s", "mem", "Mem", "batch", "seq_len", "world size", "time (ms)", "train_",
-    "SamplesPerSec",
+    "SamplesPerSec", "throughput/",
 )  # fmt: skip
 """One of these is in every line that is read: looking for them is faster than trying the patterns."""
 MOST_BEFORE = 1_000_000
@@ -57,104 +58,29 @@ MOST_BEFORE = 1_000_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-@dataclass(frozen=True)
-class _Format:
-    """Lines of one framework: the pattern of a step, and its figures with the SI value of their unit."""
-
-    name: str
-    step: re.Pattern[str]
-    figures: Mapping[str, tuple[re.Pattern[str], float]]
-
-
-def _format(name: str, step: str, **figures: tuple[str, float]) -> _Format:
-    result = {key: (re.compile(pattern), unit) for key, (pattern, unit) in figures.items()}
-    return _Format(name, re.compile(step), result)
-
-
-FORMATS = (
-    _format(
-        "NeMo", r"global_step[=:]\s*(\d+)(?:\.\d+)?.*train_step_timing in s[=:]",
-        step_time_s=(rf"train_step_timing in s[=:]\s*{_NUMBER}", 1.0),
-        tflops=(rf"(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)[=:]\s*{_NUMBER}", 1.0),
-    ),
-    _format(
-        "Megatron", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
-        step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{_NUMBER}", 1.0),
-        tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{_NUMBER}", 1.0),
-        tokens_per_s_per_device=(
-            rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)):\s*{_NUMBER}", 1.0
-        ),
-        samples_per_s=(rf"samples per second:\s*{_NUMBER}", 1.0),
-    ),
-    _format(
-        "nanotron", r"\biteration:\s*(\d+)\s*/",
-        step_time_s=(rf"(?:elapsed_)?time_per_iteration_ms:\s*{_SCALED}", MS),
-        tflops=(rf"model_tflops_per_gpu:\s*{_SCALED}", 1.0),
-        tokens_per_s_per_device=(rf"tokens_per_sec_per_gpu:\s*{_SCALED}", 1.0),
-        reserved_bytes=(rf"cuda_max_memory_reserved:\s*{_SCALED}", 1.0),
-    ),
-    _format(
-        "torchtitan", r"\bstep:\s*(\d+)\s+loss:.*\btps:",
-        tokens_per_s_per_device=(rf"\btps:\s*{_NUMBER}", 1.0),
-        tflops=(rf"\btflops:\s*{_NUMBER}", 1.0),
-        reserved_bytes=(rf"memory:\s*{_NUMBER}GiB", GIB),
-    ),
-    _format(
-        "DeepSpeed", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
-        samples_per_s=(rf"CurrSamplesPerSec={_NUMBER}", 1.0),
-        allocated_bytes=(rf"MaxMemAllocated={_NUMBER}GB", GIB),
-    ),
-    _format(
-        "DeepSpeed pipeline", r"\bsteps: (\d+) loss: .*\biter time \(s\):",
-        step_time_s=(rf"iter time \(s\): {_NUMBER}", 1.0),
-        samples_per_s=(rf"samples/sec: {_NUMBER}", 1.0),
-    ),
-    _format(
-        "MaxText", r"\bcompleted step: (\d+), seconds:",
-        step_time_s=(rf"\bseconds: {_NUMBER}", 1.0),
-        tflops=(rf"TFLOP/s/device: {_NUMBER}", 1.0),
-        tokens_per_s_per_device=(rf"Tokens/s/device: {_NUMBER}", 1.0),
-    ),
-    _format(
-        "torchtune", r"\bStep (\d+) \| .*\btokens_per_second_per_gpu:",
-        tokens_per_s_per_device=(rf"tokens_per_second_per_gpu:{_NUMBER}", 1.0),
-        allocated_bytes=(rf"peak_memory_alloc:{_NUMBER}", GIB),
-        reserved_bytes=(rf"peak_memory_reserved:{_NUMBER}", GIB),
-    ),
-    _format(
-        "ms-swift", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
-        mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{_NUMBER}""", 1.0),
-        mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{_NUMBER}""", 1.0),
-    ),
-)  # fmt: skip
-"""The formats in the order in which they are tried.
-
-torchtitan's memory is the reserved peak of one device; its tokens are those of a data-parallel rank divided by the
-ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes. What ms-swift calls speed is the mean since
-the run began.
-"""
 MEMORY = (
     re.compile(
-        rf"\bmemory \(MB\) \| allocated: {_NUMBER} \| max allocated: (?P<allocated>{_NUMBER})"
-        rf"(?: \| reserved: {_NUMBER} \| max reserved: (?P<reserved>{_NUMBER}))?"
+        rf"\bmemory \(MB\) \| allocated: {NUMBER} \| max allocated: (?P<allocated>{NUMBER})"
+        rf"(?: \| reserved: {NUMBER} \| max reserved: (?P<reserved>{NUMBER}))?"
     ),
     re.compile(
-        rf"Memory usage: {_NUMBER}MiB\. Peak allocated:? (?P<allocated>{_NUMBER})MiB\.? "
-        rf"Peak reserved: (?P<reserved>{_NUMBER})MiB"
+        rf"Memory usage: {NUMBER}MiB\. Peak allocated:? (?P<allocated>{NUMBER})MiB\.? "
+        rf"Peak reserved: (?P<reserved>{NUMBER})MiB"
     ),
 )
 """Lines about one rank, by Megatron-LM and nanotron; their MB are 2**20 bytes."""
 DEVICE_MEMORY = {
-    ALLOCATED: re.compile(rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{_NUMBER}""", re.IGNORECASE),
+    ALLOCATED: re.compile(rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{NUMBER}""", re.IGNORECASE),
     RESERVED: re.compile(
-        rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{_NUMBER}""",
+        rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{NUMBER}""",
         re.IGNORECASE,
     ),
-    USED: re.compile(rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{_NUMBER}GB/"),
+    USED: re.compile(rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}GB/"),
 }
 """Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
 
 TRAINER, LIGHTNING, TUNE, TIMERS = "Hugging Face Trainer", "Lightning", "torchtune", "DeepSpeed timers"
+LITGPT = "LitGPT"
 _BAR = re.compile(
     r"^\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
     r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
@@ -162,11 +88,11 @@ _BAR = re.compile(
 )
 """A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
 _SUMMARY = {
-    "train_runtime": re.compile(rf"""['"]train_runtime['"]: ['"]?{_NUMBER}"""),
-    SAMPLES: re.compile(rf"""['"]train_samples_per_second['"]: ['"]?{_NUMBER}"""),
-    RATE: re.compile(rf"""['"]train_steps_per_second['"]: ['"]?{_NUMBER}"""),
+    "train_runtime": re.compile(rf"""['"]train_runtime['"]: ['"]?{NUMBER}"""),
+    SAMPLES: re.compile(rf"""['"]train_samples_per_second['"]: ['"]?{NUMBER}"""),
+    RATE: re.compile(rf"""['"]train_steps_per_second['"]: ['"]?{NUMBER}"""),
 }
-_TIMERS = re.compile(rf"time \(ms\)(?=.*\| fwd: {_NUMBER})(?=.*\| bwd: {_NUMBER})(?=.*\| step: {_NUMBER})")
+_TIMERS = re.compile(rf"time \(ms\)(?=.*\| fwd: {NUMBER})(?=.*\| bwd: {NUMBER})(?=.*\| step: {NUMBER})")
 """What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch."""
 
 _END = r"(?=[\s,|]|$)"
@@ -195,11 +121,19 @@ def read_log(path: str | Path) -> LogRun:
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
+    block, parts, unread = None, _MicroBatches(), ""
     for number, line in enumerate(read_lines(path)):
         if number == MOST_BEFORE and not (values or bars):
             break
         if not any(hint in line for hint in HINTS):
             continue
+        unread = unread or next((name for name, pattern in UNREAD.items() if pattern.search(line)), "")
+        if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
+            block = begun[0], int(begun[1][1])
+        elif block and (figures := dict(_figures(block[0], line))):
+            values.setdefault(block[0].name, {}).setdefault(block[1], {}).update(figures)
+        if of_step := parts.add(line):
+            values.setdefault(LITGPT, {}).update(of_step)
         for key, size in _peaks(line):
             whole[key] = max(whole.get(key, 0.0), size)
         whole |= {key: _value(match[1]) for key, pattern in _SUMMARY.items() if (match := pattern.search(line))}
@@ -223,14 +157,41 @@ def read_log(path: str | Path) -> LogRun:
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
     if not values and (samples := read_samples(path, read_lines(path), MOST_BEFORE)) is not None:
         return samples
+    if not values and unread:
+        raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
     if not values:
-        names = ", ".join(sorted({TRAINER, LIGHTNING, TIMERS, SMI, DCGM, *(entry.name for entry in FORMATS)}))
+        known = {TRAINER, LIGHTNING, LITGPT, TIMERS, SMI, DCGM, *(entry.name for entry in (*FORMATS, *BLOCKS))}
+        names = ", ".join(sorted(known))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
     name, steps = max(values.items(), key=lambda item: (item[0] != TIMERS, len(item[1])))
     job.pop(STEPS, None)
     run = make_run(str(path), name, steps, summary, {})
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
     return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))
+
+
+class _MicroBatches:
+    """Sums the times of the micro-batches of a step, where each has its line; steps with missing lines are left out."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._sum_s = 0.0
+        self._whole = False
+
+    def add(self, line: str) -> dict[int, dict[str, float]]:
+        """The step that a line ends, with its time; none for other lines."""
+        match = MICRO_BATCHES.search(line)
+        if match is None:
+            return {}
+        at = int(match["at"])
+        self._whole = at == 1 or (self._whole and self._last == at - 1)
+        self._last = at
+        self._sum_s += _value(match["ms"]) * MS
+        if not match["ends"]:
+            return {}
+        result = {int(match["step"]): {STEP_TIME: self._sum_s}} if self._whole else {}
+        self._sum_s, self._whole = 0.0, True
+        return result
 
 
 def _peaks(line: str) -> Iterator[tuple[str, float]]:
@@ -300,7 +261,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _figures(entry: _Format, line: str) -> Iterator[tuple[str, float]]:
+def _figures(entry: LineFormat, line: str) -> Iterator[tuple[str, float]]:
     for key, (pattern, unit) in entry.figures.items():
         if match := pattern.search(line):
             if match[1] in ("m", ""):  # (ms) or (s) before the number

@@ -45,7 +45,6 @@ TRAINER = "Hugging Face Trainer"
 NAMES: Mapping[str, tuple[str, str, float]] = {
     "step_time_s": (OWN, STEP_TIME, 1.0),
     "iteration-time": ("Megatron", STEP_TIME, 1.0),
-    "throughput": ("Megatron", TFLOPS, 1.0),
     "mem-reserved-bytes": ("Megatron", RESERVED, 1.0),
     "mem-max-allocated-bytes": ("Megatron", ALLOCATED, 1.0),
     "train_step_timing in s": ("NeMo", STEP_TIME, 1.0),
@@ -55,6 +54,7 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "tflops": ("torchtitan", TFLOPS, 1.0),
     "time_metrics/end_to_end(s)": ("torchtitan", STEP_TIME, 1.0),
     "memory/max_reserved(GiB)": ("torchtitan", RESERVED, GIB),
+    "tps_per_gpu": ("NeMo Automodel", TOKENS, 1.0),
     "tokens_per_second_per_gpu": ("torchtune", TOKENS, 1.0),
     "peak_memory_alloc": ("torchtune", ALLOCATED, GIB),
     "peak_memory_reserved": ("torchtune", RESERVED, GIB),
@@ -72,6 +72,8 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "throughput/device/flops_per_sec": ("Composer", TFLOPS, 1 / TERA),
     "memory/peak_allocated_mem": ("Composer", ALLOCATED, GIGA),
     "memory/peak_reserved_mem": ("Composer", RESERVED, GIGA),
+    "vram_allocated": ("LLaMA-Factory", ALLOCATED, GIB),
+    "vram_reserved": ("LLaMA-Factory", RESERVED, GIB),
     "train_speed(iter/s)": ("ms-swift", MEAN_RATE, 1.0),
     "train_speed(s/it)": ("ms-swift", MEAN_TIME, 1.0),
     "memory(GiB)": ("ms-swift", RESERVED, GIB),
@@ -81,6 +83,9 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "memory/device_reserved (GiB)": (TRAINER, RESERVED, GIB),
 }
 """Framework, figure and the SI value of the unit of a metric, by its name without "train/"."""
+THROUGHPUT = "throughput"
+BESIDE_THROUGHPUT = {"iteration-time", "lm loss", "learning-rate", "batch-size", "mem-reserved-bytes", "loss-scale"}
+"""Names that Megatron-LM logs beside its throughput, in TFLOP/s; others' (LLaMA-Factory's) has another unit."""
 OF_RUN = {"train_runtime": "runtime", "train_samples_per_second": SAMPLES, "train_steps_per_second": RATE}
 """What the Trainer logs once, at its end."""
 STEP_NAMES = (
@@ -124,11 +129,12 @@ def read_metrics(path: str | Path) -> LogRun:
         source, records = "JSON lines", _json_records(data, str(path))
     steps: dict[int, dict[str, float]] = defaultdict(dict)
     run: dict[str, float] = {}
-    known = Counter[str]()
+    known, names, throughput = Counter[str](), set[str](), dict[int, float]()
     last = 0
     for number, (at, record) in enumerate(records, start=1):
         at = _step_of(record) if at is None else at
         last = max(last, at or 0)
+        names.update(record)
         for name, value in record.items():
             bare = name.removeprefix("train/")
             if bare in OF_RUN:
@@ -139,8 +145,15 @@ def read_metrics(path: str | Path) -> LogRun:
                 figures = dict(positive({figure: _number(value) * unit}))
                 known[framework] += len(figures)
                 steps[number if at is None else at] |= figures
+            elif bare == THROUGHPUT and _number(value) > 0:
+                throughput[number if at is None else at] = _number(value)
             elif name in CLOCKS and at is not None:
                 steps[at] = {**dict(positive({CLOCK: _clock(value)})), **steps[at]}  # the first of a step
+    if names & BESIDE_THROUGHPUT:
+        known["Megatron"] += len(throughput)
+        for at, tflops in throughput.items():
+            steps[at] |= {TFLOPS: tflops}
+    source = "LLaMA-Factory" if "current_steps" in names else source
     framework = next((name for name, _ in known.most_common(1)), source)
     whole = {SAMPLES: run[SAMPLES]} if SAMPLES in run else {}
     result = make_run(str(path), framework, steps, whole, {}) if steps else None

@@ -75,6 +75,23 @@ AXOLOTL = TRAINER_BAR.replace("max_mem_allocated(gib)", "max_allocated (GiB)").r
 )
 LIGHTNING = "Epoch 1:   6%|█▍     | {i}/1563 [00:06<01:44,  0.50it/s, v_num=0, train_loss=1.800, train_acc=0.281]"
 NANOTRON_MEMORY = " Memory usage: 1234.56MiB. Peak allocated 2048.00MiB. Peak reserved: 4096.00MiB"
+TITAN_OLD = (
+    "[rank0]:2024-08-19 11:10:37,109 - root - INFO - step: {i:2}  loss: 9.1  memory: 39.50GiB(49.9%)  wps: {tps:,}"
+)
+AUTOMODEL = (
+    "2025-12-01 10:00:00 | INFO | root | step {i} | epoch 0 | loss 1.1234 | grad_norm 2.1000 | lr 1.00e-05 | "
+    "mem 45.30 GiB | tps 16384.00({tps:.2f}/gpu) | num_label_tokens 65536"
+)
+NANOGPT = "iter {i}: loss 9.4010, time {ms:.2f}ms, mfu 33.20%"
+COMPOSER = (
+    "[batch={i}/4800]:\n\t Train time/batch: 9\n\t Train memory/peak_reserved_mem: 28.3\n"
+    "\t Train throughput/batches_per_sec: 0.5\n\t Train throughput/device/tokens_per_sec: 2048.0"
+)
+OLMO = (
+    "2024-11-02 10:00:01.000\tnode:0\tolmo.train:800\tINFO\t[step={i}/100000,epoch=0]\n"
+    "    throughput/device/tokens_per_second=2,048\n    throughput/device/batches_per_second=0.5\n"
+    "    System/Peak GPU Memory (MB)=38,912"
+)
 HF_SAYS = {"step_time_s": 2.0, "allocated_bytes": 44.5 * GIB, "reserved_bytes": 46.5 * GIB}
 MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
 
@@ -111,6 +128,12 @@ def log(folder, template, **values):
         (TORCHTUNE, "torchtune",
          {"tokens_per_s_per_device": 2048.0, "allocated_bytes": 85.5 * GIB, "reserved_bytes": 104.5 * GIB}),
         (TORCHTUNE_BAR, "torchtune", {"step_time_s": 2.0}),
+        (TITAN_OLD, "torchtitan", {"tokens_per_s_per_device": 2048.0, "reserved_bytes": 39.5 * GIB}),
+        (AUTOMODEL, "NeMo Automodel", {"tokens_per_s_per_device": 2048.0, "allocated_bytes": 45.3 * GIB}),
+        (NANOGPT, "nanoGPT", {"step_time_s": 2.0}),
+        (COMPOSER, "Composer",
+         {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "reserved_bytes": 28.3 * GIGA}),
+        (OLMO, "OLMo", {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "allocated_bytes": 38.912 * GIGA}),
         (TRAINER_BAR, "Hugging Face Trainer", HF_SAYS), (AXOLOTL, "Hugging Face Trainer", HF_SAYS),
         (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
          {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
@@ -122,6 +145,39 @@ def test_lines_of_every_framework(tmp_path, template, framework, figures):
     assert (found.framework, found.steps, found.count) == (framework, (2, 6), 5)
     assert found.figures == pytest.approx(figures)
     assert found.spread == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iter {i} step {step}: loss 3.5, iter time: {ms}ms{ends}",
+        "Epoch 1 | iter {i} step {step} | loss train: 3.5, val: n/a | iter time: {ms} ms{ends}",
+    ],
+)
+def test_micro_batches_of_litgpt_are_summed(tmp_path, line):
+    """Two of 0.8 and 1.2 s are a step of 2 s; a step of which a line is missing is left out."""
+    kept = [at for at in range(1, 17) if at != 9]
+    path = tmp_path / "train.log"
+    path.write_text(
+        "\n".join(
+            line.format(i=at, step=at // 2, ms=1200.0 if at % 2 == 0 else 800.0, ends="" if at % 2 else " (step)")
+            for at in kept
+        )
+    )
+    result = read_log(path)
+    assert (result.framework, result.steps, result.count) == ("LitGPT", (2, 8), 6)
+    assert result.figures == {"step_time_s": pytest.approx(2.0)}
+
+
+def test_what_python_prints_of_a_dict_is_a_log(tmp_path, capsys):
+    """A file that begins with it is no trace; one of verl is known and refused by name."""
+    path = tmp_path / "train.log"
+    path.write_text("{'train_runtime': 60.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 0.5}\n")
+    assert cli.run(["explain", str(path)]) == 0
+    assert "Hugging Face Trainer log" in capsys.readouterr().out
+    path.write_text("(TaskRunner pid=1) step:1 - actor/entropy:0.5 - timing_s/gen:120.3 - timing_s/step:250.1\n")
+    assert cli.run(["explain", str(path)]) == 2
+    assert "a log of verl, whose steps are rollouts, rewards and updates" in capsys.readouterr().err
 
 
 def test_progress_bars_of_lightning(tmp_path):

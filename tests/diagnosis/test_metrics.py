@@ -100,6 +100,12 @@ def lines(records):
          lines({"current_steps": at, "total_steps": 90, "loss": 1.0, "throughput": 0.0,
                 "elapsed_time": f"0:00:{7 + 2 * at:02d}", "peak_memory_alloc": 1.0} for at in range(1, 9)),
          "torchtune", {"step_time_s": 2.0, "allocated_bytes": GIB}),
+        ("trainer_log.jsonl",  # its throughput is tokens of all devices
+         lines({"current_steps": at, "total_steps": 90, "loss": 1.0, "throughput": 5400.0, "vram_reserved": 40.0,
+                "elapsed_time": f"0:00:{7 + 2 * at:02d}"} for at in range(1, 9)),
+         "LLaMA-Factory", {"step_time_s": 2.0, "reserved_bytes": 40 * GIB}),
+        ("automodel.jsonl", lines({"step": at, "loss": 1.0, "tps": 16384.0, "tps_per_gpu": 2048.0} for at in range(8)),
+         "NeMo Automodel", {"tokens_per_s_per_device": 2048.0}),
         ("trainer_state.json",
          json.dumps({"best_metric": None, "global_step": 30, "log_history": [
              {"epoch": 0.3, "loss": 1.4, "step": 10}, {"epoch": 0.6, "loss": 1.2, "step": 20},

@@ -1,0 +1,118 @@
+"""The lines that frameworks print once a step, as patterns; their sources stand in :mod:`simpar.diagnosis.logs`."""
+
+import re
+from collections.abc import Mapping
+
+from simpar.dataclass import dataclass
+from simpar.units import GIB, GIGA, MS
+
+NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
+SCALED = r"([\d.,]+)\s*([KMBGT]?)"
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """Lines of one framework: the pattern of a step, and its figures with the SI value of their unit."""
+
+    name: str
+    step: re.Pattern[str]
+    figures: Mapping[str, tuple[re.Pattern[str], float]]
+
+
+def _format(name: str, step: str, **figures: tuple[str, float]) -> LineFormat:
+    result = {key: (re.compile(pattern), unit) for key, (pattern, unit) in figures.items()}
+    return LineFormat(name, re.compile(step), result)
+
+
+FORMATS = (
+    _format(
+        "NeMo", r"global_step[=:]\s*(\d+)(?:\.\d+)?.*train_step_timing in s[=:]",
+        step_time_s=(rf"train_step_timing in s[=:]\s*{NUMBER}", 1.0),
+        tflops=(rf"(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)[=:]\s*{NUMBER}", 1.0),
+    ),
+    _format(
+        "Megatron", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
+        step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{NUMBER}", 1.0),
+        tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{NUMBER}", 1.0),
+        tokens_per_s_per_device=(
+            rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)):\s*{NUMBER}", 1.0
+        ),
+        samples_per_s=(rf"samples per second:\s*{NUMBER}", 1.0),
+    ),
+    _format(
+        "nanotron", r"\biteration:\s*(\d+)\s*/",
+        step_time_s=(rf"(?:elapsed_)?time_per_iteration_ms:\s*{SCALED}", MS),
+        tflops=(rf"model_tflops_per_gpu:\s*{SCALED}", 1.0),
+        tokens_per_s_per_device=(rf"tokens_per_sec_per_gpu:\s*{SCALED}", 1.0),
+        reserved_bytes=(rf"cuda_max_memory_reserved:\s*{SCALED}", 1.0),
+    ),
+    _format(
+        "torchtitan", r"\bstep:\s*(\d+)\s+loss:.*\b(?:tps|wps):",
+        tokens_per_s_per_device=(rf"\b(?:tps|wps):\s*{NUMBER}", 1.0),
+        tflops=(rf"\btflops:\s*{NUMBER}", 1.0),
+        reserved_bytes=(rf"memory:\s*{NUMBER}GiB", GIB),
+    ),
+    _format(
+        "DeepSpeed", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
+        samples_per_s=(rf"CurrSamplesPerSec={NUMBER}", 1.0),
+        allocated_bytes=(rf"MaxMemAllocated={NUMBER}GB", GIB),
+    ),
+    _format(
+        "DeepSpeed pipeline", r"\bsteps: (\d+) loss: .*\biter time \(s\):",
+        step_time_s=(rf"iter time \(s\): {NUMBER}", 1.0),
+        samples_per_s=(rf"samples/sec: {NUMBER}", 1.0),
+    ),
+    _format(
+        "MaxText", r"\bcompleted step: (\d+), seconds:",
+        step_time_s=(rf"\bseconds: {NUMBER}", 1.0),
+        tflops=(rf"TFLOP/s/device: {NUMBER}", 1.0),
+        tokens_per_s_per_device=(rf"Tokens/s/device: {NUMBER}", 1.0),
+    ),
+    _format(
+        "torchtune", r"\bStep (\d+) \| .*\btokens_per_second_per_gpu:",
+        tokens_per_s_per_device=(rf"tokens_per_second_per_gpu:{NUMBER}", 1.0),
+        allocated_bytes=(rf"peak_memory_alloc:{NUMBER}", GIB),
+        reserved_bytes=(rf"peak_memory_reserved:{NUMBER}", GIB),
+    ),
+    _format(
+        "NeMo Automodel", r"\bstep (\d+) \| epoch \d+ \| .*\btps ",
+        tokens_per_s_per_device=(rf"\btps [\d.]+\({NUMBER}/gpu\)", 1.0),
+        allocated_bytes=(rf"\bmem {NUMBER} GiB", GIB),
+    ),
+    _format("nanoGPT", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
+    _format(
+        "ms-swift", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
+        mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{NUMBER}""", 1.0),
+        mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{NUMBER}""", 1.0),
+    ),
+)  # fmt: skip
+"""The formats in the order in which they are tried.
+
+torchtitan's memory is the reserved peak of one device; its tokens are those of a data-parallel rank divided by the
+ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes. What ms-swift calls speed is the mean since
+the run began.
+"""
+BLOCKS = (
+    _format(
+        "Composer", r"^\s*\[batch=(\d+)/\d+\]:",
+        steps_per_s=(rf"\bthroughput/batches_per_sec: {NUMBER}", 1.0),
+        samples_per_s=(rf"\bthroughput/samples_per_sec: {NUMBER}", 1.0),
+        tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_sec: {NUMBER}", 1.0),
+        allocated_bytes=(rf"\bmemory/peak_allocated_mem: {NUMBER}", GIGA),
+        reserved_bytes=(rf"\bmemory/peak_reserved_mem: {NUMBER}", GIGA),
+    ),
+    _format(
+        "OLMo", r"\[step=(\d+)(?:/\d+)?(?:,epoch=\S+)?\]",
+        steps_per_s=(rf"\bthroughput/device/batches_per_second={NUMBER}", 1.0),
+        tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_second={NUMBER}", 1.0),
+        allocated_bytes=(rf"\bSystem/Peak GPU Memory \(MB\)={NUMBER}", GIGA / 1000),
+    ),
+)  # fmt: skip
+"""Formats whose figures stand in lines of their own below the line of the step."""
+MICRO_BATCHES = re.compile(
+    rf"\biter (?P<at>\d+)(?: \|)? step (?P<step>\d+)\b.*\biter time: (?P<ms>{NUMBER}) ?ms"
+    r"(?P<ends> ?\((?:optimizer\.)?step\))?"
+)
+"""LitGPT's line of a micro-batch; the last one of a step ends with what it did."""
+UNREAD = {"verl": re.compile(r"\bstep:\d+ - .*\btiming_s/")}
+"""Logs that are known by a line and not read: their steps are rollouts, rewards and updates."""
