@@ -65,7 +65,11 @@ EXPLANATION = Format("schema_version", 1, "simpar explain --json", "an explained
 PLAN = Format("version", 1, "simpar search -o", "a plan")
 """Hand-written plans may leave the version out; :class:`simpar.plan.plan.Record` checks it itself, as a text."""
 
-ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK)
+POST_TRAINING = Format(
+    "post_training_schema_version", 1, "simpar simulate --rl --json", "a simulated step of reinforcement learning",
+    is_scenario=False,
+)  # fmt: skip
+ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK, POST_TRAINING)
 
 
 def kind_of(data: Mapping[str, Any]) -> Format | None:

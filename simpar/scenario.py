@@ -21,6 +21,7 @@ from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import dependent_choices
 from simpar.plan.choices import SYNONYMS
 from simpar.plan.plan import Plan
+from simpar.plan.post_training import PostTraining
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
 from simpar.settings import INSTEAD, PARTS, REMEDY, _has, check_key, parse_setting, require, with_value
@@ -124,6 +125,7 @@ class Scenario(Strict):
     )
     published: Published | None = None
     operation: Operation | None = Field(None, description="a campaign of days, with interruptions")
+    post_training: PostTraining | None = Field(None, description="reinforcement learning: generation beside training")
 
     def inputs(self) -> dict[str, Any]:
         """What simulate takes: ``simulate(**scenario.inputs())``. Raises UserError."""

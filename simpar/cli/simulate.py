@@ -32,6 +32,9 @@ SIMULATE_FLAGS = (
     ScenarioFlag("--advise", "Simulate neighbouring layouts and show what each would gain", kind=bool),
     ScenarioFlag("--engine", "Engine that executes the step: auto, reference, plain, sweep or event"),
     ScenarioFlag("--seed", "First seed of jitter", kind=int),
+    ScenarioFlag(
+        "--rl", "Simulate the whole step of reinforcement learning that the section post_training describes", kind=bool
+    ),
     ScenarioFlag("--flops-convention", "How MFU counts causal attention: full or causal"),
     ScenarioFlag(
         "--require-fit",
@@ -62,6 +65,10 @@ def simulate(scenario: str | None, **values: Any) -> int:
         raise UserError("--csv: is the table of --over key=value,value; one result is written by --json")
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     _refuse_chunks_alone(loaded.plan, flags)
+    if values["rl"] or loaded.post_training is not None:
+        from simpar.cli.post_training import run_post_training
+
+        return run_post_training(loaded, values)
     from simpar.simulation import simulate as run_step  # heavy: only once the input is known to be good
 
     options = {name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None}

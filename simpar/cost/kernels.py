@@ -94,7 +94,8 @@ class KernelModel:
     ``attention`` names the kernel family: "flash" (the fastest that the device has), "flash2" (FlashAttention-2,
     as in PyTorch's scaled dot product), "latent" (the fastest, with heads of two widths) or "unfused". ``sustained``
     applies the clock of long steps; without it times are those of short benchmarks. ``attention_rate`` multiplies the
-    speed of flash kernels.
+    speed of flash kernels. ``splits_k``: products of few rows divide their contraction among idle multiprocessors, as
+    libraries do when they serve.
     """
 
     device: Device
@@ -102,6 +103,7 @@ class KernelModel:
     attention: str = "flash"
     sustained: bool = True
     attention_rate: float = 1.0
+    splits_k: bool = False
 
     @cached_property
     def parameters(self) -> dict[str, float]:
@@ -173,7 +175,9 @@ class KernelModel:
         waves = batch * np.ceil(m / rows) * np.ceil(n / columns) / sms
         overlap, efficiency = p["gemm_wave_overlap"], 1.0 - p["gemm_small_tile_loss"] * halvings
         paid = (1 - overlap) * np.ceil(waves) + overlap * np.maximum(waves, 1.0)
-        per_wave = 2.0 * rows * columns * (k + p["gemm_prologue_k"]) * sms / (self._gemm_rate * efficiency)
+        # a tile of which there are fewer than multiprocessors is cut into as many parts as leave none without one
+        parts = np.maximum(np.floor(1.0 / waves), 1.0) if self.splits_k else 1.0
+        per_wave = 2.0 * rows * columns * (k / parts + p["gemm_prologue_k"]) * sms / (self._gemm_rate * efficiency)
         best: Floats = (paid * per_wave).min(axis=0)
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])

@@ -1,0 +1,205 @@
+"""What a step of reinforcement learning is, and how its parts are placed: the section ``post_training`` of a scenario.
+
+Training itself is the rest of the scenario: ``training.global_batch`` responses an optimizer update, of at most
+``training.seq_len`` tokens with their prompt, split as ``plan`` says.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from simpar.calls import Strict
+from simpar.units import Count, PositiveFraction, Seconds
+
+ALGORITHMS = ("grpo", "ppo")
+
+
+class Lengths(Strict):
+    """How many tokens a text has: exactly one of ``fixed``, ``mean`` (with ``p99``), ``histogram`` and ``file``.
+
+    ``mean`` and ``p99`` are those of a log-normal: one of a hundred texts is longer than ``p99``. A ``histogram`` maps
+    lengths to weights; a ``file`` has one length a line. A length that would not fit in the context is cut to it.
+    """
+
+    fixed: Count | None = None
+    mean: float | None = Field(None, ge=1, allow_inf_nan=False)
+    p99: float | None = Field(None, ge=1, allow_inf_nan=False)
+    histogram: dict[Count, float] | None = Field(None, description="length in tokens: weight")
+    file: str | None = Field(None, description="a text file with one length in tokens a line")
+
+    @model_validator(mode="after")
+    def _one_distribution(self) -> Self:
+        given = [name for name in ("fixed", "mean", "histogram", "file") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"lengths: give one of fixed, mean (with p99), histogram, file; given: {given or 'none'}")
+        if (self.mean is None) != (self.p99 is None):
+            raise ValueError("lengths: mean and p99 belong together; give both")
+        if self.mean is not None and self.p99 is not None and self.p99 < self.mean:
+            raise ValueError(f"p99 = {self.p99:g}: allowed: at least the mean, {self.mean:g}")
+        weights = ({1: 1.0} if self.histogram is None else self.histogram).values()
+        if min(weights, default=0.0) < 0 or not 0 < sum(weights) < float("inf"):
+            raise ValueError("histogram: needs weights that are not negative, one of them above 0")
+        return self
+
+
+class Texts(Strict):
+    """Lengths of prompts and of responses, drawn independently of each other."""
+
+    prompt: Lengths
+    response: Lengths
+
+
+class RolloutEngine(Strict):
+    """How one replica serves.
+
+    An iteration works on at most ``token_budget`` tokens and ``max_sequences`` sequences. Weights, workspace and cache
+    may take ``memory_fraction`` of the device; the cache has blocks of ``block`` tokens. With ``prefix_sharing`` the
+    samples of a group share the cache of their prompt. ``graphs``: kernels of an iteration are launched as one.
+    ``overhead`` is what the host adds to an iteration: scheduling, sampling, texts.
+    """
+
+    token_budget: Count = 8192
+    max_sequences: Count = 256
+    memory_fraction: PositiveFraction = 0.9
+    cache_dtype: Literal["bf16", "fp8"] | None = Field(None, description="dtype of keys and values; default bf16")
+    block: Count = 16
+    prefix_sharing: bool = True
+    graphs: bool = True
+    overhead: Seconds = 0.0005
+
+
+class Rollout(Strict):
+    """Layout of generation: ``tp`` x ``pp`` devices a replica, as many replicas as there are devices.
+
+    ``nodes`` are those of split pools; colocated pools have the nodes of training. With ``ep`` greater than 1 experts
+    are spread over ``ep`` devices, and attention has ep / tp data-parallel ranks in a replica.
+    """
+
+    nodes: Count | None = Field(None, description="nodes of the rollout pool; only where it is split from training")
+    hardware: str | None = Field(None, description="hardware profile of the rollout pool; default that of training")
+    tp: Count = 1
+    pp: Count = 1
+    ep: Count = 1
+    precision: str = Field("bf16", description="precision of the weights while generating")
+    engine: RolloutEngine = RolloutEngine()
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of a replica."""
+        return self.pp
+
+    @property
+    def attention_ranks(self) -> int:
+        """Data-parallel ranks of attention in a replica: 1 unless experts are spread over more devices than ``tp``."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def devices(self) -> int:
+        """Devices of a replica."""
+        return self.tp * self.pp * self.attention_ranks
+
+    @model_validator(mode="after")
+    def _experts_over_whole_ranks(self) -> Self:
+        if self.ep > 1 and self.ep % self.tp:
+            raise ValueError(f"ep = {self.ep}: allowed: 1, or a multiple of tp = {self.tp}")
+        return self
+
+
+class Synchrony(Strict):
+    """How far generation may run ahead of training.
+
+    Responses of a group may be trained on weights that are up to ``steps_off`` updates newer than those that it was
+    begun with; 0 is on policy. With ``in_flight`` new weights (and, colocated, the training of a full batch) interrupt
+    sequences, which go on with the new weights (partial rollouts); else replicas finish what they have begun first.
+    ``recompute_cache``: what interrupted sequences have in the cache is computed anew under the new weights.
+    """
+
+    steps_off: int = Field(0, ge=0, le=64)
+    in_flight: bool = False
+    recompute_cache: bool = True
+
+    @model_validator(mode="after")
+    def _interrupts_off_policy_alone(self) -> Self:
+        if self.in_flight and not self.steps_off:
+            raise ValueError("in_flight = true: such sequences see two versions: allowed: with steps_off of 1 or more")
+        return self
+
+
+class WeightMoves(Strict):
+    """How weights reach generation, and what leaves the device while the other side works.
+
+    ``method`` "gathered": every rollout device receives whole tensors and keeps its part, as RL frameworks do;
+    "resharded": it receives its part alone. ``through`` "host": over the host's memory and network, not from device to
+    device. ``changed`` is the share of values that are sent, each with a 4-byte position (1: all, without positions).
+    ``offload``: colocated training states leave for the host's memory while generation runs; ``sleep``: weights and
+    cache of generation are freed while training runs.
+    """
+
+    method: Literal["gathered", "resharded"] = "gathered"
+    through: Literal["device", "host"] = "device"
+    changed: PositiveFraction = 1.0
+    offload: bool = True
+    sleep: bool = True
+
+
+class ScoringPasses(Strict):
+    """Passes over finished responses on the training devices, before the update.
+
+    ``old_policy`` and ``reference`` are passes of the model that is trained, with its weights and with those that it
+    started from. ``reward``, ``teacher`` and ``critic`` name models (config or shipped name); the critic is trained,
+    too, and PPO without a name has one like the policy. ``reward_s`` is the time to score one response by rules, on as
+    many of the host's processes as there are devices.
+    """
+
+    old_policy: bool = True
+    reference: bool = False
+    reward: str | None = None
+    teacher: str | None = None
+    critic: str | None = None
+    reward_s: Seconds = 0.0
+
+
+class PostTraining(Strict):
+    """A step: ``prompts`` groups of ``samples`` responses each, scored, and trained on.
+
+    ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own.
+    ``steps`` are simulated, with lengths drawn from ``seed``.
+    """
+
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    prompts: Count
+    samples: Count = 8
+    lengths: Texts
+    rollout: Rollout = Rollout()
+    placement: Literal["colocated", "split"] = "colocated"
+    synchrony: Synchrony = Synchrony()
+    weights: WeightMoves = WeightMoves()
+    passes: ScoringPasses = ScoringPasses()
+    steps: int = Field(4, ge=1, le=1000)
+    seed: int = Field(0, ge=0)
+
+    @property
+    def responses(self) -> int:
+        """Responses of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def is_split(self) -> bool:
+        """Whether generation has devices of its own."""
+        return self.placement == "split"
+
+    @model_validator(mode="after")
+    def _groups_and_pools(self) -> Self:
+        if self.algorithm == "grpo" and self.samples < 2:
+            raise ValueError("samples = 1: a group of one has no advantage under grpo: allowed: 2 or more, or ppo")
+        if self.is_split != (self.rollout.nodes is not None):
+            raise ValueError(
+                "rollout.nodes: needed with placement split"
+                if self.is_split
+                else f"rollout.nodes = {self.rollout.nodes}: allowed with placement split"
+            )
+        if not self.is_split and self.rollout.hardware is not None:
+            raise ValueError(f"rollout.hardware = {self.rollout.hardware}: allowed with placement split")
+        if not self.is_split and self.synchrony.steps_off and not self.synchrony.in_flight:
+            raise ValueError("steps_off: colocated pools take turns: allowed: 0, in_flight = true, or placement split")
+        return self

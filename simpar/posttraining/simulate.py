@@ -1,0 +1,186 @@
+"""The front door: a model, a cluster, a plan and a section become the answer for a step of reinforcement learning."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
+from simpar.calls import coerce, refuses_unknown_keywords
+from simpar.dataclass import dataclass
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_cluster, as_model, as_plan, as_training, with_units
+from simpar.plan.plan import Plan
+from simpar.plan.post_training import PostTraining
+from simpar.plan.sync import replicas_are_independent
+from simpar.posttraining.answer import PostTrainingResult
+from simpar.posttraining.engine import ServingEngine
+from simpar.posttraining.lengths import StepLengths, check_context, draw_step
+from simpar.posttraining.moves import Resharding, host_rate
+from simpar.posttraining.pools import Durations, History, Pools
+from simpar.posttraining.program import program_of
+from simpar.posttraining.replica import Replica, ReplicaLimits
+from simpar.posttraining.summary import summarise_history
+from simpar.posttraining.trained import TrainingSide
+from simpar.program.ir.program import Timing
+from simpar.stacks.stack import Stack
+from simpar.units import Ints, to_ns
+
+
+@refuses_unknown_keywords
+def post_train(
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | Mapping[str, Any] | str | Path,
+    training: Training | Mapping[str, Any],
+    post_training: PostTraining | Mapping[str, Any],
+    *,
+    stack: Stack | str | None = None,
+    engine: str = "auto",
+) -> PostTrainingResult:
+    """Simulate steps of reinforcement learning: generation, scoring, training, and new weights.
+
+    ``model``, ``cluster``, ``plan`` and ``training`` are those of the training side, as :func:`simpar.simulate` takes
+    them: ``training.seq_len`` is the context of prompt and response, ``training.global_batch`` the responses of an
+    optimizer update. ``post_training`` is the section of a scenario. Raises UserError.
+
+    >>> lengths = {"prompt": {"fixed": 512}, "response": {"mean": 1000, "p99": 4000}}
+    >>> section = {"prompts": 16, "samples": 8, "lengths": lengths, "steps": 1}
+    >>> plan, training = {"zero": 3, "micro_batch": 1}, {"seq_len": 8192, "global_batch": 128}
+    >>> result = post_train("qwen2.5-1.5b", "dgx-h100", plan, training, section)
+    >>> result.fits, result.figures.staleness.largest
+    (True, 0)
+    """
+    setting = make_setting(model, cluster, plan, training, post_training, stack=stack)
+    history = setting.run()
+    program = program_of(history.intervals, setting.num_replicas)
+    timing: Timing = choose_engine(engine, program)(program)
+    return summarise_history(setting, history, program, timing)
+
+
+def make_setting(
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | Mapping[str, Any] | str | Path,
+    training: Training | Mapping[str, Any],
+    post_training: PostTraining | Mapping[str, Any],
+    *,
+    stack: Stack | str | None = None,
+) -> "PostTrainingSetting":
+    """Both sides of a step, checked. Raises UserError."""
+    cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
+    section = coerce(post_training, PostTraining, "post_training", {Mapping: lambda keys: PostTraining(**keys)})
+    plan, assumed = with_units(plan, cluster)
+    graph = as_model(model, training.seq_len)
+    _check(cluster, plan, training, section)
+    check_context(section, training.seq_len)
+    pool = cluster
+    if section.is_split:
+        pool = load_cluster(section.rollout.hardware or cluster.profile, section.rollout.nodes)
+    return PostTrainingSetting(
+        section,
+        TrainingSide(graph, cluster, plan, training, section, stack),
+        ServingEngine.of(graph, pool, section.rollout, training.seq_len),
+        pool,
+        (assumed,) if assumed else (),
+    )
+
+
+def _check(cluster: Cluster, plan: Plan, training: Training, section: PostTraining) -> None:
+    """Raise UserError for what no RL step has."""
+    if cluster.is_mixed:
+        raise UserError(
+            f"hardware {cluster.profile.name}: has several kinds of nodes; allowed with post_training: one kind, and "
+            "another one for the rollout pool (post_training.rollout.hardware)"
+        )
+    if training.documents is not None:
+        raise UserError("training.documents: lengths of post-training are post_training.lengths; allowed: none of both")
+    if replicas_are_independent(plan):
+        raise UserError("plan.sync: replicas that step on their own; allowed with post_training: bsp without servers")
+    if section.weights.changed < 1.0 and section.weights.method == "gathered":
+        raise UserError(
+            f"post_training.weights.changed = {section.weights.changed:g}: allowed with method = resharded, by which a "
+            "device receives what it keeps"
+        )
+    engine = section.rollout.engine
+    if engine.max_sequences > engine.token_budget:
+        raise UserError(
+            f"post_training.rollout.engine.max_sequences = {engine.max_sequences}: allowed: up to token_budget = "
+            f"{engine.token_budget}, for each takes a token an iteration"
+        )
+
+
+@dataclass(frozen=True)
+class PostTrainingSetting:
+    """Both sides of a step: how each works, and what moves between them."""
+
+    section: PostTraining
+    trained: TrainingSide
+    served: ServingEngine
+    pool: Cluster
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of the rollout engine."""
+        return self.pool.world_size // self.section.rollout.devices
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """Bytes of training on a device while it generates."""
+        if self.section.is_split or self.section.weights.offload:
+            return 0.0
+        return self.trained.states_bytes
+
+    @cached_property
+    def asleep_bytes(self) -> float:
+        """Bytes of generation on a device while it trains."""
+        return 0.0 if self.section.is_split or self.section.weights.sleep else self.served.room_bytes - self.kept_bytes
+
+    @cached_property
+    def limits(self) -> ReplicaLimits:
+        """What a replica may do at a time. Raises UserError where it cannot hold one sequence."""
+        engine = self.section.rollout.engine
+        blocks = self.served.blocks(self.kept_bytes)
+        return ReplicaLimits(
+            engine.token_budget, engine.max_sequences, engine.block, blocks, engine.prefix_sharing
+        )  # fmt: skip
+
+    @cached_property
+    def resharding(self) -> Resharding:
+        """How weights go from one layout to the other."""
+        cluster = self.trained.cluster
+        return Resharding(self.trained.usual.layout, self.served, cluster, self.pool, self.section.weights)
+
+    @cached_property
+    def switch_s(self) -> float:
+        """Seconds to move training states between a device and its host, one way; 0 where they stay."""
+        if self.section.is_split or not self.section.weights.offload:
+            return 0.0
+        return self.trained.states_bytes / host_rate(self.trained.cluster)
+
+    @cached_property
+    def durations(self) -> Durations:
+        """What everything but generation takes."""
+
+        def batch_ns(lengths: Ints) -> tuple[int, int]:
+            update = self.trained.batch(lengths)
+            return int(to_ns(float(sum(update.passes_s.values())))), int(to_ns(float(update.training_s)))
+
+        switch_ns = int(to_ns(float(self.switch_s)))
+        return Durations(batch_ns, int(to_ns(float(self.resharding.time_s))), switch_ns, switch_ns)
+
+    def run(self, *, skips: bool = True) -> History:
+        """Simulate the section's steps; without ``skips`` every iteration by itself."""
+        times, limits = self.served.times, self.limits
+        replicas = [Replica(times, limits, skips) for _ in range(self.num_replicas)]
+        context = self.trained.training.seq_len
+
+        def lengths(step: int) -> StepLengths:
+            return draw_step(self.section, context, step)
+
+        return Pools(self.section, replicas, lengths, self.durations).run()

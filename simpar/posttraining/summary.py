@@ -1,0 +1,260 @@
+"""From what happened to the answer: means of the measured steps, waits, limits, memory, and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.hardware.price import price_of
+from simpar.posttraining.answer import (
+    AgeReport,
+    BothMemories,
+    GenerationReport,
+    IterationsReport,
+    LengthsReport,
+    PostTrainingFigures,
+    PostTrainingResult,
+    SideMemory,
+    StepSpeed,
+    TrainingParts,
+    WeightsReport,
+)
+from simpar.posttraining.lengths import draw_step
+from simpar.posttraining.pools import History, Interval
+from simpar.posttraining.program import TRAINING
+from simpar.posttraining.words import assumptions, limits, not_modelled
+from simpar.program.ir.program import Program, Timing
+from simpar.report.timeline import RankClass, Slices, Timeline
+from simpar.units import HOUR_S, NS_PER_S, Indices, Ints
+
+if TYPE_CHECKING:
+    from simpar.posttraining.simulate import PostTrainingSetting
+
+
+def summarise_history(
+    setting: PostTrainingSetting, history: History, program: Program, timing: Timing
+) -> PostTrainingResult:
+    """The answer for both pools; ``timing`` are the times of the ops of ``program``."""
+    window = measured_window(setting, history)
+    speed, parts = _speed(setting, history, window), _parts(setting, history, window)
+    generation = _generation(setting, history, window)
+    ages = [age for step in history.steps for age in step.ages]
+    received, moves = setting.resharding.received, setting.section.weights
+    figures = PostTrainingFigures(
+        speed=speed,
+        parts_s=parts,
+        generation=generation,
+        lengths=_lengths(setting, history),
+        memory=_memory(setting, history),
+        staleness=AgeReport(
+            allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))
+        ),
+        weights=WeightsReport(
+            method=moves.method,
+            seconds=setting.resharding.time_s,
+            whole_bytes=received.whole,
+            received_per_device_bytes=received.from_node,
+            received_per_node_bytes=received.into_node,
+        ),
+        limits=tuple(limits(setting, speed, parts, generation)),
+        assumed=(*setting.assumed, *assumptions(setting)),
+        not_modelled=tuple(not_modelled(setting)),
+        setup=_setup(setting),
+    )
+    return PostTrainingResult(figures, timeline_of(setting, program, timing))
+
+
+def measured_window(setting: PostTrainingSetting, history: History) -> tuple[int, int]:
+    """Begin and end of the measured steps in nanoseconds: the first ones of a run off policy only fill the queue."""
+    before = setting.section.synchrony.steps_off
+    return (history.steps[before - 1].weights_ns if before else 0), history.steps[-1].weights_ns
+
+
+def _within(intervals: Iterator[Interval] | tuple[Interval, ...], window: tuple[int, int]) -> float:
+    """Seconds of intervals that lie in a window."""
+    begin, end = window
+    return sum(max(0, min(each.finish_ns, end) - max(each.start_ns, begin)) for each in intervals) / NS_PER_S
+
+
+def _speed(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> StepSpeed:
+    section, trained = setting.section, setting.trained
+    took = (window[1] - window[0]) / NS_PER_S
+    measured = history.steps[section.synchrony.steps_off :]
+    tokens = sum(step.tokens for step in measured)
+    devices = trained.cluster.world_size + (setting.pool.world_size if section.is_split else 0)
+    ends = [window[0], *(step.weights_ns for step in measured)]
+    prices = [price_of(trained.cluster), price_of(setting.pool) if section.is_split else 0.0]
+    cost = None
+    if prices[0] is not None and prices[1] is not None:
+        hourly = prices[0] * trained.cluster.world_size + prices[1] * setting.pool.world_size
+        cost = hourly * took / HOUR_S / len(measured)
+    return StepSpeed(
+        step_time_s=took / len(measured),
+        samples_per_s=section.responses * len(measured) / took,
+        tokens_per_s=tokens / took,
+        tokens_per_s_per_device=tokens / took / devices,
+        devices=devices,
+        steps_s=tuple((after - before) / NS_PER_S for before, after in pairwise(ends)),
+        cost_usd_per_step=cost,
+    )
+
+
+def _parts(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> TrainingParts:
+    """The training stream's account of a mean step."""
+    steps = setting.section.steps
+    by_kind = {
+        kind: _within(tuple(each for each in history.intervals if each.kind == kind), window) / steps
+        for kind in ("switch", "score", "train", "weights")
+    }
+    update = setting.trained.batch(draw_step(setting.section, setting.trained.training.seq_len, 0).total)
+    scored = sum(update.passes_s.values())
+    total = (window[1] - window[0]) / NS_PER_S / steps
+    return TrainingParts(
+        waiting=total - sum(by_kind.values()),
+        switch=by_kind["switch"],
+        passes={name: by_kind["score"] * each / scored for name, each in update.passes_s.items()} if scored else {},
+        training=by_kind["train"],
+        weights=by_kind["weights"],
+    )
+
+
+def _generation(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> GenerationReport:
+    """The replicas' account of a mean step."""
+    section, counts, replicas = setting.section, history.counts, setting.num_replicas
+    steps = section.steps
+    joined = tuple(each for each in history.intervals if each.joins)
+    weights = _within(tuple(each for each in joined if each.kind == "weights"), window) / steps
+    away = _within(tuple(each for each in joined if each.kind != "weights"), window) / steps
+    spans = tuple(each for each in history.intervals if each.stream != TRAINING)
+    generating = _within(spans, window) / steps / replicas
+    total = (window[1] - window[0]) / NS_PER_S / steps
+    any_s = _union_s(spans, window) / steps
+    busy = max(1, sum(each.busy_ns for each in counts))
+    return GenerationReport(
+        replicas=replicas,
+        devices_per_replica=section.rollout.devices,
+        generating=generating,
+        waiting=max(0.0, total - generating - weights - away),
+        weights=weights,
+        away=away,
+        tail=max(0.0, any_s - generating),
+        tokens_per_s=sum(each.generated for each in counts) / busy * NS_PER_S * replicas,
+        inside=IterationsReport(
+            iterations=sum(each.iterations for each in counts) / replicas / len(history.steps),
+            mean_sequences=sum(each.sequence_ns for each in counts) / busy,
+            peak_sequences=max(each.peak_sequences for each in counts),
+            key_share=sum(each.key_ns for each in counts) / busy,
+            prompt_share=sum(each.prompt_ns for each in counts) / busy,
+            preempted=sum(each.preempted for each in counts),
+            again_tokens=sum(each.again_tokens for each in counts),
+        ),
+    )
+
+
+def _union_s(spans: tuple[Interval, ...], window: tuple[int, int]) -> float:
+    """Seconds of a window in which any of the intervals is under way."""
+    total, until = 0, window[0]
+    for start, finish in sorted((each.start_ns, each.finish_ns) for each in spans):
+        begin, end = max(start, until), min(finish, window[1])
+        total += max(0, end - begin)
+        until = max(until, end)
+    return total / NS_PER_S
+
+
+def _lengths(setting: PostTrainingSetting, history: History) -> LengthsReport:
+    section, context = setting.section, setting.trained.training.seq_len
+    steps = [draw_step(section, context, step) for step in range(len(history.steps))]
+    responses = np.concatenate([each.response.ravel() for each in steps])
+    return LengthsReport(
+        prompt_mean=float(np.concatenate([each.prompt for each in steps]).mean()),
+        response_mean=float(responses.mean()),
+        response_p99=float(np.quantile(responses, 0.99)),
+        response_longest=int(responses.max()),
+        cut_share=sum(each.cut for each in steps) / len(responses),
+    )
+
+
+def _memory(setting: PostTrainingSetting, history: History) -> BothMemories:
+    served, trained, section = setting.served, setting.trained, setting.section
+    limits = setting.limits
+    block_bytes = limits.block * served.token_bytes
+    cache = limits.blocks / section.rollout.attention_ranks * block_bytes
+    generation = {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
+    if setting.kept_bytes:
+        generation["training states"] = setting.kept_bytes
+    training = {"training": trained.peak_bytes}
+    if setting.asleep_bytes:
+        training["rollout engine"] = setting.asleep_bytes
+    capacity = trained.usual.memory.capacity_bytes
+    return BothMemories(
+        generation=SideMemory(
+            parts_bytes=generation, capacity_bytes=served.room_bytes, fits=sum(generation.values()) <= served.room_bytes
+        ),
+        training=SideMemory(
+            parts_bytes=training,
+            capacity_bytes=capacity,
+            fits=trained.usual.fits and sum(training.values()) <= capacity,
+        ),
+        host=_host(setting),
+        cache_tokens=limits.blocks * limits.block,
+        peak_cache_share=max(each.peak_blocks for each in history.counts) / limits.blocks,
+    )
+
+
+def _host(setting: PostTrainingSetting) -> SideMemory | None:
+    """What a node's host keeps while its devices generate; None where nothing is moved there."""
+    if setting.section.is_split or not setting.section.weights.offload:
+        return None
+    profile = setting.trained.cluster.profile
+    held = setting.trained.states_bytes * profile.devices_per_node
+    capacity = profile.host.memory_bytes
+    return SideMemory(parts_bytes={"training states": held}, capacity_bytes=capacity, fits=held <= capacity)
+
+
+def _setup(setting: PostTrainingSetting) -> dict[str, object]:
+    trained = setting.trained
+    return {
+        "model": trained.graph.name,
+        "plan": trained.usual.setup.plan,
+        "training": trained.training.model_dump(mode="json"),
+        "cluster": trained.usual.setup.cluster,
+        "post_training": setting.section.model_dump(mode="json"),
+        "rollout_nodes": setting.pool.nodes,
+        "updates": trained.updates,
+        "packed_rows": trained.usual_rows,
+    }
+
+
+def timeline_of(setting: PostTrainingSetting, program: Program, timing: Timing) -> Timeline:
+    """Every op on each of its streams, at the times that an engine gave it."""
+    stream, op = program.streams.owners(), program.streams.item
+    ops, none = program.ops, np.full(len(op), -1, dtype=np.int64)
+    owner = program.stream_class[stream]
+
+    def column(values: Indices) -> Ints:
+        return np.asarray(values[op], dtype=np.int64)
+
+    slices = Slices(
+        class_id=np.asarray(owner, dtype=np.int64),
+        stream=(np.asarray(owner) > 0).astype(np.int64),
+        start_ns=column(timing.start_ns),
+        finish_ns=column(timing.finish_ns),
+        label=column(ops.label),
+        stage=none,
+        microbatch=column(ops.microbatch),
+        size_bytes=np.zeros(len(op), dtype=np.int64),
+        inner=none,
+    )
+    devices = setting.section.rollout.devices
+    first = setting.trained.cluster.world_size if setting.section.is_split else 0
+    classes = (
+        RankClass("training", 0, 0, setting.trained.cluster.world_size),
+        *(
+            RankClass(f"replica {at}", at + 1, first + at * devices, devices) for at in range(setting.num_replicas)
+        ),
+    )  # fmt: skip
+    arrows = np.zeros((0, 2), dtype=np.int64)
+    return Timeline(slices, program.labels, classes, ("training", "generation"), arrows)

@@ -1,0 +1,195 @@
+"""The training side of a step: updates on packed responses, and passes that score them, by today's simulation.
+
+Responses of an update are packed into rows of ``training.seq_len`` tokens, in which they attend to themselves only, and
+rows are filled up to a multiple of what the data-parallel ranks take at a time. A pass over finished responses is a
+step of a model that has nothing to train: the forward passes of the same layout, with its collectives and its pipeline.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simpar.architectures.graph import Block, ModelGraph
+from simpar.architectures.training import Documents, Training
+from simpar.dataclass import dataclass
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_model
+from simpar.plan.plan import Plan
+from simpar.plan.post_training import PostTraining
+from simpar.posttraining.lengths import StepLengths, draw_step
+from simpar.report.result import Result
+from simpar.simulation import apply_tuning, make_job, simulate
+from simpar.stacks.stack import Stack
+from simpar.units import Ints
+
+SHOWN_STEPS = 8
+"""Steps whose lengths stand for the distribution in a packed row's attention."""
+MOST_LENGTHS = 4096
+
+
+def frozen(graph: ModelGraph) -> ModelGraph:
+    """The model with nothing trained: a step of it is a forward pass."""
+
+    def without_training(block: Block) -> Block:
+        operators = tuple(
+            replace(op, weights=tuple(replace(weight, trainable=False) for weight in op.weights))
+            for op in block.operators
+        )
+        return replace(block, operators=operators, has_no_backward=True)
+
+    return replace(
+        graph,
+        blocks={name: without_training(block) for name, block in graph.blocks.items()},
+        embedding=without_training(graph.embedding),
+        head=without_training(graph.head),
+    )
+
+
+@dataclass(frozen=True)
+class BatchCost:
+    """What a batch takes on the training devices, in seconds: passes by name, and updates of all its mini-batches.
+
+    ``rows`` are those of an update, ``padding`` the share of their tokens that is none of a response or prompt.
+    """
+
+    passes_s: Mapping[str, float]
+    training_s: float
+    rows: int
+    padding: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it, one after the other."""
+        return sum(self.passes_s.values()) + self.training_s
+
+
+@dataclass(frozen=True)
+class TrainingSide:
+    """The devices that train: what a batch takes on them, and the memory of their fullest rank."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    plan: Plan
+    training: Training
+    section: PostTraining
+    stack: Stack | str | None = None
+    _steps: dict[tuple[str, int], Result] = field(init=False, default_factory=dict)
+
+    @cached_property
+    def updates(self) -> int:
+        """Optimizer updates of a step. Raises UserError where responses do not fill them."""
+        responses, batch = self.section.responses, self.training.global_batch
+        if responses % batch:
+            raise UserError(
+                f"training.global_batch = {batch}: allowed: divisors of the {responses} responses of a step "
+                f"(post_training.prompts x samples)"
+            )
+        return responses // batch
+
+    @cached_property
+    def documents(self) -> Documents:
+        """Lengths of prompt and response together, as a distribution."""
+        steps = [draw_step(self.section, self.training.seq_len, step).total for step in range(SHOWN_STEPS)]
+        lengths = np.sort(np.concatenate(steps))
+        if len(lengths) > MOST_LENGTHS:
+            lengths = lengths[np.linspace(0, len(lengths) - 1, MOST_LENGTHS).astype(np.int64)]
+        return Documents(lengths=tuple(lengths.tolist()))
+
+    @cached_property
+    def at_a_time(self) -> int:
+        """Sequences that all data-parallel ranks take in one microbatch each."""
+        plan = self.plan
+        enough = self.cluster.world_size * plan.micro_batch  # for any number of replicas
+        training = self.training.model_copy(update={"global_batch": enough})
+        layout = make_job(self.graph, self.cluster, plan, training, self.stack).layout
+        return int(layout.dp) * int(layout.micro_batch)
+
+    def rows_of(self, tokens: int) -> int:
+        """Rows into which so many tokens are packed."""
+        rows = -(-tokens // self.training.seq_len)
+        return -(-rows // self.at_a_time) * self.at_a_time
+
+    def batch(self, lengths: Ints) -> BatchCost:
+        """What responses of ``lengths`` (with their prompts) take."""
+        tokens = int(lengths.sum())
+        rows = self.rows_of(-(-tokens // self.updates))
+        padding = 1.0 - tokens / (rows * self.updates * self.training.seq_len)
+        passes = {name: self._pass_s(name, rows * self.updates) for name in self.passes}
+        training_s = self.updates * self.step(rows).step_time_s
+        if self.critic is not None:
+            training_s += self.updates * self._simulated("critic update", rows).step_time_s
+        if self.section.passes.reward_s:
+            passes["reward rules"] = self.section.passes.reward_s * -(-len(lengths) // self.cluster.world_size)
+        return BatchCost(passes, training_s, rows, padding)
+
+    @cached_property
+    def critic(self) -> str | None:
+        """The critic's model: that of the section, under PPO the policy's own; None for algorithms without one."""
+        given = self.section.passes.critic
+        return given or (self.graph.name if self.section.algorithm == "ppo" else None)
+
+    @cached_property
+    def passes(self) -> dict[str, str | None]:
+        """Scoring passes and their models; None is the policy's own."""
+        chosen = self.section.passes
+        wanted = {
+            "old log-probabilities": (chosen.old_policy, None),
+            "reference": (chosen.reference, None),
+            "reward": (chosen.reward is not None, chosen.reward),
+            "teacher": (chosen.teacher is not None, chosen.teacher),
+            "values": (self.critic is not None, chosen.critic),
+        }
+        return {name: model for name, (is_wanted, model) in wanted.items() if is_wanted}
+
+    def _graph_of(self, name: str) -> ModelGraph:
+        model = self.section.passes.critic if name == "critic update" else self.passes.get(name)
+        graph = self.graph if model is None else as_model(model, self.training.seq_len)
+        if name in ("update", "critic update"):
+            return graph
+        return frozen(apply_tuning(self.plan, graph) if model is None else graph)
+
+    def _pass_s(self, name: str, rows: int) -> float:
+        return self._simulated(name, rows).step_time_s
+
+    def _simulated(self, name: str, rows: int) -> Result:
+        """A step of one kind over so many rows; passes of one model are one step."""
+        own = name not in ("update", "critic update") and self.passes[name] is None
+        key = ("policy" if own else name), rows
+        if key not in self._steps:
+            training = self.training.model_copy(update={"global_batch": rows, "documents": self.documents})
+            inputs: dict[str, Any] = {"stack": self.stack, "with_timeline": False}
+            self._steps[key] = simulate(self._graph_of(name), self.cluster, self.plan, training, **inputs)
+        return self._steps[key]
+
+    def step(self, rows: int) -> Result:
+        """The simulated update of the policy."""
+        return self._simulated("update", rows)
+
+    @cached_property
+    def usual_rows(self) -> int:
+        """Rows of an update of the first step's lengths."""
+        lengths: StepLengths = draw_step(self.section, self.training.seq_len, 0)
+        return self.rows_of(-(-int(lengths.total.sum()) // self.updates))
+
+    @cached_property
+    def usual(self) -> Result:
+        """The update of the first step's lengths."""
+        return self.step(self.usual_rows)
+
+    @cached_property
+    def states_bytes(self) -> float:
+        """Bytes of a device that stay between updates: parameters, gradients, states; those of other models too."""
+        held = self.usual.memory.static_memory_bytes
+        if self.critic is not None:
+            held += self._simulated("critic update", self.usual_rows).memory.static_memory_bytes
+        others = [name for name in self.passes if name not in ("old log-probabilities", "values")]
+        return held + sum(self._simulated(name, self.usual_rows).memory.static_memory_bytes for name in others)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """The most bytes of a device while it trains: the update's peak, beside what other models keep there."""
+        return self.usual.memory.peak_reserved_bytes + self.states_bytes - self.usual.memory.static_memory_bytes

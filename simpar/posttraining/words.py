@@ -1,0 +1,93 @@
+"""What limits a step, what was assumed and what is not modelled, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpar.posttraining.answer import GenerationReport, StepSpeed, TrainingParts
+from simpar.units import format_seconds, number_of
+
+if TYPE_CHECKING:
+    from simpar.posttraining.simulate import PostTrainingSetting
+
+CLEAR = 0.05
+"""A wait below this share of a step is no limit."""
+SPARSE = 0.5
+"""Replicas are thinned out by their longest responses if they have fewer sequences than this share of the most."""
+NEVER_MEASURED = "no measured run of reinforcement learning stands behind these times: there is no interval"
+
+
+def limits(
+    setting: PostTrainingSetting, speed: StepSpeed, parts: TrainingParts, generation: GenerationReport
+) -> Iterator[str]:
+    """What a step's time goes into, the largest first."""
+    step = speed.step_time_s
+    if setting.section.is_split:
+        training_waits, generation_waits = parts.waiting / step, generation.waiting / step
+        if training_waits > generation_waits:
+            yield f"generation: training waits for responses {training_waits:.0%} of a step"
+        else:
+            yield f"training: generation waits for weights {generation_waits:.0%} of a step"
+        if min(training_waits, generation_waits) > CLEAR:
+            yield (f"taking turns: training waits {training_waits:.0%} of a step and generation {generation_waits:.0%}")
+    else:
+        shares = {
+            "generation": parts.waiting,
+            "training": parts.training,
+            "scoring": sum(parts.passes.values()),
+            "moving states to the host and back": parts.switch,
+            "moving weights": parts.weights,
+        }
+        name, largest = max(shares.items(), key=lambda one: one[1])
+        yield f"{name}: {format_seconds(largest)}, {largest / step:.0%} of a step"
+    if generation.tail > CLEAR * step:
+        yield (
+            f"the tail: a replica waits {format_seconds(generation.tail)} of a step, {generation.tail / step:.0%}, for "
+            "replicas with longer responses"
+        )
+    if generation.inside.mean_sequences < SPARSE * generation.inside.peak_sequences:
+        yield (
+            f"long responses: {generation.inside.mean_sequences:.0f} sequences at a time on a replica on average, of "
+            f"{generation.inside.peak_sequences} when it is fullest"
+        )
+    yield f"inside generation: {generation_words(generation)}"
+
+
+def generation_words(generation: GenerationReport) -> str:
+    """What iterations of generation spend their time on."""
+    inside = generation.inside
+    return (
+        f"{inside.key_share:.0%} reads cached keys and values, {1.0 - inside.key_share:.0%} weights, products, "
+        f"communication and launches ({inside.prompt_share:.0%} in iterations with prompts)"
+    )
+
+
+def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
+    """What the section left open and what its defaults mean."""
+    section, trained = setting.section, setting.trained
+    given = section.rollout.engine.model_fields_set
+    if "overhead" not in given:
+        overhead = format_seconds(section.rollout.engine.overhead)
+        yield f"{overhead} of the host in every iteration (post_training.rollout.engine.overhead)"
+    yield (
+        f"responses packed into rows of {trained.training.seq_len:,} tokens, {trained.usual_rows:,} rows an update, "
+        f"{number_of(trained.updates, 'update')} a step"
+    )
+    replicas = setting.num_replicas
+    if section.prompts < replicas:
+        yield f"{section.prompts} groups on {replicas} replicas: groups are divided, and replicas share no prompt"
+    if section.rollout.precision != trained.plan.numerics.precision:
+        yield f"weights are sent in bf16 and quantised to {section.rollout.precision} where they arrive, in no time"
+
+
+def not_modelled(setting: PostTrainingSetting) -> Iterator[str]:
+    """What the answer leaves out."""
+    yield NEVER_MEASURED
+    yield "lengths of a group's samples are drawn independently; no tools, turns with an environment, or aborted groups"
+    yield "speculative decoding, custom all-reduce kernels, separate pools for prompts"
+    yield "replicas on training devices while these wait (hybrid placement)"
+    if any(layer.window < setting.trained.training.seq_len for layer in setting.served.cached_layers.values()):
+        yield "layers with a sliding window keep all tokens in the cache"
+    if setting.trained.critic is not None:
+        yield "the critic has the output projection of its model in place of a value head"

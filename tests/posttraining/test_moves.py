@@ -1,0 +1,84 @@
+"""Bytes of new weights between layouts: what a device has it does not receive, and nothing is lost."""
+
+import numpy as np
+import pytest
+
+import simpar
+from simpar.plan.post_training import Rollout, WeightMoves
+from simpar.posttraining.engine import ServingEngine
+from simpar.posttraining.moves import DENSE, Resharding
+from simpar.simulation import make_job
+
+MODEL, BYTES = "llama-3-8b", 2 * simpar.Model("llama-3-8b").num_parameters()
+
+
+def resharding(plan, rollout, *, nodes=1, split=False, model=MODEL, **moves):
+    """New weights from a plan on some nodes to replicas there or on as many others."""
+    cluster = simpar.Cluster("dgx-h100", nodes)
+    training = simpar.Training(seq_len=2048, global_batch=64)
+    layout = make_job(simpar.Model(model), cluster, simpar.Plan(**plan), training).layout
+    pool = simpar.Cluster("dgx-h100", nodes) if split else cluster
+    served = ServingEngine.of(simpar.Model(model), pool, Rollout(**rollout), 2048)
+    return Resharding(layout, served, cluster, pool, WeightMoves(**moves))
+
+
+def test_the_rows_hold_the_model():
+    """Two bytes a parameter; a tied table counts once."""
+    for model in (MODEL, "qwen2.5-0.5b", "mixtral-8x7b"):
+        whole = resharding({"tp": 2}, {"tp": 2}, model=model).received.whole
+        assert whole == 2 * simpar.Model(model).num_parameters()
+
+
+def test_equal_layouts_move_nothing():
+    """Tensor parallelism of the same degree leaves every part where it is."""
+    received = resharding({"tp": 8}, {"tp": 8}, method="resharded").received
+    assert (received.from_node, received.into_node) == (0, 0)
+    assert received.own == received.needed
+
+
+@pytest.mark.parametrize(("trained", "served"), [(8, 4), (8, 1), (4, 8), (2, 1)])
+def test_parts_come_from_the_node(trained, served):
+    """Of 1/r of the model a device has what its part of 1/t covers of it, at least for the first rank."""
+    received = resharding({"tp": trained}, {"tp": served}, method="resharded").received
+    assert received.into_node == 0
+    assert received.needed == pytest.approx(BYTES / served)
+    assert received.from_node <= BYTES / served
+    assert received.from_node >= max(0.0, BYTES / served - BYTES / trained) * (1 - 1e-9)
+
+
+def test_shards_over_two_nodes_come_half_over_the_network():
+    """Under ZeRO-3 on 16 devices a node holds half of the model; the other half enters once."""
+    received = resharding({"zero": 3}, {"tp": 8}, nodes=2, method="resharded").received
+    assert received.into_node == pytest.approx(BYTES / 2, rel=1e-3)
+    assert received.own + received.from_node == pytest.approx(received.needed, rel=1e-3)
+
+
+def test_split_pools_send_the_model_into_every_node():
+    """Whatever the replicas of a node keep, together they need all of it, once."""
+    for rollout in ({"tp": 1}, {"tp": 8}):
+        for method in ("gathered", "resharded"):
+            received = resharding({"zero": 3}, rollout, nodes=2, split=True, method=method).received
+            assert received.into_node == pytest.approx(BYTES)
+            assert received.own == 0
+            kept = BYTES / rollout["tp"] if method == "resharded" else BYTES
+            assert received.from_node == pytest.approx(kept)
+
+
+def test_stages_and_experts_have_their_own_parts():
+    """What all devices of a replica keep adds up to the model, and to what trained ones hold."""
+    moved = resharding({"tp": 2, "pp": 2, "ep": 2}, {"tp": 4, "pp": 2}, model="mixtral-8x7b")
+    for grid in (DENSE, 1):
+        cells = moved.row_bytes[grid][:, None] / moved.columns[grid]
+        assert (moved.served.of(grid).sum(axis=0) * cells).sum() == pytest.approx(moved.row_bytes[grid].sum())
+        held = moved.trained.of(grid).sum(axis=0)
+        assert np.allclose(held[cells[:, 0] > 0], held[cells[:, 0] > 0][0])
+
+
+def test_fewer_values_and_other_roads():
+    """Changed values carry their positions; a hundredth of them is sent with 6 bytes for 2."""
+    usual, few = ({"method": "resharded", "changed": changed} for changed in (1.0, 0.01))
+    whole, part = (resharding({"zero": 3}, {"tp": 8}, nodes=2, split=True, **each) for each in (usual, few))
+    assert part.received.into_node == pytest.approx(0.03 * whole.received.into_node)
+    assert part.time_s < whole.time_s
+    host = resharding({"zero": 3}, {"tp": 8}, nodes=2, split=True, through="host", **usual)
+    assert host.time_s >= host.received.needed / 64e9

@@ -1,0 +1,181 @@
+"""The whole step: accounts that add up, the command line, and input that is refused in one line."""
+
+import json
+from functools import cache
+
+import pytest
+
+import simpar
+from simpar.cli import run
+from simpar.errors import UserError
+from simpar.posttraining.simulate import make_setting, post_train
+
+MODEL, PLAN = "qwen2.5-0.5b", {"zero": 3, "micro_batch": 1}
+LENGTHS = {"prompt": {"fixed": 128}, "response": {"mean": 200, "p99": 800}}
+SECTION = {"prompts": 8, "samples": 4, "lengths": LENGTHS, "steps": 2}
+TRAINING = {"seq_len": 2048, "global_batch": 16}
+
+
+@cache
+def cluster():
+    """One node of 8 H100."""
+    return simpar.Cluster("dgx-h100")
+
+
+def simulated(**values):
+    """The answer for the small section with other values."""
+    return post_train(MODEL, cluster(), PLAN, TRAINING, {**SECTION, **values})
+
+
+SPLIT = {"placement": "split", "rollout": {"nodes": 1}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"algorithm": "ppo", "passes": {"reference": True, "reward_s": 0.01}},
+        {"synchrony": {"steps_off": 1, "in_flight": True}},
+        SPLIT,
+        {**SPLIT, "synchrony": {"steps_off": 2}},
+        {**SPLIT, "synchrony": {"steps_off": 1, "in_flight": True, "recompute_cache": False}},
+    ],
+)
+def test_both_accounts_add_up_to_the_step(values):
+    """Of the training devices and of a replica; and responses are as many as are asked for."""
+    figures = simulated(**values).figures
+    parts, made, step = figures.parts_s, figures.generation, figures.speed.step_time_s
+    trained = parts.waiting + parts.switch + sum(parts.passes.values()) + parts.training + parts.weights
+    assert trained == pytest.approx(step, rel=1e-9)
+    assert made.generating + made.waiting + made.weights + made.away == pytest.approx(step, rel=1e-9)
+    assert figures.speed.samples_per_s * step == pytest.approx(32)
+    assert sum(figures.speed.steps_s) == pytest.approx(2 * step)
+    assert figures.staleness.largest <= figures.staleness.allowed
+
+
+def test_the_training_part_is_that_of_the_simulator():
+    """Two updates of packed rows, and a pass that is a step without training."""
+    setting = make_setting(MODEL, cluster(), PLAN, TRAINING, SECTION)
+    side = setting.trained
+    figures = simulated().figures
+    assert side.updates == 2
+    assert figures.parts_s.training == pytest.approx(2 * side.usual.step_time_s, rel=0.2)  # lengths differ by step
+    rows = side.usual_rows
+    training = simpar.Training(seq_len=2048, global_batch=rows, documents=side.documents)
+    assert side.usual.step_time_s == simpar.simulate(MODEL, cluster(), PLAN, training).step_time_s
+    assert 0.2 < side.batch(setting.trained.documents and _lengths(setting)).passes_s["old log-probabilities"] / (
+        2 * side.usual.step_time_s
+    ) < 0.6  # fmt: skip
+
+
+def _lengths(setting):
+    from simpar.posttraining.lengths import draw_step
+
+    return draw_step(setting.section, 2048, 0).total
+
+
+def test_skipping_iterations_changes_no_time():
+    """Both forms of a real engine give the same history."""
+    setting = make_setting(MODEL, cluster(), PLAN, TRAINING, {**SECTION, "steps": 1})
+    assert setting.run() == setting.run(skips=False)
+
+
+def test_engines_agree_and_seeds_decide():
+    """The same seed gives the same integers under every engine, another one other lengths."""
+    setup = (MODEL, cluster(), PLAN, TRAINING)
+    first, second = (post_train(*setup, SECTION, engine=name).to_json() for name in ("plain", "reference"))
+    assert first == second
+    assert post_train(*setup, {**SECTION, "seed": 1}).to_json() != first
+
+
+def test_states_that_stay_leave_less_for_the_cache():
+    """Without offload training states take room beside the cache; without sleep the engine does while training."""
+    usual = simulated().figures
+    stays = simulated(weights={"offload": False}).figures
+    assert stays.parts_s.switch == 0 < usual.parts_s.switch
+    assert stays.memory.cache_tokens < usual.memory.cache_tokens
+    assert usual.memory.host is not None
+    awake = simulated(weights={"sleep": False}).figures.memory
+    assert awake.training.total_bytes - usual.memory.training.total_bytes == usual.memory.generation.capacity_bytes
+
+
+def test_more_devices_for_generation_shorten_the_wait():
+    """A second node of replicas makes fewer sequences a replica."""
+    one, two = (simulated(**{**SPLIT, "rollout": {"nodes": nodes}}) for nodes in (1, 2))
+    assert two.figures.parts_s.waiting <= one.figures.parts_s.waiting
+    assert two.figures.speed.devices == 24
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prompts": 7}, r"training.global_batch = 16: allowed: divisors of the 28 responses"),
+        ({"samples": 1}, r"samples = 1: a group of one"),
+        ({"rollout": {"nodes": 1}}, r"rollout.nodes = 1: allowed with placement split"),
+        ({"placement": "split"}, r"rollout.nodes: needed with placement split"),
+        ({"synchrony": {"steps_off": 1}}, r"colocated pools take turns"),
+        ({"synchrony": {"in_flight": True}}, r"allowed: with steps_off of 1 or more"),
+        ({"rollout": {"engine": {"token_budget": 64}}}, r"max_sequences = 256: allowed: up to token_budget = 64"),
+        ({"weights": {"changed": 0.1}}, r"weights.changed = 0.1: allowed with method = resharded"),
+        ({"lengths": {**LENGTHS, "response": {"fixed": 4000}}}, r"4000 tokens behind a prompt of 128"),
+    ],
+)
+def test_bad_input_is_one_line(values, said):
+    """With the field, its value and what is allowed."""
+    with pytest.raises(UserError, match=said) as refused:
+        simulated(**values)
+    assert "\n" not in str(refused.value)
+
+
+FLAGS = (
+    "simulate",
+    "--model",
+    MODEL,
+    "--hardware",
+    "dgx-h100",
+    "--seq-len",
+    "2048",
+    "--global-batch",
+    "16",
+    "--zero",
+    "3",
+)
+SETS = ("post_training.prompts=8", "post_training.samples=4", "post_training.steps=1",
+        "post_training.lengths.prompt.fixed=128", "post_training.lengths.response.fixed=100")  # fmt: skip
+
+
+def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
+    """Step, limit, waits and memory first; JSON has the same figures."""
+    words = [*FLAGS, "--rl", *(word for each in SETS for word in ("--set", each))]
+    path, trace = tmp_path / "answer.json", tmp_path / "trace.json"
+    assert run([*words, "--json", str(path), "--trace", str(trace)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["step", "limit", "waits", "memory"]
+    data = json.loads(path.read_text())
+    assert data["post_training_schema_version"] == 1
+    assert any("no measured run" in each for each in data["not_modelled"])
+    names = {event["name"].split(" ")[0] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"generate", "score", "train", "weights"} <= names
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rl"], "--rl: the scenario has no section post_training"),
+        (
+            ["--rl", "--timeline", "x.png", *(word for each in SETS for word in ("--set", each))],
+            "--timeline: is of one",
+        ),
+        (
+            [*(word for each in ("post_training.prompts=0", *SETS[1:]) for word in ("--set", each))],
+            "post_training.prompts = 0",
+        ),
+        (["--set", "post_training.prompts=8"], "post_training.lengths"),
+    ],
+)
+def test_refusals_of_the_command_line_exit_with_2(capsys, words, said):
+    """One line on standard error."""
+    assert run([*FLAGS, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
