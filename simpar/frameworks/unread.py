@@ -57,6 +57,7 @@ UNREAD = (
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("LitGPT", r"litgpt", config=lambda data: ("model_name" in data or "checkpoint_dir" in data) and (
         _in("train", "micro_batch_size")(data))),
+    Unread("nanochat", r"(.*/)?scripts[./](base_train|mid_train|chat_sft|chat_rl)(\.py)?"),
     Unread("Oumi", r"oumi", config=lambda data: _in("training", "trainer_type")(data) and "model" in data),
     Unread("VeOmni", r"tasks/(omni/)?train_\w+\.py|veomni\..*", config=lambda data: (
         _in("model", "model_path", "config_path")(data) and _in("train", "micro_batch_size", "accelerator")(data))),

@@ -52,11 +52,13 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
             document.check_name(("device",), lambda name: files.find(name, "devices", "device"))
     if instance is not None:
         whole = profile.devices_per_node
-        if instance.devices > whole and (nodes, devices) != (None, None):
-            raise UserError(
-                f"hardware {said}: a node has {whole} devices; allowed beside nodes or devices: 1 to {whole}"
-            )
         if instance.devices > whole:
+            asked = devices or (nodes * whole if nodes else instance.devices)
+            if asked != instance.devices:
+                raise UserError(
+                    f"hardware {said}: means {instance.devices} devices, not {asked}; allowed: the same number beside "
+                    "it, or a name without a number"
+                )
             devices = instance.devices
         profile = instance.of(profile)
     if network:

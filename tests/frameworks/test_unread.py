@@ -28,6 +28,7 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
         (f"torchrun quickstart/finetuning.py --enable_fsdp --model_name a {SIZES}", "llama-cookbook"),
+        ("torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=20", "nanochat"),
         ("oumi distributed torchrun -m oumi train -c configs/train.yaml", "Oumi"),
         (f"bash -c 'torchrun -m xtuner.v1.train.cli.sft --config a.py {SIZES}'", "XTuner"),
         ("torchrun --nproc-per-node 8 tasks/train_text.py configs/text/qwen3.yaml", "VeOmni"),

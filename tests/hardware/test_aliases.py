@@ -57,6 +57,7 @@ def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
     assert load_cluster("g5.12xlarge", nodes=3).world_size == 12
     assert load_cluster("g5.12xlarge", devices=8).nodes == 2
     assert load_cluster("8xH100", nodes=2).world_size == 16
+    assert load_cluster("16xH100", nodes=2).world_size == load_cluster("16xH100", devices=16).world_size == 16
     assert instance_named("4xh100.yaml") is None
     assert load_named_profile("g5.xlarge").devices_per_node == 1
 
@@ -64,7 +65,7 @@ def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
 @pytest.mark.parametrize(
     ("said", "nodes", "message"),
     [
-        ("16xH100", 2, "hardware 16xH100: a node has 8 devices; allowed beside nodes or devices: 1 to 8"),
+        ("16xH100", 3, "hardware 16xH100: means 16 devices, not 24; allowed: the same number beside it, or a name"),
         ("0xH100", None, "hardware 0xH100: 0 devices; allowed: 1 or more"),
         ("13xH100", None, "devices = 13: allowed on 2 nodes of 8 of dgx-h100: multiples of 2"),
         ("4xH1000", None, "unknown hardware '4xH1000'; did you mean"), ("h101", None, "did you mean 'h100'"),
