@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,6 +119,10 @@ RUN_FLAGS = (
         "How often all ranks may restart after a failure (default: 3 with --checkpoint, else 0)",
         kind=int,
     ),
+    ScenarioFlag(
+        "--on-loss",
+        "Where a rank is ended from outside: restart all of them, or replan for those that are left (default: restart)",
+    ),
     ScenarioFlag("--nnodes", "Number of nodes of the run; every node runs this command", kind=int),
     ScenarioFlag("--node-rank", "Number of this node, from 0", kind=int),
     ScenarioFlag("--rendezvous", "HOST:PORT of one node, which all others can reach"),
@@ -141,6 +146,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.failures import WorkerFailure
     from simpar.runtime.launch import NodeRendezvous, require_torch
+    from simpar.runtime.replan import replanner_of
     from simpar.runtime.request import HARDWARE, default_folder, load_request, make_ready
 
     require_torch()
@@ -153,7 +159,13 @@ def run(plan: str, steps: int, **values: Any) -> int:
     folder = Path(values["output"] or default_folder(plan)).resolve()
     options = {"steps": steps, "folder": str(folder), **_job_fields(values)}
     named_by = plan if values["hardware"] is None else HARDWARE
-    ready = make_ready(request, values["nproc"], nodes.count, options, named_by=named_by)
+    replanner = replanner_of(values["on_loss"], request, options, named_by)
+    ready = None
+    if replanner is not None:
+        replanner.check(nodes.count, restarts)
+        ready = replanner.begin(values["nproc"], nodes.count, say=_say)
+    if ready is None:
+        ready = make_ready(request, values["nproc"], nodes.count, options, named_by=named_by)
     if ready.job.own_code:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
     graph = ready.job.graph()
@@ -164,7 +176,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
     _say_documents(request, ready)
     try:
         with _progress(steps) as advance:
-            options = {"max_restarts": values["max_restarts"], "trace": values["trace"]}
+            again = partial(replanner.after, say=_say) if replanner and nodes.count == 1 else None
+            options = {"max_restarts": restarts, "trace": values["trace"], "again": again}
             report = conduct(ready, nodes, advance=advance, **options)
     except WorkerFailure as failure:
         sys.stderr.write(f"{failure}\n")
@@ -178,6 +191,10 @@ def run(plan: str, steps: int, **values: Any) -> int:
         _print_saved(ready.job)
         _warn(ready, report)
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _say_documents(request: Any, ready: Any) -> None:

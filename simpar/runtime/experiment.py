@@ -19,6 +19,7 @@ from simpar.runtime.traces import write_both
 from simpar.simulation import apply_tuning
 
 REPORT = "report.json"
+Again = Callable[[RankFailure, Ready], Ready]
 RESTARTS = 3  # restarts of a run that can resume from a checkpoint
 
 
@@ -29,39 +30,71 @@ def conduct(
     advance: Callable[[Mapping[str, Any]], None] | None = None,
     max_restarts: int | None = None,
     trace: str | None = None,
+    again: Again | None = None,
 ) -> dict[str, Any] | None:
     """Run a job and write its report; None on nodes other than the first. Raises UserError, WorkerFailure.
 
     ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured step
-    together.
+    together. ``again`` gives the job that goes on where ranks were lost, from the failure and the job; by default none
+    does.
     """
-    devices = ready.world_size // nodes.count
-    processes = devices // replicas_inside(ready.prepared.plan)
-    servers = int(ready.job.plan.data_parallel.servers or 0)
-    job = on_machine(ready.job, processes, servers=servers, devices=devices)
-    everybody = {"processes": (processes + servers) * nodes.count}
-    job = job.model_copy(update={"machine": job.machine.model_copy(update=everybody)})
-    result = simulate_job(ready)
-    traces = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
-    for old in traces if job.measuring.trace_steps else ():
-        old.unlink(missing_ok=True)
-    follow = _follow(Path(job.folder), advance, keeps=job.checkpoints is not None) if advance else None
-    restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
-    try:
-        ranks = launch(job, processes + servers, nodes=nodes, max_restarts=restarts, follow=follow)
-    except RankFailure as failure:
-        raise WorkerFailure(failure.told(ready.prepared.plan, result, on_device=job.machine.device == "cuda")) from None
-    except KeyboardInterrupt:
-        raise Interrupted(report_interrupted(ready, job)) from None
+    lost: list[dict[str, Any]] = []
+    while True:
+        job, result = _on_nodes(ready, nodes), simulate_job(ready)
+        restarts = 0 if again else (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
+        try:
+            ranks = _launched(ready, job, nodes, restarts, advance)
+            break
+        except RankFailure as failure:
+            if again is None or not 0 < len(failure.lost) < ready.world_size:
+                on_device = job.machine.device == "cuda"
+                raise WorkerFailure(failure.told(ready.prepared.plan, result, on_device=on_device)) from None
+            was = ready.world_size
+            ready = again(failure, ready)
+            lost.append({"ranks": list(failure.lost), "of": was, "reason": failure.message, "left": ready.world_size})
     if nodes.rank:
         return None
     report = make_report(ready, job, ranks, predict_job(ready, result))
+    if lost:
+        report["lost"] = lost
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     if trace is not None:
         # one process may drive several devices, and other nodes may use other folders
-        here = [path for path in traces if path.exists()]
+        here = [path for path in _traces(ready, job) if path.exists()]
         write_both(trace, result.timeline if result else None, here)
     return report
+
+
+def _on_nodes(ready: Ready, nodes: NodeRendezvous) -> RunJob:
+    """The job on this machine, which knows the number of processes of all nodes."""
+    devices = ready.world_size // nodes.count
+    processes, servers = _processes(ready, nodes)
+    job = on_machine(ready.job, processes, servers=servers, devices=devices)
+    everybody = {"processes": (processes + servers) * nodes.count}
+    return job.model_copy(update={"machine": job.machine.model_copy(update=everybody)})
+
+
+def _processes(ready: Ready, nodes: NodeRendezvous) -> tuple[int, int]:
+    """Processes of a node: those of its ranks, and parameter servers."""
+    processes = ready.world_size // nodes.count // replicas_inside(ready.prepared.plan)
+    return processes, int(ready.job.plan.data_parallel.servers or 0)
+
+
+def _traces(ready: Ready, job: RunJob) -> list[Path]:
+    return [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
+
+
+def _launched(
+    ready: Ready, job: RunJob, nodes: NodeRendezvous, restarts: int, advance: Callable[[Mapping[str, Any]], None] | None
+) -> list[dict[str, Any]]:
+    """The measurements of all ranks of this node. Raises UserError, WorkerFailure, Interrupted."""
+    for old in _traces(ready, job) if job.measuring.trace_steps else ():
+        old.unlink(missing_ok=True)
+    follow = _follow(Path(job.folder), advance, keeps=job.checkpoints is not None) if advance else None
+    try:
+        return launch(job, sum(_processes(ready, nodes)), nodes=nodes, max_restarts=restarts, follow=follow)
+    except KeyboardInterrupt:
+        raise Interrupted(report_interrupted(ready, job)) from None
 
 
 class Interrupted(KeyboardInterrupt):

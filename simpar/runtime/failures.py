@@ -18,6 +18,7 @@ LOST_PEERS = ("connection closed by peer", "connection reset by peer", "broken p
 """What a rank says whose peer has ended: never the cause."""
 KILLS = Path("/proc/vmstat")
 _ENDED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) \(pid: (\d+)\)")
+_ROOT = "Root Cause"
 RECORDER_PREFIX = "nccl-"
 
 
@@ -26,11 +27,11 @@ class WorkerFailure(RuntimeError):
 
 
 class RankFailure(WorkerFailure):
-    """A rank failed by itself, and not because another one did."""
+    """A rank failed by itself, and not because another one did. The ``lost`` ranks were ended from outside."""
 
-    def __init__(self, rank: int, message: str) -> None:
+    def __init__(self, rank: int, message: str, lost: tuple[int, ...] = ()) -> None:
         super().__init__(f"rank {rank}: {message}")
-        self.rank, self.message = rank, message
+        self.rank, self.message, self.lost = rank, message, lost
 
     def told(self, plan: Plan, result: Result | None, *, on_device: bool = False) -> str:  # noqa: ARG002
         """The message for the user: which rank and stage, and why."""
@@ -107,13 +108,15 @@ def less_memory(plan: Plan) -> list[str]:
     return flags or ["more devices (--tp, --pp)"]
 
 
-def ended_by_signal(text: str) -> tuple[int, int, int] | None:
-    """Rank, signal and process of the first rank that torchrun saw ended by a signal; None if there is none.
+def ended_by_signal(text: str) -> list[tuple[int, int, int]]:
+    """Rank, signal and process of the ranks that torchrun saw ended by a signal, the first to end first.
 
     Those that torchrun itself ends, because others failed, are not among its failures; SIGTERM would be its own.
     """
-    ended = [(int(rank), int(number), int(pid)) for rank, number, pid in _ENDED.findall(text)]
-    return next((each for each in ended if each[1] != signal.SIGTERM), None)
+    ended = ((int(rank), int(number), int(pid)) for rank, number, pid in _ENDED.findall(text))
+    root = text.rfind(_ROOT)
+    first = [int(rank) for rank, _, _ in _ENDED.findall(text[root:])][:1] if root >= 0 else []
+    return sorted({each for each in ended if each[1] != signal.SIGTERM}, key=lambda each: (each[0] not in first, each))
 
 
 def count_memory_kills() -> int | None:
@@ -125,12 +128,12 @@ def count_memory_kills() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
-def failure_by_signal(ended: tuple[int, int, int], steps: int, kills: int | None, logs: str) -> RankFailure:
-    """The failure of a rank that a signal ended after a number of steps.
+def failure_by_signal(ended: list[tuple[int, int, int]], steps: int, kills: int | None, logs: str) -> RankFailure:
+    """The failure of the first of the ranks that a signal ended after a number of steps.
 
     ``kills`` are the processes that the operating system ended for lack of memory meanwhile (None: it does not say).
     """
-    rank, number, pid = ended
+    rank, number, pid = ended[0]
     name = signal.Signals(number).name if number in {*signal.Signals} else "unknown"
     when = f"after {steps} steps" if steps else "before its first step was done"
     said = f"was ended by signal {number} ({name}) {when}"
@@ -141,7 +144,8 @@ def failure_by_signal(ended: tuple[int, int, int], steps: int, kills: int | None
     if number == signal.SIGKILL:
         counted = "the operating system counts no kill for lack of memory" if kills == 0 else "as for lack of memory"
         why = f": {counted}" + (", so that something else sent it" if kills == 0 else ", which nothing here tells")
-    return RankFailure(rank, f"{said}{why} (process {pid}) {logs}")
+    lost = {rank, *(other for other, each, _ in ended if each == signal.SIGKILL)}  # others end for want of a peer
+    return RankFailure(rank, f"{said}{why} (process {pid}) {logs}", tuple(sorted(lost)))
 
 
 def is_lost_peer(message: str) -> bool:

@@ -125,7 +125,8 @@ class WeightFolders(Strict):
 class Machine(Strict):
     """Where ranks run: device, threads of each rank, seconds until a silent peer counts as dead.
 
-    ``processes`` counts those of all nodes together. Layers are compiled if ``compile`` is set.
+    ``processes`` counts those of all nodes together. ``devices`` are the numbers of this node's that ranks use, one
+    each (None: the first). Layers are compiled if ``compile`` is set.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -133,6 +134,7 @@ class Machine(Strict):
     timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     port: int | None = Field(None, ge=1, le=65535, description="where rank 0 listens; default a free one")
     processes: Count | None = None
+    devices: tuple[int, ...] | None = None
     compile: bool = False
 
 

@@ -159,6 +159,10 @@ def _environment(workers: RankLauncher, nodes: NodeRendezvous) -> dict[str, str]
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     result["PYTHONPATH"] = os.pathsep.join(path)
     if workers.machine.device == "cuda":
+        if (devices := workers.machine.devices) is not None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            known = [visible[each] if each < len(visible) and visible[each] else str(each) for each in devices]
+            result["CUDA_VISIBLE_DEVICES"] = ",".join(known)
         for name, value in RECORDER.items():
             result.setdefault(name, value)
         for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
@@ -201,7 +205,7 @@ def _raise_signal(folder: Path, begun: float, kills_before: int | None) -> None:
     """
     ended = ended_by_signal((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace"))
     reasons = _reasons(folder)
-    if ended is None or any(reason["kind"] != "crash" or not is_lost_peer(reason["message"]) for reason in reasons):
+    if not ended or any(reason["kind"] != "crash" or not is_lost_peer(reason["message"]) for reason in reasons):
         return
     log, kills = folder / LOG, count_memory_kills()
     steps = len(read_log(log)) if log.exists() and log.stat().st_mtime >= begun else 0

@@ -251,15 +251,26 @@ def test_a_kill_for_lack_of_memory_is_said_beside_the_prediction(tmp_path, monke
 )
 def test_what_is_not_counted_is_not_claimed(kills, words):
     """Systems without the counter, and several kills."""
-    assert words in failure_by_signal((0, 9, 7), 0, kills, "").message
+    assert words in failure_by_signal([(0, 9, 7)], 0, kills, "").message
 
 
 def test_other_signals_are_named(tmp_path):
     """A crash of a library; SIGTERM is torchrun's own."""
-    assert ended_by_signal(SUMMARY.replace("-9", "-11")) == (1, 11, 29141)
-    assert "signal 11 (SIGSEGV) after 2 steps (process 7)" in failure_by_signal((0, 11, 7), 2, 3, "").message
-    assert ended_by_signal(SUMMARY.replace("-9", "-15")) is None
-    assert ended_by_signal("") is None
+    assert ended_by_signal(SUMMARY.replace("-9", "-11")) == [(1, 11, 29141)]
+    assert "signal 11 (SIGSEGV) after 2 steps (process 7)" in failure_by_signal([(0, 11, 7)], 2, 3, "").message
+    assert ended_by_signal(SUMMARY.replace("-9", "-15")) == ended_by_signal("") == []
+
+
+def test_all_that_were_ended_from_outside_are_lost(tmp_path):
+    """Of two that were killed the first is told; one that aborts for want of a peer is not lost."""
+    root = SUMMARY.replace("exitcode  : 1 (", "exitcode  : -9 (")
+    assert (both := ended_by_signal(root)) == [(0, 9, 29140), (1, 9, 29141)]
+    assert failure_by_signal(both, 2, 0, "").lost == (0, 1)
+    aborted = ended_by_signal(root.replace("-9 (pid: 29141)", "-6 (pid: 29141)"))
+    assert failure_by_signal(aborted, 2, 0, "").lost == (0,)
+    first = ended_by_signal(root.replace(": 0 (local", ": 2 (local"))
+    assert [rank for rank, _, _ in first] == [2, 1]
+    assert failure_by_signal(both, 2, 1, "").lost == ()  # for lack of memory: fewer ranks have less
 
 
 @pytest.mark.parametrize("messages", [{"r0": "ValueError: odd"}, {"r0": LOST, "r2": "ValueError: odd"}])
