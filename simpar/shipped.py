@@ -64,10 +64,12 @@ def _precisions() -> dict[str, str]:
 def _targets() -> dict[str, str]:
     from simpar.chakra.write import DESCRIPTION, NAME
     from simpar.frameworks import READ_AS, READERS, TARGETS, load_target
+    from simpar.posttraining.exports import TARGETS as OF_POST_TRAINING
 
     targets = {name: load_target(name) for name in TARGETS}
     rows = {
         name: f"{rows.description}; {rows.version}{'; reads back' if READ_AS.get(name, name) in READERS else ''}"
         for name, rows in targets.items()
     }
-    return {**rows, NAME: DESCRIPTION}
+    whole = "scenarios with a section post_training: the whole step of reinforcement learning"
+    return {**rows, NAME: DESCRIPTION, **dict.fromkeys(OF_POST_TRAINING, whole)}

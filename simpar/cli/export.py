@@ -10,6 +10,7 @@ from simpar.cli.flags import ScenarioFlag, values_by_key, with_flags
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
+    from simpar.scenario import Scenario
     from simpar.translate import Files
 
 EXPORT_FLAGS = (
@@ -27,6 +28,8 @@ EXPORT_FLAGS = (
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag("--json", JSON_HELP),
 )
+OF_POST_TRAINING = ("verl", "nemo-rl")
+"""Targets for scenarios with a section post_training: they run the whole step."""
 OPTIONS = ("lossy", "nearest", "fit_probability", "force", "gpus_per_node")
 FACTS = {
     "model": "model", "seq_len": "training.seq_len", "global_batch": "training.global_batch", "nodes": "cluster.nodes",
@@ -51,12 +54,28 @@ def export(scenario: str | None, **values: Any) -> None:
         if values[flag] is None:
             raise UserError(f"--{flag} is missing: simpar export PLAN.json --to TARGET -o FOLDER")
     flags, settings = values_by_key(values), list(values["set_"] or [])
+    if values["to"] in OF_POST_TRAINING:
+        _export_post_training(load_scenario(scenario, flags, settings), values)
+        return
     options = {name: values[name] for name in OPTIONS}
     with working("exporting"):
         if scenario is None or settings or not flags.keys() <= {*FACTS.values()}:
             made = export(load_scenario(scenario, flags, settings), values["to"], **options)
         else:
             made = export(scenario, values["to"], **options, **{name: values[name] for name in FACTS})
+    made.save(values["output"])
+    _tell(made, values)
+
+
+def _export_post_training(loaded: Scenario, values: Mapping[str, Any]) -> None:
+    """Write the options of an RL framework."""
+    from simpar.posttraining.exports import export_post_training
+
+    for name in ("nearest", "fit_probability", "force", "gpus_per_node"):
+        if values[name]:
+            raise UserError(f"--{name.replace('_', '-')}: is of one update of training; allowed with --to "
+                            f"{values['to']}: --lossy")  # fmt: skip
+    made = export_post_training(loaded, values["to"], lossy=values["lossy"])
     made.save(values["output"])
     _tell(made, values)
 
