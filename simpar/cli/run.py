@@ -170,7 +170,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
     graph = ready.job.graph()
     if parts := ready.job.library_parts:
-        sys.stderr.write(f"model: {', '.join(parts)}: trained with transformers' own class, data parallel only\n")
+        how = "data parallel only" if ready.job.cut_graph() is None else "cut into stages"
+        sys.stderr.write(f"model: {', '.join(parts)}: trained with transformers' own class, {how}\n")
     if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")
     _say_documents(request, ready)

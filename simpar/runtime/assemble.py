@@ -18,6 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
 from simpar.runtime.adapters import num_still
+from simpar.runtime.cut import cut_stage, message_dtype
 from simpar.runtime.data import IGNORED_TARGET
 from simpar.runtime.decoder import OUTPUT, TABLE
 from simpar.runtime.engine import TrainingEngine
@@ -46,7 +47,10 @@ def make_engine(
         ranks.make_groups(experts=blueprint.strategy.spread)
     every = parts(blueprint.graph, blueprint.layout)
     mine = [stage for stage, rank in enumerate(schedule.rank_of_stage) if rank == here]
-    stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
+    if blueprint.library is None:
+        stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
+    else:
+        stages = {stage: cut_stage(blueprint, every, stage, ranks) for stage in mine}
     owned = [each for stage in stages.values() for each in owned_parameters(stage, plan)]
     wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
     engine = TrainingEngine(
@@ -185,4 +189,6 @@ def _shapes(blueprint: Blueprint, training: Training) -> MicrobatchTensors:
     rows = length // plan.mesh.tp if sequence else length
     widths = (dims["hidden"], dims["vocab"])
     result = MicrobatchTensors.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
+    if blueprint.library is not None:
+        result = replace(result, hidden=result.hidden.to(message_dtype(blueprint)))
     return replace(result, outputs=1 + layers_of(blueprint.graph))

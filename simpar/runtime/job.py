@@ -190,6 +190,10 @@ class RunJob(RunInputs):
         parts = graph.details.unbuilt or captured
         return parts if parts and has_class(str(config_of(self.model).get("model_type"))) else ()
 
+    def cut_graph(self) -> ModelGraph | None:
+        """The graph of a class of transformers of which a pipeline's stages are cut; None where nothing is."""
+        return self.graph() if (self.plan.mesh.pp or 1) > 1 and self.library_parts else None
+
     def built_graph(self) -> ModelGraph | None:
         """The graph that the runtime's decoder builds; None where the model is a module of its own."""
         return None if self.library_parts else self.graph()

@@ -56,7 +56,8 @@ class Dtypes:
 class Blueprint:
     """What building a stage needs besides its part: resolved plan, strategy, dtypes, switches.
 
-    ``graph`` is None for a user's module. Parameters start from ``released`` weights if there are any.
+    ``graph`` is None for a user's module. Parameters start from ``released`` weights if there are any. ``library`` is
+    the config of a class of transformers of which stages are cut (None: the runtime's decoder builds them).
     """
 
     graph: ModelGraph | None
@@ -68,6 +69,7 @@ class Blueprint:
     released: Released | None = None
     compiled: bool = False
     lora_alpha: float | None = None
+    library: Mapping[str, Any] | None = None
 
     @cached_property
     def layout(self) -> Layout:

@@ -40,27 +40,32 @@ class Prepared:
         return Layout.of(self.plan)
 
 
-def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size: int) -> Prepared:
+def prepare(
+    plan: Plan, graph: ModelGraph | None, training: Training, world_size: int, cut: ModelGraph | None = None
+) -> Prepared:
     """Resolve everything before torch starts. Raises UserError for plans that cannot run.
 
-    ``graph`` is None for a user's model, which is data parallel only.
+    ``graph`` is None for a user's model, which is data parallel only, and for a class of transformers, of which a
+    pipeline has stages if it is ``cut``.
     """
     stack = load_stack(plan.stack or STACK)
-    if graph is None:
+    if graph is None and cut is None:
         plan = _of_one_machine(resolve(plan, stack), world_size)
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
-    rows = graph.dims.get("positions", 0)
+    whole = graph or cut
+    assert whole is not None, "one of them is given"
+    rows = whole.dims.get("positions", 0)
     if 0 < rows < training.seq_len:
         raise UserError(
             f"seq_len = {training.seq_len}: the table of positions has {rows} rows; allowed: as many or fewer"
         )
-    target = Workload(graph, training, world_size, world_size)
+    target = Workload(whole, training, world_size, world_size)
     layout = decide(plan, target, stack)
     if layout.stages:
-        plan = in_roles(layout.to_plan(), graph)
+        plan = in_roles(layout.to_plan(), whole)
         if not any(stage.sharding for stage in layout.stages):  # otherwise refused above, for another reason
             in_their_roles = replace(layout, stages=plan.pipeline.stages)
-            refuse(role_refusals(in_their_roles, graph, "a real run gives every operator its role"))
+            refuse(role_refusals(in_their_roles, whole, "a real run gives every operator its role"))
         layout = decide(plan, target, stack)
     plan, schedule = layout.to_plan(), schedule_of(layout, training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

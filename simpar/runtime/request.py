@@ -25,7 +25,7 @@ from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
 from simpar.runtime.served import ServedFolder
-from simpar.runtime.strategy import check_apart, is_split
+from simpar.runtime.strategy import check_apart, check_cut, is_split
 from simpar.runtime.this_machine import usable_cores
 from simpar.runtime.tokenize import tokenised
 from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary
@@ -109,8 +109,10 @@ def make_ready(
     training, data = _documents_in(request.training, options.get("data", {}))
     fields = {"plan": plan, "model": request.model, "training": training, **options, "data": data}
     job = parse(RunJob, fields, source="simpar run")
-    graph = job.built_graph()
-    prepared = prepare(plan, graph, training, world_size)
+    graph, cut = job.built_graph(), job.cut_graph()
+    if cut is not None:
+        check_cut(cut, config_of(job.model))
+    prepared = prepare(plan, graph, training, world_size, cut)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
         where, none = ("", f"no {HARDWARE}") if named_by == HARDWARE else (f" of {named_by}", WITHOUT)

@@ -19,8 +19,8 @@ in hooks that a split backward (I and W) does not reach.
 """
 
 import importlib.util
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from simpar import precisions
 from simpar.architectures.details import ROPE_TYPES, SCORES
@@ -37,6 +37,7 @@ from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import replicas_are_independent
 from simpar.plan.torch_roles import explain_no_copies, refuse_roles
 from simpar.simulation import apply_tuning
+from simpar.tracing.library import pipeline_parts
 
 OWN_CHOICES = ("lora_dropout", "parameter_dtype")
 """Choices of stacks that the runtime makes as a plan says: what adapters drop, what it keeps of parameters."""
@@ -65,9 +66,14 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
 
     Raises UserError for what torch cannot do, or does wrongly.
     """
-    _refuse(plan, graph)
+    _refuse(plan, graph, cut=graph is None and schedule is not None)
     if schedule is not None:
         refuse_schedule(schedule)
+        if graph is None and is_split(schedule):
+            raise UserError(
+                f"plan.schedule = {plan.schedule}: stages of transformers' class are not known to split their backward "
+                "in I and W; allowed: a schedule without W"
+            )
     if plan.numerics.products.is_cast:
         _refuse_eight_bits(plan, schedule, graph)
     if schedule is not None and graph is not None and graph.auxiliary:
@@ -145,7 +151,20 @@ def refuse_schedule(schedule: Schedule) -> None:
             )
 
 
-def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
+def check_cut(graph: ModelGraph, config: Mapping[str, Any]) -> None:
+    """Raise UserError unless transformers says how a pipeline cuts the class of a config, whose graph is given."""
+    why = ""
+    if pipeline_parts(config) is None:
+        why = f"transformers states no pipeline for {config.get('model_type')}"
+    elif graph.tied_embeddings:
+        why = "its first and last stage would share a table"
+    elif graph.auxiliary:
+        why = "transformers' class has no layers that predict further tokens"
+    if why:
+        raise UserError(f"plan.pp: {why}; allowed: 1")
+
+
+def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
     numerics, mesh = plan.numerics, plan.mesh
     if Layout.of(plan).runs_slices:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
@@ -197,12 +216,17 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"allowed in a real run: {', '.join(precisions.IN_TORCH)}"
         )
     if graph is None:
-        others = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
+        others = {"tp": mesh.tp, "pp": 1 if cut else mesh.pp, "cp": mesh.cp, "ep": mesh.ep if cut else 1}
+        whose = (
+            "a class of transformers is data parallel and cut into stages"
+            if cut
+            else ("a module of your own, or of transformers, is only data parallel")
+        )
         for axis, size in others.items():
             if size > 1:
-                raise UserError(
-                    f"plan.{axis} = {size}: a module of your own, or of transformers, is only data parallel; allowed: 1"
-                )
+                raise UserError(f"plan.{axis} = {size}: {whose}; allowed: 1")
+        if cut and plan.pipeline.stages:
+            raise UserError(f"plan.stages: {whose}, all alike; allowed: none")
         return
     if parts := graph.details.unbuilt:
         raise UserError(

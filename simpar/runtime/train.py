@@ -167,8 +167,9 @@ class CheckpointSaver:
 
 def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     """Build everything that a rank needs. Raises UserError."""
-    graph = job.built_graph()
-    prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
+    built, cut = job.built_graph(), job.cut_graph()
+    prepared = prepare(job.plan, built, job.training, world_size * replicas_inside(job.plan), cut)
+    graph = built or cut
     if prepared.strategy.reduction == "one_process":
         prepared = replace(prepared, plan=as_one_rank(prepared.plan))
     plan = prepared.plan
@@ -178,6 +179,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
         seed=seed, released=_released(job, rank), compiled=job.machine.compile, lora_alpha=job.learning.lora_alpha,
+        library=None if cut is None else config_of(job.model),
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:

@@ -52,6 +52,27 @@ def has_class(model_type: str) -> bool:
     return model_type in tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or str(seen).endswith("ForCausalLM")
 
 
+def pipeline_parts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
+    """Names of what a model has before its layers, of the layers, and of what is behind them, as pipelines cut it.
+
+    They are those of transformers' ``base_model_pp_plan``; None where it states none for a config.
+    """
+    import transformers
+
+    own = transformers.CONFIG_MAPPING[str(config["model_type"])]
+    plan = own.from_dict(_fields(config)).get_text_config(decoder=True).base_model_pp_plan or {}
+    layers = [name for name, (reads, _) in plan.items() if "attention_mask" in reads]
+    if len(layers) != 1:
+        return None
+    names, at = list(plan), list(plan).index(layers[0])
+    return tuple(names[:at]), layers[0], tuple(names[at + 1 :])
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that say what a model is."""
+    return {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
+
+
 def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[Any, Any]:
     """The library's module for a config, on torch's default device, and its example inputs (None: tokens alone).
 
@@ -67,8 +88,7 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     if kind not in transformers.CONFIG_MAPPING:
         near = suggest(kind, transformers.CONFIG_MAPPING)
         raise UserError(f"{why}{near}; transformers {transformers.__version__} has no class for it either: {UPGRADE}")
-    fields = {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
-    library_config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
+    library_config = transformers.CONFIG_MAPPING[kind].from_dict(_fields(config))
     module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
     for each in module.modules():  # some look for padding among the tokens, to warn of it
         if hasattr(each, WARNS):
