@@ -8,12 +8,11 @@ from functools import cache
 from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.hardware.network import split_network
+from simpar.hardware.network import split_network, with_network
 from simpar.hardware.part import part_of_node
 from simpar.hardware.profile import ClusterProfile
 from simpar.plain import plain_name, split_count
 from simpar.profiles import is_file
-from simpar.units import parse_quantity
 
 _COUNT = re.compile(r"(?:gpu)?(\d+)x(?=\D|\d{4})")
 
@@ -26,23 +25,21 @@ CORES_OF_CHIP = {"tpu-v4-pod": 2, "tpu-v5p-pod": 2, "tpu-v7x-pod": 2}
 
 @dataclass(frozen=True)
 class Instance:
-    """``devices`` that a name means (of a node, unless they are more than it has), and the bandwidth of their network.
+    """``devices`` that a name means (of a node, unless they are more than it has), and the network between instances.
 
-    ``network`` is in bytes/s, of all of them together and per direction; None: their share of the node's.
+    ``network`` is in words, of all devices together ("": their share of the node's).
     """
 
     devices: int
-    network: float | None = None
+    network: str = ""
 
     def of(self, profile: ClusterProfile) -> ClusterProfile:
-        """The part of a node that it is; the profile itself where it is all of one or several."""
-        if self.devices >= profile.devices_per_node:
-            return profile
-        part = part_of_node(profile, self.devices)
-        if self.network is None or part.scale_out is None:
+        """The part of a node that it is; the profile itself where it is all of one or several, on its own network."""
+        part = part_of_node(profile, self.devices) if self.devices < profile.devices_per_node else profile
+        if not self.network:
             return part
-        network = {"nics_per_node": 1, "nic_bandwidth": self.network}
-        return part.model_copy(update={"scale_out": part.scale_out.model_copy(update=network)})
+        joined = with_network(part, self.network)
+        return joined if part is profile else joined.model_copy(update={"name": part.name})
 
 
 def instance_named(name: str) -> Instance | None:
@@ -82,6 +79,6 @@ def _known() -> dict[str, Instance]:
     """Instances by the letters and digits of their names."""
     table = files.other_names("clusters").get("parts", {}).get("clusters", ())
     return {
-        name: Instance(part["devices"], parse_quantity(part["network"], "bytes_per_s") if "network" in part else None)
+        name: Instance(part["devices"], part.get("network", ""))
         for part in table for name in part["names"]
     }  # fmt: skip

@@ -40,6 +40,11 @@ def test_names_that_people_say(said: str, name: str) -> None:
         ("DGX Spark", 1, "dgx-spark", 200), ("h100-4", 4, "4 of dgx-h100", 1600), ("4090-2", 2, "2 of rtx-4090-8", 100),
         ("a100-16", 16, "dgx-a100-80gb", 1600), ("v5litepod-16", 16, "tpu-v5e-pod", 200),
         ("v6e-8", 8, "tpu-v6e-pod", 800), ("v5p-16", 8, "tpu-v5p-pod", 200),
+        ("p3.16xlarge", 8, "dgx-v100-16gb over 25 Gb/s ethernet", 25), ("p3.8xlarge", 4, "4 of dgx-v100-16gb", 10),
+        ("Standard_ND40rs_v2", 8, "dgx-v100 over 100 Gb/s ib", 100), ("g7e.12xlarge", 2, "2 of aws-g7e", 400),
+        ("Standard_ND128isr_GB300_v6", 4, "gb300-nvl72", 3200), ("a4x-maxgpu-4g-metal", 4, "gb300-roce-800", 3200),
+        ("BM.GPU.B300.8", 8, "b300-roce-800", 6400), ("a2-megagpu-16g", 16, "gcp-a2-mega", 100),
+        ("g4-standard-384", 8, "rtx-pro-6000-8 over 2x 200 Gb/s ethernet", 400), ("MI400", 4, "helios-mi455x", 9600),
     ],
 )  # fmt: skip
 def test_instances_have_their_devices_and_their_network(
@@ -50,6 +55,24 @@ def test_instances_have_their_devices_and_their_network(
     out = cluster.profile.scale_out
     assert (cluster.world_size, cluster.profile.name) == (devices, name)
     assert out.nics_per_node * out.nic_bandwidth == pytest.approx(gigabits_per_s * 1e9 / 8)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("g5.xlarge", "ethernet"), ("g5.8xlarge", "efa"), ("g5.48xlarge", "efa"), ("g4dn.xlarge", "ethernet"),
+        ("Standard_NC24ads_A100_v4", "ethernet"), ("Standard_ND40rs_v2", "ib"), ("a3-highgpu-4g", "ethernet"),
+        ("a3-highgpu-8g", "tcpxo"), ("BM.GPU.A10.4", "ethernet"), ("g7e.2xlarge", "ethernet"), ("g7e.8xlarge", "efa"),
+    ],
+)  # fmt: skip
+def test_instances_without_rdma_are_joined_by_sockets(said: str, kind: str) -> None:
+    """Sizes below those that a cloud gives RDMA have TCP, whatever the whole machine has."""
+    assert load_cluster(said).profile.scale_out.kind == kind
+
+
+def test_half_a_rack_is_a_domain_of_its_own() -> None:
+    """Nine instances of four devices reach each other over NVLink, ten do not."""
+    assert load_cluster("u-p6e-gb200x36").profile.domain_size == 36
 
 
 def test_nodes_and_devices_beside_an_instance_count_instances() -> None:
@@ -81,11 +104,13 @@ def test_counts_that_no_node_has_are_one_line(said: str, nodes: int | None, mess
 
 
 def test_every_alias_is_one_shipped_profile() -> None:
-    """None names what is not there, and none is written twice; a part has fewer devices than its node."""
+    """None names what is not there, and none is written twice; a part has no more devices than its node."""
     data = files.other_names("clusters")
     table, parts = data["clusters"], data["parts"]["clusters"]
     names = [name for listed in (*table.values(), *(part["names"] for part in parts)) for name in listed]
     assert {*table, *(part["of"] for part in parts)} <= set(files.bundled("clusters"))
     assert len(names) == len(set(names))
     assert all(name == plain_name(name) for name in names)
-    assert all(part["devices"] < load_named_profile(part["of"]).devices_per_node for part in parts)
+    for part in parts:
+        whole = load_named_profile(part["of"]).devices_per_node
+        assert part["devices"] < whole or (part["devices"] == whole and part["network"])
