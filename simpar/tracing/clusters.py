@@ -32,6 +32,11 @@ class PointwiseGroup:
         around = self.path.rpartition(".")[0] == node.path
         return around and not any(known.base(each.op) in known.REDUCTIONS for each in self.nodes)
 
+    @property
+    def limits_alone(self) -> bool:
+        """Whether it does nothing but limit values."""
+        return all(known.base(each.op) in known.LIMITS for each in self.nodes)
+
     def add(self, node: CallNode, values: tuple[str, ...], pieces: tuple[DraftWeight, ...], table: bool) -> None:
         """Add a call."""
         inside = {each.name for each in self.nodes}
@@ -108,10 +113,11 @@ def _gates(cluster: PointwiseGroup) -> bool:
 
 
 def _limited(cluster: PointwiseGroup) -> list[CallNode]:
-    """The calls that limit what a gated activation reads of one source; none where it is no such activation."""
+    """The calls that limit what a gated activation reads of one source, or each of its own; none elsewhere."""
     inside = {node.name for node in cluster.nodes}
     limits = [node for node in cluster.nodes if known.base(node.op) in known.LIMITS and not inside & {*node.refs}]
-    return limits if len(limits) > 1 and len(cluster.sources) == 1 and _gates(cluster) else []
+    alone = len(cluster.sources) in (1, len(limits))
+    return limits if len(limits) > 1 and alone and _gates(cluster) else []
 
 
 def _halves(cluster: PointwiseGroup) -> bool:

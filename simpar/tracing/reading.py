@@ -429,16 +429,28 @@ class _CallReader:
             cluster = open_ones[0]
             for other in open_ones[1:]:
                 if other is not cluster:
-                    cluster.absorb(other)
-                    self.clusters.remove(other)
-                    for each in other.nodes:
-                        self.member[each.name] = cluster
+                    self._join(cluster, other)
+            for other in self._limits_before(cluster, node) if len(open_ones) > 1 else ():
+                self._join(cluster, other)
         else:
             cluster = PointwiseGroup(node.path, closed=joins)
             self.clusters.append(cluster)
         cluster.add(node, values, self._pieces(node), self._has_table(node))
         self.member[node.name] = cluster
         return cluster
+
+    def _join(self, cluster: PointwiseGroup, other: PointwiseGroup) -> None:
+        """Put the calls of another cluster into one."""
+        cluster.absorb(other)
+        self.clusters.remove(other)
+        for each in other.nodes:
+            self.member[each.name] = cluster
+
+    def _limits_before(self, cluster: PointwiseGroup, node: CallNode) -> list[PointwiseGroup]:
+        """Limits of what a cluster reads, where it has some of its own: those of the other half of a gate."""
+        before = {id(c): c for value in cluster.sources if (c := self.member.get(value)) and c is not cluster}
+        both = [each for each in before.values() if each.limits_alone and each.path == node.path and not each.closed]
+        return both if any(known.base(call.op) in known.LIMITS for call in cluster.nodes) else []
 
     def _inside(self, node: CallNode) -> bool:
         """Whether a call reads only parts of one open cluster of its module and of that cluster's sources."""

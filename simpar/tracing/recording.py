@@ -102,11 +102,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.unknown: set[str] = set()
         self.tokens: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
+        self._by_name: dict[str, Tensor] = {}
         self._alive: list[Tensor] = []
         self._owners: list[tuple[str, str]] = []
         self._whole: dict[int, Tensor] = {}
         self._changes: dict[int, list[str]] = {}
         self._made_before = _MadeBefore()
+        self._packed: dict[str, tuple[int, tuple[Ref, ...], tuple[int, ...]]] = {}
 
     def place(self, name: str, tensor: Tensor) -> str:
         """Add a tensor that no call makes; its name."""
@@ -165,6 +167,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if op in known.SUMS_OF_PRODUCTS:
             with self:
                 return func.decompose(*args, **kwargs)
+        if op == "index":
+            args = (args[0], self._positions(args[1], call.args[1]))
         result = _grouped(*args) if op in known.GROUPED else self._made_before.of(func, args, kwargs)
         self._note(call, result)
         if op.endswith("_") and not op.endswith("__") and args and isinstance(args[0], Tensor):
@@ -183,12 +187,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
         Raises UserError where it depends on parameters or on other inputs.
         """
-        tokens = {name: tuple(each.shape) for name, each in self.tokens.items()}
-        constants = Constants([*self.calls, call], ordinary_tokens(tokens))
-        result = None if self.unknown.intersection(refs_of(call.args)) else constants.value(call.name)
+        result = None if self.unknown.intersection(refs_of(call.args)) else self._constants(call).value(call.name)
         if result is None:
             raise UserError(f"{call.op} in {call.owners[-1][0] if call.owners else 'forward'} depends on data")
         return result
+
+    def _positions(self, picks: Any, named: Any) -> list[Any]:
+        """What an index picks, with as many positions on the meta device as a mask has places that are true.
+
+        A mask stays where it depends on data: torch then says that it picks rows by their values.
+        """
+        result: list[Any] = []
+        for pick, name in zip(picks, named, strict=True):
+            is_mask = isinstance(pick, Tensor) and pick.dtype == torch.bool and name.name not in self.unknown
+            mask = self._constants().value(name.name) if is_mask else None
+            if mask is None:
+                result.append(pick)
+            else:
+                result += [torch.empty(int(mask.sum()), dtype=torch.int64, device="meta")] * pick.dim()
+        return result
+
+    def _constants(self, *further: TracedCall) -> Constants:
+        """The calls so far, evaluated where they depend on constants and on token numbers, all of them ``A_TOKEN``."""
+        tokens = {name: tuple(each.shape) for name, each in self.tokens.items()}
+        return Constants([*self.calls, *further], ordinary_tokens(tokens))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -199,11 +221,33 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Add a call and, where it makes several tensors, one more for each of these."""
         several = isinstance(result, list | tuple)
         self._add(replace(call, value=result), None if several else result)
+        if call.op == "cat" and not several and all(isinstance(each, Ref) for each in call.args[0]):
+            self._pack(call, result)
+        parts = self._parts(call, result) if several else None
         for at, each in enumerate(result if several else ()):
             if isinstance(each, Tensor):
-                picked = (Ref(call.name), at)
-                name = f"{call.name}.{at}"
-                self._add(TracedCall(name, "getitem", picked, each, call.owners, _pick, (picked, {})), each)
+                name, picked = f"{call.name}.{at}", (Ref(call.name), at)
+                made = TracedCall(name, "getitem", picked, each, call.owners, _pick, (picked, {}))
+                if parts is not None:
+                    made = replace(made, op="alias", args=(parts[at],), target=_same, given=((parts[at],), {}))
+                self._add(made, each)
+
+    def _pack(self, call: TracedCall, result: Tensor) -> None:
+        """Note what was joined, and along which dim, where nothing changed its type."""
+        tensors = [self._by_name[each.name] for each in call.args[0]]
+        dim = int(call.args[1]) % result.dim()
+        if all(each.dtype == result.dtype for each in tensors):
+            self._packed[call.name] = dim, tuple(call.args[0]), tuple(int(each.shape[dim]) for each in tensors)
+
+    def _parts(self, call: TracedCall, result: Any) -> tuple[Ref, ...] | None:
+        """What had been joined, where a call takes it apart again at the same places; else None."""
+        source = call.args[0].name if call.args and isinstance(call.args[0], Ref) else ""
+        if not call.op.startswith(("split", "chunk")) or source not in self._packed:
+            return None
+        dim, parts, sizes = self._packed[source]
+        along = call.args[2] if len(call.args) > 2 else 0
+        same = int(along) % result[0].dim() == dim and tuple(int(each.shape[dim]) for each in result) == sizes
+        return parts if same else None
 
     def _add(self, call: TracedCall, result: Any) -> None:
         self.calls.append(call)
@@ -211,6 +255,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.unknown.add(call.name)
         if isinstance(result, Tensor):
             self._names[id(result)] = call.name
+            self._by_name[call.name] = result
             self._alive.append(result)
             self._whole.setdefault(result.untyped_storage()._cdata, result)
 
@@ -284,6 +329,10 @@ def _is_same(one: Tensor, two: Any) -> bool:
 def _grouped(rows: Tensor, matrices: Tensor, *_: Any) -> Tensor:
     """The shape of a grouped product; torch's own takes one dtype only."""
     return rows.new_empty(rows.shape[0], matrices.shape[-1])
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _pick(values: Any, at: int) -> Any:

@@ -172,7 +172,7 @@ def _joined(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
     made = dict(makers(drafts))
     groups: dict[tuple[str, str, str], list[str]] = {}
     for draft in drafts:
-        if draft.core is None and draft.kind != "gated_activation":
+        if draft.core is None and draft.kind not in ("gated_activation", "clamp"):
             continue
         gates = _gates(drafts, draft) if draft.core is not None else ()
         for value in (*draft.inputs, *gates):

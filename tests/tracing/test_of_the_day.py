@@ -118,3 +118,45 @@ def test_choices_by_value_are_refused_in_one_short_line():
     with pytest.raises(UserError, match="it picks rows by their values") as refused:
         capture("own", SEQ, Picks)
     assert len(str(refused.value)) < 200
+
+
+class Limited(torch.nn.Module):
+    """A gated MLP whose halves are products of their own, each with limits, and an activation that is a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(96, 8)
+        self.gate, self.up = (torch.nn.Linear(8, 16, bias=False) for _ in range(2))
+        self.down, self.act = torch.nn.Linear(16, 8, bias=False), torch.nn.SiLU()
+        self.head = torch.nn.Linear(8, 96)
+
+    def forward(self, tokens):
+        """Limits of the upper half have one end."""
+        x = self.table(tokens)
+        gate, up = self.gate(x), self.up(x)
+        gate, up = gate.clamp(min=None, max=3.0), up.clamp(min=-3.0, max=3.0)
+        return self.head(x + self.down(self.act(gate) * up))
+
+
+def test_limits_of_both_products_of_a_gate_are_one_operator():
+    """As in experts; the halves are one product, which tensor parallelism divides."""
+    from simpar.tracing.reading import read_drafts
+    from simpar.tracing.roles import find_roles
+
+    roles = find_roles(read_drafts("own", capture("own", SEQ, Limited)), "")
+    assert roles.dims["ffn"] == 16
+    assert {"mlp_up", "mlp_clamp", "activation", "mlp_down"} <= set(roles.names.values())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_glm_5_next_is_captured():
+    """Pools of keys that no padding hides are picked by a mask, which travels joined with the keys."""
+    own = transformers.Glm5NextConfig(text_config={"num_hidden_layers": 4})
+    graph = trace_library(own.to_dict(), "", "glm5_next", SEQ, "model = glm5_next")
+    with torch.device("meta"):
+        module = transformers.Glm5NextForConditionalGeneration(own)
+    vision = sum(each.numel() for name, each in module.named_parameters() if "visual" in name or "vision" in name)
+    assert graph.num_parameters() == sum(each.numel() for each in module.parameters()) - vision
+    assert graph.is_mixture
+    assert "not between plain products" not in "; ".join(graph.facts["notes"])

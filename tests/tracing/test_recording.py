@@ -123,3 +123,34 @@ def test_values_of_buffers_that_construction_made():
     made = construction.buffers(module)
     assert [*made.buffers] == ["b_bias"]
     assert Constants(made.calls).value(made.buffers["b_bias"]).tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
+
+
+def test_rows_picked_by_places_are_counted():
+    """A mask that no data changes has its number of rows, also one that travelled beside data; others are refused."""
+
+    def masked(own, x):
+        return own.inner(x)[torch.arange(4) > 0]
+
+    def beside_data(own, x):
+        packed = torch.cat([x, (torch.arange(4) > 1).to(x.dtype)[:, None]], dim=1)
+        values, mask = packed.split([8, 1], dim=1)
+        return values[mask.bool().squeeze(1)].exp()
+
+    assert tuple(recorded(masked).calls[-1].value.shape) == (3, 8)
+    assert tuple(recorded(beside_data).calls[-1].value.shape) == (2, 8)
+    with pytest.raises((NotImplementedError, RuntimeError), match="nonzero"):
+        recorded(lambda _, x: x[x.sum(1) > 0])
+
+
+def test_what_is_taken_apart_where_it_was_joined_is_what_was_joined():
+    """Not so at other places, along another dim, or of another type."""
+
+    def back(sizes, dim):
+        def forward(_, x):
+            return torch.cat([x, x[:, :2]], dim=1).split(sizes, dim=dim)[0].exp()
+
+        return [each.op for each in recorded(forward).calls][-3:]
+
+    assert back([8, 2], 1) == ["alias", "alias", "exp"]
+    assert back([5, 5], 1) == ["getitem", "getitem", "exp"]
+    assert back([2, 2], 0) == ["getitem", "getitem", "exp"]
