@@ -5,6 +5,7 @@ Operators are the runtime's own modules, executed in a block's order, so that th
 
 from collections.abc import Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -35,6 +36,13 @@ def kernels(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     yield from gradients(request, watch)
     for number, walk in enumerate(request.walks):
         yield from operators(walk, number, watch, DTYPES[request.dtype])
+
+
+def repeated(request: CalibrationRequest, watch: Stopwatch) -> list[float]:
+    """Seconds of the largest product, to be timed again later."""
+    most = max(request.products, key=prod)
+    alone = request.model_copy(update={"products": (most,), "dtypes": (request.dtype,)})
+    return [sample.seconds for sample in products(alone, watch)]
 
 
 def products(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:

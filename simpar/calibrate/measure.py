@@ -8,6 +8,7 @@ from typing import Any
 
 from simpar.calibrate.fit import Samples, gather_samples
 from simpar.calibrate.profile import KnownFacts, Profiles, build
+from simpar.calibrate.quiet import CoreTimes, Quiet
 from simpar.calibrate.request import CalibrationRequest, quick, standard
 from simpar.errors import UserError
 from simpar.runtime.job import Machine
@@ -21,10 +22,14 @@ WORKER = "simpar.calibrate.worker"
 def calibrate(request: CalibrationRequest, known: KnownFacts) -> Profiles:
     """Measure as requested and fit profiles to it. Raises UserError, WorkerFailure."""
     workers = RankLauncher(WORKER, request.save(), Path(request.folder), request.machine)
+    before = CoreTimes.now()
     ranks = start(workers, request.ranks)
+    quiet = Quiet.of(before, CoreTimes.now(), ranks[0]["repeats"])
     device = {key: value for key, value in ranks[0].items() if key in ("memory_bytes", "num_sms", "l2_bytes")}
     return build(
-        Samples(request, gather_samples(ranks)), KnownFacts(known.name, known.description, known.memory_bytes, device)
+        Samples(request, gather_samples(ranks)),
+        KnownFacts(known.name, known.description, known.memory_bytes, device),
+        quiet,
     )
 
 
@@ -64,6 +69,7 @@ def _processor() -> str:
 
 def summary(profiles: Profiles) -> dict[str, Any]:
     """The fitted parameters, the quality of the fit, and the samples' description, for people and as JSON."""
+    quiet = profiles.quiet
     return {
         "name": profiles.cluster.name,
         "ranks": profiles.cluster.devices_per_node,
@@ -71,6 +77,7 @@ def summary(profiles: Profiles) -> dict[str, Any]:
             each.part: {"samples": each.count, "error_median": each.median, "error_p90": each.p90}
             for each in profiles.quality
         },
+        "quiet": {"others": quiet.others, "repeats_s": quiet.repeats, "width": quiet.width} if quiet else None,
         "cluster": profiles.cluster.model_dump(mode="json"),
         "stack": profiles.stack.model_dump(mode="json"),
         "request": profiles.samples.request.model_dump(mode="json", exclude={"folder"}),

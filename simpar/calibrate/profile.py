@@ -7,6 +7,7 @@ from typing import Any
 
 from simpar.calibrate import fit
 from simpar.calibrate.fit import FittedMachine, Quality, Samples, round_value
+from simpar.calibrate.quiet import Quiet
 from simpar.dataclass import dataclass
 from simpar.files import write_atomic
 from simpar.hardware.cluster import Cluster
@@ -38,10 +39,11 @@ class Profiles:
     stack: Stack
     quality: tuple[Quality, ...]
     samples: Samples
+    quiet: Quiet | None = None
 
 
-def build(samples: Samples, known: KnownFacts) -> Profiles:
-    """Fit everything: kernels first, then groups, then whole steps."""
+def build(samples: Samples, known: KnownFacts, quiet: Quiet | None = None) -> Profiles:
+    """Fit everything: kernels first, then groups, then whole steps; profiles say how ``quiet`` the machine was."""
     machine, quality = _kernels(samples, known)
     cluster = Cluster(_cluster(samples, known, machine.device), 1)
     if samples.request.ranks > 1:
@@ -53,12 +55,13 @@ def build(samples: Samples, known: KnownFacts) -> Profiles:
             quality += qualities
     machine, qualities = fit.steps(samples, machine, lambda tried, number: step_s(samples, tried, number))
     quality += qualities
-    text = _provenance(samples, quality)
+    text = _provenance(samples, quality) + (f"; {quiet.words}" if quiet else "")
     return Profiles(
         cluster.profile.model_copy(update={"provenance": text, "device": machine.device}),
         machine.stack.model_copy(update={"provenance": text}),
         tuple(quality),
         samples,
+        quiet,
     )
 
 

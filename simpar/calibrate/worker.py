@@ -6,6 +6,7 @@ Rank 0 times kernels while the others sleep; then groups of growing size communi
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from simpar.calibrate.kernels import kernels
+    from simpar.calibrate.kernels import kernels, repeated
     from simpar.calibrate.stopwatch import Members, Stopwatch
     from simpar.calibrate.together import collectives, steps
     from simpar.calibrate.wrappers import wrappers
@@ -35,7 +36,10 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
     with join_process_group(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
         everyone = Members(dist.group.WORLD, request.ranks)
+        again = partial(repeated, request, watch) if rank == 0 else list
+        repeats = again()
         samples = list(kernels(request, watch)) if rank == 0 else []
+        repeats += again()
         samples += [steps(request, n, watch) for n in range(len(request.steps))] if rank == 0 else []
         everyone.meet()
         for size in request.groups:
@@ -48,7 +52,9 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
             if rank < size:
                 samples.append(steps(request, len(request.steps) - 1, watch, beside=first))
             everyone.meet()
-        return {"rank": rank, "samples": [sample.model_dump() for sample in samples], **_facts(device)}
+        repeats += again()
+        made = [sample.model_dump() for sample in samples]
+        return {"rank": rank, "samples": made, "repeats": repeats, **_facts(device)}
 
 
 def _facts(device: Any) -> dict[str, Any]:

@@ -51,5 +51,9 @@ def calibrate(
         screen.print(f"{'absolute error of the fits':<32}{'samples':>8}{'median':>9}{'p90':>9}", style="bold")
         for each in profiles.quality:
             screen.print(f"{each.part:<32}{each.count:>8}{each.median:>9.1%}{each.p90:>9.1%}")
+        if profiles.quiet is not None:
+            screen.print(profiles.quiet.words, soft_wrap=True)
         screen.print(f"wrote {cluster} and {stack}: --hardware {cluster} --stack {stack}", soft_wrap=True)
+    if profiles.quiet is not None and profiles.quiet.is_busy:
+        sys.stderr.write(f"the machine was busy while it was measured ({profiles.quiet.words}): calibrate again\n")
     return 0
