@@ -9,7 +9,7 @@ from typing import Any, Literal
 from simpar.architectures.documents import with_documents
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import MOST_TOKENS, Training
-from simpar.architectures.tuning import TUNED, add_adapters
+from simpar.architectures.tuning import TUNED, WIDENED, add_adapters
 from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine
@@ -217,10 +217,10 @@ def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
             "plan.tuning: not with stages of their own or replicas that step on their own; allowed: none of them"
         )
     stored, precision = tuning.frozen_dtype, plan.numerics.precision
-    if stored in narrower(16) and stored != precision:
+    if stored in narrower(16) and stored not in (precision, *WIDENED):
         raise UserError(
             f"plan.frozen_dtype = {stored}: products of precision {precision} read other weights; allowed: "
-            f"precision = {stored}, or frozen_dtype = bf16, nf4"
+            f"precision = {stored}, or frozen_dtype = bf16, {', '.join(WIDENED)}"
         )
     if graph.facts.get(TUNED):
         return graph

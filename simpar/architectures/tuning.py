@@ -6,8 +6,9 @@ products, and so have those of shared experts; routers are frozen (PEFT beside e
 GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and their inputs
 are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be stored in NF4,
 with 4 bits and 0.127 bits of doubly quantised scales per element, and are then widened before every product [QLoRA,
-Dettmers et al. 2023, arXiv 2305.14314, section 3]; or in the 8 bits that 8-bit products read, with one scale per tensor
-[NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
+Dettmers et al. 2023, arXiv 2305.14314, section 3], or in int8 with a scale per row, of which products are timed as
+those of widened weights [LLM.int8, Dettmers et al. 2022, arXiv 2208.07339]; or in the 8 bits that 8-bit products read,
+with one scale per tensor [NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
 """
 
 from dataclasses import replace
@@ -18,8 +19,10 @@ from simpar.errors import UserError
 TUNED = "tuned"
 """Key of the fact that a graph is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
-STORED_BYTES = {"bf16": None, "fp32": 4.0, "fp8": 1.0, "nf4": NF4_BYTES}
+STORED_BYTES = {"bf16": None, "fp32": 4.0, "fp8": 1.0, "int8": 1.0, "nf4": NF4_BYTES}
 """Bytes per element of a frozen matrix by its dtype; None: those of the compute dtype."""
+WIDENED = ("int8", "nf4")
+"""Dtypes of frozen weights that products of any precision take, behind a pass that widens them."""
 PARTS: dict[str, tuple[str, int]] = {
     "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
     "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),

@@ -178,8 +178,9 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
 def _rename(given: TrainerArguments) -> None:
     """Values of ms-swift by the names that the Trainer and PEFT have for them."""
     given.suppose(model_name_or_path=given.get("model"))  # its model_name is what the model calls itself
-    if given.one("quant_method") == "bnb" and given.one("quant_bits") == 4:
-        given.suppose(load_in_4bit=True)
+    bits = given.one("quant_bits") if given.one("quant_method") == "bnb" else None
+    if bits in (4, 8):
+        given.suppose(**{f"load_in_{bits}bit": True})
     else:
         given.leave("quant_method", "quant_bits")
     if given.get("optimizer") in ("multimodal", "lorap"):  # rates by part: AdamW

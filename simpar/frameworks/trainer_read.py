@@ -194,6 +194,9 @@ def _no_model(named: str) -> str:
     return f"{named} is no shipped model, no local folder and not in the hub's local cache: give --model."
 
 
+IN_INT8 = (
+    "Products beside weights in 8 bits are timed as those of 16 bits behind a pass that widens weights (LLM.int8)."
+)
 HALVES = (("bf16", "pure_bf16", "bfloat16"), ("fp16", "float16"))
 
 
@@ -318,15 +321,16 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     eight = given.on(*IN_EIGHT) or bits == 8 or packed == 8
     if packed == 8:
         given.leave(*MODEL)
-    if eight or bits not in (None, 4, 16, 32):
+    if bits not in (None, 4, 8, 16, 32):
+        given.leave(*BITS)
+    trains_all = kind == "full" or given.on("full_finetune", "full_finetuning")
+    if eight and (trains_all or kind == "freeze"):  # which bitsandbytes does not do
         given.leave(*IN_EIGHT, *BITS)
     if kind == "freeze":
         return _last_layers(given, model)
-    if given.on("full_finetune", "full_finetuning"):
-        return {}
     uses = given.on(*ADAPTS)
     adapts = _first(uses, kind not in ("full", "none", "") or (not kind and rank is not None and uses is None))
-    if kind == "full" or (not adapts and not (four or eight)):
+    if trains_all or (not adapts and not (four or eight)):
         return {}
     if kind not in ("lora", "qlora", "full", "none", ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
@@ -334,7 +338,7 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
         "lora_rank": rank or habits.adapters.rank,
         "lora_targets": _targets(given, chosen, habits),
         "lora_dropout": given.rate(*DROPOUT, usual=habits.adapters.dropout),
-        "frozen_dtype": "nf4" if four else "fp32" if _keeps_fp32(given, habits) else "bf16",
+        "frozen_dtype": "nf4" if four else "int8" if eight and packed != 8 else _loaded_as(given, habits),
     }
 
 
@@ -345,9 +349,10 @@ def _packed(given: TrainerArguments) -> int | None:
     return (8 if eight else 4) if IN_ITS_NAME.search(named) else None
 
 
-def _keeps_fp32(given: TrainerArguments, habits: Habits) -> bool:
-    """Whether frozen weights are loaded in fp32."""
-    return habits.adapters.frozen == "fp32" if given.one(*DTYPE) in (None, "") else _loaded(given) == "fp32"
+def _loaded_as(given: TrainerArguments, habits: Habits) -> str:
+    """The dtype in which frozen weights are loaded."""
+    wide = habits.adapters.frozen == "fp32" if given.one(*DTYPE) in (None, "") else _loaded(given) == "fp32"
+    return "fp32" if wide else "bf16"
 
 
 def _targets(given: TrainerArguments, chosen: Any, habits: Habits) -> tuple[str, ...]:
@@ -430,6 +435,8 @@ def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | No
     if given.number(*MICRO_BATCH) is None:
         own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
         yield f"The micro-batch is the default of {own}: {habits.micro_batch}."
+    if given.on(*IN_EIGHT) or given.number(*BITS) == 8:
+        yield IN_INT8
     yield from given.misspelt(WORDS)
 
 

@@ -220,6 +220,15 @@ def _is_factory(command: TrainerCommand) -> bool:
     )
 
 
+def _check_axolotl(given: TrainerArguments, _: TrainerCommand | None) -> None:
+    """Accumulate up to ``batch_size``, the sequences of one rank (``utils/config/__init__.py``)."""
+    batch, micro = given.number("batch_size"), given.number("micro_batch_size")
+    if batch and micro and batch < micro:
+        raise given.refused("batch_size", f"at least micro_batch_size, {micro}: sequences of a rank")
+    if batch and micro:
+        given.suppose(gradient_accumulation_steps=batch // micro)
+
+
 def _is_axolotl(command: TrainerCommand) -> bool:
     return PurePath(command.script).name == "axolotl" or command.script.startswith("axolotl.cli")
 
@@ -297,6 +306,6 @@ LLAMA_FACTORY_READER = _reader(
 )  # fmt: skip
 AXOLOTL_READER = _reader(
     AXOLOTL, "Axolotl: its YAML", _is_axolotl,
-    _owns("sequence_len", "micro_batch_size", "adapter", "sample_packing", names=("base_model",)),
+    _owns("sequence_len", "micro_batch_size", "adapter", "sample_packing", names=("base_model",)), _check_axolotl,
 )  # fmt: skip
 UNSLOTH_READER = _reader(UNSLOTH, "Unsloth: arguments of unsloth-cli.py", _is_unsloth, lambda _: False, _check_unsloth)

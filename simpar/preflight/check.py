@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
@@ -227,15 +228,18 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         _answered("micro_batch", given, notes)
         notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
     graph = as_model(model, training.seq_len)  # that of the problem has its adapters
-    problem = make_problem(
-        graph, cluster, training, stack=plan.stack, base=plan, constraints=Constraints(fit_probability=facts.fits_with)
-    )
+    with _in_text(given):
+        problem = make_problem(
+            graph, cluster, training, stack=plan.stack, base=plan,
+            constraints=Constraints(fit_probability=facts.fits_with),
+        )  # fmt: skip
     if facts.model is not None:
         _check_sizes(given, facts.model, problem.graph)
     if problem.graph.is_mixture:
         plan = _with_routing(given, plan, notes)
         problem = replace(problem, base=plan)
-    result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
+    with _in_text(given):
+        result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
     settled = result.plan
@@ -249,6 +253,15 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         return checked
     better = tuple(_better(given, problem, plan, near, settled))
     return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
+
+
+@contextmanager
+def _in_text(given: ParsedLaunch) -> Iterator[None]:
+    """Name the text in errors about the plan that it gives."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{given.where}: gives {error}") if str(error).startswith("plan.") else error from None
 
 
 def _as_counted(given: ParsedLaunch, hardware: str | None) -> ParsedLaunch:

@@ -102,6 +102,8 @@ def test_accelerates_config_and_the_arguments_are_one_plan(tmp_path, launcher):
         ("--use_peft_lora True --lora_r 4 --use_4bit_quantization False --bits 4", 4, 2, "nf4"),
         ("--bf16 --use_lora --torch_dtype float32", 8, 2, "fp32"),
         ("--model_name_or_path unsloth/Qwen3-8B-unsloth-bnb-4bit --use_lora --bf16", 8, 2, "nf4"),
+        ("--use_lora --load_in_8bit True --bf16", 8, 2, "int8"),
+        ("--use_peft_lora True --lora_r 4 --bits 8", 4, 2, "int8"),
         ("--model_name_or_path Qwen/Qwen2.5-7B-Instruct-AWQ --lora_r 4 --bf16", 4, 2, "nf4"),
         ("--model_name_or_path Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8 --lora_r 4 --bf16", 4, 2, "bf16"),
         (r"--lora_r 8 --lora_target_modules 'model.layers.[\d]+.(mlp|self_attn).(up|down|q|k|v|o)_proj'", 8, 6, "bf16"),
@@ -253,6 +255,10 @@ def test_plugins_of_axolotl_are_read_by_their_options():
     found = read(json.dumps(config), "a.yaml", "axolotl")
     assert found.plan.flat_values()["loss_chunks"] == 64
     assert "plugins" in found.words.used
+    config["batch_size"] = 4  # of a rank: accumulated up to it (utils/config/__init__.py)
+    assert read(json.dumps(config), "a.yaml", "axolotl").per_replica == 4
+    with pytest.raises(UserError, match=r"a\.yaml: batch_size = 4: allowed: at least micro_batch_size, 8"):
+        read(json.dumps({**config, "micro_batch_size": 8}), "a.yaml", "axolotl")
     config["plugins"].append("axolotl.integrations.diffusion.DiffusionPlugin")
     assert "plugins" in read(json.dumps(config), "a.yaml", "axolotl").words.unread
 
@@ -260,13 +266,13 @@ def test_plugins_of_axolotl_are_read_by_their_options():
 def test_words_of_other_sizes_are_left_to_the_table():
     """Optimizers, bits and kernels that are not modelled decide; idle words do not."""
     found = read(
-        f"{TRAIN} --optim ademamix --use_lora --load_in_8bit --attn_implementation flex_attention --lr 1 "
+        f"{TRAIN} --optim ademamix --use_lora --bits 3 --attn_implementation flex_attention --lr 1 "
         "--tf32 True --model_revision main --fp16 False --bf16 False",
         "-",
         "transformers",
     )
     account = load_reader("transformers").words.sort(found.words.used, found.words.unread)
-    assert set(account.deciding) == {"--optim", "--load_in_8bit", "--attn_implementation", "--tf32"}
+    assert set(account.deciding) == {"--optim", "--bits", "--attn_implementation", "--tf32"}
     assert account.idle == ("--lr", "--model_revision")
     assert not account.unknown
 

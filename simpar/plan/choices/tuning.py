@@ -17,8 +17,9 @@ class Tuning(Section):
     """What of the model is trained.
 
     Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
-    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, fp8 in the 8 bits that products
-    of that precision read, fp32 in 32 bits that are narrowed before every product; bf16 is that of the products.
+    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, int8 in 8 bits that are widened,
+    fp8 in the 8 bits that products of that precision read, fp32 in 32 bits that are narrowed before every product; bf16
+    is that of the products.
     ``lora_dropout`` is the probability with which an adapter drops an element of its input; None: as the stack's do.
     """
 
@@ -26,7 +27,7 @@ class Tuning(Section):
     lora_targets: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     lora_dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     frozen_layers: int = Field(0, ge=0, strict=True)
-    frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
+    frozen_dtype: Literal["bf16", "fp32", "fp8", "int8", "nf4"] = "bf16"
 
     @property
     def is_used(self) -> bool:
@@ -42,7 +43,7 @@ class DecidedTuning:
     lora_targets: tuple[Projection, ...] = Tuning().lora_targets
     lora_dropout: float | None = None
     frozen_layers: int = 0
-    frozen_dtype: Literal["bf16", "fp32", "fp8", "nf4"] = "bf16"
+    frozen_dtype: Literal["bf16", "fp32", "fp8", "int8", "nf4"] = "bf16"
 
 
 def _with_adapter_dropout(stack: Stack, rate: float) -> Stack:
@@ -60,5 +61,5 @@ CHOICES = in_section(
     Choice("lora_targets"),
     Choice("lora_dropout", in_stack=_with_adapter_dropout),
     Choice("frozen_layers"),
-    Choice("frozen_dtype", flag=Flag(str, "Dtype of frozen weights: bf16, fp32, fp8 or nf4")),
+    Choice("frozen_dtype", flag=Flag(str, "Dtype of frozen weights: bf16, fp32, fp8, int8 or nf4")),
 )
