@@ -38,6 +38,10 @@ STACKS = (
 )  # fmt: skip
 VPP = {"interleaved": (2, 3), "breadth-first": (2,), "zb-v": (2,), "v-half": (2,), "v-min": (2,), "dualpipev": (2,)}
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+NETWORKS = ("1x 1 Gb/s ethernet", "1x 10 Gb/s ethernet", "1x 100 Gb/s ethernet", "2x 25 Gb/s roce")
+"""Cards that the devices of a node share."""
+SLOW = 0.3
+"""The share of cases on such a network."""
 MOST_PLANS = 160
 NOTHING = float("inf")
 AS_PREDICTED, WANTED = 0.5, 0.95  # probabilities of fitting: without a margin, and what searches want
@@ -186,6 +190,8 @@ def drawn(seed: int, most: int = MOST_PLANS) -> Case:
         path.write_text(json.dumps(config))
         model = simpar.Model(str(path), seq_len=training.seq_len)
     cluster = simpar.Cluster(rng.choice(CLUSTERS), nodes=rng.choice([1, 1, 2]))
+    if (other := random.Random(f"network {seed}")).random() < SLOW:
+        cluster = simpar.Cluster(f"{cluster.profile.name} over {other.choice(NETWORKS)}", nodes=other.choice([2, 2, 4]))
     if rng.random() < 0.3:
         nodes = {f"node:{rng.randrange(cluster.nodes)}": rng.choice([0.1, 0.5])}
         cluster = cluster.with_degraded(nodes if cluster.nodes > 1 else {"port_tx": rng.choice([0.1, 0.5])})

@@ -27,5 +27,9 @@ class TooManyOps(UserError):
     """A step of more ops than are built (exit code 2)."""
 
 
+class TooContendedError(Exception):
+    """Sharing links took more work than an engine was allowed; for callers that have another way."""
+
+
 class BeyondIntegers(UserError, ValueError):
     """A time, a size or a rate that does not fit in 64 bits (exit code 2): larger than any possible run."""

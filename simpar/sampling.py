@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
-from simpar.errors import UserError
+from simpar.errors import TooContendedError, UserError
 from simpar.layout.layout import unfold_two_ended
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
@@ -39,8 +39,6 @@ def sample(
     collectives have their links to themselves (``contention`` of the report). Raises UserError where the Program of all
     units is too large.
     """
-    from simpar.engine.event import TooContendedError
-
     contention = True
     jitter = _jitter(lowered)
     try:

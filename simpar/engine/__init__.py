@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpar import files
 from simpar.compiled import is_kept
 from simpar.dataclass import dataclass
-from simpar.errors import UserError
+from simpar.errors import TooContendedError, UserError
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Program, Timing
@@ -22,6 +23,7 @@ OPEN = ("event", "sweep")
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
 MANY_OPS = 300_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
+OPS_A_SHARE = 2  # a flow that is re-shared takes the plain engine as long as so many ops
 TO_COMPILE = 10
 """How many times as many ops are worth compiling it, once per machine."""
 
@@ -36,11 +38,14 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
-        name = _fastest(program, more_ops)
+        if not (program.ops.work_bytes > 0).any():
+            return _named("sweep")
+        if is_started() or _PLAIN.spent_ops + len(program) + more_ops > _most_plain_ops():
+            return _named("event")
+        return _PLAIN.run
     if name == "event" and not find_spec("numba"):
         raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
-    run: Callable[[Program], Timing] = getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
-    return run
+    return _named(name)
 
 
 def is_started() -> bool:
@@ -50,25 +55,35 @@ def is_started() -> bool:
 
 
 @dataclass
-class _PlainOps:
-    """How many ops this process has given to the plain engine."""
+class _PlainEngine:
+    """The plain engine and what this process has spent in it, in ops: flows re-shared count as several."""
 
-    count: int = 0
+    spent_ops: float = 0.0
+
+    def run(self, program: Program) -> Timing:
+        """Start and finish of every op; the compiled engine takes over where links are shared so often that it pays."""
+        from simpar.engine.plain import PlainRun
+
+        left = max(_most_plain_ops() - self.spent_ops - len(program), 0.0)
+        run = PlainRun(program, most_shared=left / OPS_A_SHARE)
+        try:
+            return run.timing()
+        except TooContendedError:
+            return _named("event")(program)
+        finally:
+            self.spent_ops += len(program) + OPS_A_SHARE * run.shared
 
 
-_PLAIN_OPS = _PlainOps()
+_PLAIN = _PlainEngine()
 
 
-def _fastest(program: Program, more_ops: int) -> str:
-    if not (program.ops.work_bytes > 0).any():
-        return "sweep"
-    if is_started() or _is_worth_starting(_PLAIN_OPS.count + len(program) + more_ops):
-        return "event"
-    _PLAIN_OPS.count += len(program)
-    return "plain"
+def _most_plain_ops() -> float:
+    """Ops that are run before the compiled engine is worth its start."""
+    if not find_spec("numba"):
+        return inf
+    return MANY_OPS * (1 if is_kept(Path(__file__).with_name("event_kernel.py"), "simulate") else TO_COMPILE)
 
 
-def _is_worth_starting(num_ops: int) -> bool:
-    if num_ops <= MANY_OPS or not find_spec("numba"):
-        return False
-    return num_ops > TO_COMPILE * MANY_OPS or is_kept(Path(__file__).with_name("event_kernel.py"), "simulate")
+def _named(name: str) -> Callable[[Program], Timing]:
+    run: Callable[[Program], Timing] = getattr(import_module(f"simpar.engine.{name}"), "run")  # noqa: B009
+    return run

@@ -11,16 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
+from simpar.errors import TooContendedError
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Routes, Timing
 
 
 class EngineUnavailableError(Exception):
     """The compiled engine cannot be used here; the message says what to install."""
-
-
-class TooContendedError(Exception):
-    """Sharing links took more than the visits allowed."""
 
 
 def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:

@@ -7,10 +7,12 @@ itself drains at a rate that its route gives; only flows that meet others on a l
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
 from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, connected_flows, max_min_rates
+from simpar.errors import TooContendedError
 from simpar.program.ir.flow import FRACTION_BITS, NO_CAP
 from simpar.program.ir.program import Csr, Program, ProgramError, Timing, edges
 
@@ -22,18 +24,21 @@ def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:
 
     Raises ProgramError as `reference.run` does.
     """
-    return _PlainRun(program, changes).timing()
+    return PlainRun(program, changes).timing()
 
 
-class _PlainRun:
+class PlainRun:
     """One execution of a Program.
+
+    ``shared`` counts the flows of all re-shares, of which ``most_shared`` are allowed.
 
     ``remaining``, ``rate``, ``since_ns`` and ``version`` are by flow under way; an entry of the heap under an older
     version of a flow is void. ``ready_ns`` is when what an op waits for has finished, as far as that is known.
     """
 
-    def __init__(self, program: Program, changes: Sequence[LinkChange]) -> None:
+    def __init__(self, program: Program, changes: Sequence[LinkChange] = (), *, most_shared: float = inf) -> None:
         self.program, self.flows = program, FlowTable.of(program)
+        self.shared, self.most_shared = 0, most_shared
         before, after = edges(program)
         followers = Csr.of(before, after, len(program))
         self.pointer, self.follower = followers.pointer.tolist(), followers.item.tolist()
@@ -52,7 +57,7 @@ class _PlainRun:
         self.alone: dict[int, int] = {}
 
     def timing(self) -> Timing:
-        """Run to the end."""
+        """Run to the end. Raises TooContendedError beyond the flows allowed, else as `reference.run` does."""
         self.start([op for op, count in enumerate(self.waiting) if not count])
         heap = self.heap
         while heap:
@@ -149,6 +154,9 @@ class _PlainRun:
         """Rule 3: re-share the connected component of the touched links, and schedule its finishes anew."""
         flows = connected_flows(self.touched, self.on_link, self.flows.route)
         self.touched = set()
+        self.shared += len(flows)
+        if self.shared > self.most_shared:
+            raise TooContendedError(f"more than {self.most_shared:,} flows re-shared")
         routes = {flow: self.flows.route[flow] for flow in flows}
         rates = max_min_rates(routes, {flow: self.flows.cap[flow] for flow in flows}, self.link_rate)
         for flow, rate in rates.items():
