@@ -7,6 +7,7 @@ choose for the ops of a kind, so that groups that fold together do so for every 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.symmetry import GroupPattern, Symmetry, fixed_digits
 from simpar.units import Flags, Floats, Ints
+
+LOADS = "loads"
+"""What the loads of groups are kept under (:attr:`Cluster.known`)."""
+MOST_KEPT_RANKS = 1024
+"""Members of all groups whose loads are kept together."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,18 @@ class KindLoads:
 def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
     """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link).
 
-    Links that can never be the narrowest of a route are left out: they change no time, and would split classes.
+    Links that can never be the narrowest of a route are left out: they change no time, and would split classes. Meshes
+    have most of their places in common, so the loads of few groups are kept.
     """
+    if groups.size > MOST_KEPT_RANKS:
+        return _loads(kind, groups, cluster)
+    key = " ".join((LOADS, *kind.ops, *map(str, groups.shape))), groups.tobytes()
+    if key not in cluster.known:
+        cluster.known[key] = _loads(kind, groups, cluster)
+    return cast(KindLoads, cluster.known[key])
+
+
+def _loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
     result = {
         (op, algorithm): edges.take(cluster.can_bind(edges.link_id))
         for op in kind.ops
