@@ -31,7 +31,8 @@ PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors
     "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-moe-16b": 16_375_728_128,
     "deepseek-v2": 235_741_434_880, "deepseek-v2-lite": 15_706_484_224, "olmoe-1b-7b": 6_919_161_856,
     "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344, "nemotron-3-nano": 31_577_940_288,
-    "nemotron-nano-2-9b": 8_888_227_328, "nemotron-3-super": 120_668_707_840,
+    "nemotron-nano-2-9b": 8_888_227_328, "nemotron-3-super": 120_668_707_840, "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176, "apertus-8b": 8_053_338_176, "gemma-3-270m": 268_098_176,
 }  # fmt: skip
 HUB = {  # ids on the Hugging Face hub, and parameters of their checkpoints
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384, "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
@@ -51,6 +52,10 @@ HUB = {  # ids on the Hugging Face hub, and parameters of their checkpoints
     "EleutherAI/pythia-70m": 70_426_624, "facebook/opt-125m": 125_239_296, "google-t5/t5-small": 60_506_624,
     "google/flan-t5-xl": 2_849_757_184, "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
     "stabilityai/stablelm-2-1_6b": 1_644_515_328, "ibm-granite/granite-4.0-h-small": 32_207_337_984,
+    "mistralai/Ministral-8B-Instruct-2410": 8_019_808_256, "mistralai/Codestral-22B-v0.1": 22_247_282_688,
+    "CohereLabs/aya-expanse-8b": 8_028_033_024, "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
+    "upstage/SOLAR-10.7B-Instruct-v1.0": 10_731_524_096, "tiiuae/Falcon3-7B-Instruct": 7_455_550_464,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032, "allenai/Olmo-3-7B-Instruct": 7_298_011_136,
     "allenai/OLMo-2-1124-7B-Instruct": 7_298_617_344, "THUDM/glm-4-9b-chat-hf": 9_399_951_360,
 }  # fmt: skip
 MIXTURES = {  # billions of parameters in all and met by one token, as printed
@@ -66,7 +71,8 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "mimo-v2-flash": (309, 15), "mistral-small-4-119b": (119, 6.5), "step-3.5-flash": (196.8, 11),
     "k-exaone-236b-a23b": (236, 23),
     "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
-    "minimax-text-01": (456, 45.9), "glm-5": (744, 40), "glm-4.7-flash": (30, 3.6), "deepseek-v3.2": (671, 37),
+    "minimax-text-01": (456, 45.9), "ernie-4.5-300b-a47b": (300, 47),
+    "dots-llm1": (142, 14), "glm-5": (744, 40), "glm-4.7-flash": (30, 3.6), "deepseek-v3.2": (671, 37),
 }  # fmt: skip
 
 
