@@ -69,7 +69,11 @@ POST_TRAINING = Format(
     "post_training_schema_version", 1, "simpar simulate --rl --json", "a simulated step of reinforcement learning",
     is_scenario=False,
 )  # fmt: skip
-ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK, POST_TRAINING)
+POST_TRAINING_SEARCH = Format(
+    "post_training_search_schema_version", 1, "simpar search --rl --json",
+    "a search for a step of reinforcement learning", is_scenario=False,
+)  # fmt: skip
+ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK, POST_TRAINING, POST_TRAINING_SEARCH)
 
 
 def kind_of(data: Mapping[str, Any]) -> Format | None:

@@ -1,4 +1,4 @@
-"""``simpar simulate --rl``: the whole step of reinforcement learning."""
+"""``simpar simulate --rl`` and ``search --rl``: the whole step of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -10,10 +10,67 @@ from typing import TYPE_CHECKING, Any
 from simpar.cli.app import INFEASIBLE, console, working
 
 if TYPE_CHECKING:
+    from simpar.plan.post_training import PostTraining
     from simpar.scenario import Scenario
 
 OF_ONE_UPDATE = ("timeline", "memory_plot", "html", "ranks", "advise", "seed", "flops_convention")
 """Options of ``simulate`` that belong to one update of training."""
+
+
+OF_ONE_SEARCH = (
+    "space", "deadline", "budget", "over", "jobs", "backend", "output", "suggest", "suggest_to", "csv",
+)  # fmt: skip
+"""Options of ``search`` that belong to that of one update of training."""
+
+
+def _section(loaded: Scenario) -> PostTraining:
+    """The section of a scenario. Raises UserError where it has none."""
+    from simpar.errors import UserError
+
+    if loaded.post_training is None:
+        raise UserError(
+            "--rl: the scenario has no section post_training; allowed: with prompts, samples and lengths there, or "
+            "--set post_training.prompts=64 ..."
+        )
+    return loaded.post_training
+
+
+def run_post_training_search(
+    scenario: str | None,
+    values: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    constraints: Any,
+    time_limit_s: float | None,
+) -> int:
+    """Search the space of a scenario's section, and print or write the answer. Raises UserError."""
+    from simpar.cli.app import json_out
+    from simpar.errors import UserError
+    from simpar.scenario import load_scenario
+
+    for name in OF_ONE_SEARCH:
+        if values[name] is not None and values[name] is not False:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag}: is of one update of training; allowed with --rl: --objective time or cost, "
+                            "--staleness, --fix, --top, --time-limit, --json")  # fmt: skip
+    loaded = load_scenario(scenario, dict(flags), list(values["set_"] or []))
+    section, inputs = _section(loaded), loaded.inputs()
+    from simpar.posttraining.search import search_post_training
+    from simpar.posttraining.search_terminal import print_post_training_search
+
+    setup = (inputs["model"], inputs["cluster"], inputs["plan"], inputs["training"], section)
+    with working("searching") as status:
+        result = search_post_training(
+            *setup,
+            stack=inputs["stack"],
+            staleness=1 if values["staleness"] is None else values["staleness"],
+            objective=values["objective"] or "time",
+            constraints=constraints,
+            time_limit_s=time_limit_s,
+            report=lambda words: status.update(f"{words} ..."),
+        )
+    if not json_out(result.to_dict(), values["json_"]):
+        print_post_training_search(result, console(), values["top"] or 5)
+    return 0
 
 
 def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
@@ -21,11 +78,7 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
     from simpar.errors import UserError
     from simpar.files import write_atomic
 
-    if loaded.post_training is None:
-        raise UserError(
-            "--rl: the scenario has no section post_training; allowed: with prompts, samples and lengths there, or "
-            "--set post_training.prompts=64 ..."
-        )
+    section = _section(loaded)
     for name in OF_ONE_UPDATE:
         if values[name]:
             flag = name.replace("_", "-")
@@ -36,7 +89,7 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
 
     inputs = loaded.inputs()
     with working("simulating"):
-        setup = (inputs["model"], inputs["cluster"], inputs["plan"], inputs["training"], loaded.post_training)
+        setup = (inputs["model"], inputs["cluster"], inputs["plan"], inputs["training"], section)
         result = post_train(*setup, stack=inputs["stack"], engine=values["engine"] or "auto")
     if values["trace"]:
         from simpar import __version__

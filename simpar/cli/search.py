@@ -81,6 +81,13 @@ SEARCH_FLAGS = (
     ScenarioFlag(
         "--suggest-to", "File for the table of --suggest (default: suggested.csv); plan files are written beside it"
     ),
+    ScenarioFlag(
+        "--rl",
+        "Search placement, layouts of both sides and synchrony of the step that the section post_training describes, "
+        "on at most --nodes; objective time (default) or cost",
+        kind=bool,
+    ),
+    ScenarioFlag("--staleness", "With --rl: most updates that responses may be behind (default: 1)", kind=int),
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag("--verbose,-v", "Also print which values were searched, held and left out", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
@@ -113,6 +120,15 @@ def search(scenario: str | None, **values: Any) -> int:
     """
     from simpar.files import check_writable
 
+    if values["rl"]:
+        from simpar.cli.post_training import run_post_training_search
+
+        check_writable(values["json_"])
+        flags, settings = values_by_key(values, FLAGS), list(values["set_"] or [])
+        constraints = _constraints(values, _fixed(flags, settings, values["fix"] or []))
+        return run_post_training_search(scenario, values, flags, constraints, _time_limit_s(values["time_limit"]))
+    if values["staleness"] is not None:
+        raise UserError(f"--staleness {values['staleness']}: is of reinforcement learning; allowed: with --rl")
     is_of_run = _is_of_run(values)
     check_writable(*(values[name] for name in ("output", "json_", "csv")))
     if is_of_run:

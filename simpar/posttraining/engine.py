@@ -327,10 +327,13 @@ class ServingEngine:
         return sum(self.layers.values()) * self.kernels.latency_s
 
     def base_ns(self, most: int) -> Ints:
-        """Nanoseconds of iterations of 0 to ``most`` decoding sequences, cached keys left out."""
+        """Nanoseconds of iterations of 0 to ``most`` decoding sequences, cached keys left out.
+
+        One more sequence never makes an iteration shorter: it could be padded with.
+        """
         sequences = np.arange(1, most + 1, dtype=np.int64)
         seconds = self.rows_s(sequences, sequences) + self._launched_s + self.rollout.engine.overhead
-        return np.concatenate([[0], np.asarray(to_ns(seconds))])
+        return np.maximum.accumulate(np.concatenate([[0], np.asarray(to_ns(seconds))]))
 
     @cached_property
     def rates(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -377,12 +380,15 @@ class ServingEngine:
     def times(self) -> IterationTimes:
         """What iterations take."""
         windows, rates = self.rates
+        most = self.rollout.engine.max_sequences
+        base_ns = self.base_ns(most)
         known: dict[tuple[int, tuple[Piece, ...]], int] = {}
 
         def with_prompts_ns(sequences: int, pieces: Sequence[Piece]) -> int:
             key = sequences, tuple(pieces)
             if key not in known:
-                known[key] = self.with_prompts_ns(sequences, pieces)
+                least_ns = int(base_ns[min(sequences + len(pieces), most)])
+                known[key] = max(least_ns, self.with_prompts_ns(sequences, pieces))
             return known[key]
 
-        return IterationTimes(self.base_ns(self.rollout.engine.max_sequences), windows, rates, with_prompts_ns)
+        return IterationTimes(base_ns, windows, rates, with_prompts_ns)

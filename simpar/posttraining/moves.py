@@ -62,7 +62,7 @@ class Received:
 class Resharding:
     """Weights of a model from a training layout to the replicas of an engine.
 
-    ``sources`` is the cluster that trains, ``targets`` the one that generates; the same object where they share it.
+    ``sources`` is the cluster that trains, ``targets`` the one that generates; ``is_same_pool``: the same devices.
     """
 
     layout: Layout
@@ -70,11 +70,7 @@ class Resharding:
     sources: Cluster
     targets: Cluster
     moves: WeightMoves
-
-    @property
-    def is_same_pool(self) -> bool:
-        """Whether both sides are on the same devices."""
-        return self.sources is self.targets
+    is_same_pool: bool
 
     @cached_property
     def rows(self) -> tuple[Block, ...]:

@@ -55,7 +55,11 @@ def post_train(
     >>> result.fits, result.figures.staleness.largest
     (True, 0)
     """
-    setting = make_setting(model, cluster, plan, training, post_training, stack=stack)
+    return simulate_setting(make_setting(model, cluster, plan, training, post_training, stack=stack), engine)
+
+
+def simulate_setting(setting: "PostTrainingSetting", engine: str = "auto") -> PostTrainingResult:
+    """The answer for both sides of a step. Raises UserError for an unknown engine, and where a sequence cannot fit."""
     history = setting.run()
     program = program_of(history.intervals, setting.num_replicas)
     timing: Timing = choose_engine(engine, program)(program)
@@ -76,8 +80,7 @@ def make_setting(
     section = coerce(post_training, PostTraining, "post_training", {Mapping: lambda keys: PostTraining(**keys)})
     plan, assumed = with_units(plan, cluster)
     graph = as_model(model, training.seq_len)
-    _check(cluster, plan, training, section)
-    check_context(section, training.seq_len)
+    check_section(cluster, plan, training, section)
     pool = cluster
     if section.is_split:
         pool = load_cluster(section.rollout.hardware or cluster.profile, section.rollout.nodes)
@@ -90,7 +93,7 @@ def make_setting(
     )
 
 
-def _check(cluster: Cluster, plan: Plan, training: Training, section: PostTraining) -> None:
+def check_section(cluster: Cluster, plan: Plan, training: Training, section: PostTraining) -> None:
     """Raise UserError for what no RL step has."""
     if cluster.is_mixed:
         raise UserError(
@@ -112,6 +115,7 @@ def _check(cluster: Cluster, plan: Plan, training: Training, section: PostTraini
             f"post_training.rollout.engine.max_sequences = {engine.max_sequences}: allowed: up to token_budget = "
             f"{engine.token_budget}, for each takes a token an iteration"
         )
+    check_context(section, training.seq_len)
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,8 @@ class PostTrainingSetting:
     @cached_property
     def resharding(self) -> Resharding:
         """How weights go from one layout to the other."""
-        cluster = self.trained.cluster
-        return Resharding(self.trained.usual.layout, self.served, cluster, self.pool, self.section.weights)
+        layout, cluster, section = self.trained.usual.layout, self.trained.cluster, self.section
+        return Resharding(layout, self.served, cluster, self.pool, section.weights, not section.is_split)
 
     @cached_property
     def switch_s(self) -> float:

@@ -17,12 +17,12 @@ from simpar.posttraining.answer import (
     LengthsReport,
     PostTrainingFigures,
     PostTrainingResult,
-    SideMemory,
     StepSpeed,
     TrainingParts,
     WeightsReport,
 )
 from simpar.posttraining.lengths import draw_step
+from simpar.posttraining.memory import sides
 from simpar.posttraining.pools import History, Interval
 from simpar.posttraining.program import TRAINING
 from simpar.posttraining.words import assumptions, limits, not_modelled
@@ -48,7 +48,11 @@ def summarise_history(
         parts_s=parts,
         generation=generation,
         lengths=_lengths(setting, history),
-        memory=_memory(setting, history),
+        memory=BothMemories(
+            **sides(setting),
+            cache_tokens=setting.limits.blocks * setting.limits.block,
+            peak_cache_share=max(each.peak_blocks for each in history.counts) / setting.limits.blocks,
+        ),
         staleness=AgeReport(
             allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))
         ),
@@ -175,43 +179,6 @@ def _lengths(setting: PostTrainingSetting, history: History) -> LengthsReport:
         response_longest=int(responses.max()),
         cut_share=sum(each.cut for each in steps) / len(responses),
     )
-
-
-def _memory(setting: PostTrainingSetting, history: History) -> BothMemories:
-    served, trained, section = setting.served, setting.trained, setting.section
-    limits = setting.limits
-    block_bytes = limits.block * served.token_bytes
-    cache = limits.blocks / section.rollout.attention_ranks * block_bytes
-    generation = {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
-    if setting.kept_bytes:
-        generation["training states"] = setting.kept_bytes
-    training = {"training": trained.peak_bytes}
-    if setting.asleep_bytes:
-        training["rollout engine"] = setting.asleep_bytes
-    capacity = trained.usual.memory.capacity_bytes
-    return BothMemories(
-        generation=SideMemory(
-            parts_bytes=generation, capacity_bytes=served.room_bytes, fits=sum(generation.values()) <= served.room_bytes
-        ),
-        training=SideMemory(
-            parts_bytes=training,
-            capacity_bytes=capacity,
-            fits=trained.usual.fits and sum(training.values()) <= capacity,
-        ),
-        host=_host(setting),
-        cache_tokens=limits.blocks * limits.block,
-        peak_cache_share=max(each.peak_blocks for each in history.counts) / limits.blocks,
-    )
-
-
-def _host(setting: PostTrainingSetting) -> SideMemory | None:
-    """What a node's host keeps while its devices generate; None where nothing is moved there."""
-    if setting.section.is_split or not setting.section.weights.offload:
-        return None
-    profile = setting.trained.cluster.profile
-    held = setting.trained.states_bytes * profile.devices_per_node
-    capacity = profile.host.memory_bytes
-    return SideMemory(parts_bytes={"training states": held}, capacity_bytes=capacity, fits=held <= capacity)
 
 
 def _setup(setting: PostTrainingSetting) -> dict[str, object]:

@@ -18,6 +18,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_model
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.post_training import PostTraining
 from simpar.posttraining.lengths import StepLengths, draw_step
@@ -101,12 +102,13 @@ class TrainingSide:
 
     @cached_property
     def at_a_time(self) -> int:
-        """Sequences that all data-parallel ranks take in one microbatch each."""
+        """Sequences that all data-parallel ranks take in one microbatch each; with chunks, in one for every stage."""
         plan = self.plan
         enough = self.cluster.world_size * plan.micro_batch  # for any number of replicas
         training = self.training.model_copy(update={"global_batch": enough})
         layout = make_job(self.graph, self.cluster, plan, training, self.stack).layout
-        return int(layout.dp) * int(layout.micro_batch)
+        groups = int(getattr(layout, PIPELINE)) if int(layout.vpp) > 1 else 1
+        return int(layout.dp) * int(layout.micro_batch) * groups
 
     def rows_of(self, tokens: int) -> int:
         """Rows into which so many tokens are packed."""

@@ -19,7 +19,7 @@ def resharding(plan, rollout, *, nodes=1, split=False, model=MODEL, **moves):
     layout = make_job(simpar.Model(model), cluster, simpar.Plan(**plan), training).layout
     pool = simpar.Cluster("dgx-h100", nodes) if split else cluster
     served = ServingEngine.of(simpar.Model(model), pool, Rollout(**rollout), 2048)
-    return Resharding(layout, served, cluster, pool, WeightMoves(**moves))
+    return Resharding(layout, served, cluster, pool, WeightMoves(**moves), not split)
 
 
 def test_the_rows_hold_the_model():

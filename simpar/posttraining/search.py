@@ -1,0 +1,366 @@
+"""The best placement, layouts and synchrony of a step on a number of nodes, with a certificate.
+
+The space is written out: every division of the nodes into a training and a rollout pool (or one pool for both), every
+layout of replicas, every synchrony within the bound on staleness, and for every size of the training pool the best
+layouts of an update that a search of its own has found. All of it is bounded, and simulated in the order of bounds
+until no bound is below the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from simpar import formats
+from simpar.calls import refuses_unknown_keywords
+from simpar.dataclass import dataclass
+from simpar.errors import Infeasible, UserError
+from simpar.files import choose
+from simpar.hardware.cluster import Cluster, make_cluster
+from simpar.hardware.price import price_of
+from simpar.inputs import as_cluster, as_model, as_plan, as_training
+from simpar.plan.choices.mesh import PIPELINE
+from simpar.plan.plan import Plan
+from simpar.plan.post_training import PostTraining, Rollout, Synchrony
+from simpar.planner.api import search
+from simpar.planner.problem import Constraints
+from simpar.planner.progress import SearchProgress
+from simpar.planner.space.jobs import without_axes
+from simpar.posttraining.answer import PostTrainingResult
+from simpar.posttraining.bounds import step_bound_s
+from simpar.posttraining.engine import ServingEngine
+from simpar.posttraining.lengths import draw_step
+from simpar.posttraining.memory import why_unfit
+from simpar.posttraining.simulate import PostTrainingSetting, check_section, simulate_setting
+from simpar.posttraining.trained import TrainingSide
+from simpar.units import HOUR_S
+
+if TYPE_CHECKING:
+    from simpar.architectures.graph import ModelGraph
+    from simpar.architectures.training import Training
+    from simpar.stacks.stack import Stack
+
+Objective = Literal["time", "cost"]
+OBJECTIVES = ("time", "cost")
+SOON_S = 0.01
+EVERY_SIZE = 8
+"""Up to so many nodes every division is tried; of more, multiples of an eighth."""
+
+
+@dataclass(frozen=True)
+class PoolChoice:
+    """One point of the space: nodes of both pools, layouts and synchrony.
+
+    Without ``rollout_nodes`` both sides have one pool; ``rank`` numbers the training layouts of a size.
+    """
+
+    training_nodes: int
+    rollout_nodes: int
+    rank: int
+    tp: int
+    ep: int
+    synchrony: Synchrony
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of both pools."""
+        return self.training_nodes + self.rollout_nodes
+
+    def section(self, asked: PostTraining) -> PostTraining:
+        """The section with this choice."""
+        rollout = asked.rollout.model_copy(
+            update={"nodes": self.rollout_nodes or None, "tp": self.tp, PIPELINE: 1, "ep": self.ep}
+        )
+        placement = "split" if self.rollout_nodes else "colocated"
+        return asked.model_copy(
+            update={"placement": placement, "rollout": rollout, "synchrony": self.synchrony}
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PoolCandidate:
+    """A point that was simulated, with its training layout and answer."""
+
+    choice: PoolChoice
+    plan: Plan
+    result: PostTrainingResult
+    objective: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        figures, choice = self.result.figures, self.choice
+        return {
+            "objective": self.objective,
+            "step_time_s": figures.speed.step_time_s,
+            "samples_per_s": figures.speed.samples_per_s,
+            "cost_usd_per_step": figures.speed.cost_usd_per_step,
+            "training_nodes": choice.training_nodes,
+            "rollout_nodes": choice.rollout_nodes,
+            "rollout": {"tp": choice.tp, "ep": choice.ep, "replicas": figures.generation.replicas},
+            "synchrony": choice.synchrony.model_dump(),
+            "staleness_mean": figures.staleness.mean,
+            "plan": self.plan.model_dump(mode="json"),
+            "why": list(figures.limits),
+        }
+
+
+@dataclass(frozen=True)
+class PostTrainingSearch:
+    """Candidates, best first, and the certificate.
+
+    ``counts`` are points of the space: all, those that cannot run (by reason in ``refused``), those whose bound is not
+    below the best, those simulated. ``gap`` is the share of the objective by which a point that was not simulated might
+    be better; 0 if ``is_certified``.
+    """
+
+    candidates: tuple[PoolCandidate, ...]
+    objective: str
+    counts: Mapping[str, int]
+    refused: Mapping[str, int] = field(default_factory=dict)
+    gap: float = 0.0
+    staleness: int = 0
+
+    @property
+    def best(self) -> PoolCandidate:
+        """The first candidate. Raises Infeasible if there is none."""
+        if not self.candidates:
+            reasons = "; ".join(sorted(self.refused, key=lambda one: -self.refused[one])[:1])
+            raise Infeasible(f"no placement and layout of the space runs: {reasons}")
+        return self.candidates[0]
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether no point of the space is better than the best, as predicted."""
+        return self.gap == 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            formats.POST_TRAINING_SEARCH.key: formats.POST_TRAINING_SEARCH.version,
+            "objective": self.objective,
+            "staleness": self.staleness,
+            "certified": self.is_certified,
+            "gap": self.gap,
+            "counts": dict(self.counts),
+            "refused": dict(self.refused),
+            "candidates": [one.to_dict() for one in self.candidates],
+        }
+
+
+@refuses_unknown_keywords
+def search_post_training(
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | Mapping[str, Any] | str | Path,
+    training: Training | Mapping[str, Any],
+    post_training: PostTraining | Mapping[str, Any],
+    *,
+    stack: Stack | str | None = None,
+    staleness: int = 1,
+    objective: str = "time",
+    constraints: Constraints | Mapping[str, Any] | None = None,
+    layouts: int = 2,
+    time_limit_s: float | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> PostTrainingSearch:
+    """The best placement, layouts and synchrony for a step on at most the nodes of a cluster.
+
+    ``plan`` gives what is no axis of the training side's search, as in :func:`simpar.search`, which ``constraints``
+    are for; its best ``layouts`` of every size of the pool are points of the space. Responses are at most ``staleness``
+    updates old. ``objective`` is "time" (the shortest step) or "cost" (the fewest dollars a step). After
+    ``time_limit_s`` seconds the answer is the best so far with its gap. Raises UserError for bad input, Infeasible if
+    nothing runs.
+    """
+    cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
+    section = post_training if isinstance(post_training, PostTraining) else PostTraining(**post_training)
+    choose(objective, OBJECTIVES, "objective")
+    if not 0 <= staleness <= 64 or layouts < 1:
+        raise UserError(f"staleness = {staleness}, layouts = {layouts}: allowed: 0 to 64, and 1 or more")
+    if section.rollout.hardware is not None:
+        raise UserError("post_training.rollout.hardware: pools of different hardware are not searched; allowed: none")
+    if objective == "cost" and price_of(cluster) is None:
+        raise UserError(f"--objective cost: hardware {cluster.profile.name} has no price; allowed: with "
+                        "--price-per-gpu-hour")  # fmt: skip
+    check_section(cluster, plan, training, section)
+    graph = as_model(model, training.seq_len)
+    wanted = _Wanted(stack, Constraints.of(constraints), staleness, layouts)
+    space = _Space(graph, cluster, without_axes(plan), training, section, wanted)
+    return _BoundedSearch(space, objective, SearchProgress(time_limit_s=time_limit_s), report).answer()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for beside the step: the training side's search, the bound on staleness."""
+
+    stack: Stack | str | None
+    constraints: Constraints
+    staleness: int
+    layouts: int
+
+
+@dataclass(frozen=True)
+class _Space:
+    """All points, and both sides of each; sides that several points share are made once."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    plan: Plan
+    training: Training
+    section: PostTraining
+    wanted: _Wanted
+    _pools: dict[int, Cluster] = field(init=False, default_factory=dict)
+    _sides: dict[tuple[int, int], TrainingSide] = field(init=False, default_factory=dict)
+    _engines: dict[tuple[int, int, int], ServingEngine] = field(init=False, default_factory=dict)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of nodes that a pool may have."""
+        nodes = self.cluster.nodes
+        return [size for size in range(1, nodes + 1) if nodes <= EVERY_SIZE or size % (nodes // EVERY_SIZE) == 0]
+
+    def pool(self, nodes: int) -> Cluster:
+        """A pool of so many nodes."""
+        if nodes not in self._pools:
+            whole = self.cluster
+            self._pools[nodes] = whole if nodes == whole.nodes else make_cluster(whole.profile, nodes)
+        return self._pools[nodes]
+
+    def replicas(self, nodes: int) -> Iterator[tuple[int, int]]:
+        """(tp, ep) of replicas that fit on a pool: powers of two within a node; experts over up to all of the pool."""
+        domain, world = self.cluster.profile.devices_per_node, self.pool(nodes).world_size
+        tp = 1
+        while tp <= domain:
+            yield tp, 1
+            ep = max(2, tp)
+            while self.graph.is_mixture and ep <= min(world, int(self.graph.dims["num_experts"])):
+                yield tp, ep
+                ep *= 2
+            tp *= 2
+
+    def synchronies(self, *, split: bool) -> Iterator[Synchrony]:
+        """Synchrony within the bound on staleness; colocated pools off policy interrupt sequences."""
+        again = self.section.synchrony.recompute_cache
+        yield Synchrony(steps_off=0, recompute_cache=again)
+        for steps_off in range(1, self.wanted.staleness + 1):
+            for in_flight in (False, True) if split else (True,):
+                yield Synchrony(steps_off=steps_off, in_flight=in_flight, recompute_cache=again)
+
+    def choices(self, plans: Mapping[int, Sequence[Plan]]) -> Iterator[PoolChoice]:
+        """All points, for the training layouts of every size."""
+        for size in self.sizes:
+            rests = [0, *(rest for rest in self.sizes if size + rest <= self.cluster.nodes)]
+            for rest in rests:
+                for tp, ep in self.replicas(rest or size):
+                    for synchrony in self.synchronies(split=rest > 0):
+                        for rank in range(len(plans[size])):
+                            yield PoolChoice(size, rest, rank, tp, ep, synchrony)
+
+    def update(self, nodes: int) -> Training:
+        """An update of the first step's lengths, in rows that any number of replicas of a pool can share."""
+        side = TrainingSide(self.graph, self.pool(nodes), self.plan, self.training, self.section, self.wanted.stack)
+        tokens = int(draw_step(self.section, self.training.seq_len, 0).total.sum())
+        world = self.pool(nodes).world_size
+        rows = -(-tokens // side.updates // self.training.seq_len)
+        rows = -(-rows // world) * world
+        return self.training.model_copy(update={"global_batch": rows, "documents": side.documents})
+
+    def plans(self, nodes: int, time_limit_s: float | None) -> list[Plan]:
+        """The best layouts of an update on a pool; none where nothing fits."""
+        wanted = self.wanted
+        try:
+            inputs = (self.graph, self.pool(nodes), self.update(nodes))
+            progress = SearchProgress(top=max(2, wanted.layouts), brief=True, time_limit_s=time_limit_s)
+            asked: dict[str, Any] = {"base": self.plan, "constraints": wanted.constraints}
+            result = search(*inputs, stack=wanted.stack, objective="time", progress=progress, **asked)
+        except Infeasible:
+            return []
+        return [one.plan for one in result.candidates[: wanted.layouts]]
+
+    def setting(self, choice: PoolChoice, plan: Plan) -> PostTrainingSetting:
+        """Both sides of a point. Raises UserError where one cannot be laid out."""
+        section = choice.section(self.section)
+        cluster = self.pool(choice.training_nodes)
+        pool = self.pool(choice.rollout_nodes) if choice.rollout_nodes else cluster
+        at = choice.training_nodes, choice.rank
+        if at not in self._sides:
+            self._sides[at] = TrainingSide(self.graph, cluster, plan, self.training, self.section, self.wanted.stack)
+        of = pool.nodes, choice.tp, choice.ep
+        if of not in self._engines:
+            rollout: Rollout = section.rollout
+            self._engines[of] = ServingEngine.of(self.graph, pool, rollout, self.training.seq_len)
+        return PostTrainingSetting(section, self._sides[at], self._engines[of], pool)
+
+
+class _BoundedSearch:
+    """One search: what is known of every point so far."""
+
+    def __init__(self, space: _Space, objective: str, progress: SearchProgress, report: Callable[[str], None]) -> None:
+        self.space, self.objective, self.progress, self.report = space, objective, progress, report
+        self.refused: dict[str, int] = {}
+
+    def worth(self, choice: PoolChoice, step_s: float) -> float:
+        """What the objective makes of a step: seconds, or dollars."""
+        if self.objective == "time":
+            return step_s
+        price = price_of(self.space.cluster)
+        assert price is not None, "checked before"
+        return step_s * choice.nodes * self.space.cluster.profile.devices_per_node * price / HOUR_S
+
+    def answer(self) -> PostTrainingSearch:
+        """Bound all points, simulate in the order of bounds."""
+        space = self.space
+        plans = {}
+        for size in space.sizes:
+            self.report(f"training layouts on {size} nodes")
+            plans[size] = [] if self._is_over() else space.plans(size, self._left_s())
+        bounded = sorted(self._bounded(plans), key=lambda one: one[0])
+        candidates: list[PoolCandidate] = []
+        best, left = np.inf, list(bounded)
+        while left and left[0][0] < best and not self._is_over():
+            _, choice = left.pop(0)
+            self.report(f"simulated {len(candidates)} of at most {len(bounded)}")
+            plan = plans[choice.training_nodes][choice.rank]
+            result = simulate_setting(space.setting(choice, plan))
+            worth = self.worth(choice, result.step_time_s)
+            candidates.append(PoolCandidate(choice, plan, result, worth))
+            best = min(best, worth)
+        gap = 0.0 if not left or left[0][0] >= best else 1.0 - left[0][0] / best if np.isfinite(best) else 1.0
+        candidates.sort(key=lambda one: (one.objective, one.choice.nodes))
+        refused = sum(self.refused.values())
+        counts = {"space": refused + len(bounded), "refused": refused, "simulated": len(candidates)}
+        counts["bounded"] = len(bounded) - len(candidates)
+        answer = PostTrainingSearch(
+            tuple(candidates), self.objective, counts, self.refused, gap, space.wanted.staleness
+        )
+        _ = answer.best
+        return answer
+
+    def _bounded(self, plans: Mapping[int, Sequence[Plan]]) -> Iterator[tuple[float, PoolChoice]]:
+        """Every point that fits, with the least that its objective can be."""
+        for choice in self.space.choices(plans):
+            if self._is_over():
+                return
+            try:
+                setting = self.space.setting(choice, plans[choice.training_nodes][choice.rank])
+                _ = setting.limits
+                reason = why_unfit(setting)
+                bound_s = 0.0 if reason else step_bound_s(setting)
+            except UserError as error:
+                reason = str(error)
+            if reason:
+                self.refused[reason] = self.refused.get(reason, 0) + 1
+                continue
+            yield self.worth(choice, bound_s), choice
+
+    def _left_s(self) -> float | None:
+        """Seconds until the time is up; None without a limit."""
+        limit = self.progress.time_limit_s
+        return None if limit is None else max(limit - self.progress.seconds, SOON_S)
+
+    def _is_over(self) -> bool:
+        limit = self.progress.time_limit_s
+        return limit is not None and self.progress.seconds >= limit
