@@ -239,7 +239,9 @@ def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
         size = path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if size == 0 or size % dtype.itemsize:
+    if size == 0:
+        raise UserError(f"{path}: is empty; allowed: {dtype.name} numbers of tokens")
+    if size % dtype.itemsize:
         raise UserError(f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes")
     return np.memmap(path, dtype=dtype, mode="r")
 

@@ -140,6 +140,15 @@ def _line_of(path: Path, position: int) -> int:
         return stream.read(position).count(b"\n") + 1
 
 
+def check_text(path: Path) -> None:
+    """Raise UserError for a file that is empty, not UTF-8, or cannot be read."""
+    try:
+        for _ in _text(path, 0):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def _decoded(data: bytes, path: Path, first: Callable[[], int]) -> str:
     """Bytes as text; ``first`` gives the number of their first line. Raises UserError."""
     try:

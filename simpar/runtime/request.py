@@ -27,8 +27,8 @@ from simpar.runtime.saved import check_continuation
 from simpar.runtime.served import ServedFolder
 from simpar.runtime.strategy import check_apart, check_cut, is_split
 from simpar.runtime.this_machine import usable_cores
-from simpar.runtime.tokenize import tokenised
-from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary
+from simpar.runtime.tokenize import MANIFEST, TokenManifest, tokenised
+from simpar.runtime.tokenizer import BYTES, TokenizerFiles, check_vocabulary, digest_of
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import require_consent
 
@@ -141,6 +141,7 @@ def make_ready(
     if job.data.apart:
         check_apart(prepared.plan, prepared.strategy, graph, compiled=job.machine.compile)
     job = tokenised(job)
+    _check_tokenizer(job)
     if graph is not None:
         source = open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
         if job.measuring.evaluate_every is not None:
@@ -237,6 +238,19 @@ def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
         check_target(Path(job.weights.save_to))
         ServedFolder.of(job, "")
     _check_adapters(job)
+
+
+def _check_tokenizer(job: RunJob) -> None:
+    """Raise UserError for tokens of another tokenizer than the one that is named, or that the model is saved with."""
+    folder, given = Path(str(job.data.path)), job.data.tokenizer
+    if not (folder / MANIFEST).is_file() or (given is None and job.weights.save_to is None):
+        return
+    stated = TokenManifest.load(folder).tokenizer
+    used = None if given == BYTES else ServedFolder.of(job, "").tokenizer
+    here = BYTES if given == BYTES else used and digest_of(used.ids())
+    if None not in (stated, here) and stated != here:
+        name = f"--tokenizer {given}" if used is None else str(used.definition)
+        raise UserError(f"{name}: {folder} has tokens of another tokenizer; allowed: the one that they were made with")
 
 
 def _check_rounding(job: RunJob) -> None:

@@ -24,9 +24,9 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.chat import ChatTemplate
-from simpar.runtime.documents import LINES, PARQUET, SourceFile, TextDocument, list_sources, read
+from simpar.runtime.documents import LINES, PARQUET, SourceFile, TextDocument, check_text, list_sources, read
 from simpar.runtime.job import RunJob
-from simpar.runtime.tokenizer import BYTES, TokenizerFiles
+from simpar.runtime.tokenizer import BYTES, TokenizerFiles, digest_of
 from simpar.units import MIB, Ints
 
 MANIFEST, PROGRESS, VALIDATION = "tokens.json", "progress.json", "validation"
@@ -45,7 +45,7 @@ class TokenManifest(Strict):
     """What a folder of tokens has: their ``dtype``, the size of their ``vocabulary``, how many, of how many documents.
 
     ``end`` is the token behind every document (None: none); ``counted``: only some tokens count in the loss.
-    ``made_of`` is a digest of tokenizer, sources and options.
+    ``made_of`` is a digest of tokenizer, sources and options, ``tokenizer`` of the numbers of tokens (None: not kept).
     """
 
     SOURCE: ClassVar[str] = MANIFEST
@@ -57,6 +57,7 @@ class TokenManifest(Strict):
     end: int | None
     counted: bool
     made_of: str
+    tokenizer: str | None = None
 
     @staticmethod
     def load(folder: Path) -> TokenManifest:
@@ -72,12 +73,16 @@ class TokenManifest(Strict):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer at work: ``name`` as it was given, ``end`` the token behind documents, ``size`` of its vocabulary."""
+    """A tokenizer at work: ``name`` as it was given, ``end`` the token behind documents, ``size`` of its vocabulary.
+
+    ``digest`` is that of all its files, ``numbers`` that of the numbers of its tokens.
+    """
 
     name: str
     size: int
     end: int | None
     digest: str
+    numbers: str
     render: ChatTemplate
     library: Any = None
 
@@ -85,7 +90,7 @@ class Encoder:
     def open(name: str) -> Encoder:
         """The encoder of a folder, of a tokenizer.json, or of bytes. Raises UserError."""
         if name == BYTES:
-            return Encoder(name, BYTE_VALUES, None, BYTES, ChatTemplate.of(name, None))
+            return Encoder(name, BYTE_VALUES, None, BYTES, BYTES, ChatTemplate.of(name, None))
         own = TokenizerFiles.of(name)
         known = own.ids()
         end = own.end(known)
@@ -94,7 +99,7 @@ class Encoder:
             digest.update(path.read_bytes())
         return Encoder(
             name, max(known.values()) + 1, None if end is None else end[1], digest.hexdigest(),
-            ChatTemplate.of(name, own), _library(own.definition),
+            digest_of(known), ChatTemplate.of(name, own), _library(own.definition),
         )  # fmt: skip
 
     def encode(self, documents: Sequence[TextDocument]) -> Iterator[tuple[Ints, Flags]]:
@@ -200,7 +205,7 @@ class Writer:
             (self.folder / COUNTED).unlink()
         result = TokenManifest(
             dtype=self.dtype, vocabulary=encoder.size, tokens=self.tokens, documents=self.documents, end=encoder.end,
-            counted=self.counted, made_of=made_of,
+            counted=self.counted, made_of=made_of, tokenizer=encoder.numbers,
         )  # fmt: skip
         files.write_atomic(self.folder / MANIFEST, result.model_dump_json(indent=2) + "\n")
         return result
@@ -319,6 +324,8 @@ def tokenised(job: RunJob) -> RunJob:
     tokenizer = data.tokenizer or BYTES
     as_it_is = tokenizer == BYTES and Path(data.path).suffix not in (*LINES, PARQUET) and not Path(data.path).is_dir()
     if as_it_is and not data.validation:
+        for path in filter(None, (data.path, job.measuring.held_out)):
+            check_text(Path(path))
         return job
     made = {"kind": "tokens", "path": str(_within(job, data.path, data.validation))}
     measuring, held_out = job.measuring, job.measuring.held_out

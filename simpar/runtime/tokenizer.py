@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,6 +96,11 @@ def definition_ids(path: Path) -> dict[str, int]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         said = printable(f"{type(error).__name__}: {error}")[:120]
         raise UserError(f"{path}: is not a {DEFINITION} ({said})") from None
+
+
+def digest_of(known: Mapping[str, int]) -> str:
+    """A digest of the numbers of tokens: tokenizers with the same read the same text from numbers."""
+    return hashlib.sha256(json.dumps(sorted(known.items())).encode()).hexdigest()
 
 
 def check_vocabulary(name: str, known: Mapping[str, int], vocab: int) -> None:

@@ -33,6 +33,8 @@ def test_a_calibration_predicts_a_step(forked, tmp_path, monkeypatch, ranks, bri
     assert ({"collectives", "steps beside each other"} <= set(found["quality"])) == (ranks > 1)
     assert ranks == 1 or found["cluster"]["host"]["compute_capacity"] >= 1
     assert f"samples on {ranks} rank(s)" in found["cluster"]["provenance"]
+    assert "too slow for an idle machine" in found["cluster"]["provenance"]
+    assert (len(found["quiet"]["repeats_s"]), found["quiet"]["width"] >= 0) == (3, True)
     assert "torch" in found["cluster"]["sources"][0]
     flags = ["--model", "tiny-llama", "--hardware", "here.yaml", "--stack", "here.stack.yaml", "--json", "-"]
     shape = ["--seq-len", "64", "--global-batch", "8", "--dp", str(ranks), "--precision", "fp32"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -322,6 +323,54 @@ def test_folders_that_do_not_fit_are_said(tmp_path, words):
         stream.write(b"12")
     with pytest.raises(UserError, match=f"has {done.tokens + 1} tokens of 1 documents, tokens.json says {done.tokens}"):
         open_source(data, training, 96, 0)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path, words, monkeypatch):
+    """Whether it is named or comes with the model: the saved folder would have words that the model never learnt."""
+    from simpar.runtime.request import load_request, make_ready
+
+    monkeypatch.chdir(tmp_path)
+    rows_file(tmp_path / "in.jsonl", *[{"text": "the cat sat on the mat"}] * 9)
+    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", PLAIN)
+    flags = {"model": "tiny-llama", "training.seq_len": 4, "training.global_batch": 2}
+    request = load_request("gpt2-laptop", flags, ["cluster=null", "plan.micro_batch=1"])
+
+    def ready(tokenizer, **weights):
+        data = {"kind": "tokens", "path": "out", "tokenizer": tokenizer}
+        return make_ready(request, 1, 1, {"steps": 1, "folder": "run", "data": data, "weights": weights})
+
+    other = tmp_path / "other"
+    shutil.copytree(words, other)
+    made = json.loads((other / "tokenizer.json").read_text())
+    names = list(made["model"]["vocab"])
+    made["model"]["vocab"][names[-1]], made["model"]["vocab"][names[-2]] = len(names) - 2, len(names) - 1
+    (other / "tokenizer.json").write_text(json.dumps(made))
+    for name in (str(other), "bytes"):
+        with pytest.raises(UserError, match="out has tokens of another tokenizer; allowed: the one"):
+            ready(name)
+    settings = words / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("64", "32"))  # says nothing of the tokens' numbers
+    assert ready(str(words), save_to="saved").job.data.tokenizer == str(words)
+    assert ready(None, save_to="saved").world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"good\ncaf\xe9 ", ":2: byte 0xe9 is not UTF-8"),
+        (b"cut \xc3", ":1: byte 0xc3 is not UTF-8"),
+        (b"", ":1: the document is empty"),
+    ],
+)
+def test_bytes_of_a_text_are_those_of_utf8(tmp_path, monkeypatch, capsys, content, words):
+    """Also where nothing is encoded: one line with file and line number."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_bytes(content)
+    shape = ["--model", "tiny-llama", "--seq-len", "2", "--global-batch", "1", "--micro-batch", "1", "--nproc", "1"]
+    assert cli.run(["run", "gpt2-laptop", *shape, "--set", "cluster=null", "--steps", "1", "--text", "in.txt"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"{tmp_path}/in.txt{words}")
+    assert len(said.splitlines()) == 1
 
 
 def test_lengths_are_stated_as_a_scenario_takes_them(tmp_path, words, capsys):
