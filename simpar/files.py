@@ -109,18 +109,26 @@ def read_text(path: Path | str, most: int | None = None) -> str:
     try:
         with path.open("rb") as stream:  # read no more than that, whatever size the file claims to have
             content = stream.read(most + 1)
-        text = content.decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text (UTF-8)") from None
     except ValueError as error:
         raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
     if len(content) > most:
         raise UserError(f"{path}: larger than {most // MIB} MiB{hint}")
-    if "\0" in text:
-        raise UserError(f"{path}: is not text")
-    return text
+    return as_text(content, path)
+
+
+def as_text(content: bytes, path: Path | str) -> str:
+    """The text of a file's bytes. Raises UserError naming the line and the first byte that is of no text in UTF-8."""
+    at = content.find(b"\0")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        at = error.start if at < 0 else min(at, error.start)
+    if at < 0:
+        return text
+    line = content.count(b"\n", 0, at) + 1
+    raise UserError(f"{path}:{line}: is not text (UTF-8): byte 0x{content[at]:02x} at offset {at:,}")
 
 
 def look_beside(name: str, source: str) -> Path | None:

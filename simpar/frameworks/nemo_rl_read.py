@@ -79,7 +79,7 @@ CORE_USUAL = {
 def read(text: str, name: str) -> Imported:
     """The update of NeMo-RL's policy in a YAML or a command. Raises UserError."""
     if is_config(name):
-        return _plan(_resolved(_based(mapping(text, name), name), [], name))
+        return _plan(_resolved(_based(text, name), [], name))
     words = command_of(text, name, _starts)
     script = next(PurePath(word).stem for word in words if PurePath(word).stem in CONFIG_OF)
     named = value_of(words, ("--config",))
@@ -102,19 +102,22 @@ def _loaded(path: str, source: str) -> dict[str, Any]:
         if stem in USUAL:
             return _usual(stem)
         raise
-    return _based(mapping(files.read_text(file), str(file)), str(file))
+    return _based(files.read_text(file), str(file))
 
 
-def _based(data: Mapping[str, Any], source: str, depth: int = 0) -> dict[str, Any]:
-    if depth > 10:
-        raise UserError(f"{source}: defaults: configs that build on each other without end")
+def _based(text: str, source: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A config over those that it builds on; ``above`` are the files that build on it."""
+    data, above = mapping(text, source), (*above, Path(source).resolve())
     bases = data.get("defaults") or []
     result: dict[str, Any] = {}
     for base in bases if isinstance(bases, list) else [bases]:
         path = str(base)
         near = Path(source).parent / path
+        if near.resolve() in above:
+            line = text.count("\n", 0, text.find("defaults")) + 1
+            raise UserError(f"{source}:{line}: defaults: {path} leads back to itself; allowed: configs that do not")
         if near.is_file():
-            result = _over(result, _based(mapping(files.read_text(str(near)), str(near)), str(near), depth + 1))
+            result = _over(result, _based(files.read_text(str(near)), str(near), above))
         else:
             result = _over(result, _loaded(path, source))
     return _over(result, flat({key: value for key, value in data.items() if key != "defaults"}))

@@ -133,7 +133,7 @@ class Script:
         """Read a statement; returns whether it succeeds, None if only running would tell."""
         self.steps += 1
         if self.steps > MAX_STEPS or self.depth > MAX_DEPTH:
-            raise UserError(f"{self.source}: a script that goes on without end")
+            raise UserError(f"{self.source}:{node.start_point.row + 1}: a script that goes on without end")
         kind = node.type
         reader = _READ.get(kind)
         if reader is None:

@@ -1,5 +1,6 @@
 """torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -175,7 +176,9 @@ def read_toml(text: str, name: str) -> Imported:
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not valid TOML ({error})") from None
+        place = re.search(r" \(at line (\d+), column \d+\)$", str(error))  # tomllib says it in words only
+        where = f"{name}:{place[1]}" if place else f"{name}:{text.count(chr(10)) + 1}"
+        raise UserError(f"{where}: not valid TOML ({error})") from None
     return read_job(flat(data), name)
 
 

@@ -14,7 +14,7 @@ import simpar.report.timeline as timelines
 from simpar import formats
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.files import write_atomic
+from simpar.files import as_text, write_atomic
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
@@ -219,12 +219,10 @@ class Result:
 def read_object(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file that simpar wrote, of any size. Raises UserError if there is none."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text (UTF-8)") from None
-    return _object(text, str(path))
+    return _object(as_text(content, path), str(path))
 
 
 def _object(text: str, source: str) -> dict[str, Any]:

@@ -1,17 +1,19 @@
 """A whole table: read it, predict every row (in parallel), and aggregate."""
 
 import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
-from simpar.files import suggest
+from simpar.files import read_text, suggest
 from simpar.plan.choices.mesh import LABELLED
-from simpar.units import GIB
+from simpar.units import GIB, MIB
 from simpar.validation import collectives, kernels
 from simpar.validation.cells import Row, Unmodelled, format_cell, text
 from simpar.validation.columns import find_unread_columns
@@ -73,6 +75,8 @@ def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) ->
 NEEDED = ("source", "n_gpus", "seq_len")
 CHUNK = 16
 DELIMITERS = (",", ";", "\t")
+MOST_BYTES, MOST_ROWS = 64 * MIB, 20_000
+"""Of a table: every row is simulated."""
 CERTAINTY = {
     "step_time_interval_s", "reserved_memory_interval_bytes", "fit_probability", "support", "unsupported", "own_runs",
 }  # fmt: skip
@@ -115,19 +119,18 @@ def validate(path: str | Path, *, using: str | Path | ProfileOverrides | None = 
 
 
 def read_table(path: str | Path) -> list[Row]:
-    """Rows of a CSV. Raises UserError for an unreadable file or missing columns."""
+    """Rows of a CSV. Raises UserError for an unreadable file, more than MOST_BYTES or MOST_ROWS, or missing columns."""
+    content = read_text(path, most=MOST_BYTES)
+    delimiter = max(DELIMITERS, key=content.partition("\n")[0].count)
+    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter, skipinitialspace=True)
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as stream:
-            head = stream.readline()
-            stream.seek(0)
-            reader = csv.DictReader(stream, delimiter=max(DELIMITERS, key=head.count), skipinitialspace=True)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            rows: list[Row] = [resolve_paths(row, path) for row in reader]
-            names = reader.fieldnames
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: is not a CSV table ({error})") from None
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows: list[Row] = [resolve_paths(row, path) for row in islice(reader, MOST_ROWS + 1)]
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num + 1}: is not a CSV table ({error})") from None
+    if len(rows) > MOST_ROWS:
+        raise UserError(f"{path}:{reader.line_num}: more than {MOST_ROWS:,} rows; allowed: tables of fewer")
     if not names:
         raise UserError(f"{path}: is empty; a measured table needs {', '.join(NEEDED)}")
     missing = [name for name in NEEDED if name not in names]

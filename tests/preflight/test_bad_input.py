@@ -66,6 +66,37 @@ def test_nesting_and_repetition_without_end_is_refused_by_name(name, tmp_path, m
         assert name in refused(capsys, "explain", name)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.sh", b"torchrun \\\n  x.py --name caf\xe9\n", "a.sh:2: is not text (UTF-8): byte 0xe9 at offset 28"),
+        ("a.json", b'{"a":\n1}\0', "a.json:2: is not text (UTF-8): byte 0x00 at offset 8"),
+        ("a.toml", b"[training]\nseq_len = 8\n[parallelism\n", "a.toml:3: not valid TOML"),
+        ("a.toml", b"[training]\nsteps = ", "a.toml:2: not valid TOML"),
+        ("a.sh", b"X=1\nf() {\n  f\n}\nf\n", "a.sh:2: a script that goes on without end"),
+        ("a.yaml", b"policy: {}\ndefaults: b.yaml\ngrpo: {}\n", "b.yaml:1: defaults: a.yaml leads back to itself"),
+        ("a.py", b"from c import base\ndef recipe():\n    return base()\n", "c.py:2: base: functions that call"),
+    ],
+)
+def test_a_fault_is_told_with_its_line(name, content, told, tmp_path, monkeypatch, capsys):
+    """Bytes of no text, an end that is missing, and what leads back to itself, in scripts, configs and recipes."""
+    monkeypatch.chdir(tmp_path)
+    Path("b.yaml").write_text("defaults: a.yaml\npolicy: {}\ngrpo: {}\n")
+    Path("c.py").write_text("from a import recipe\ndef base():\n    return recipe()\n")
+    Path(name).write_bytes(content)
+    assert told in refused(capsys, "check", "--hardware", "dgx-h100", "--nodes", 1, name)
+
+
+def test_a_table_without_end_is_refused_before_it_is_predicted(tmp_path, monkeypatch, capsys):
+    """A table of 100 MB has a million rows, and each is simulated; one that is no table is named with its line."""
+    monkeypatch.setattr("simpar.validation.table.MOST_ROWS", 2)
+    path = tmp_path / "runs.csv"
+    path.write_text("source,model_name,seq_len,n_gpus\n" + "own,gpt2,1024,8\n" * 4)
+    assert "runs.csv:4: more than 2 rows" in refused(capsys, "validate", path)
+    path.write_text("source,model_name,seq_len,n_gpus\n" + "x" * 200_000)
+    assert "runs.csv:2: is not a CSV table (field larger" in refused(capsys, "validate", path)
+
+
 def test_what_is_no_file_or_too_large_is_refused_by_name(tmp_path, capsys):
     """A folder, a link to itself, and 100 MB, of which no more than the limit is read."""
     folder, loop, large = tmp_path / "folder.yaml", tmp_path / "loop.sh", tmp_path / "large.yaml"
