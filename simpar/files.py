@@ -18,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
 from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
-from simpar.plain import nearest as nearest
+from simpar.plain import OtherNames as OtherNames
+from simpar.plain import allowed as allowed
+from simpar.plain import choose as choose
 from simpar.plain import suggest as suggest
 from simpar.units import KB, KIB, MIB
 
@@ -26,8 +28,6 @@ Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
-MAX_LISTED = 40  # names in a message
-NEAREST = 5  # of more
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
@@ -368,32 +368,6 @@ def written_out(text: object) -> str:
     return f"; write the number out: {count * KIB**power} or {count * KB**power}"
 
 
-def allowed(options: Iterable[str]) -> str:
-    """``; allowed: a, b, c`` (at most MAX_LISTED names)."""
-    names = sorted(options)
-    more = ", ..." if len(names) > MAX_LISTED else ""
-    return f"; allowed: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
-
-
-def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "", also: Iterable[str] = ()) -> str:
-    """The name if it is an option. Raises UserError with the nearest option (or other name) and their list otherwise.
-
-    Of a list too long for a message there are the NEAREST ones, and ``remedy``, the command that prints all. ``also``
-    are other names.
-    """
-    names = list(options)
-    if name in names:
-        return name
-    listed = _nearest_of(name, names, remedy) if remedy and len(names) > MAX_LISTED else allowed(names)
-    meant = suggest(name, names) or suggest(name, also)
-    raise UserError(f"unknown {what} {name!r}{meant.removesuffix('?')}{listed}")
-
-
-def _nearest_of(name: str, names: Iterable[str], remedy: str) -> str:
-    near = nearest(name, names, NEAREST)
-    return (f"; nearest: {', '.join(near)}" if near else "") + f"; {remedy}"
-
-
 def write_atomic(path: Path | str, content: str | bytes) -> None:
     """Write a file under a temporary name beside it and rename it: readers see the old file or the new one.
 
@@ -471,8 +445,7 @@ def find(name: str | Path, kind: str, what: str) -> Path:
         return files.get(text, Path(text))
     if Path(text).is_dir():
         raise UserError(f"{text}: is a folder; a {what} is a file or a shipped name")
-    remedy = PRINTED_BY.get(kind, "")
-    return files[choose(meant_by(text, kind) or text, files, what, remedy=remedy, also=aliases(kind))]
+    return files[choose(meant_by(text, kind) or text, files, what, _others(text, kind))]
 
 
 def meant_by(text: str, kind: str) -> str | None:
@@ -483,6 +456,14 @@ def meant_by(text: str, kind: str) -> str | None:
 
 PRINTED_BY = {"clusters": "simpar list hardware prints all"}
 """Commands that print the names of a kind, where there are many."""
+
+
+def _others(text: str, kind: str) -> OtherNames:
+    """What may be meant by a name that no shipped file of a kind has."""
+    data, plain = other_names(kind), plain_name(text)
+    near: dict[str, Any] = next((each for each in data.get("near", {}).get(kind, ()) if plain in each["names"]), {})
+    usual = data.get("usual", {}).get(kind, ())
+    return OtherNames(aliases(kind), near.get("like", ()), near.get("is", ""), usual, PRINTED_BY.get(kind, ""))
 
 
 @cache

@@ -3,8 +3,8 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from simpar.errors import UserError
 
@@ -12,6 +12,9 @@ Location = tuple[str | int, ...]
 MAX_DEPTH = 40
 LEAST_PART = 3  # letters of a name that may be the beginning of another
 MAX_DIGITS = 1_000  # of a number in a text
+MAX_LISTED = 40  # names in a message
+NEAREST = 5  # of more
+LEAST_LIKE = 0.5  # of two names, by difflib, for one to be shown for the other
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
 _YAML = "tag:yaml.org,2002:"
@@ -183,5 +186,65 @@ def nearest(name: str, options: Iterable[str], most: int, cutoff: float = 0.3) -
     inside = {option: match for option in by_lower if len(told) >= LEAST_PART and (match := place.search(option))}
     cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
     holding = sorted(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)))
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=most, cutoff=cutoff)
+    alike = [option for option in by_lower if not _is_other_product(name.lower(), option)]
+    close = difflib.get_close_matches(name.lower(), alike, n=most, cutoff=cutoff)
     return [by_lower[each] for each in dict.fromkeys([*holding, *close])][:most]
+
+
+_PRODUCT = re.compile(r"(?<![a-z])([a-z]{1,2})(\d{3,})")
+
+
+def _is_other_product(name: str, option: str) -> bool:
+    """Whether two names are of products that share a number: other letters before it are no slip (gh200, h200)."""
+    ours, theirs = ({(number, letters) for letters, number in _PRODUCT.findall(each)} for each in (name, option))
+    return bool({number for number, _ in ours} & {number for number, _ in theirs}) and not ours & theirs
+
+
+def allowed(options: Iterable[str]) -> str:
+    """``; allowed: a, b, c`` (at most MAX_LISTED names)."""
+    names = sorted(options)
+    more = ", ..." if len(names) > MAX_LISTED else ""
+    return f"; allowed: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
+
+
+class OtherNames(NamedTuple):
+    """What people say besides the names of options.
+
+    ``known`` has the option that each other name means. ``kin`` are the options that come nearest to what a name stands
+    for, and ``is_absent`` says what that is if none of them is it, "" if each may be meant. ``usual`` are shown where
+    no option is near, and ``remedy`` is the command that prints all, for lists too long for a message.
+    """
+
+    known: Mapping[str, str] = {}
+    kin: Sequence[str] = ()
+    is_absent: str = ""
+    usual: Sequence[str] = ()
+    remedy: str = ""
+
+
+NO_OTHERS = OtherNames()
+
+
+def choose(name: str, options: Iterable[str], what: str, others: OtherNames = NO_OTHERS) -> str:
+    """The name if it is an option. Raises UserError with what may be meant (an option or another name) otherwise.
+
+    All options are listed or, of a list too long for a message, the NEAREST ones.
+    """
+    names = list(options)
+    if name in names:
+        return name
+    is_long = bool(others.remedy) and len(names) > MAX_LISTED
+    listed = _nearest_of(name, names, others) if is_long else allowed(names)
+    meant = suggest(name, names) or suggest(name, others.known)
+    if others.is_absent:
+        meant = f": not shipped ({others.is_absent})"
+    elif others.kin:
+        meant = f"; did you mean {' or '.join(map(repr, others.kin))}"
+    raise UserError(f"unknown {what} {name!r}{meant.removesuffix('?')}{listed}")
+
+
+def _nearest_of(name: str, names: Iterable[str], others: OtherNames) -> str:
+    said = nearest(name, [*names, *others.known], NEAREST, cutoff=LEAST_LIKE)
+    near = list(others.kin) or list(dict.fromkeys(others.known.get(each, each) for each in said))
+    told = f"; nearest: {', '.join(near)}" if near else f"; such as {', '.join(others.usual)}" if others.usual else ""
+    return f"{told}; {others.remedy}"

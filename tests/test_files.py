@@ -323,6 +323,8 @@ def test_a_number_is_not_cut() -> None:
         ("h200sxm", "h200-sxm"),
         ("H100-SXM-80", "h100-sxm-80gb"),
         ("a100sxm", "a100-sxm-80gb"),  # dashes are often left out
+        ("gx200-sxm", None),  # another product, not a slip
+        ("h20-sxm", "h200-sxm"),
         ("tp", None),  # two letters are part of too much
         ("zzz", None),
     ],

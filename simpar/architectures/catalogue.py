@@ -18,6 +18,8 @@ HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 """Field names of configs for the width of a model and for its number of attention heads."""
 STATED = {"kv_heads": "num_key_value_heads", "vocab": "vocab_size"}
 """Fields of configs that, where they stand, are these sizes of the model."""
+USUAL = ("llama-3.1-8b", "llama-3-70b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt3-175b")
+"""Models that are shown where no name is near the one that is asked for."""
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
     r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
@@ -154,7 +156,9 @@ def load_shipped(name: str) -> dict[str, Any]:
     if (config := find_shipped(name)) is not None:
         return config
     known = catalogue()
-    return known[files.choose(name, known, "model", remedy="simpar list models prints all")]
+    return known[
+        files.choose(name, known, "model", files.OtherNames(usual=USUAL, remedy="simpar list models prints all"))
+    ]
 
 
 def load_model(name: str) -> ModelGraph:

@@ -26,6 +26,7 @@ from simpar.frameworks.recipe_values import (
 )
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import ReadWords, WordTable
+from simpar.plain import MAX_LISTED
 
 AUTO = "auto"
 """A value that the program which starts DeepSpeed or Accelerate fills in."""
@@ -212,7 +213,7 @@ class Recipes:
         if not configs:
             raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
         if len(configs) > 1:
-            named = ", ".join(list(configs)[: files.MAX_LISTED])
+            named = ", ".join(list(configs)[:MAX_LISTED])
             raise UserError(f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}")
         self.notes.clear()
         (name,) = configs

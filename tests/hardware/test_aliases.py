@@ -114,3 +114,31 @@ def test_every_alias_is_one_shipped_profile() -> None:
     for part in parts:
         whole = load_named_profile(part["of"]).devices_per_node
         assert part["devices"] < whole or (part["devices"] == whole and part["network"])
+
+
+@pytest.mark.parametrize("kind", ["clusters", "stacks"])
+def test_what_comes_near_a_name_is_shipped_and_the_name_is_not(kind: str) -> None:
+    """Such names are shown beside an error; a name that is taken for a profile never gets there."""
+    data = files.other_names(kind)
+    entries = data["near"][kind]
+    names = [name for entry in entries for name in entry["names"]]
+    assert len(names) == len(set(names))
+    assert all(name == plain_name(name) and files.meant_by(name, kind) is None for name in names)
+    assert {name for entry in entries for name in entry["like"]} <= set(files.bundled(kind))
+    assert set(data["usual"]["clusters"]) <= set(files.bundled("clusters"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "message"),
+    [
+        ("clusters", "2xGH200", r"not shipped \(Grace Hopper: .*\); nearest: dgx-h100, hgx-h200; simpar list"),
+        ("clusters", "blackwell", "did you mean 'hgx-b200' or 'gb200-nvl72'"),
+        ("clusters", "ND96isr", "nearest: dgx-h100, hgx-h200, mi300x-8"),
+        ("clusters", "foo", "'foo'; such as dgx-h100, dgx-a100-80gb, .*; simpar list hardware prints all"),
+        ("stacks", "pytorch", "did you mean 'fsdp' or 'ddp' or 'torchtitan'; allowed: automodel"),
+    ],
+)
+def test_an_unknown_name_gets_what_people_may_mean(kind: str, said: str, message: str) -> None:
+    """By what it stands for, before how it is spelled; the usual ones where nothing is near."""
+    with pytest.raises(UserError, match=message):
+        files.find(said, kind, "hardware")
