@@ -27,6 +27,7 @@ from simpar.frameworks.megatron_execution import (
     graph_losses,
     graph_options,
     kernel_losses,
+    sum_options,
 )
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.subject import Loss, Subject
@@ -138,6 +139,7 @@ def options(s: Subject) -> Options:
         **_recompute(s),
         **graph_options(s),
         **cache_options(s),
+        **sum_options(s),
         **_numerics(s),
         **_training(s),
     }
@@ -393,6 +395,7 @@ MEGATRON = Target(
         "attention_kernel",
         "dispatcher",
         "empty_cache_steps",
+        "gradient_accumulation_fusion",
         "expandable_segments",
         "fused_kernels",
         "fused_permutation",

@@ -21,6 +21,7 @@ UNFUSED_LOSS = "norm+activation+rope"
 LOSS_FUSION, LOSS_KERNEL = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
+SUMS_APART = "--no-gradient-accumulation-fusion"
 EMPTIES = "--empty-unused-memory-level"
 """1: the cache is emptied behind the last backward of a step; 2: behind the update, too, where little is left of it."""
 
@@ -31,6 +32,11 @@ def cache_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("empty_cache_steps", steps, f"{EMPTIES} empties it in every step")
 
 
+def sum_options(s: Subject) -> Options:
+    """The argument of gradients that are summed by kernels of their own."""
+    return {SUMS_APART: None} if s.plan.execution.gradient_accumulation_fusion is False else {}
+
+
 def cache_options(s: Subject) -> Options:
     """The argument of a cache that is emptied."""
     return {} if s.plan.execution.empty_cache_steps is None else {EMPTIES: 1}
@@ -38,6 +44,8 @@ def cache_options(s: Subject) -> Options:
 
 def kernel_losses(s: Subject) -> Iterator[Loss]:
     """Operators that Megatron-LM fuses or does not, whatever its arguments."""
+    if s.plan.execution.gradient_accumulation_fusion and s.plan.data_parallel.zero in (2, 3):
+        yield Loss("gradient_accumulation_fusion", True, f"Megatron-FSDP has {SUMS_APART}")
     if (fused := s.plan.execution.fused_kernels) not in FUSED:
         yield Loss("fused_kernels", fused, f"all but the loss are fused: {', '.join(filter(None, FUSED))}")
 
@@ -111,6 +119,8 @@ def read_execution(given: Arguments) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if given.text(EMPTIES) not in (None, "0"):
         result["empty_cache_steps"] = 1
+    if given.has(SUMS_APART) and not given.has("--use-megatron-fsdp"):  # which asks for it
+        result["gradient_accumulation_fusion"] = False
     given.used |= {"--moe-permute-fusion", LOSS_FUSION}  # as stacks do, other than Megatron-LM
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"

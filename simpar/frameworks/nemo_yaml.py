@@ -41,7 +41,7 @@ OWN = (
 )  # fmt: skip
 """Words of a model that are no arguments; all are read here."""
 FUSED = (
-    "bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion", "gradient_accumulation_fusion",
+    "bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion",
     "apply_rope_fusion", "persist_layer_norm",
 )  # fmt: skip
 """Kernels that stacks fuse, where a word says that they are not."""
@@ -143,6 +143,7 @@ def _arguments_of(given: ConfigReader) -> dict[str, Any]:
     told = {
         activation: bool(activation),
         "disable_bias_linear": given.get("model.bias") is False,
+        "no_gradient_accumulation_fusion": given.get("model.gradient_accumulation_fusion") is False,
         "untie_embeddings_and_output_weights": given.get("model.share_embeddings_and_output_weights") is False,
     }
     positions = str(values.get("position_embedding_type", "")).lower()

@@ -87,6 +87,7 @@ CASES = {
         "fused_permutation": [{"fused_permutation": False}],
         "document_loops": [{"document_loops": True}],
         "empty_cache_steps": [{"empty_cache_steps": 1}],
+        "gradient_accumulation_fusion": [{"gradient_accumulation_fusion": False}],
         "matrix_layout": [{"optimizer": "muon", "matrix_layout": "duplicated"}, {"matrix_layout": "duplicated"}],
     },
     "offload": {

@@ -19,6 +19,7 @@ EXPERTS = {"dp": 8, "ep": 8}
         ("qwen3-30b-a3b", {**EXPERTS, "graphs": "router"}, ["--cuda-graph-modules moe_router", "--te-rng-tracker"]),
         ("llama-3-8b", {"attention_kernel": "eager"}, ["--attention-backend unfused"]),
         ("llama-3-8b", {"empty_cache_steps": 1}, ["--empty-unused-memory-level 1"]),
+        ("llama-3-8b", {"gradient_accumulation_fusion": False}, ["--no-gradient-accumulation-fusion"]),
         ("qwen3-30b-a3b", {**EXPERTS, "dispatcher": "all_gather"}, ["--moe-token-dispatcher-type allgather"]),
     ],
 )

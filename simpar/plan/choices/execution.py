@@ -26,7 +26,7 @@ from simpar.plan.choices.choice import (
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.section import Section
 from simpar.stacks.stack import Stack, UpdateKernels
-from simpar.units import Count, Flags
+from simpar.units import DTYPE_BYTES, Count, Flags
 
 AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
 FAMILY_OF_KERNEL = {
@@ -87,7 +87,9 @@ class Execution(Section):
     [Megatron Core, muon_tp_mode]. ``document_loops``: Python loops over the documents of packed sequences to rotate
     them, where no kernel does, and to exchange them (:mod:`simpar.program.blocks.documents`). Every
     ``empty_cache_steps`` steps the allocator gives its free blocks back to the device and maps them anew
-    (:mod:`simpar.program.structure.emptied_cache`).
+    (:mod:`simpar.program.structure.emptied_cache`). ``gradient_accumulation_fusion`` adds the gradients of weights to
+    their sums inside of the products that make them; else kernels of their own add them [Megatron-LM,
+    fused_weight_gradient_mlp_cuda; core/distributed/distributed_data_parallel.py, main_grad.add_].
     """
 
     attention_kernel: AttentionKernel | None = None
@@ -103,6 +105,7 @@ class Execution(Section):
     matrix_layout: MatrixLayout | None = None
     document_loops: bool | None = None
     empty_cache_steps: Count | None = None
+    gradient_accumulation_fusion: bool | None = None
 
     @field_validator("attention_kernel", mode="before")
     @classmethod
@@ -156,6 +159,7 @@ class DecidedExecution:
     matrix_layout: MatrixLayout | None = None
     document_loops: bool | None = None
     empty_cache_steps: int | None = None
+    gradient_accumulation_fusion: bool | None = None
 
 
 def resolve_dispatch(token_dispatch: str, dispatcher: str | None) -> dict[str, Any]:
@@ -257,6 +261,13 @@ def _with_emptied_cache(stack: Stack, steps: int) -> Stack:
     return stack.model_copy(update={"memory": stack.memory.model_copy(update={"allocator": allocator})})
 
 
+def _with_accumulation_fusion(stack: Stack, is_there: bool) -> Stack:
+    """The stack with or without sums inside of products; apart, a 16-bit gradient is read, and the sum twice over."""
+    apart = stack.numerics.sum_bytes or DTYPE_BYTES["bf16"] + 2 * DTYPE_BYTES[stack.numerics.grad_dtype]
+    update = {"gradient_accumulation_fusion": is_there, "sum_bytes": 0.0 if is_there else apart}
+    return stack.model_copy(update={"numerics": stack.numerics.model_copy(update=update)})
+
+
 def _sends_what_is_asked(rows: Columns) -> Flags:
     """Rows whose dispatcher sends the copies of tokens that the plan asks for, if it asks for any."""
     result = select_all(rows)
@@ -315,4 +326,5 @@ CHOICES = in_section(
     Choice("matrix_layout"),
     Choice("document_loops", in_stack=_with_document_loops),
     Choice("empty_cache_steps", in_stack=_with_emptied_cache),
+    Choice("gradient_accumulation_fusion", in_stack=_with_accumulation_fusion),
 )

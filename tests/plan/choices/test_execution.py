@@ -42,7 +42,7 @@ def test_every_choice_round_trips_through_its_result():
         "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
         "parameter_dtype": "bf16", "dispatcher": "deepep", "fused_kernels": "norm+rope",
         "optimizer_kernels": "single", "update_in_backward": False, "fused_permutation": False,
-        "document_loops": True, "empty_cache_steps": 8,
+        "document_loops": True, "empty_cache_steps": 8, "gradient_accumulation_fusion": False,
     }  # fmt: skip
     others = {"matrix_layout"}  # of optimizers that work on whole matrices: tests/cost/test_matrix_layouts.py
     assert {*chosen, *others} == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
@@ -255,3 +255,17 @@ def test_sinks_of_attention_need_the_fused_kernel():
     plan, training = (Plan(dp=8, zero=1, attention_kernel="flash3"), simpar.Training(seq_len=4096, global_batch=8))
     lost = losses(plan, simpar.Model("gpt-oss-20b"), training, "megatron")
     assert "attention_kernel" in [loss.field for loss in lost]
+
+
+def test_gradients_that_are_summed_apart_take_two_more_kernels():
+    """Of each value of a product's weights, 16 bits and the sum's 32 are read and 32 written; products write 16."""
+    told = {"training": {"seq_len": 4096, "global_batch": 32}, "stack": "megatron", "tp": 8}
+    fused, apart, asked = (simulated(**told, gradient_accumulation_fusion=on) for on in (None, False, True))
+    assert asked.step_time_s == fused.step_time_s
+    graph = simpar.Model(LLAMA[0])
+    inner = sum(float(graph.blocks[name].matmul_parameters(graph.dims)) for name in graph.layers)
+    moved = (inner + graph.dims["vocab"] * graph.dims["hidden"]) / 8 * 32 * (2 + 4 + 4)
+    least_s = moved / 3352e9  # at the bandwidth of the datasheet
+    written_s = least_s * (4 + 4 - 2) / (2 + 4 + 4)  # by products, which read and write the sum no more
+    kernels_s = 32 * (32 * 6 + 3) * 2 * 6 * US  # two for each array of weights and microbatch
+    assert 0.8 * (least_s - written_s) < apart.step_time_s - fused.step_time_s < least_s / 0.85 + kernels_s
