@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from simpar.planner.api import search
     from simpar.planner.problem import Constraints
     from simpar.planner.result import SearchResult
+    from simpar.posttraining.search import search_post_training
+    from simpar.posttraining.simulate import post_train
     from simpar.program.perturbation import Perturbation
     from simpar.report.plots import save_plot
     from simpar.report.result import Result
@@ -77,6 +79,8 @@ _CONTENTS = (
     ("search", "planner.api:search", "the best plans for a cluster, certified"),
     ("Constraints", "planner.problem:Constraints", "limits of a search: fixed axes, space, memory"),
     ("SearchResult", "planner.result:SearchResult", "what search gives: candidates and the certificate"),
+    ("post_train", "posttraining.simulate:post_train", "a whole step of reinforcement learning"),
+    ("search_post_training", "posttraining.search:search_post_training", "its best pools, layouts and synchrony"),
     ("explain", "diagnosis.answer:explain", "where a measured step went, from profiler traces"),
     ("sweep", "verbs:sweep", "one simulation for every combination of some values"),
     ("compare", "verbs:compare", "two results side by side, and why they differ"),
@@ -128,8 +132,10 @@ __all__ = [
     "load_stack",
     "make_schedule",
     "models",
+    "post_train",
     "save_plot",
     "search",
+    "search_post_training",
     "simulate",
     "sweep",
     "validate",

@@ -35,7 +35,7 @@ from simpar.posttraining.bounds import step_bound_s
 from simpar.posttraining.engine import ServingEngine
 from simpar.posttraining.lengths import draw_step
 from simpar.posttraining.memory import why_unfit
-from simpar.posttraining.simulate import PostTrainingSetting, check_section, simulate_setting
+from simpar.posttraining.simulate import PostTrainingSetting, as_section, check_section, simulate_setting
 from simpar.posttraining.trained import TrainingSide
 from simpar.units import HOUR_S
 
@@ -174,9 +174,17 @@ def search_post_training(
     updates old. ``objective`` is "time" (the shortest step) or "cost" (the fewest dollars a step). After
     ``time_limit_s`` seconds the answer is the best so far with its gap. Raises UserError for bad input, Infeasible if
     nothing runs.
+
+    >>> lengths = {"prompt": {"fixed": 128}, "response": {"fixed": 200}}
+    >>> section = {"prompts": 8, "samples": 4, "lengths": lengths, "steps": 1}
+    >>> training, held = {"seq_len": 2048, "global_batch": 32}, {"tp": 1, "cp": 1, "micro_batch": 1, "zero": 3}
+    >>> asked = {"stack": "torchtitan", "constraints": held, "layouts": 1, "staleness": 0}
+    >>> answer = search_post_training("qwen2.5-0.5b", "dgx-h100", {}, training, section, **asked)
+    >>> answer.is_certified, answer.best.choice.tp
+    (True, 1)
     """
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
-    section = post_training if isinstance(post_training, PostTraining) else PostTraining(**post_training)
+    section = as_section(post_training)
     choose(objective, OBJECTIVES, "objective")
     if not 0 <= staleness <= 64 or layouts < 1:
         raise UserError(f"staleness = {staleness}, layouts = {layouts}: allowed: 0 to 64, and 1 or more")

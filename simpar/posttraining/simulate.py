@@ -66,6 +66,11 @@ def simulate_setting(setting: "PostTrainingSetting", engine: str = "auto") -> Po
     return summarise_history(setting, history, program, timing)
 
 
+def as_section(post_training: Any) -> PostTraining:
+    """A section, or a dict of its fields. Raises UserError."""
+    return coerce(post_training, PostTraining, "post_training", {Mapping: lambda keys: PostTraining(**keys)})
+
+
 def make_setting(
     model: ModelGraph | str | Path,
     cluster: Cluster | str | Path,
@@ -77,7 +82,7 @@ def make_setting(
 ) -> "PostTrainingSetting":
     """Both sides of a step, checked. Raises UserError."""
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
-    section = coerce(post_training, PostTraining, "post_training", {Mapping: lambda keys: PostTraining(**keys)})
+    section = as_section(post_training)
     plan, assumed = with_units(plan, cluster)
     graph = as_model(model, training.seq_len)
     check_section(cluster, plan, training, section)
