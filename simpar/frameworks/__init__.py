@@ -24,6 +24,7 @@ from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
 from simpar.frameworks.overrides import script_in, with_texts
 from simpar.frameworks.reader import Reader
+from simpar.frameworks.rules import no_chunks_alone
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
 from simpar.frameworks.target import Imported, Target
 from simpar.plain import check_digits, dotted
@@ -239,7 +240,8 @@ def _said_gradients(s: Subject, plan: Plan) -> Subject:
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    return (*not_understood(s.plan, target.stack_for(s.plan), target.features), *target.losses(s))
+    unknown = not_understood(s.plan, target.stack_for(s.plan), target.features)
+    return (*unknown, *no_chunks_alone(s), *target.losses(s))
 
 
 def _of_data(training: Training) -> Iterator[Loss]:

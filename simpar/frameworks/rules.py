@@ -29,12 +29,22 @@ def _trimmed(s: Subject, order: Iterable[str]) -> tuple[str, ...]:
 
 
 def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
-    """The schedules that a target has; without a pipeline any schedule passes."""
+    """The schedules that a target has; without a pipeline any schedule passes (see :func:`no_chunks_alone`)."""
     if s.plan.mesh.pp == 1:
         return
     known = tuple(names)
     if s.plan.schedule not in known:
         yield Loss("schedule", s.plan.schedule, f"the target has {', '.join(known) or 'no pipeline'}")
+
+
+def no_chunks_alone(s: Subject) -> Iterator[Loss]:
+    """Chunks of one stage alone, whose microbatches take turns: no framework has them.
+
+    Schedules without chunks are all the same there, gradient accumulation.
+    """
+    if s.plan.mesh.pp == 1 and s.layout.vpp > 1 and not s.plan.pipeline.stages:
+        reason = "one stage runs its microbatches one after the other; chunks need pp above 1"
+        yield Loss("schedule", s.plan.schedule, reason)
 
 
 def chosen_losses(s: Subject, **reasons: str) -> Iterator[Loss]:

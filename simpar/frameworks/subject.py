@@ -130,15 +130,23 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
     """
     own = own or load_stack(plan.stack or stack)
     habit, idle = resolve(_opened(plan, BY_STACK), own), idle_overlaps(resolve(plan, own))
-    chosen: set[str] = set()
-    left: dict[str, tuple[str, ...]] = {}
-    for section, names in BY_STACK.items():
-        for name in names:
-            value = getattr(getattr(plan, section), name)
-            if value is not None and value != getattr(getattr(habit, section), name) and name not in idle:
-                chosen.add(name)
-        left[section] = tuple(name for name in names if name not in chosen)
-    return resolve(_opened(plan, left), load_stack(stack)), frozenset(chosen)
+    chosen = _unlike(plan, habit) - idle
+    kept = resolve(_opened(plan, _left(chosen)), own)
+    chosen |= _unlike(plan, kept) - idle  # habits that follow from what the plan decided
+    return resolve(_opened(plan, _left(chosen)), load_stack(stack)), frozenset(chosen)
+
+
+def _unlike(plan: Plan, other: Plan) -> set[str]:
+    """Fields that stacks decide, in which another plan has not what a plan states."""
+    pairs = (
+        (name, getattr(plan, section), getattr(other, section)) for section, names in BY_STACK.items() for name in names
+    )
+    return {name for name, ours, theirs in pairs if getattr(ours, name) not in (None, getattr(theirs, name))}
+
+
+def _left(chosen: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Fields that stacks decide and a plan does not, by section."""
+    return {section: tuple(name for name in names if name not in chosen) for section, names in BY_STACK.items()}
 
 
 def idle_overlaps(plan: Plan) -> set[str]:

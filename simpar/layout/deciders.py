@@ -88,7 +88,9 @@ DISPATCH = Decider[object](
 )
 BY_PLAN: tuple[Decider[object], ...] = (DISPATCH, Decider(("pp",), ("stages",), _stages_of_their_own, open_value=1))
 BY_STACK: tuple[Decider[Stack], ...] = (
-    Decider(left_to_stacks("data_parallel"), ("kind", "zero", "pp", "stages"), data_parallel.by_stack),
+    Decider(
+        left_to_stacks("data_parallel"), ("kind", "zero", "pp", "stages", "overlap_grad_reduce"), data_parallel.by_stack
+    ),
     Decider(left_to_stacks("context_parallel"), (), context_parallel.by_stack),
     Decider(left_to_stacks("tensor_parallel"), ("tp", "stages"), tensor_parallel.by_stack),
     Decider(left_to_stacks("numerics"), ("precision", "optimizer"), numerics.by_stack),

@@ -37,7 +37,8 @@ DENSE, MIXTURES = ("llama-3.1-8b", "llama-2-7b", "qwen3-8b", "gpt3-1.3b"), ("qwe
 CLUSTER = simpar.Cluster("dgx-b200")
 CHOICES = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "zero": (0, 1, 2, 3), "hsdp": (1, 2),
-    "micro_batch": (1, 2), "schedule": ("gpipe", "1f1b", "zb-h1", "zb-v"), "sequence_parallel": (True, False),
+    "micro_batch": (1, 2), "sequence_parallel": (True, False),
+    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"),
     "recompute": ("none", "full", "selective", "every:2", "modules:core_attn+layernorm"),
     "precision": ("bf16", "fp16", "fp8", "mxfp8", "fp32"), "optimizer": ("adamw", "sgd"),
     "grad_dtype": ("fp32", "bf16"), "master_weights": (True, False), "overlap_grad_reduce": (True, False),
@@ -85,12 +86,8 @@ def layouts(draw, target):
     choices = expressed_alone(target, model)
     names = draw(st.lists(st.sampled_from(sorted(choices)), max_size=5, unique=True))
     values = {name: draw(st.sampled_from(choices[name])) for name in names}
-    if values.get("pp", 1) == 1:  # one stage has no schedule
-        values = {name: value for name, value in values.items() if name not in ("schedule", "vpp")}
     if values.get("zero") != 3:  # and only sharded parameters are freed
         values.pop("reshard_after_forward", None)
-    if values.get("overlap_grad_reduce") is False:  # Megatron gathers beside passes only where it reduces beside them
-        values["overlap_param_gather"] = False
     return model, {**NEEDED.get(target, {}), **values}
 
 

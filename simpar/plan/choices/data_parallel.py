@@ -114,9 +114,19 @@ class DecidedData:
 
 
 def by_stack(
-    stack: Stack, *, kind: str | None, zero: int, pp: int, stages: tuple[StagePlan, ...] | None
+    stack: Stack,
+    *,
+    kind: str | None,
+    zero: int,
+    pp: int,
+    stages: tuple[StagePlan, ...] | None,
+    overlap_grad_reduce: bool | None,
 ) -> dict[str, Any]:
-    """What a stack decides of data parallelism."""
+    """What a stack decides of data parallelism.
+
+    Buckets are gathered beside passes only where they are reduced beside them [Megatron-LM, ``arguments.py``:
+    --overlap-param-gather needs --overlap-grad-reduce].
+    """
     at_once = zero == 1 and not stack.overlap.grad_reduce_zero1
     kind = kind or ("fsdp" if stack.shards(zero) else "ddp")
     once = bool(stack.once_a_step(kind == "fsdp", max(pp, len(stages or ())) > 1))
@@ -125,7 +135,7 @@ def by_stack(
         "bucket_bytes": ALL_AT_ONCE if at_once else stack.buckets.bucket,
         "first_bucket_bytes": stack.buckets.first or None,
         "overlap_grad_reduce": stack.overlap.grad_reduce and not at_once and not once,
-        "overlap_param_gather": stack.overlap.param_gather,
+        "overlap_param_gather": stack.overlap.param_gather and overlap_grad_reduce is not False,
         "reshard_after_forward": zero == 3 and not once,
     }
 
