@@ -91,6 +91,11 @@ def read(text: str, name: str) -> Imported:
     data = mapping(text, name) if is_config(name) else _of_command(text, name)
     if not owns(data):
         raise UserError(f"{name}: no config of MaxText, such as one with per_device_batch_size")
+    return plan_in(data, name)
+
+
+def plan_in(data: Mapping[str, Any], name: str) -> Imported:
+    """The plan that a mapping of options over MaxText's base config is. Raises UserError."""
     given = reader_of(data, name)
     sizes, far = ({axis: _size(given, f"{place}_{axis}_parallelism") for axis in AXES} for place in ("ici", "dcn"))
     tp = _product(sizes, far, "tensor", "tensor_sequence", "tensor_transpose")
@@ -185,8 +190,12 @@ def owns(data: Mapping[str, Any]) -> bool:
 
 
 def _size(given: ConfigReader, key: str) -> int:
-    """The size of an axis; 1 where it is open (-1)."""
+    """The size of an axis; 1 where it is open (-1), which axes of data and of their shards may be. Raises UserError."""
     value = given.whole(key, -1)
+    if value == -1 and not any(f"_{axis}_parallelism" in key for axis in ("data", "fsdp")):
+        raise UserError(
+            f"{given.source}: {key} = -1: allowed: its size, here, where the devices of a slice are not said"
+        )
     return value if value is not None and value > 0 else 1
 
 

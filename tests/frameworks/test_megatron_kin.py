@@ -160,7 +160,7 @@ def test_primus(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("framework: megatron", "framework: maxtext", "framework = maxtext: Primus starts it with a config of that"),
+        ("framework: megatron", "framework: maxdiffusion", "framework = maxdiffusion: Primus starts"),
         ("profile: false", "num_layers: 4", "num_layers beside model: llama3.1_8B"),
         ("modules:", "others:", "no experiment of Primus"),
         (
