@@ -14,6 +14,7 @@ from simpar.tracing.raw_operators import INPUT_VALUE, DraftWeight, OperatorDraft
 from simpar.tracing.roles import find_roles
 from simpar.tracing.segments import DraftSegment
 from simpar.tracing.vocabulary import CONVOLUTION
+from simpar.tracing.written_out import SOFTMAX, is_softmax, written_out
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MEMORY = "memory"
@@ -62,10 +63,9 @@ class BlockReader:
     def read(self) -> Traced:
         """The operators in order, the block's output last."""
         output = self._last_product if self.place == HEAD else ""
-        live = {self.segment.output, *self.segment.carried}
-        self.roles = find_roles(self.segment.drafts, self.segment.memory, output, live, self.segment.arrives)
-        self.made = dict(makers(self.roles.drafts))
-        self.dims = self._dims()
+        self._find(self.segment.drafts, output)
+        if strange := {draft.name for draft in self.roles.drafts if draft.core and self._keys(draft) is None}:
+            self._find(written_out(self.segment.drafts, strange), output)
         self._name_all()
         if self.place == HEAD:
             self.roles.drafts = _without_passes_on(self.roles.drafts, output)
@@ -76,6 +76,13 @@ class BlockReader:
         elif self.place != HEAD:
             operators += self._end(operators)
         return Traced(tuple(operators), self.dims, self._passes(), self.segment.group, self.roles.refusal)
+
+    def _find(self, drafts: Sequence[OperatorDraft], output: str) -> None:
+        """The roles of drafts, who makes which value, and the block's dims."""
+        live = {self.segment.output, *self.segment.carried}
+        self.roles = find_roles(drafts, self.segment.memory, output, live, self.segment.arrives)
+        self.made = dict(makers(self.roles.drafts))
+        self.dims = self._dims()
 
     # names and dims
 
@@ -130,6 +137,8 @@ class BlockReader:
                 wanted = ROLELESS[0]
             elif draft.kind == "norm" and self.place == HEAD:
                 wanted = "final_norm"
+            elif is_softmax(draft):
+                wanted = SOFTMAX
             elif draft.kind == "add" and any(p.kind == "embedding" for p in draft.pieces):
                 wanted = "position_embedding"
             roles.name(draft, wanted)
@@ -221,8 +230,9 @@ class BlockReader:
         if core is None:
             return None
         same = core.key_dim == core.value_dim
-        rows = self._rows(draft.rows, draft)
-        context, window, chunked = self._keys(draft, rows)
+        keys = self._keys(draft)
+        assert keys is not None, "others are written out"
+        context, window, chunked = keys
         pattern = AttentionPattern(
             causal=core.causal,
             window=window or core.window,
@@ -238,22 +248,22 @@ class BlockReader:
         pairs = LATENT_KEY if latent else term("kv_heads", "head_dim", times=2)
         return chosen_mask(pattern, core, pairs, indexed=core.chosen in self.made) if chosen else pattern
 
-    def _keys(self, draft: OperatorDraft, rows: Size) -> tuple[str, int | None, bool]:
-        """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True."""
+    def _keys(self, draft: OperatorDraft) -> tuple[str, int | None, bool] | None:
+        """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True.
+
+        None where keys are neither those of the block, or of pieces of it, nor of another tower.
+        """
         core = draft.core
         assert core is not None, "called for core attention"
         if self._crosses(draft):
             return MEMORY, None, False
-        own = self.dims.get("seq")
+        rows, own = self._rows(draft.rows, draft), self.dims.get("seq")
         stream: Size = ((own, ()),) if own else term("seq")
         if rows == term("batch", "seq") and core.queries == core.keys == stream:
             return "context", None, False
         if rows == term("batch", "seq") and core.queries == core.keys and not core.queries[0][1]:
             return "context", core.queries[0][0], True
-        raise UserError(
-            f"model = {self.name}: attention in {draft.owners[-1][0]}: {core.queries} queries and {core.keys} keys in "
-            "a block of other rows; allowed: self-attention, windows, and attention to another tower"
-        )
+        return None
 
     def _weights(self, draft: OperatorDraft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
         """Parameters by kind, their sizes in the product's named dims where these multiply to them."""

@@ -18,6 +18,7 @@ from simpar.tracing.fused import SELECTIVE
 from simpar.tracing.library import installed, make_module
 from simpar.tracing.reading import read_drafts
 from simpar.tracing.segments import DraftSegment, segments
+from simpar.tracing.written_out import SOFTMAX
 from simpar.units import number_of
 
 OF_LENGTH = ("seq", "context", MEMORY)
@@ -69,6 +70,8 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
                 f"{name}: {number_of(len(whole), 'product')} without a role ({share:.0%} of its parameters), "
                 "computed whole by every tensor-parallel rank"
             )
+        if any(op.name.startswith(SOFTMAX) for op in block.operators):
+            yield f"{name}: an attention counts as its products and its softmax: its keys are no sequence's"
     if refusal := graph.facts.get("no_tensor_parallel"):
         yield f"{refusal}: no tensor parallelism"
     if unread := sum(_unread(captured).values()):

@@ -38,6 +38,7 @@ class Core:
     causal: bool = False
     window: int | None = None
     dropout: bool = False
+    count: int = 0
     selection: Selection | None = None
     chosen: str = ""
 

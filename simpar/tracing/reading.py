@@ -336,7 +336,7 @@ class _CallReader:
         heads = self._heads(query, query)
         core = Core(
             heads, min(self._heads(key, query), heads), width, value_width, queries, keys, mask.causal,
-            mask.window, dropout,
+            mask.window, dropout, key.sizes[-2],
         )  # fmt: skip
         rows = divide_size(times(node.numel), heads * value_width)
         sources = tuple(dict.fromkeys(self.value(each.name) for each in qkv))

@@ -16,7 +16,7 @@ VIEWS = _words(
     _assert_tensor_metadata sym_size view_as_complex view_as_real _conj resolve_conj resolve_neg lift_fresh
     repeat_interleave repeat broadcast_to float half bfloat16 empty_like zeros_like ones_like full_like
     new_zeros new_ones new_empty new_full numel dim size diagonal adjoint _reshape_alias unsafe_split
-    unsafe_chunk identity topk sort
+    unsafe_chunk identity topk sort unfold as_strided
     """
 )
 """Views of the same elements, and casts and copies that compilers fold into their neighbours."""

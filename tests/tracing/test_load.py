@@ -21,7 +21,7 @@ from tests.gate import some
 torch = pytest.importorskip("torch")
 
 SEQ = 32
-NAMES = ("gpt", "llama", "vision", "pair", "short_pair", "stock", "perceptron", "diffusion")
+NAMES = ("gpt", "llama", "vision", "pair", "short_pair", "stock", "perceptron", "diffusion", "twofold")
 TRAINING = simpar.Training(seq_len=SEQ, global_batch=16)
 CONFIGS = {
     "gpt": {
@@ -93,6 +93,18 @@ def test_a_traced_decoder_is_the_built_in_one(name: str, plan: dict[str, object]
     one, two = (simpar.simulate(graph, cluster, whole, TRAINING, with_timeline=False) for graph in (ours, theirs))
     assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=1e-3)
     assert one.memory.peak_memory_bytes == pytest.approx(two.memory.peak_memory_bytes, rel=2e-3)
+
+
+def test_attention_to_keys_of_no_sequence_is_written_out() -> None:
+    """Its two products and its softmax, which every tensor-parallel rank repeats; answers say so."""
+    graph = traced("twofold")
+    kinds = [(op.name, op.kind) for op in graph.blocks["layers"].operators if op.kind != "copy"]
+    assert ("softmax", "activation") in kinds
+    assert [name for name, kind in kinds if kind == "attention"] == []
+    counted_so = "layers: an attention counts as its products and its softmax: its keys are no sequence's"
+    assert counted_so in graph.facts["notes"]
+    result = simpar.simulate(graph, "dgx-h100", simpar.Plan(zero=3), TRAINING, with_timeline=False)
+    assert result.step_time_s > 0
 
 
 def test_repeated_blocks_are_one() -> None:

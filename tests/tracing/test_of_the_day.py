@@ -160,3 +160,23 @@ def test_glm_5_next_is_captured():
     assert graph.num_parameters() == sum(each.numel() for each in module.parameters()) - vision
     assert graph.is_mixture
     assert "not between plain products" not in "; ".join(graph.facts["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["t5gemma2", "longt5", "cpmant"])
+def test_classes_with_other_attention_answer(kind):
+    """Two towers' keys in one, pieces that see their neighbours, learned keys before the sequence."""
+    fields = {"vocab_size": 96, "num_layers": 2, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4}
+    configs = {
+        "longt5": fields,
+        "cpmant": {"vocab_size": 96, "hidden_size": 32, "dim_head": 8, "num_attention_heads": 4, "dim_ff": 48,
+                   "num_hidden_layers": 2},
+        "t5gemma2": {},
+    }  # fmt: skip
+    graph = trace_library({**configs[kind], "model_type": kind}, "", kind, 256, f"model = {kind}")
+    assert "an attention counts as its products and its softmax" in "; ".join(graph.facts["notes"])
+    training = simpar.Training(seq_len=256, global_batch=16)
+    for fields in ({"zero": 3}, {"pp": 2}):
+        plan = simpar.Plan(micro_batch=1, **fields)
+        assert simpar.simulate(graph, "dgx-h100", plan, training, with_timeline=False).step_time_s > 0

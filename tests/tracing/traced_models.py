@@ -316,6 +316,45 @@ def perceptron():
     return nn.Sequential(*inner), torch.zeros(4, 32)
 
 
+class TwoFold(nn.Module):
+    """Attention whose keys are those of a sequence twice over, as where two towers' are joined."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.dim = hidden // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        """Every query sees all of both."""
+        both = torch.cat([x, x.flip(1)], dim=1)
+        q, k, v = (
+            part.unflatten(-1, (-1, self.dim)).transpose(1, 2) for part in (self.q(x), self.k(both), self.v(both))
+        )
+        return self.o(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class TwoFoldLayers(nn.Module):
+    """Two layers of it between a table and logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(512, 64)
+        self.layers = nn.ModuleList(TwoFold(64, 4) for _ in range(2))
+        self.head = nn.Linear(64, 512, bias=False)
+
+    def forward(self, tokens):
+        """Logits."""
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def twofold() -> nn.Module:
+    """Keys of no sequence."""
+    return TwoFoldLayers()
+
+
 def unknown() -> nn.Module:
     """A Fourier transform, which has no rule."""
 
