@@ -145,6 +145,8 @@ class _CallReader:
             return recurrence_draft(node, self.nodes, self._closing(node), self._pieces(node))
         if op == known.CONVOLUTION:
             return convolution_draft(node, self._closing(node), self._pieces(node, (1,)), self._pieces(node, (2,)))
+        if op == known.SCAN:
+            return self._plain(node, "gated_activation", saves=self._closing(node), pieces=self._pieces(node))
         if op in known.LOSSES:
             return self._plain(node, "loss", saves=(self._value(node.args[0]),), like=node.args[0])
         if op in known.DROPOUTS:

@@ -23,6 +23,7 @@ from simpar.tracing.fused import whole_kernels
 from simpar.tracing.lightning_loops import whole_lightning
 from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import Ref, TracedCall, refs_of
+from simpar.tracing.time_loops import whole_scans
 
 PLACEHOLDER = "placeholder"
 A_TOKEN = 5
@@ -63,8 +64,8 @@ def record(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -
     whole = whole_kernels(module, recorder.note_kernel)
     torch.distributions.Distribution.set_default_validate_args(False)  # its checks ask for values
     known_as, loops = recorder.knowing_modules(module), grouped_experts(module)
-    pieces = whole_lightning(module, recorder.note_kernel)
-    with torch.device("meta"), torch.inference_mode(), eager, known_as, whole, loops, pieces, recorder:
+    pieces, scans = whole_lightning(module, recorder.note_kernel), whole_scans(module, recorder.note_kernel)
+    with torch.device("meta"), torch.inference_mode(), eager, known_as, whole, loops, pieces, scans, recorder:
         module(*positional, **named)
     return ModuleRun(recorder.calls, tuple(parameters), tuple(inputs))
 

@@ -70,6 +70,8 @@ NONLINEAR = _words(
 )
 
 
+SCAN = "elementwise_scan"
+"""A pass over a sequence whose state has as many channels as the values."""
 LIMITS = frozenset(["clamp", "clamp_min", "clamp_max"])
 
 
@@ -89,5 +91,5 @@ def is_known(op: str) -> bool:
     """Whether an operator is in one of the lists."""
     name = base(op)
     listed = (VIEWS, POINTWISE, COPIES, PRODUCTS, GROUPED, NORMS, LOSSES, DROPOUTS)
-    whole = (ATTENTION, CONVOLUTION, *RECURRENCES, "embedding", "placeholder")
+    whole = (ATTENTION, CONVOLUTION, SCAN, *RECURRENCES, "embedding", "placeholder")
     return name in whole or any(name in each for each in listed)
