@@ -312,6 +312,7 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
         return f"{place}: {key} = {short(item['input'])}: {_mapping(model, location, item['input'])}"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
+    message = message.replace("Input should be ", "allowed: ") if item["type"] == "literal_error" else message
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
         return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
     return f"{place}: {key} = {short(item.get('input'))}: {message}"

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -142,9 +142,23 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
         flag = re.search(r"'(?:-\w, )?(--[\w-]+)'", message)
         for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
             name, _, joined = word.partition("=")
-            if flag and name == flag[1] and (hint := written_out(joined or value)):
-                return f"{message}{hint}"
+            if flag and name == flag[1]:
+                values, told = _values_of(name), joined or value
+                hint = f"; allowed: {', '.join(map(str, values))}" if values else written_out(told)
+                return f"Invalid value for '{name}': {told!r} is no whole number{hint}"
     return message
+
+
+def _values_of(flag: str) -> tuple[Any, ...]:
+    """The values of a choice of a plan by its flag, where they are written out."""
+    from simpar.plan.choices import CHOICES, path_of
+    from simpar.plan.plan import Plan
+
+    named = next((choice.name for choice in CHOICES if choice.flag and choice.flag.spelling == flag), "")
+    section, field = path_of(named)
+    fields = getattr(Plan.model_fields[section].annotation, "model_fields", {}) if section else {}
+    annotation = fields[field].annotation if field in fields else None
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def values_by_key(values: Mapping[str, Any], flags: tuple[ScenarioFlag, ...] = ()) -> dict[str, Any]:

@@ -6,6 +6,7 @@ decided after them, on the layout: by the deciders of :mod:`simpar.program.resol
 """
 
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
 from simpar.architectures.graph import ModelGraph
@@ -22,7 +23,7 @@ from simpar.plan.choices import (
     tensor_parallel,
 )
 from simpar.plan.choices.experts import Experts
-from simpar.plan.choices.target import Workload
+from simpar.plan.choices.target import Workload, format_divisors
 from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import layers_by_cost
@@ -55,7 +56,11 @@ def _replicas(target: Workload, *, tp: int, cp: int, pp: int, dp: int | None, st
     factors = f"tp x cp x pp = {tp} x {cp} x {pp} = {tp * cp * pp}"
     left, rest = divmod(target.world_size, tp * cp * pp)
     if rest:
-        raise UserError(f"plan: {factors} does not divide the {target.world_size} devices; allowed: a divisor")
+        nodes = lcm(tp * cp * pp, target.devices_per_node) // target.devices_per_node
+        raise UserError(
+            f"plan: {factors} does not divide the {target.world_size} devices; allowed: a product of "
+            f"{format_divisors(target.world_size)}, or {nodes} nodes ({nodes * target.devices_per_node} devices)"
+        )
     if dp not in (None, left):
         raise UserError(
             f"plan.dp = {dp}: {factors} on {target.world_size} devices leaves {left}; allowed: {left}, or no dp"

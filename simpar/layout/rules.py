@@ -7,6 +7,8 @@ choices, which searches ask, compute elementwise in degrees of the mesh, zero, h
 from collections.abc import Callable, Mapping
 from math import gcd
 
+from typing import Any
+
 import numpy as np
 
 from simpar.architectures.flops import shape_dims
@@ -135,9 +137,14 @@ def _experts(layout: Layout, target: Workload) -> Refusals:
     )
 
 
+def _batches(batch: int, dp: Any) -> str:
+    near = [str(count * dp) for count in (batch // dp, batch // dp + 1) if count]
+    return f"allowed: a multiple of dp, such as {' or '.join(near)}, or a dp that divides {batch}"
+
+
 def _batch(layout: Layout, target: Workload) -> Refusals:
     dp, micro_batch, batch = layout.dp, layout.micro_batch, target.training.global_batch
-    yield batch % dp != 0, lambda: f"plan.dp = {dp}: does not divide global_batch = {batch}; allowed: a divisor of it"
+    yield batch % dp != 0, lambda: f"plan.dp = {dp}: does not divide global_batch = {batch}; {_batches(batch, dp)}"
     yield (
         batch // dp % micro_batch != 0,
         lambda: (

@@ -111,6 +111,8 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--set", "training.seq_len=4k"], "write the number out: 4096 or 4000"),
         (["simulate", "gpt2-laptop", "--seq-len", "4k"], "write the number out: 4096 or 4000"),
         (["simulate", "gpt2-laptop", "--global-batch=2M"], "write the number out: 2097152 or 2000000"),
+        (["simulate", "gpt2-laptop", "--zero", "zero3"], "'--zero': 'zero3' is no whole number; allowed: 0, 1, 2, 3"),
+        (["simulate", "gpt2-laptop", "--zero", "4"], "plan.zero = 4: allowed: 0, 1, 2 or 3"),
         (["simulate", "gpt2-laptop", "--vpp", "2"], "--vpp 2: chunks are those of pipeline ranks"),
         (["compare", "llama-3-8b", "gpt2-laptop"], "is a model, not a scenario"),
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),

@@ -28,7 +28,10 @@ def test_dp_and_the_schedule_are_filled_in(target):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"tp": 8, "pp": 3}, "tp x cp x pp = 8 x 1 x 3 = 24 does not divide the 64 devices"),
+        (
+            {"tp": 8, "pp": 3},
+            "24 does not divide the 64 devices; allowed: a product of 1, 2, 4, 8, 16, 32, 64, or 3 nodes (24",
+        ),
         ({"tp": 8, "dp": 4}, "plan.dp = 4: tp x cp x pp = 8 x 1 x 1 = 8 on 64 devices leaves 8; allowed: 8"),
         ({"tp": 64}, "plan.tp = 64: does not divide the attention heads 32; allowed: 1, 2, 4, 8, 16, 32"),
         (
@@ -84,7 +87,12 @@ def test_what_cannot_be_says_why(target, values, said):
         ),
         ({"cp": 2, "cp_balance": "zigzag"}, {"seq_len": 127}, "(tp = 1, cp_balance = zigzag); allowed: 1"),
         ({"cp": 2, "cp_balance": "zigzag"}, {"seq_len": 1}, "(tp = 1, cp_balance = zigzag); allowed: 1"),
-        ({}, {"global_batch": 96}, "plan.dp = 64: does not divide global_batch = 96"),
+        (
+            {},
+            {"global_batch": 96},
+            "plan.dp = 64: does not divide global_batch = 96; allowed: a multiple of dp, such as 64",
+        ),
+        ({}, {"global_batch": 9}, "global_batch = 9; allowed: a multiple of dp, such as 64, or a dp that divides 9"),
         (
             {"pp": 8, "vpp": 2},
             {"global_batch": 96},

@@ -119,7 +119,7 @@ def test_microbatches():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tp: 1\nzero: 4", "/plan.yaml:2: zero = 4: Input should be 0, 1, 2 or 3"),
+        ("tp: 1\nzero: 4", "/plan.yaml:2: zero = 4: allowed: 0, 1, 2 or 3"),
         ("micro_batch_size: 0", "/plan.yaml:1: micro_batch_size = 0: Input should be greater than or equal to 1"),
         ("mesh:\n  tp: 0", "/plan.yaml:2: mesh.tp = 0: Input should be greater than or equal to 1"),
         ("tpp: 4", "/plan.yaml:1: tpp = 4: is not a key of a plan; did you mean 'tp'?"),
