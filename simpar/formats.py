@@ -49,7 +49,7 @@ class Format:
 RESULT = Format("schema_version", 1, "simpar simulate --json", "a result", "simpar report {}")
 SEARCH = Format("search_schema_version", 1, "simpar search --json", "a search", "simpar report {} --summary")
 GRID = Format(
-    "grid_schema_version", 1, "simpar search --over --json", "a grid of searches", "simpar plot {} --kind heatmap",
+    "grid_schema_version", 1, "simpar search --over --json", "a grid of searches", "simpar report {}",
     is_scenario=False,
 )  # fmt: skip
 HOW_MANY = Format(
@@ -58,10 +58,11 @@ HOW_MANY = Format(
 )  # fmt: skip
 CHECK = Format("check_schema_version", 1, "simpar check --json", "a checked launch", "simpar simulate {}")
 SWEEP = Format(
-    "schema_version", 1, "simpar simulate --over --json", "a grid of simulations", mark="sweep", is_scenario=False
-)
+    "schema_version", 1, "simpar simulate --over --json", "a grid of simulations", "simpar report {}", mark="sweep",
+    is_scenario=False,
+)  # fmt: skip
 EXPLANATION = Format("schema_version", 1, "simpar explain --json", "an explained run", mark="logged", is_scenario=False)
-"""simpar itself does not read files of these two kinds back."""
+"""simpar itself does not read files of this kind back."""
 PLAN = Format("version", 1, "simpar search -o", "a plan")
 """Hand-written plans may leave the version out; :class:`simpar.plan.plan.Record` checks it itself, as a text."""
 

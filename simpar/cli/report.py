@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @app.command(epilog="Example: simpar report result.json -o report.html")
 def report(
     result: Annotated[
-        str, typer.Argument(help="A result or a search (--json), a plan or a scenario", metavar="RESULT")
+        str,
+        typer.Argument(help="A result, a search, a grid or a sweep (--json), a plan or a scenario", metavar="RESULT"),
     ],
     output: Annotated[str, typer.Option("-o", "--output", help="Page to write")] = "report.html",
     advise: Annotated[
@@ -32,17 +33,24 @@ def report(
 ) -> None:
     """Write a result as one page to open in a browser.
 
-    A zoomable timeline, memory over time, where the step goes, limiting factors and layouts to try next. The page loads
-    nothing from the network.
+    A zoomable timeline, memory over time, where the step goes, limiting factors and layouts to try next. A grid of
+    searches, or a sweep, is a table of all its cells. The page loads nothing from the network.
     """
+    from simpar.errors import UserError
+    from simpar.report.grid import load_grid
     from simpar.report.html import save_report
 
     if summary:
         _save_summary(result, output)
-        console().print(f"wrote {output}", soft_wrap=True)
-        return
-    section, loaded = _found(result), result_of(result)
-    save_report(_advised(loaded) if advise else loaded, output, section)
+    elif result.endswith(".json") and (grid := load_grid(result, is_drawn=False)) is not None:
+        from simpar.report.grid_page import save_grid_page
+
+        if advise:
+            raise UserError(f"--advise: {result} is a grid; allowed: a search or a result")
+        save_grid_page(grid, output)
+    else:
+        section, loaded = _found(result), result_of(result)
+        save_report(_advised(loaded) if advise else loaded, output, section)
     console().print(f"wrote {output}", soft_wrap=True)
 
 

@@ -6,7 +6,6 @@ choices, which searches ask, compute elementwise in degrees of the mesh, zero, h
 
 from collections.abc import Callable, Mapping
 from math import gcd
-
 from typing import Any
 
 import numpy as np

@@ -29,27 +29,35 @@ OUTSIDE_INK = "#666666"
 DARK_SHARE = 0.6  # share of the colour scale above which letters are white
 
 
-def load_grid(path: str | Path) -> dict[str, Any] | None:
+def load_grid(path: str | Path, *, is_drawn: bool = True) -> dict[str, Any] | None:
     """A saved grid of searches, or a sweep in the form of one; None if the file holds something else.
 
-    Raises UserError if it is not JSON, or a sweep over more than two keys.
+    Raises UserError if it is not JSON, or a sweep over more than two keys that ``is_drawn``.
     """
     result = read_object(path)
     if formats.SWEEP.mark in result:
         formats.SWEEP.check(result, str(path))
-        return _grid_of_sweep(result["sweep"], str(path))
+        if not result["sweep"]:
+            raise UserError(f"{path}: is a sweep without a choice")
+        axes = list(result["sweep"][0]["choice"])
+        if is_drawn and len(axes) > 2:
+            raise UserError(f"{path}: is a sweep over {', '.join(axes)}; allowed: one or two keys in a picture")
+        return _grid_of_sweep(result["sweep"], axes)
     if formats.GRID.key not in result:
         return None
     formats.GRID.check(result, str(path))
+    if not result["cells"]:
+        raise UserError(f"{path}: is a grid without a cell")
     return result
 
 
-def _grid_of_sweep(rows: Sequence[Mapping[str, Any]], source: str) -> dict[str, Any]:
+def _grid_of_sweep(rows: Sequence[Mapping[str, Any]], axes: list[str]) -> dict[str, Any]:
     """A sweep as a grid: a cell per choice, with its figures where it was simulated."""
-    axes = list(rows[0]["choice"])
-    if len(axes) > 2:
-        raise UserError(f"{source}: is a sweep over {', '.join(axes)}; allowed: one or two keys in a picture")
-    cells = [{**row["choice"], "best": row if "step_time_s" in row else None, "instead": _instead(row)} for row in rows]
+    cells = [
+        {**row["choice"], "best": row if "step_time_s" in row else None, "instead": _instead(row),
+         "reason": row.get("refused", "")}
+        for row in rows
+    ]  # fmt: skip
     return {"axes": axes, "cells": cells, "title": f"{' by '.join(axes)}", "caption": SWEEP_CAPTION}
 
 
@@ -105,7 +113,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
     axes.tick_params(which="minor", length=0)
     caption = [grid.get("caption", GRID_CAPTION), *([FRONTIER_CAPTION] if fits.any() and not fits.all() else [])]
     axes.set_title("\n".join(caption), loc="left", fontsize=8, color=INK)
-    figure.suptitle(_title(grid), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
+    figure.suptitle(title_of(grid), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
     return figure
 
 
@@ -115,7 +123,8 @@ def _rank(cell: Mapping[str, Any]) -> tuple[bool, float]:
     return (bool(best.get("fits", True)), float(best["mfu"])) if best else (False, -1.0)
 
 
-def _title(grid: Mapping[str, Any]) -> str:
+def title_of(grid: Mapping[str, Any]) -> str:
+    """What a grid shows, for its picture and its page."""
     between = grid["axes"][1:-1]
     what = "Best layout" if "caption" not in grid else "Every choice"
     return f"{what}: {grid['title']}" + (f" (best over {', '.join(between)})" if between else "")

@@ -173,7 +173,14 @@ def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
     """Write a page: a grid for two keys, otherwise a list, shaded by the step time of what fits."""
     from simpar.report.html import environment, fill_template
 
-    page = {"title": title, "grid": _grid(rows), "table": table(rows), "shades": [_shade(row, rows) for row in rows]}
+    page = {
+        "title": title,
+        "brand": "one simulated step for every choice",
+        "note": "The darker, the faster; what does not fit has no shade.",
+        "grid": _grid(rows),
+        "table": table(rows),
+        "shades": [_shade(row, rows) for row in rows],
+    }
     write_atomic(path, fill_template(environment().get_template("sweep.html.j2"), page))
 
 

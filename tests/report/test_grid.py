@@ -1,12 +1,13 @@
 """Pictures of grids of searches: every cell says what its best plan takes, and how sure that is."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from simpar import cli
 from simpar.errors import UserError
-from simpar.formats import SWEEP
+from simpar.formats import GRID, SWEEP
 from simpar.plan.plan import Plan
 from simpar.report.grid import load_grid, plot_grid
 
@@ -99,3 +100,35 @@ def test_a_result_is_no_grid(result, tmp_path):
     """It shares the key of its version with sweeps."""
     result.save(tmp_path / "r.json")
     assert load_grid(tmp_path / "r.json") is None
+
+
+def test_a_grid_is_a_page_with_all_its_cells(tmp_path, monkeypatch, capsys):
+    """Of searches and of a sweep over any number of keys: figures and layout, or why there are none."""
+    monkeypatch.chdir(tmp_path)
+    cells = [
+        {"model": "m", "nodes": n, "best": best, "reason": why} for n, best, why in ((1, None, "memory"), (2, BEST, ""))
+    ]
+    Path("grid.json").write_text(json.dumps({GRID.key: 1, "axes": ["model", "nodes"], "cells": cells, "title": "<t>"}))
+    assert cli.run(["report", "grid.json"]) == 0
+    page = Path("report.html").read_text()
+    for words in (
+        "Best layout: &lt;t&gt;",
+        "nothing fits<small>memory",
+        "50.0%",
+        "64.0 GiB",
+        "97 % sure",
+        "1 device mb1",
+    ):
+        assert words in page
+    rows = [((1, 1, 1), False), ((1, 2, 1), True), ((2, 1, 2), None)]
+    sweep_file(tmp_path / "s.json", rows, keys=("tp", "micro_batch", "pp"))
+    assert cli.run(["report", "s.json", "-o", "s.html"]) == 0
+    page = Path("s.html").read_text()
+    assert page.count("<tr") == 1 + len(rows)
+    assert "does not fit" in page
+    capsys.readouterr()
+    assert cli.run(["report", "s.json", "--advise"]) == 2
+    assert capsys.readouterr().err == "--advise: s.json is a grid; allowed: a search or a result\n"
+    sweep_file(tmp_path / "s.json", [])
+    assert cli.run(["report", "s.json"]) == 2
+    assert capsys.readouterr().err == "s.json: is a sweep without a choice\n"
