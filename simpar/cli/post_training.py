@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simpar.plan.post_training import PostTraining
     from simpar.scenario import Scenario
 
-OF_ONE_UPDATE = ("timeline", "memory_plot", "html", "ranks", "advise", "seed", "flops_convention")
+OF_ONE_UPDATE = ("memory_plot", "ranks", "advise", "seed", "flops_convention")
 """Options of ``simulate`` that belong to one update of training."""
 
 
@@ -82,7 +82,8 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
     for name in OF_ONE_UPDATE:
         if values[name]:
             flag = name.replace("_", "-")
-            raise UserError(f"--{flag}: is of one update of training; allowed with --rl: --json, --trace, --engine")
+            raise UserError(f"--{flag}: is of one update of training; allowed with --rl: --json, --html, --timeline, "
+                            "--trace, --engine")  # fmt: skip
     if loaded.perturbation != type(loaded.perturbation)() or loaded.operation is not None:
         raise UserError("--rl: with perturbation or operation; allowed: neither, they are of training alone")
     from simpar.posttraining.simulate import post_train
@@ -96,6 +97,11 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
         from simpar.report.trace import write_trace
 
         write_trace(result.timeline, values["trace"], metadata={"simpar_version": __version__})
+    for name in ("timeline", "html"):
+        if values[name]:
+            from simpar.posttraining.picture import save_pools
+
+            save_pools(result, values[name])
     code = INFEASIBLE if values["require_fit"] and not result.fits else 0
     if values["json_"]:
         text = json.dumps(result.to_dict(), allow_nan=False) + "\n"

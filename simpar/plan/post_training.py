@@ -132,7 +132,8 @@ class WeightMoves(Strict):
     "resharded": it receives its part alone. ``through`` "host": over the host's memory and network, not from device to
     device. ``changed`` is the share of values that are sent, each with a 4-byte position (1: all, without positions).
     ``offload``: colocated training states leave for the host's memory while generation runs; ``sleep``: weights and
-    cache of generation are freed while training runs.
+    cache of generation are freed while training runs. ``overhead`` is what software adds to every arrival of weights:
+    tensors one by one, engines that wake up, as logs of yours tell it.
     """
 
     method: Literal["gathered", "resharded"] = "gathered"
@@ -140,6 +141,7 @@ class WeightMoves(Strict):
     changed: PositiveFraction = 1.0
     offload: bool = True
     sleep: bool = True
+    overhead: Seconds = 0.0
 
 
 class ScoringPasses(Strict):

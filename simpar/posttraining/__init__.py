@@ -5,5 +5,5 @@ skipped in closed form; training and passes over finished responses are today's 
 the same time or in turns (:mod:`simpar.posttraining.pools`) and become one Program.
 """
 
-OPEN = ("exports", "search", "search_terminal", "simulate", "terminal")
+OPEN = ("exports", "picture", "search", "search_terminal", "simulate", "terminal")
 """The modules that other rooms may import; all others are inner."""

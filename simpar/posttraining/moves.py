@@ -199,7 +199,7 @@ class Resharding:
                 received.needed * self._share / host_rate(self.targets),
             ]
         copied = (2.0 * received.from_node + 2.0 * received.needed) / self.engine.kernels.bandwidth
-        return float(latency + max(parts) + copied)
+        return float(latency + max(parts) + copied + self.moves.overhead)
 
     @property
     def _copies_apart(self) -> int:

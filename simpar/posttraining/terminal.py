@@ -18,17 +18,26 @@ def print_post_training(result: PostTrainingResult, console: Console) -> None:
     figures = result.figures
     for name, words in lead_lines(figures):
         console.print(f"{name:8}{words}", soft_wrap=True)
-    for title, table in (
+    for title, table in tables(figures):
+        console.print(f"\n{title}", style="bold")
+        console.print(table)
+    for title, lines in lists(figures):
+        print_lines(console, lines, title, mark="- ")
+
+
+def tables(figures: PostTrainingFigures) -> tuple[tuple[str, ReportTable], ...]:
+    """Where time and memory go, by title."""
+    return (
         ("Where a step of the training devices goes", _training(figures)),
         ("Where a step of a replica goes (mean over replicas)", _generation(figures)),
         ("Memory of the fullest device", _memory(figures)),
         ("Texts, tokens", _lengths(figures)),
-    ):
-        console.print(f"\n{title}", style="bold")
-        console.print(table)
-    print_lines(console, figures.limits, "Limiting factors", mark="- ")
-    print_lines(console, figures.assumed, "Assumed", mark="- ")
-    print_lines(console, figures.not_modelled, "Not modelled", mark="- ")
+    )
+
+
+def lists(figures: PostTrainingFigures) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What limits, what was assumed and what is not modelled, by title."""
+    return (("Limiting factors", figures.limits), ("Assumed", figures.assumed), ("Not modelled", figures.not_modelled))
 
 
 def lead_lines(figures: PostTrainingFigures) -> Iterator[tuple[str, str]]:

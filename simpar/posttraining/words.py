@@ -85,7 +85,11 @@ def not_modelled(setting: PostTrainingSetting) -> Iterator[str]:
     """What the answer leaves out."""
     yield NEVER_MEASURED
     yield "lengths of a group's samples are drawn independently; no tools, turns with an environment, or aborted groups"
-    yield "speculative decoding, custom all-reduce kernels, separate pools for prompts"
+    yield "speculative decoding, engines' own kernels for all-reduces and exchanges of few tokens, pools for prompts"
+    if not setting.section.weights.overhead:
+        yield "software between the parts of a step: tensors one by one, engines that wake up (weights.overhead)"
+    if setting.trained.plan.tuning.is_used:
+        yield "adapters are merged, and all weights are sent"
     yield "replicas on training devices while these wait (hybrid placement)"
     if any(layer.window < setting.trained.training.seq_len for layer in setting.served.cached_layers.values()):
         yield "layers with a sliding window keep all tokens in the cache"

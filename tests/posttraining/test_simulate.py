@@ -162,10 +162,7 @@ def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
     ("words", "said"),
     [
         (["--rl"], "--rl: the scenario has no section post_training"),
-        (
-            ["--rl", "--timeline", "x.png", *(word for each in SETS for word in ("--set", each))],
-            "--timeline: is of one",
-        ),
+        (["--rl", "--ranks", *(word for each in SETS for word in ("--set", each))], "--ranks: is of one"),
         (
             [*(word for each in ("post_training.prompts=0", *SETS[1:]) for word in ("--set", each))],
             "post_training.prompts = 0",
@@ -179,3 +176,23 @@ def test_refusals_of_the_command_line_exit_with_2(capsys, words, said):
     error = capsys.readouterr().err
     assert said in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_pictures_show_both_pools(tmp_path, monkeypatch):
+    """A page with the picture and the tables, and a picture alone, with a row for each side."""
+    monkeypatch.chdir(tmp_path)
+    words = [*FLAGS, "--rl", *(word for each in SETS for word in ("--set", each))]
+    assert run([*words, "--html", "step.html", "--timeline", "step.svg"]) == 0
+    page, picture = (tmp_path / "step.html").read_text(), (tmp_path / "step.svg").read_text()
+    assert "Where a step of a replica goes" in page
+    assert "no measured run of reinforcement learning" in page
+    for text in (page, picture):
+        assert "<svg" in text
+        assert "training" in text
+        assert "replica 7" in text
+
+
+def test_overhead_of_software_is_added_to_new_weights():
+    """As often as weights arrive."""
+    usual, slow = simulated().figures, simulated(weights={"overhead": 1.5}).figures
+    assert slow.parts_s.weights == pytest.approx(usual.parts_s.weights + 1.5)

@@ -1,0 +1,67 @@
+"""Both pools over time: a row for the training devices, one for every replica, bars for what each does."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.posttraining.answer import PostTrainingResult
+from simpar.posttraining.program import KINDS
+from simpar.posttraining.terminal import lead_lines, lists, tables
+from simpar.report.figures import canvas, save_figure
+from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, INK
+from simpar.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOUR = {"generate": FORWARD, "score": AGAIN, "train": BACKWARD, "weights": COMM, "switch": HOST}
+MOST_ROWS = 24
+BAR = 0.8
+
+
+def save_pools(result: PostTrainingResult, path: str | Path) -> None:
+    """Write the timeline as .png, .svg, .pdf or .html, whose page has the tables, too. Raises UserError otherwise."""
+    save_figure(lambda: plot_pools(result), path, "a step of reinforcement learning", _below(result))
+
+
+def plot_pools(result: PostTrainingResult) -> Figure:
+    """The picture: the training devices first, then replicas, of many every so many."""
+    timeline = result.timeline
+    rows, kinds = timeline.slices, [label.kind for label in timeline.labels]
+    classes = np.arange(len(timeline.classes))
+    shown = classes if len(classes) <= MOST_ROWS else np.unique(np.linspace(0, len(classes) - 1, MOST_ROWS).astype(int))
+    figure, axes = canvas(0.28 * len(shown) + 1.5)
+    for at, each in enumerate(shown.tolist()):
+        mine = np.flatnonzero(rows.class_id == each)
+        for kind, colour in COLOUR.items():
+            bars = [row for row in mine.tolist() if kinds[int(rows.label[row])] == kind]
+            spans = [
+                (rows.start_ns[row] / NS_PER_S, (rows.finish_ns[row] - rows.start_ns[row]) / NS_PER_S) for row in bars
+            ]
+            axes.broken_barh(spans, (at - BAR / 2, BAR), facecolors=colour, linewidth=0)
+    axes.set_yticks(range(len(shown)), [timeline.classes[each].name for each in shown.tolist()])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds", color=INK, fontsize=8)
+    axes.set_xlim(0.0, timeline.span_ns / NS_PER_S)
+    handles = [axes.barh([0], [0], color=colour, label=f"{kind}: {KINDS[kind]}") for kind, colour in COLOUR.items()]
+    axes.legend(
+        handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(handles), fontsize=8, frameon=False
+    )
+    return figure
+
+
+def _below(result: PostTrainingResult) -> str:
+    """The answer in words and tables, under the picture of a page."""
+    figures = result.figures
+    lines = "".join(f"<p><b>{escape(name)}</b> {escape(words)}</p>" for name, words in lead_lines(figures))
+    parts = "".join(f"<h2>{escape(title)}</h2>{table.html()}" for title, table in tables(figures))
+    said = "".join(
+        f"<h2>{escape(title)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in some)}</ul>"
+        for title, some in lists(figures)
+        if some
+    )
+    return lines + parts + said
