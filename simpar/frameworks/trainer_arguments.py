@@ -27,8 +27,10 @@ LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "srun", "mpirun")
 LAUNCHED_AS = {
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
+    **dict.fromkeys(("mpiexec", "mpiexec.hydra", "horovodrun", "ibrun"), "mpirun"),
+    **dict.fromkeys(("jsrun", "aprun", "flux"), "srun"),
 }  # fmt: skip
-"""Modules that are launchers."""
+"""Modules that are launchers, and others that start as many processes as they are told."""
 
 
 @dataclass(frozen=True)

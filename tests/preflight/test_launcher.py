@@ -85,6 +85,22 @@ def test_front_ends_that_start_accelerate_take_its_flags(flags: str, nodes: int 
     assert (found.target, found.nodes, found.ranks) == ("trl", nodes, ranks)
 
 
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        (f"accelerate launch --gpu_ids 0,1,2 --multi_gpu {TRAIN}", 3),
+        (f"accelerate launch --gpu_ids all --num_processes 4 {TRAIN}", 4),
+        (f"mpiexec -n 8 -ppn 4 python {TRAIN}", 8),
+        (f"ibrun -n 8 python {TRAIN}", None),
+    ],
+)
+def test_devices_by_number_and_other_launchers_of_ranks(text: str, ranks: int | None) -> None:
+    """Devices that accelerate is given; Python that another launcher starts is not alone."""
+    launch = launch_of(text, "job.sh")
+    assert (launch.world_size, launch.is_single) == (ranks, False)
+    assert given_text(text, "job.sh").found.plan.mesh.dp is None
+
+
 def test_a_command_has_its_own_variables() -> None:
     """Those that the script set by then, and those before its words, which no other command has."""
     text = f"A=1\nB=2 C=3 true\nenv D=4 B=5 torchrun {TRAIN}\nA=6"
