@@ -57,6 +57,8 @@ def simulate(scenario: str | None, **values: Any) -> int:
     from simpar.scenario import load_scenario
 
     flags = values_by_key(values, (*RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
+    if values["over"] and values["rl"]:
+        raise UserError("--over: is a table of single updates; allowed with --rl: --set post_training.KEY=VALUE")
     if values["over"]:
         from simpar.cli.sweep import run_sweep
 

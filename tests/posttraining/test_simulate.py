@@ -168,6 +168,7 @@ def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
             "post_training.prompts = 0",
         ),
         (["--set", "post_training.prompts=8"], "post_training.lengths"),
+        (["--rl", "--over", "plan.zero=1,3"], "--over: is a table of single updates"),
     ],
 )
 def test_refusals_of_the_command_line_exit_with_2(capsys, words, said):
