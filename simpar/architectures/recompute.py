@@ -93,6 +93,11 @@ def policy_of_every(count: int | str) -> str:
     return f"{_EVERY}{count}"
 
 
+def policy_of_segments(count: int) -> str:
+    """The policy that recomputes all layers in segments of ``count``."""
+    return f"{_SEGMENTS}{count}"
+
+
 def period(policy: str) -> int | None:
     """C of ``every:C``; None of other policies."""
     return int(policy.removeprefix(_EVERY)) if policy.startswith(_EVERY) else None

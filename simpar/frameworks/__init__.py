@@ -254,8 +254,8 @@ def _of_data(training: Training) -> Iterator[Loss]:
 def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     """The plan without what its target cannot express, and the losses.
 
-    No target takes a recomputation choice by layer or in segments, or 4-bit products; few have 8-bit products or many
-    optimizers.
+    No target takes a recomputation choice by layer, or 4-bit products; few recompute in segments, have 8-bit products
+    or many optimizers.
     """
     policy, optimizer, precision = plan.memory.recompute, plan.numerics.optimizer, plan.numerics.precision
     has = target.numerics
@@ -264,7 +264,8 @@ def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
         known = ", ".join(has.optimizers)
         lost.append(Loss("optimizer", optimizer, f"the target has {known}: {DEFAULT_OPTIMIZER} in its place"))
         plan = plan.with_values(optimizer=DEFAULT_OPTIMIZER)
-    if policy == OPTIMAL or chosen_layers(policy) is not None or segment_layers(policy) is not None:
+    in_segments = segment_layers(policy) is not None and "segments" not in target.features
+    if policy == OPTIMAL or chosen_layers(policy) is not None or in_segments:
         lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
         plan = plan.with_values(recompute="full")
     instead = in_place_of(precision, has.precisions)

@@ -92,6 +92,8 @@ def _recomputed(s: Subject) -> Iterator[Loss]:
     further = range(len(s.graph.layers) - predictions(s), len(s.graph.layers))
     if recompute.period(kind) and any(recompute.is_full(recompute.of_layer(kind, each)) for each in further):
         yield Loss("recompute", kind, "layers that predict further tokens are recomputed with all others or not")
+    if recompute.segment_layers(kind) is not None and predictions(s):
+        yield Loss("recompute", kind, "layers that predict further tokens are segments of their own")
     chosen = set(module_names(kind))
     if s.plan.numerics.precision == "fp8" and chosen & UNSCALED:
         yield Loss("recompute", kind, f"delayed scaling of fp8 recomputes no {' or '.join(sorted(UNSCALED))}")
@@ -306,8 +308,9 @@ def _recompute(s: Subject) -> Options:
         return {}
     if modules := _modules(s):
         return {"--recompute-granularity": "selective", "--recompute-modules": modules}
-    if kind == "full":
-        return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
+    length = 1 if kind == "full" else recompute.segment_layers(kind)
+    if length is not None:
+        return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": length}
     first = s.recomputed_per_stage
     return {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": first or 1}
 
@@ -400,6 +403,7 @@ MEGATRON = Target(
         "fused_kernels",
         "fused_permutation",
         "graphs",
+        "segments",
     ),
     numerics=NUMERICS,
 )

@@ -240,6 +240,13 @@ MEGATRON_BRIDGE = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("dispatcher", "empty_cache_steps", "expandable_segments", "gradient_accumulation_fusion", "graphs"),
+    features=(
+        "dispatcher",
+        "empty_cache_steps",
+        "expandable_segments",
+        "gradient_accumulation_fusion",
+        "graphs",
+        "segments",
+    ),
     numerics=megatron.NUMERICS,
 )

@@ -7,7 +7,15 @@ from itertools import accumulate, pairwise
 from pathlib import PurePath
 from typing import Any, get_args
 
-from simpar.architectures.recompute import MODULES, by_layer, joint_mode, of_layer, of_modules, policy_of_every
+from simpar.architectures.recompute import (
+    MODULES,
+    by_layer,
+    joint_mode,
+    of_layer,
+    of_modules,
+    policy_of_every,
+    policy_of_segments,
+)
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note
 from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
@@ -280,6 +288,9 @@ def _segments(given: Arguments, number: int) -> str:
     sizes = _stage_sizes(given)
     if number == 1 or not sizes:
         return "full"
+    lengths = {min(number, size) for size in sizes if size}
+    if len(lengths) == 1 and not _further(given) and not any(size % max(lengths) for size in sizes):
+        return policy_of_segments(max(lengths))
     modes = []
     for size in sizes:
         length = min(number, size)

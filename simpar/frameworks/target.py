@@ -21,6 +21,7 @@ FEATURES = {
         (each.name for each in CHOICES if each.section == "execution"),
         "options say what a plan chose there; else that is lost",
     ),
+    "segments": "options say segments of layers that are recomputed from their first input; else that is lost",
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
 """Features of a target besides writing files."""

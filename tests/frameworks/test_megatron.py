@@ -360,8 +360,8 @@ ON_TWO = "--num-layers 80 --pipeline-model-parallel-size 2"
         (f"20 --recompute-method block {ON_TWO} --mtp-num-layers 1", "layers:full*20,none*20,full*20,none*21"),
         (f"40 --recompute-method block {ON_TWO} --mtp-num-layers 1", "layers:full*80,none*1"),
         ("1 --recompute-method uniform --num-layers 32", "full"),
-        ("8 --recompute-method uniform --num-layers 32", "layers:full:8*32"),
-        (f"50 --recompute-method uniform {ON_TWO}", "layers:full:40*80"),
+        ("8 --recompute-method uniform --num-layers 32", "segments:8"),
+        (f"50 --recompute-method uniform {ON_TWO}", "segments:40"),
         (f"39 --recompute-method uniform {ON_TWO}", "layers:full:39*39,full*1,full:39*39,full*1"),
         (f"40 --recompute-method uniform {ON_TWO} --mtp-num-layers 1", "layers:full:40*80,full*1"),
         ("8 --recompute-method uniform", "full"),
@@ -385,6 +385,17 @@ def test_every_cth_layer_comes_back_or_is_a_loss(values, count):
         again = checked(**values, recompute=read(text, "command.sh", "megatron").plan.memory.recompute)
         numbers = [subject(each, graph, TRAINING, "megatron").recomputed_per_stage for each in (plan, again)]
         assert numbers[0] == numbers[1] is not None
+
+
+@pytest.mark.parametrize(("values", "count"), [({"dp": 8}, 8), ({"dp": 8}, 32), ({"pp": 4, "dp": 2, "vpp": 2}, 2)])
+def test_segments_come_back(values, count):
+    """As Megatron's uniform method, which begins them with every virtual stage: plans keep them within stages."""
+    graph, plan = load_model("llama-3-8b"), checked(**values, recompute=f"segments:{count}")
+    for target, file in (("megatron", "command.sh"), ("megatron-bridge", "llama_3_8b.py")):
+        assert not unsupported(plan, graph, TRAINING, target)
+        text = next(text for name, text in exported(target, plan).items() if name.endswith(file[-3:]))
+        assert read(text, file, target).plan.memory.recompute == f"segments:{count}"
+    assert any("segments" in each for each in unsupported(plan, graph, TRAINING, "deepspeed"))
 
 
 def test_every_cth_layer_is_counted_without_those_that_predict():
