@@ -52,7 +52,7 @@ def test_every_key_is_one_of_the_framework(target, settings, flags):
 
 
 @pytest.mark.parametrize(("target", "name"), [("verl", "command.sh"), ("nemo-rl", "config.yaml")])
-@pytest.mark.parametrize("flags", [{}, CORE], ids=["sharded", "core"])
+@pytest.mark.parametrize("flags", [{}, CORE, {**CORE, "plan.recompute": "full"}], ids=["sharded", "core", "recomputed"])
 def test_readers_find_the_training_layout(target, name, flags):
     """Degrees, batch, context and recomputation come back as they were."""
     files = made(target, flags=flags).files
