@@ -33,6 +33,9 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "ep", "dense models have no experts")
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
     yield from rules.only_schedules(s, ENGINES)
+    numerics = s.plan.numerics
+    if numerics.precision == "fp32" and numerics.grad_dtype != "fp32":
+        yield Loss("grad_dtype", numerics.grad_dtype, "gradients of parameters in fp32 are fp32")
     yield from rules.no_axis(s, "cp", "the assignment of tokens to ring ranks cannot be set")
     yield from _sharding(s)
     if s.plan.mesh.pp > 1 and s.plan.pipeline.layers not in (None, layers_by_cost(s.graph, s.plan.mesh.pp)):

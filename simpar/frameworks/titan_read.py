@@ -11,7 +11,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.recompute import policy_of_every
 from simpar.errors import UserError
 from simpar.frameworks import rules
-from simpar.frameworks.overrides import flagged
+from simpar.frameworks.overrides import flagged, text_beside
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, flat, split_name
@@ -19,11 +19,14 @@ from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import BY_ROW, EAGER, FLAVORS, IMPLEMENTATIONS, MIXTURES, ROTATION, SCHEDULES
 from simpar.frameworks.words import WordTable
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import natural_vpp
+from simpar.plan.schedules.actions import from_csv
 
 CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "none": "none", "full": "full", "selective": "selective"}
 CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 """Precisions by the prefix of a converter's name."""
+TABLE = "parallelism.pipeline_parallel_schedule_csv"
 LAUNCHER, MODULE = "run_train.sh", "torchtitan.train"
 REGISTRY = "config_registry.py"
 MODELS_OF = ("torchtitan/models", "torchtitan/experiments")
@@ -226,9 +229,16 @@ def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tup
 
 
 def _action_table(given: ConfigReader) -> str:
-    if not given.get("parallelism.pipeline_parallel_schedule_csv"):
+    if not given.get(TABLE) or _table(given) is not None:
         return ""
-    return "The action table is in a file of its own: put its text into pipeline.actions."
+    return f"The action table is in {given.get(TABLE)}, which is not here: put its text into pipeline.actions."
+
+
+def _table(given: ConfigReader) -> str | None:
+    """The action table of a file that a config names, if it is here. Raises UserError if it cannot be read."""
+    path = given.get(TABLE)
+    beside = text_beside(str(path), given.source) if path else None
+    return None if beside is None else beside[1]
 
 
 def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
@@ -244,6 +254,7 @@ def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
         **sizes,
         "dp": replicate * shard if shard > 0 else None,
         "zero": zero,
+        "reshard_after_forward": True if reshard == "always" and zero == 3 and sizes["pp"] > 1 else None,
         "hsdp": replicate if zero else 1,
         "etp": given.whole("parallelism.expert_tensor_parallel_degree"),
     }
@@ -275,7 +286,7 @@ def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
     if pp == 1:
         return {}
     schedules = {theirs: ours for ours, theirs in SCHEDULES.items()}
-    is_table = bool(given.get("parallelism.pipeline_parallel_schedule_csv"))
+    is_table = bool(given.get(TABLE))
     if name not in schedules and not is_table:
         raise UserError(f"{given.source}: parallelism.pipeline_parallel_schedule = {name}: allowed: "
                         f"{', '.join(sorted(schedules))}")  # fmt: skip
@@ -293,6 +304,9 @@ def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
         layers = spread(count + first + last, stages, first, last)
     chunks = len(layers) // pp if layers else natural_vpp(schedule)
     uneven = layers if layers and len(set(layers)) > 1 else None
+    if (table := _table(given)) is not None:
+        from_csv(table, name=str(given.get(TABLE)))
+        return {"schedule": CUSTOM, "actions": table, "vpp": chunks, "layers": uneven}
     return {"schedule": schedule, "vpp": chunks, "layers": uneven}
 
 

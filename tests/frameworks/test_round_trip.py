@@ -1,6 +1,7 @@
 """Export, then import, gives the plan back: for every target that is read, of every plan that it can express."""
 
 from functools import cache
+from math import prod
 
 import pytest
 from hypothesis import assume
@@ -10,6 +11,7 @@ import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks import READ_AS, READERS, TARGETS, load_target, read, unsupported
+from simpar.frameworks.overrides import with_texts
 from simpar.frameworks.subject import settle
 from simpar.layout.decide import complete_plan
 from simpar.layout.deciders import resolve
@@ -53,6 +55,8 @@ OF_EXPERTS = {
 
 NEEDED = {"axolotl": {"master_weights": False, "zero": 3}, "maxtext": {"recompute": "full"}}
 """What every plan has that a target can express."""
+BESIDE = {"schedule": {"pp": 2}, "vpp": {"pp": 2}}
+"""What a choice means nothing without, or is refused."""
 
 
 @cache
@@ -62,7 +66,7 @@ def expressed_alone(target, model):
     for name, values in ({**CHOICES, **OF_EXPERTS} if model in MIXTURES else CHOICES).items():
         for value in values:
             try:
-                plan = checked(model=model, **{**NEEDED.get(target, {}), name: value})
+                plan = checked(model=model, **{**NEEDED.get(target, {}), **BESIDE.get(name, {}), name: value})
             except UserError:  # not without another choice
                 result.setdefault(name, []).append(value)
                 continue
@@ -86,8 +90,12 @@ def layouts(draw, target):
     choices = expressed_alone(target, model)
     names = draw(st.lists(st.sampled_from(sorted(choices)), max_size=5, unique=True))
     values = {name: draw(st.sampled_from(choices[name])) for name in names}
-    if values.get("zero") != 3:  # and only sharded parameters are freed
-        values.pop("reshard_after_forward", None)
+    for name in list(values):
+        values = {**BESIDE.get(name, {}), **values}
+    if prod(values.get(axis, 1) for axis in ("tp", "pp", "cp")) == 8:  # one replica: nothing is sharded
+        values = {
+            name: value for name, value in values.items() if name not in ("zero", "hsdp", "reshard_after_forward")
+        }
     return model, {**NEEDED.get(target, {}), **values}
 
 
@@ -106,8 +114,8 @@ def assert_comes_back(target, model, values):
         assume(False)  # no layout at all
     assume(not unsupported(plan, graph, TRAINING, target))
     files = exported(target, plan)
-    assume("schedule.csv" not in files)  # a table in a file of its own
-    back = read(files[FILES[target]], FILES[target], target).plan
+    with with_texts(files):
+        back = read(files[FILES[target]], FILES[target], target).plan
     assert back.model is None or load_model(back.model).dims == graph.dims
     whole = complete_plan(back.model_copy(update={"model": model}), Workload(graph, TRAINING, 8, 8))
     whole = resolve(whole, load_stack(back.stack or stack)).model_copy(update={"stack": None})
