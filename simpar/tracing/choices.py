@@ -48,6 +48,27 @@ def choices(nodes: Mapping[str, CallNode]) -> dict[str, TracedChoice]:
     return result
 
 
+def unread_choices(nodes: Mapping[str, CallNode]) -> int:
+    """Attentions in whose masks some values were picked, of which it was not understood which keys they leave."""
+    read = choices(nodes)
+    cores = [node for node in nodes.values() if node.op == known.ATTENTION and node.name not in read]
+    return sum(_sorts_in(nodes, node) for node in cores)
+
+
+def _sorts_in(nodes: Mapping[str, CallNode], attention: CallNode) -> bool:
+    """Whether an attention's mask is made of a choice of the largest, as far as products and norms before it."""
+    waiting = [*refs_of(attention.args[3:4])]
+    seen: set[str] = set()
+    while waiting:
+        node = nodes[waiting.pop()]
+        if known.base(node.op) in known.SORTS:
+            return True
+        if node.name not in seen and node.kind not in (CONSTANT, INDEX) and known.base(node.op) not in _STOPS:
+            seen.add(node.name)
+            waiting += node.refs
+    return False
+
+
 def choice_draft(choice: TracedChoice, values: tuple[str, ...]) -> ChoiceDraft:
     """The operator of a choice that reads ``values``; it keeps them, as scores are computed again."""
     name, shape = choice.pick.name, choice.tokens.shape or ()
@@ -90,6 +111,8 @@ def _choice(nodes: Mapping[str, CallNode], pick: CallNode, attention: CallNode) 
         return None
     rows = query.sizes[0] * query.sizes[-2]
     length, made = products[0].sizes[-1], scored.sizes[-1]
+    if length != nodes[attention.args[1].name].sizes[-2]:  # of pools of keys, not of keys
+        return None
     cut = (node.sizes[-1] for node in inside if node.sizes[-2:-1] == (made,))
     block = 1 if made == length else next((each for each in cut if -(-length // each) == made), 0)
     if not block:

@@ -13,6 +13,7 @@ from simpar.errors import UserError
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, MEMORY, ROLELESS, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.capture import Capture, capture
 from simpar.tracing.choice_roles import LOSS
+from simpar.tracing.choices import unread_choices
 from simpar.tracing.code import LIBRARY, call_user_function
 from simpar.tracing.fused import SELECTIVE
 from simpar.tracing.library import installed, make_module
@@ -82,6 +83,8 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
         yield "its indexers learn from a loss of their own, which is counted as published: its module computes none"
     if captured.drops_layers:
         yield "layers that it drops at random in training are all counted"
+    if count := unread_choices(captured.nodes):
+        yield f"how {number_of(count, 'attention')} chose among keys could not be read: all that masks leave count"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
 

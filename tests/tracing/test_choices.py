@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simpar.architectures.indexer import Indexer
-from simpar.tracing.choices import choice_draft, choices
+from simpar.tracing.choices import choice_draft, choices, unread_choices
 from simpar.tracing.nodes import CONSTANT, INDEX, CallNode, Ref
 from tests.tracing.drafts import call
 
@@ -97,3 +97,20 @@ def test_layers_that_see_one_choice() -> None:
     assert found["core2"].pick is found["core"].pick
     assert "seen2" in found["core2"].calls
     assert "seen2" not in found["core"].calls
+
+
+def test_choices_that_are_not_understood_are_counted() -> None:
+    """Scores of pools of keys are of another number than the keys; a mask without a choice is none."""
+    nodes = sparse()
+    assert unread_choices(nodes) == 0
+    pools = {**nodes, "summed": replace(nodes["summed"], sizes=(BATCH, 1, SEQ, SEQ - 1))}
+    pools["hidden"] = replace(nodes["hidden"], sizes=(BATCH, 1, SEQ, SEQ - 1))
+    assert choices(pools) == {}
+    assert unread_choices(pools) == 1
+    pooled = {
+        **nodes,
+        **{name: replace(nodes[name], sizes=(*nodes[name].sizes[:-1], 8)) for name in ("scores", "hidden")},
+    }
+    assert (choices(pooled), unread_choices(pooled)) == ({}, 1)
+    plain = {**nodes, "core": replace(nodes["core"], args=(*nodes["core"].args[:3], Ref("causal")))}
+    assert unread_choices(plain) == 0

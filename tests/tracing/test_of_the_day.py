@@ -160,6 +160,7 @@ def test_glm_5_next_is_captured():
     assert graph.num_parameters() == sum(each.numel() for each in module.parameters()) - vision
     assert graph.is_mixture
     assert "not between plain products" not in "; ".join(graph.facts["notes"])
+    assert "how 1 attention chose among keys could not be read" in "; ".join(graph.facts["notes"])
 
 
 @pytest.mark.slow
