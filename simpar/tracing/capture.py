@@ -151,6 +151,8 @@ def _line(error: Exception) -> str:
     text = " ".join(lines[:2]).strip() if lines[0].endswith(":") else lines[0]  # the cause stands below its heading
     if "torch.nonzero()" in text:
         return "it picks rows by their values"
+    if "Cannot copy out of meta tensor" in text:
+        return "it reads values that depend on data, such as the tokens of each expert"
     return f"{type(error).__name__}: {text if len(text) <= MAX_LINE else text[:MAX_LINE] + '...'}"
 
 

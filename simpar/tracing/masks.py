@@ -62,6 +62,8 @@ class Constants:
         if queries != keys:
             return None
         window = int(seen.sum(-1).max())
+        if not window:  # all is hidden until chosen keys are shown
+            return None
         causal = torch.ones_like(seen).tril()
         if bool((seen == causal).all()):
             return Mask(causal=True)

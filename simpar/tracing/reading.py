@@ -182,7 +182,7 @@ class _CallReader:
     def _is_view(self, node: CallNode) -> bool:
         """Whether a call only views a tensor: a view, a constant slice, or a product with one number."""
         op = known.base(node.op)
-        if op in known.VIEWS:
+        if op in known.VIEWS or 0 in node.sizes:  # nothing is moved into an empty tensor
             return not self._sorts(node)
         if known.is_unlimited(node.op, node.args):
             return True

@@ -66,3 +66,11 @@ def test_numbers_of_layers_are_checked():
     tiny = {**DECLARED["llama4_text"].tiny, "model_type": "llama4_text", "moe_layers": [4]}
     with pytest.raises(UserError, match=r"theirs: moe_layers = \[4\]: allowed: a list of layers from 0 to 3"):
         read(tiny, "theirs")
+
+
+def test_layers_of_gemma_4_are_numbered_with_and_without_zeros():
+    """Files that transformers writes of its defaults say "05"."""
+    tiny = {**DECLARED["gemma4_text"].tiny, "model_type": "gemma4_text"}
+    one, two = ({key.format(at): {"head_dim": 16} for at in (2, 5)} for key in ("{}", "{:02d}"))
+    plain, padded = (read({**tiny, "per_layer_config": each}, "theirs") for each in (one, two))
+    assert plain.blocks == padded.blocks

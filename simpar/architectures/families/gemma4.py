@@ -62,8 +62,8 @@ def _of_full_layers(config: Config, windows: Windows) -> Config:
     if not listed:
         return config
     full = {str(at) for at, window in enumerate(windows) if window is None}
-    one = next(iter(listed.values()))
-    if {*map(str, listed)} != full or any(each != one for each in listed.values()) or {*one} - {*OF_LAYERS}:
+    one, written = next(iter(listed.values())), {str(at).lstrip("0") or "0" for at in listed}  # "05" as "5"
+    if written != full or any(each != one for each in listed.values()) or {*one} - {*OF_LAYERS}:
         raise UserError(
             f"{config.source}: per_layer_config = {listed!r}: allowed: the same {' and '.join(OF_LAYERS)} for each of "
             f"the layers {', '.join(sorted(full, key=int))}, which see all tokens"
