@@ -1,6 +1,6 @@
 """Model FLOP: the work of a step under any layout, by convention."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
@@ -16,6 +16,9 @@ RECURRENCES = {
 }
 """By kind of operator: FLOP per token and element of state, and the dim that a state has beside the output's."""
 
+_Shares = Callable[[Operator, Mapping[str, int]], Iterable[float]]
+"""FLOP per token of an operator under global dims."""
+
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
     """Global dims of the model for ``batch`` sequences, with experts in balance.
@@ -26,14 +29,24 @@ def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, 
     return {"batch": batch, **lengths, "load": 1, **graph.dims}
 
 
-def _operators(
-    graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]
-) -> Iterator[tuple[Operator, Mapping[str, int]]]:
-    shape = shape_dims(graph, seq_len)
+def _summed(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...], shares: _Shares) -> float:
+    """The sum over the operators of blocks, in their order; those of one block in many layers are counted once."""
+    shape, known = shape_dims(graph, seq_len), dict[int, list[float]]()
+    total = 0.0
     for block in blocks:
-        dims = block.view(shape)
-        for op in block.operators:
-            yield op, dims
+        if id(block) not in known:
+            dims = block.view(shape)
+            known[id(block)] = [each for op in block.operators for each in shares(op, dims)]
+        for each in known[id(block)]:
+            total += each
+    return total
+
+
+def _cut(blocks: Iterable[Block], kept: Callable[[Operator], bool]) -> tuple[Block, ...]:
+    """The blocks with some of their operators; a block in many layers stays one."""
+    listed = list(blocks)
+    cut = {id(b): replace(b, operators=tuple(op for op in b.operators if kept(op))) for b in listed}
+    return tuple(cut[id(block)] for block in listed)
 
 
 def _count(size: Size, dims: Mapping[str, int]) -> int:
@@ -54,16 +67,16 @@ def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
 
 
 def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> float:
-    total = 0.0
-    for op, dims in _operators(graph, seq_len, blocks):
+    def shares(op: Operator, dims: Mapping[str, int]) -> Iterator[float]:
         if op.kind in PRODUCTS:
             each = 2.0 * _count(op.contraction, dims) * _count(op.columns, dims)
-            total += each * (_count(op.rows, dims) / seq_len)
+            yield each * (_count(op.rows, dims) / seq_len)
         elif op.kind in RECURRENCES:
             flop, state = RECURRENCES[op.kind]
             each = flop * _count(op.columns, dims) * dims[state]
-            total += each * (_count(op.rows, dims) / seq_len)
-    return total
+            yield each * (_count(op.rows, dims) / seq_len)
+
+    return _summed(graph, seq_len, blocks, shares)
 
 
 def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
@@ -76,19 +89,19 @@ def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = 
 
 
 def _attention_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...], convention: str) -> float:
-    total = 0.0
-    for op, dims in _operators(graph, seq_len, blocks):
+    def shares(op: Operator, dims: Mapping[str, int]) -> Iterator[float]:
         if op.kind == "indexer":
             keys = dims["context"] / dims["index_ratio"] / (1 if convention == "full" else 2)
-            total += 2.0 * dims["index_heads"] * dims["index_dim"] * keys * (_count(op.rows, dims) / seq_len)
+            yield 2.0 * dims["index_heads"] * dims["index_dim"] * keys * (_count(op.rows, dims) / seq_len)
         if op.attention is None:
-            continue
+            return
         context, mask = dims[op.attention.context], op.attention
         width = _count(mask.key_dim, dims) + _count(mask.value_dim, dims)
         counted = mask.most_keys if convention == "full" or not mask.causal else mask.mean_keys
         seen = float(counted(context))
-        total += 2.0 * dims["heads"] * width * seen * (_count(op.rows, dims) / seq_len)
-    return total
+        yield 2.0 * dims["heads"] * width * seen * (_count(op.rows, dims) / seq_len)
+
+    return _summed(graph, seq_len, blocks, shares)
 
 
 def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
@@ -108,7 +121,7 @@ def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: st
     Input gradients count above the first trained layer, weight gradients for trained weights.
     """
     above = tuple(block for block in (*_layers(graph), graph.head) if not block.has_no_backward)
-    trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
+    trained = _cut(above, lambda op: op.is_trained)
     attention = attention_flop_per_token(graph, seq_len, convention)
     attention += 2.0 * _attention_flop(graph, seq_len, above, convention)
     return matmuls + _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained) + attention
@@ -131,11 +144,8 @@ def hardware_flop_per_token(graph: ModelGraph, seq_len: int, recompute: str, con
     if recompute == "selective":
         extra = attention
     elif chosen := operators(recompute):
-        again = [
-            replace(block, operators=tuple(op for op in block.operators if op.name in chosen))
-            for block in _layers(graph)
-        ]
-        extra = _matmul_flop(graph, seq_len, tuple(again)) + ("attention" in chosen) * attention
+        again = _cut(_layers(graph), lambda op: op.name in chosen)
+        extra = _matmul_flop(graph, seq_len, again) + ("attention" in chosen) * attention
     elif recompute != "none":
         extra = _matmul_flop(graph, seq_len, _layers(graph)) + attention
     return model_flop_per_token(graph, seq_len, convention) + extra
