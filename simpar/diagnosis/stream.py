@@ -7,6 +7,7 @@ alone. Compression is recognised by the first bytes, not by the file's name.
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ MOST_PENDING = 64 * MIB
 """The most text without a complete value: anything longer is neither an event nor a header."""
 EVENTS = "traceEvents"
 _GZIP = b"\x1f\x8b"
-_SPACE = " \t\r\n"
+_SIGN, _ENTRY = re.compile(r"[^ \t\r\n]"), re.compile(r"[^ \t\r\n,]")
 
 
 class EventStream:
@@ -89,8 +90,8 @@ class EventStream:
             size = len(text)
             try:  # fast path: as many events as the buffer holds
                 while True:
-                    while at < size and text[at] in " \t\r\n,":
-                        at += 1
+                    entry = _ENTRY.search(text, at)
+                    at = entry.start() if entry else size
                     if at >= size or text[at] != "{":
                         break
                     event, at = decode(text, at)
@@ -114,13 +115,17 @@ class EventStream:
 
     def _peek(self) -> str:
         """The next character that is not a space, "" at the end."""
+        skipped = 0
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
+            if sign := _SIGN.search(self._text, self._at):
+                self._at = sign.start()
+                return sign[0]
+            skipped, self._at = skipped + len(self._text) - self._at, len(self._text)
             if self._ended:
                 return ""
+            if skipped > MOST_PENDING:
+                told = f"{MOST_PENDING // MIB} MiB of spaces after {self._read} events"
+                raise UserError(f"{self.path}: {told}; {_WANTED}")
             self._fill()
 
     def _value(self) -> Any:

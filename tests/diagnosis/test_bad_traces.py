@@ -69,6 +69,17 @@ def test_what_is_no_trace(good, text, said):
     assert said in refused(write("t.json", text.encode()))
 
 
+def test_spaces_without_end_are_refused(good, monkeypatch):
+    """Some kilobytes may unpack to gigabytes of them; fewer are skipped, also between events."""
+    text, write = good
+    monkeypatch.setattr(stream, "CHUNK", 2**10)
+    monkeypatch.setattr(stream, "MOST_PENDING", 2**20)
+    spaced = text.replace(b'{"ph"', b" " * 2**14 + b'{"ph"')
+    assert len(read_kineto(write("spaced.json", spaced)).device) == 6
+    endless = b'{"traceEvents": [' + b" " * 2**21
+    assert "1 MiB of spaces after 0 events" in refused(write("t.json.gz", gzip.compress(endless)))
+
+
 def test_a_trace_of_inference(tmp_path):
     """Without a backward pass and an optimizer it is not a training step."""
     made = Rank(0, 1)
