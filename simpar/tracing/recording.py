@@ -234,10 +234,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._add(made, each)
 
     def _pack(self, call: TracedCall, result: Tensor) -> None:
-        """Note what was joined, and along which dim, where nothing changed its type."""
+        """Note what was joined, and along which dim, where nothing changed its type (torch joins empty rows of any)."""
         tensors = [self._by_name[each.name] for each in call.args[0]]
         dim = int(call.args[1]) % result.dim()
-        if all(each.dtype == result.dtype for each in tensors):
+        if all(each.dtype == result.dtype and each.dim() == result.dim() for each in tensors):
             self._packed[call.name] = dim, tuple(call.args[0]), tuple(int(each.shape[dim]) for each in tensors)
 
     def _parts(self, call: TracedCall, result: Any) -> tuple[Ref, ...] | None:

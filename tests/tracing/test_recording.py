@@ -154,3 +154,4 @@ def test_what_is_taken_apart_where_it_was_joined_is_what_was_joined():
     assert back([8, 2], 1) == ["alias", "alias", "exp"]
     assert back([5, 5], 1) == ["getitem", "getitem", "exp"]
     assert back([2, 2], 0) == ["getitem", "getitem", "exp"]
+    assert ops(recorded(lambda _, x: torch.cat([torch.empty(0), x]).exp()))[-2:] == ["cat", "exp"]
