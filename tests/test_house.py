@@ -334,8 +334,8 @@ def readme() -> str:
 
 
 def test_the_readme_is_short():
-    """At most 150 lines."""
-    assert len(readme().splitlines()) <= 150
+    """At most 170 lines."""
+    assert len(readme().splitlines()) <= 170
 
 
 def test_the_gate_runs_what_the_readme_says():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.gate import some
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 QUESTIONS = shown(PAGE)
+README_ROW = re.compile(r"^\| [^|`]+ \| `simpar ([^`]+)` \| (.+) \|$", re.MULTILINE)
 
 
 def test_there_are_ten_questions_of_one_command() -> None:
@@ -20,6 +23,16 @@ def test_there_are_ten_questions_of_one_command() -> None:
     assert all(part.count("$ simpar ") == 1 for part in parts)
     assert len(QUESTIONS) == 10
     assert all(len(lines) >= 3 for _, lines in QUESTIONS)
+
+
+def test_the_readme_shows_the_same_answers() -> None:
+    """Every command of the page; its answers are quoted from lines that the page shows."""
+    rows = README_ROW.findall((PAGE.parents[1] / "README.md").read_text())
+    assert [shlex.split(command) for command, _ in rows] == [command for command, _ in QUESTIONS]
+    for (_, answer), (_, lines) in zip(rows, QUESTIONS, strict=True):
+        told, quoted = [" ".join(line.split()) for line in lines], re.findall("`([^`]+)`", answer)
+        assert quoted
+        assert [each for each in quoted if not any(each in line for line in told)] == []
 
 
 @pytest.mark.parametrize(
