@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, SELECTIVE, of_modules, policy_of_every
 from simpar.architectures.training import Documents, Training
@@ -322,7 +323,7 @@ def _stack(row: Row) -> tuple[str, dict[str, Any]]:
     try:
         stack = load_stack(name if is_file(name) else name.lower())
     except UserError as error:
-        misspelt = name.isalpha() and "did you mean" in str(error)
+        misspelt = name.isalpha() and bool(files.suggest(name, files.bundled("stacks")))
         nearest = None if misspelt or is_file(name) or "@" in name else nearest_stack(name.lower())
         if nearest is None:
             raise Unmodelled(str(error).partition("\n")[0]) from None

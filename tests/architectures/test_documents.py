@@ -7,9 +7,7 @@ import simpar
 from simpar.architectures.documents import lengths_of, packing_of, with_documents
 from simpar.architectures.training import Documents, Training
 from simpar.cost.operators import operator_times
-from simpar.errors import UserError
 from simpar.program.blocks.rank_view import RankView
-from simpar.runtime.prepare import prepare
 from simpar.simulation import make_job
 
 H100 = simpar.Cluster("dgx-h100")
@@ -137,8 +135,6 @@ def test_trainings_without_documents_are_written_as_before():
 
 
 def test_what_is_wrong_says_so():
-    """One distribution, and not in a real run."""
+    """One distribution."""
     with pytest.raises(ValueError, match="lengths or a mean"):
         Documents()
-    with pytest.raises(UserError, match="documents"):
-        prepare(simpar.Plan(), None, shape(mean=10), 1)
