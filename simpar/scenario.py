@@ -128,7 +128,23 @@ class Scenario(Strict):
     post_training: PostTraining | None = Field(None, description="reinforcement learning: generation beside training")
 
     def inputs(self) -> dict[str, Any]:
-        """What simulate takes: ``simulate(**scenario.inputs())``. Raises UserError."""
+        """What simulate takes: ``simulate(**scenario.inputs())``.
+
+        Raises UserError, also for a step of reinforcement learning, which is more than that.
+        """
+        self.require_update()
+        return self.training_inputs()
+
+    def require_update(self) -> None:
+        """Raise UserError where it describes a step of reinforcement learning, not one update."""
+        if self.post_training is not None:
+            raise UserError(
+                "the scenario has a section post_training, and this knows single updates alone; allowed: simpar "
+                "simulate, simpar search --rl, simpar export to verl or nemo-rl, or the scenario without the section"
+            )
+
+    def training_inputs(self) -> dict[str, Any]:
+        """The inputs of the training side, whatever generates beside it. Raises UserError."""
         return {
             "model": self.graph(),
             "cluster": self.build_cluster(),

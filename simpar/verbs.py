@@ -116,6 +116,8 @@ def sweep(
     values = {key: _values(key, each) for key, each in over.items()}
     choices = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
     scenarios = [load_scenario(scenario, flags, [*settings, *_settings(choice)]) for choice in choices]
+    for each in scenarios:
+        each.require_update()
     rows: list[Swept] = []
     with suppress(KeyboardInterrupt):
         for choice, loaded in zip(choices, scenarios, strict=True):

@@ -53,7 +53,7 @@ def run_post_training_search(
             raise UserError(f"--{flag}: is of one update of training; allowed with --rl: --objective time or cost, "
                             "--staleness, --fix, --top, --time-limit, --json")  # fmt: skip
     loaded = load_scenario(scenario, dict(flags), list(values["set_"] or []))
-    section, inputs = _section(loaded), loaded.inputs()
+    section, inputs = _section(loaded), loaded.training_inputs()
     from simpar.posttraining.search import search_post_training
     from simpar.posttraining.search_terminal import print_post_training_search
 
@@ -88,7 +88,7 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
         raise UserError("--rl: with perturbation or operation; allowed: neither, they are of training alone")
     from simpar.posttraining.simulate import post_train
 
-    inputs = loaded.inputs()
+    inputs = loaded.training_inputs()
     with working("simulating"):
         setup = (inputs["model"], inputs["cluster"], inputs["plan"], inputs["training"], section)
         result = post_train(*setup, stack=inputs["stack"], engine=values["engine"] or "auto")

@@ -243,11 +243,6 @@ def _problem(scenario: str | None, values: Mapping[str, Any], flags: Mapping[str
 
     settings = list(values["set_"] or [])
     loaded = load_scenario(scenario, dict(flags), settings)
-    if loaded.post_training is not None:
-        raise UserError(
-            "the scenario has a section post_training, of which a search of training layouts knows nothing; allowed: "
-            "with --rl, or without the section"
-        )
     fixed = _fixed(flags, settings, values["fix"] or [])
     inputs = loaded.inputs()
     problem = make_problem(

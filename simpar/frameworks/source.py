@@ -116,6 +116,7 @@ def _from_scenario(name: str, facts: SourceFlags) -> ExportSource:
 def _of_scenario(scenario: Scenario, name: str, facts: SourceFlags) -> ExportSource:
     if isinstance(scenario.model, str) and is_code(scenario.model):
         raise UserError(f"{name}: model = {scenario.model}: {CODE}")
+    scenario.require_update()
     cluster = scenario.build_cluster()
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
     plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})

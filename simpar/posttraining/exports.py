@@ -50,7 +50,7 @@ def export_post_training(scenario: Scenario, target: str, *, lossy: bool = False
     """
     if scenario.post_training is None:
         raise UserError(f"--to {target}: the scenario has no section post_training; allowed: a scenario that has one")
-    inputs = scenario.inputs()
+    inputs = scenario.training_inputs()
     setup = (inputs["model"], inputs["cluster"], inputs["plan"], inputs["training"], scenario.post_training)
     setting = make_setting(*setup, stack=inputs["stack"])
     _ = setting.limits

@@ -89,7 +89,11 @@ class ResolvedRequest:
 
 
 def as_state(scenario: Scenario) -> dict[str, Any]:
-    """A scenario as the page keeps it: plain data, with the plan in flat keys and without open values."""
+    """A scenario as the page keeps it: plain data, with the plan in flat keys and without open values.
+
+    Raises UserError for a step of reinforcement learning, which the page does not have.
+    """
+    scenario.require_update()
     cluster = scenario.cluster.model_dump(mode="json", exclude_none=True)
     if (price := scenario.cluster.price_per_device_hour) is not None:
         cluster["price_per_device_hour"] = f"{price!r} USD/h"

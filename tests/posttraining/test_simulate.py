@@ -197,3 +197,20 @@ def test_overhead_of_software_is_added_to_new_weights():
     """As often as weights arrive."""
     usual, slow = simulated().figures, simulated(weights={"overhead": 1.5}).figures
     assert slow.parts_s.weights == pytest.approx(usual.parts_s.weights + 1.5)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate grpo-qwen2.5-7b-16-h100 --over plan.tp=1,2", "search grpo-qwen2.5-7b-16-h100",
+        "compare grpo-qwen2.5-7b-16-h100 gpt2-laptop", "report grpo-qwen2.5-7b-16-h100 -o page.html",
+        "export grpo-qwen2.5-7b-16-h100 --to megatron -o out", "ui grpo-qwen2.5-7b-16-h100",
+    ],
+)  # fmt: skip
+def test_what_knows_single_updates_alone_refuses_the_section(tmp_path, monkeypatch, capsys, words):
+    """In one line, with what is allowed: never an answer about an update of padded sequences."""
+    monkeypatch.chdir(tmp_path)
+    assert run(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "has a section post_training, and this knows single updates alone; allowed: simpar simulate" in said
+    assert not list(tmp_path.iterdir())
