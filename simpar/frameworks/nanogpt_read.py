@@ -50,6 +50,8 @@ TELLING = ("block_size", "n_layer", "n_head", "n_embd", "init_from", "eval_iters
 _GIVEN = re.compile(r"--([a-z]\w*)=(.*)", re.DOTALL)
 _ASSIGNED = re.compile(rf"^({'|'.join(TELLING)}|gradient_accumulation_steps)\s*=[^=]", re.MULTILINE)
 _ELSE = re.compile(r"^\s*(def|class|from)\b", re.MULTILINE)
+RUNNING = ("exec", "eval", "globals", "vars", "setattr")
+"""Calls that may set any name."""
 
 
 def is_config(text: str) -> bool:
@@ -119,6 +121,18 @@ def _values(body: Sequence[ast.stmt], source: str) -> Iterator[tuple[str, Any]]:
                 if key in USUAL:
                     told = " ".join(ast.unparse(node.value).split())[:40]
                     raise UserError(f"{source}:{node.lineno}: {key} = {told}: allowed: a value, no code") from None
+        elif _may_set(node):
+            told = " ".join(ast.unparse(node).split())[:40]
+            raise UserError(f"{source}:{node.lineno}: {told}: may set what train.py asks for; allowed: NAME = VALUE")
+
+
+def _may_set(node: ast.stmt) -> bool:
+    """Whether a statement assigns to an option of train.py, or runs what may."""
+    inner = list(ast.walk(node))
+    stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    called = {each.func.id for each in inner if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)}
+    all_of = any(isinstance(each, ast.ImportFrom) and each.names[0].name == "*" for each in inner)
+    return bool(stored & set(USUAL) or called & set(RUNNING)) or all_of
 
 
 def _value(node: ast.expr) -> Any:

@@ -69,3 +69,20 @@ def test_what_is_refused(arguments, told):
     """In one line, by its name."""
     with pytest.raises(UserError, match=told):
         given_words([f"python train.py {arguments}"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["exec(open('other.py').read())", "if True:\n    n_layer = 6", "n_head, n_embd = 6, 384", "batch_size *= 2",
+     "from other import *", "for n_layer in (6,):\n    pass"],
+)  # fmt: skip
+def test_code_that_may_set_what_decides_is_refused(line):
+    """Nothing is run, so what it would set is not known."""
+    with pytest.raises(
+        UserError, match=r"config/own\.py:2: .*: may set what train\.py asks for; allowed: NAME = VALUE"
+    ):
+        read(f"n_layer = 12\n{line}\nblock_size = 256\n", "config/own.py", "nanogpt")
+    told = read(
+        "import time\nblock_size = 256\nprint(block_size)\nwandb_run_name = 'a' + str(time.time())\n", "a.py", "nanogpt"
+    )
+    assert told.plan.training["seq_len"] == 256
