@@ -67,11 +67,12 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 SHIPPED = (
-    "bloom", "cohere", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "gemma",
-    "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neo",
-    "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid", "hunyuan_v1_moe", "internlm3", "llama",
-    "mamba2", "minimax_m2", "mistral", "mixtral", "mpt", "olmo", "olmo2", "olmoe", "opt", "phi", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "arcee", "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "exaone_moe", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
+    "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid",
+    "hunyuan_v1_moe", "internlm3", "llama", "mamba2", "minimax_m2", "mistral", "mixtral", "mpt", "nemotron", "olmo",
+    "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 """Families of :func:`shipped`, named so that whoever collects tests reads no config."""
 IN_GATE = (
