@@ -159,7 +159,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     narrows = sharding.is_deepspeed or sharding.shards_parameters  # and gathers in the precision of products
     if values.get("frozen_dtype") == "fp32" and (narrows or values["precision"] == "fp32"):
         values["frozen_dtype"] = "bf16"
-    if _is_alone(command, values):
+    if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
     assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data
@@ -423,14 +423,13 @@ def _loaded(given: TrainerArguments) -> str | None:
     return DTYPES.get(str(given.one(*DTYPE)).removeprefix("torch.").lower())
 
 
-def _is_alone(command: TrainerCommand | None, values: Mapping[str, Any]) -> bool:
-    """Whether one process runs all: a script that Python itself starts."""
-    alone = command is not None and not command.launched_by and command.script.endswith(".py")
-    return alone and values.get("stack") in (None, "huggingface")
+def _is_started_alone(command: TrainerCommand | None) -> bool:
+    """Whether Python itself starts the script, without a launcher."""
+    return command is not None and not command.launched_by and command.script.endswith(".py")
 
 
 def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | None) -> Iterator[str]:
-    if command is not None and not command.launched_by and command.script.endswith(".py"):
+    if _is_started_alone(command):
         yield ONE_PROCESS
     if given.number(*MICRO_BATCH) is None:
         own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
