@@ -112,7 +112,7 @@ def _sharding(s: Subject) -> Options:
     data, mesh = s.plan.data_parallel, s.plan.mesh
     result: Options = {
         "fsdp_config.fsdp_version": 2,
-        "fsdp_config.fsdp_reshard_after_forward": bool(data.reshard_after_forward),
+        "fsdp_config.fsdp_reshard_after_forward": data.reshards,
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.fsdp_activation_checkpointing": s.plan.memory.recompute == "full",
         "fsdp_config.fsdp_offload_params": s.plan.offload.offload_parameters == "cpu",

@@ -183,7 +183,7 @@ def parallelism(s: Subject, head: str) -> Options:
     }
     if sharded:
         usual = data.zero == 3 and not s.chose("reshard_after_forward")
-        when = "default" if usual else "always" if data.zero == 3 and data.reshard_after_forward else "never"
+        when = "default" if usual else "always" if data.reshards else "never"
         options["parallelism.fsdp_reshard_after_forward"] = when
     return options | (_stages(s, head) if mesh.pp > 1 else {})
 

@@ -122,7 +122,7 @@ def options(s: Subject) -> Options:
         "sequence_parallel": bool(s.plan.tensor_parallel.sequence_parallel) and mesh.tp > 1,
         "zero": data.zero,
         "replicas": data.hsdp if data.zero >= 2 else 1,
-        "reshard": bool(data.reshard_after_forward),
+        "reshard": data.reshards,
         "offload": s.plan.offload.offload_parameters == "cpu",
         "reduction": _reduction(s, table),
         "bucket_mib": max(1, round(float(data.bucket_bytes or 25 * MIB) / MIB)),

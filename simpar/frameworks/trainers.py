@@ -183,7 +183,7 @@ def arguments(s: Subject) -> Options:
 def _sharding(s: Subject, offload: str) -> Options:
     """FSDP's own options; ``offload`` is the name of the one that keeps parameters on the host."""
     return {
-        "fsdp_config.reshard_after_forward": bool(s.plan.data_parallel.reshard_after_forward),
+        "fsdp_config.reshard_after_forward": s.plan.data_parallel.reshards,
         "fsdp_config.activation_checkpointing": s.plan.memory.recompute == "full",
         "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         f"fsdp_config.{offload}": s.plan.offload.offload_parameters == "cpu",

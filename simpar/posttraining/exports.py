@@ -226,7 +226,7 @@ def _verl_sharded(layout: Layout, offload: bool) -> Options:
         f"{ACTOR}strategy": "fsdp2",
         f"{ACTOR}ulysses_sequence_parallel_size": int(layout.cp),
         f"{section}fsdp_size": int(layout.shards) if int(layout.hsdp) > 1 else -1,
-        f"{section}reshard_after_forward": int(layout.zero) == 3,
+        f"{section}reshard_after_forward": int(layout.zero) == 3 and bool(layout.reshard_after_forward),
         f"{section}param_offload": offload,
         f"{section}optimizer_offload": offload,
         "actor_rollout_ref.model.enable_gradient_checkpointing": is_full(str(layout.recompute)),

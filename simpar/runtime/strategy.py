@@ -115,7 +115,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
                 f"that is split into I and W, silently; allowed: {'none' if fetches else 'zero 0 or 1'}, or a schedule "
                 "without W"
             )
-        reshard = bool(data.reshard_after_forward) or width == 1
+        reshard = data.reshards or width == 1
         return Strategy(
             "fsdp", reshard=reshard, replicas=data.hsdp, alone=replicas_are_independent(plan), spread=spread
         )

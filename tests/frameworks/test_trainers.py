@@ -42,6 +42,14 @@ def test_a_released_model_is_named(target):
     assert isinstance(found["learning_rate"], float)
 
 
+@pytest.mark.parametrize(("zero", "resharded"), [(2, False), (3, True)])
+@pytest.mark.parametrize("target", ["axolotl", "trl"])
+def test_whole_parameters_are_resharded_nowhere(target, zero, resharded):
+    """Below ZeRO-3 a plan's word on resharding means nothing, and FSDP would take it for ZeRO-3."""
+    found = config(target, dp=8, zero=zero, reshard_after_forward=True)
+    assert found["fsdp_config"]["reshard_after_forward"] is resharded
+
+
 def test_checkpointing_is_said_where_it_is_a_habit():
     """LLaMA-Factory recomputes layers unless it is told not to."""
     for zero, recompute, disabled in ((0, "full", False), (0, "none", True), (3, "full", True)):

@@ -85,6 +85,11 @@ class DataParallel(Section):
             raise ValueError(words)
         return self
 
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are freed after the forward pass: under ZeRO-3 alone; below it they are whole."""
+        return self.zero == 3 and bool(self.reshard_after_forward)
+
     @field_serializer("bucket_bytes", "first_bucket_bytes")
     def _with_unit(self, size: float | None) -> str | None:
         return None if size is None else f"{int(size) if size == int(size) else size} B"
