@@ -41,7 +41,10 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     if not kind and made_by in DECLARED:
         return ""
     if kind in UNCAPTURED:
-        raise UserError(f"{name}: model_type = {kind!r}: {UNCAPTURED[kind]} are neither modelled nor captured")
+        raise UserError(
+            f"{name}: model_type = {kind!r}: {UNCAPTURED[kind]} are neither modelled nor captured; allowed: a model "
+            "without them, as a config or as module:function"
+        )
     if not kind and made_by:
         read_ones = ", ".join(kind for kind in DECLARED if kind.endswith("2DModel"))
         raise UserError(

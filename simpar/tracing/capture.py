@@ -19,7 +19,7 @@ from simpar.tracing.code import ALLOWED
 from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, TracedCall, TraceShape, length, refs_of
 from simpar.tracing.positions import check_positions, check_tables, positions_of
-from simpar.tracing.vocabulary import SORTS, base
+from simpar.tracing.vocabulary import PRODUCTS, SORTS, base
 
 if TYPE_CHECKING:
     from simpar.tracing.recording import ModuleRun
@@ -255,13 +255,18 @@ def _sizes(
 def _kind(
     call: TracedCall, nodes: Mapping[str, CallNode], parameters: set[str], inputs: set[str], floating: bool
 ) -> str:
-    """What a call depends on: nothing, token numbers, parameters, or the batch."""
+    """What a call depends on: nothing, token numbers, parameters, or the batch.
+
+    Products of parameters with each other, or with constants, are work of every pass, as those with the batch.
+    """
     if call.op == "placeholder":
         if call.name in parameters:
             return WEIGHTS
         return (DATA if floating else INDEX) if call.name in inputs else CONSTANT
     kinds = {nodes[ref].kind for ref in refs_of(call.args)}
     if INDEX in kinds and WEIGHTS in kinds and call.op in _TABLE_OPS:
+        return DATA
+    if WEIGHTS in kinds and base(call.op) in PRODUCTS:
         return DATA
     return max(kinds or {CONSTANT}, key=_RANK.__getitem__)
 

@@ -116,14 +116,12 @@ class _CallReader:
         self.taken.update(self.inside)
 
     def _check(self, node: CallNode) -> None:
-        """Refuse operators without a rule, and products that touch parameters alone."""
+        """Refuse operators without a rule."""
         if node.op == "placeholder":
             return
-        where = f"model = {self.name}: {node.op} in {node.path or 'the model'}"
         if node.kind in (DATA, WEIGHTS) and node.floating and not known.is_known(node.op) and node.sizes:
+            where = f"model = {self.name}: {node.op} in {node.path or 'the model'}"
             raise UserError(f"{where}: has no rule; allowed: {ALLOWED_OPS}")
-        if node.kind == WEIGHTS and known.base(node.op) in known.PRODUCTS:
-            raise UserError(f"{where}: multiplies parameters with each other; allowed: {ALLOWED_OPS}")
 
     def _one(self, node: CallNode) -> OperatorDraft | PointwiseGroup | None:
         op = known.base(node.op)
@@ -172,7 +170,7 @@ class _CallReader:
         while True:
             node = self.nodes[name]
             op = known.base(node.op)
-            if node.op == "placeholder" or not node.floating:
+            if node.op == "placeholder" or not node.floating or node.kind != DATA:
                 return INPUT_VALUE
             if self._is_view(node) or (op in known.DROPOUTS and not self._drops(node)):
                 name = next(ref for ref in node.refs if self.nodes[ref].kind == node.kind)

@@ -37,7 +37,7 @@ POINTWISE = _words(
 
 COPIES = _words(
     """
-    cat stack concat index index_select gather roll pad constant_pad_nd flip tril triu scatter index_put
+    cat stack concat concatenate index index_select gather roll pad constant_pad_nd flip tril triu scatter index_put
     pixel_shuffle pixel_unshuffle avg_pool1d avg_pool2d max_pool1d max_pool2d adaptive_avg_pool1d
     adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d im2col one_hot argmax
     argmin copy

@@ -4,10 +4,11 @@ import pytest
 
 import simpar
 from simpar.architectures.families.family import TINY
+from simpar.architectures.flops import matmul_flop_per_token
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.tracing.capture import capture
-from simpar.tracing.graph import trace_library
+from simpar.tracing.graph import _traced, trace_library
 from tests.gate import some
 
 torch = pytest.importorskip("torch")
@@ -196,3 +197,59 @@ def test_classes_with_other_attention_answer(kind):
     for fields in ({"zero": 3}, {"pp": 2}):
         plan = simpar.Plan(micro_batch=1, **fields)
         assert simpar.simulate(graph, "dgx-h100", plan, training, with_timeline=False).step_time_s > 0
+
+
+class Joined(torch.nn.Module):
+    """A product whose matrix is one of full rank and one of rank 4 together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = torch.nn.Parameter(torch.empty(48, 32))
+        self.left = torch.nn.Parameter(torch.empty(48, 4))
+        self.right = torch.nn.Parameter(torch.empty(4, 32))
+
+    def forward(self, hidden):
+        """Rows of 48 columns."""
+        return torch.nn.functional.linear(hidden, self.whole + self.left @ self.right)
+
+
+def test_products_of_parameters_count_once_a_pass():
+    """Of a matrix and its low-rank change, joined before they meet the batch: 2 x 48 x 4 x 32 FLOP."""
+    hidden = [each for _ in range(2) for each in (torch.nn.Sequential(Joined(), torch.nn.Linear(48, 32)),)]
+    model = torch.nn.Sequential(torch.nn.Embedding(96, 32), *hidden, torch.nn.Linear(32, 96, bias=False))
+    graph = _traced("m", SEQ, lambda: model, "")
+    assert graph.num_parameters() == sum(each.numel() for each in model.parameters())
+    each = 2 * 48 * 4 * 32 / SEQ + 2 * 48 * 32 + 2 * 48 * 32
+    assert matmul_flop_per_token(graph, SEQ) == pytest.approx(2 * each + 2 * 32 * 96)
+    result = simpar.simulate(graph, "dgx-h100", simpar.Plan(zero=3), simpar.Training(seq_len=SEQ, global_batch=8))
+    assert result.step_time_s > 0
+
+
+RELATIVE = {
+    "xlnet": {"vocab_size": 96, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+    "pegasus_x": {**PAIR, "num_global_tokens": 4, "block_size": 16},
+    "zamba2": {
+        **TINY, "num_hidden_layers": 6, "layers_block_type": ["mamba", "hybrid", "mamba"] * 2, "num_mem_blocks": 1,
+        "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 1, "mamba_d_state": 16, "use_mem_rope": True,
+        "adapter_rank": 4,
+    },
+}  # fmt: skip
+"""Products of positions, or of tokens that are parameters, with parameters; blocks that several layers share."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", RELATIVE)
+def test_classes_with_products_of_parameters_answer(kind):
+    """With the parameters that their library counts, in layouts of every kind."""
+    config = {**RELATIVE[kind], "model_type": kind}
+    graph = trace_library(config, "", kind, SEQ, f"model = {kind}")
+    own = transformers.CONFIG_MAPPING[kind].from_dict(config)
+    tables = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+    with torch.device("meta"):
+        module = next(table[type(own)] for table in tables if type(own) in table)(own)
+    assert graph.num_parameters() == sum(each.numel() for each in module.parameters())
+    training = simpar.Training(seq_len=SEQ, global_batch=16)
+    for fields in ({"zero": 3}, {"pp": 2, "recompute": "full"}):
+        result = simpar.simulate(graph, "dgx-h100", simpar.Plan(micro_batch=1, **fields), training, with_timeline=False)
+        assert result.step_time_s > 0

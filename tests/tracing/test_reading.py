@@ -1,14 +1,13 @@
 """Calls to drafts."""
 
 from collections import Counter
-from dataclasses import replace
 from math import prod
 
 import pytest
 
 from simpar.errors import UserError
 from simpar.tracing.capture import Capture
-from simpar.tracing.nodes import DATA, WEIGHTS
+from simpar.tracing.nodes import DATA
 from simpar.tracing.reading import read_drafts
 from tests.tracing.drafts import call
 
@@ -46,10 +45,7 @@ def alone(*nodes):
 
 
 def test_operators_without_a_rule_are_refused():
-    """By name, with the module that calls them; and products of parameters with each other."""
+    """By name, with the module that calls them."""
     batch = call("x", "placeholder", kind=DATA)
     with pytest.raises(UserError, match="model = m: fft_fft in mixing: has no rule"):
         read_drafts("m", alone(batch, call("f", "fft_fft", "x", path="mixing")))
-    weights = [replace(batch, name=name, kind=WEIGHTS) for name in ("a", "b")]
-    with pytest.raises(UserError, match="model = m: mm in low_rank: multiplies parameters with each other"):
-        read_drafts("m", alone(*weights, call("p", "mm", "a", "b", path="low_rank", kind=WEIGHTS)))

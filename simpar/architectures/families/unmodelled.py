@@ -2,14 +2,19 @@
 
 UNMODELLED = {
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), "Mamba-1 state-space layers"),
-    **dict.fromkeys(
-        ("rwkv", "recurrent_gemma", "xlstm"), "recurrent layers",
-    ),
+    **dict.fromkeys(("rwkv", "recurrent_gemma"), "recurrent layers"),
     "zamba2": "layers that share the weights of others",
 }  # fmt: skip
 """What such a model's layers are, by ``model_type``."""
-UNCAPTURED = dict.fromkeys(
-    ("ernie4_5_vl", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text"),
-    "experts of text and of images, of two widths in a layer,",
-)
+UNCAPTURED = {
+    **dict.fromkeys(
+        ("ernie4_5_vl", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text"),
+        "experts of text and of images, of two widths in a layer,",
+    ),
+    "jetmoe": "experts that hold queries and outputs of attention",
+    "nllb-moe": "experts in a loop over those that a token chose",
+    "blt": "patches that data cut from bytes",
+    "xlstm": "matrix memories in a loop over chunks",
+    "prophetnet": "streams of attention that predict further tokens",
+}
 """What neither an operator stands for nor a capture of the class finds, by ``model_type``."""

@@ -39,6 +39,7 @@ def test_every_name_is_declared_once():
             {"model_type": "ernie4_5_vl", "text_config": {"hidden_size": 32}},
             "of two widths in a layer, are neither modelled nor captured",
         ),
+        ({"model_type": "blt"}, "patches that data cut from bytes are neither .*; allowed: a model without them"),
         ({"_class_name": "UNet2DModel"}, "this class of diffusers is not read; allowed: .*, or a model_type"),
     ],
 )
