@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
+from simpar.kept import cache_folder, digest, kept_json, replace_file
 from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
 from simpar.plain import OtherNames as OtherNames
 from simpar.plain import allowed as allowed
@@ -30,6 +30,7 @@ MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, 
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
+KEPT = "yaml 1"  # raised when the same text becomes other data
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
 NO_MAPPING = ("model_type", "model_attributes_type")
 
@@ -211,7 +212,31 @@ def _copied(data: Any) -> Any:
 
 @lru_cache(maxsize=256)  # profiles are read again and again, and parsing takes longer than a small simulation
 def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
-    """As :func:`_read_yaml`, but shared: callers must not change it. The parser makes a node tree and no objects."""
+    """As :func:`_read_yaml`, but shared: callers must not change it.
+
+    What is shipped is kept as JSON from the first command on; users' files, which may hold tokens, are not.
+    """
+    if not source.startswith(_shipped_folders()):
+        return _composed(text, source)
+
+    def make() -> list[Any]:
+        data, lines = _composed(text, source)
+        return [data, [[list(at), line] for at, line in lines.items()]]
+
+    data, lines = kept_json(cache_folder("shipped") / f"{digest(KEPT, text)}.json", make)
+    return data, {tuple(at): line for at, line in lines}
+
+
+@cache
+def _shipped_folders() -> tuple[str, ...]:
+    package = Path(__file__).resolve().parent
+    return tuple(
+        f"{each}{os.sep}" for each in (package, *(package.parent / folders[0] for folders in _FOLDERS.values()))
+    )
+
+
+def _composed(text: str, source: str) -> tuple[Any, dict[Location, int]]:
+    """Data and lines from the YAML parser, which makes a node tree and no objects."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
@@ -380,7 +405,7 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(data)
         else:
-            _replace(target, data)
+            replace_file(target, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be written ({reason})") from None
@@ -399,17 +424,6 @@ def check_writable(*paths: Path | str | None) -> None:
         code = code if target.parent.exists() else errno.ENOENT
         if target.is_dir() or (code and not target.exists()):
             raise UserError(f"{path}: cannot be written ({os.strerror(code or errno.EISDIR)})")
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as stream:
-            stream.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 _FOLDERS = {

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
+from typer.models import CommandInfo
 
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD, app
@@ -30,7 +31,13 @@ ORDER = (
     "simulate", "search", "check", "compare", "report", "export", "import", "tokenize", "data", "run", "explain",
     "replay", "ui", "mcp", "plot", "collective", "calibrate", "learn", "validate", "list", "schema", "doctor",
 )  # fmt: skip
-app.registered_commands.sort(key=lambda command: ORDER.index(command.name or command.callback.__name__))  # type: ignore[union-attr]
+
+
+def _name(command: CommandInfo) -> str:
+    return command.name or command.callback.__name__  # type: ignore[union-attr]
+
+
+app.registered_commands.sort(key=lambda command: ORDER.index(_name(command)))
 
 
 @app.callback(invoke_without_command=True)
@@ -80,6 +87,8 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> int:
     """Run the command of this process and return its exit code."""
+    named = [command for command in app.registered_commands if _name(command) in sys.argv[1:2]]
+    app.registered_commands = named or app.registered_commands  # typer builds the parsers of all that are registered
     code = run(sys.argv[1:])
     gc.freeze()  # skips garbage collection at exit, which takes a tenth of a second
     return code

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,20 @@ def console() -> Console:
     return Out(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
+class _Silent(AbstractContextManager["_Silent"]):
+    """Stands for a spinner where there is no terminal, without the cost of importing one."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, what: str) -> None:
+        """Nothing to be seen."""
+
+
 def working(what: str) -> Any:
     """A spinner on standard error; nothing if that is not a terminal."""
+    if not sys.stderr.isatty():
+        return _Silent()
     from rich.console import Console
 
     return Console(stderr=True).status(f"{what} ...")

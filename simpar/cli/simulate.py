@@ -109,6 +109,8 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
 
 def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int) -> tuple[Result, Outcome | None]:
     """The result, with failures in its whole run if a reliability is known, and the campaign of --days."""
+    if loaded.operation is None and result.whole_run is None:
+        return result, None
     from simpar.operate.whole_run import add_operation
 
     with working("operating"):
@@ -124,14 +126,16 @@ def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome 
     import json
 
     from simpar.files import write_atomic
-    from simpar.report.plots import save_plot
     from simpar.report.terminal import print_report
-    from simpar.report.trace import write_trace
 
     if values["trace"] and result.timeline is not None:
+        from simpar.report.trace import write_trace
+
         write_trace(result.timeline, values["trace"], metadata={"simpar_version": result.setup.simpar_version})
     for name, kind in (("timeline", "timeline"), ("memory_plot", "memory")):
         if values[name]:
+            from simpar.report.plots import save_plot
+
             with working(f"drawing {kind}"):
                 save_plot(result, kind, values[name])
     if values["html"]:

@@ -22,7 +22,6 @@ from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
-from simpar.frameworks.overrides import script_in, with_texts
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.rules import no_chunks_alone
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
@@ -340,6 +339,8 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 def read(text: str, name: str, target: str) -> Imported:
     """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
+    from simpar.frameworks.overrides import script_in, with_texts  # late: exports read no shell
+
     target = READ_AS.get(target, target)
     if target in TARGETS and target not in READERS:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(READERS)}")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -14,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 import simpar
 from simpar.architectures import graph as graphs
 from simpar.architectures.graph import ModelGraph
-from simpar.errors import UserError
-from simpar.files import write_atomic
+from simpar.kept import cache_folder, keep
 from simpar.tracing.library import installed, require_library
 
 FORMAT = 1
@@ -29,19 +27,14 @@ def captured_model(config: Mapping[str, Any], class_name: str, name: str, seq_le
     and begins errors. Raises UserError without torch or the class, and where it cannot be captured.
     """
     require_library(why)
-    path = cache_folder() / f"{_digest(config, class_name, seq_len)}.json"
+    path = cache_folder("captures") / f"{_digest(config, class_name, seq_len)}.json"
     graph = _kept(path)
     if graph is None:
         from simpar.tracing.graph import trace_library  # late: it imports torch
 
         graph = trace_library(config, class_name, name, seq_len, why)
-        _keep(path, graph)
+        keep(path, _adapter().dump_json(graph))
     return replace(graph, name=name)
-
-
-def cache_folder() -> Path:
-    """The user's folder of kept captures, ``$XDG_CACHE_HOME/simpar/captures``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simpar" / "captures"
 
 
 def _digest(config: Mapping[str, Any], class_name: str, seq_len: int) -> str:
@@ -70,12 +63,3 @@ def _kept(path: Path) -> ModelGraph | None:
         return _adapter().validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _keep(path: Path, graph: ModelGraph) -> None:
-    """Write a graph. A home that cannot be written to keeps nothing: the next command captures again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, _adapter().dump_json(graph))
-    except (OSError, UserError):
-        return

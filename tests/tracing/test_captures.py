@@ -13,8 +13,9 @@ pytest.importorskip("transformers")
 
 import simpar
 from simpar.errors import UserError
+from simpar.kept import cache_folder
 from simpar.tracing import captures
-from simpar.tracing.captures import cache_folder, captured_model
+from simpar.tracing.captures import captured_model
 
 TINY = {
     "model_type": "olmo", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -30,7 +31,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 def files():
     """Names in the folder of captures."""
-    return sorted(path.name for path in cache_folder().glob("*"))
+    return sorted(path.name for path in cache_folder("captures").glob("*"))
 
 
 def test_a_second_capture_is_read(monkeypatch):
@@ -52,7 +53,7 @@ def test_a_capture_depends_on_all_that_it_shows(monkeypatch):
     monkeypatch.setattr(captures, "installed", lambda: ("0", "0"))
     keys.add(captures._digest(TINY, "", 32))
     assert len(keys) == 5
-    torn = cache_folder() / "torn.json"
+    torn = cache_folder("captures") / "torn.json"
     torn.parent.mkdir(parents=True)
     torn.write_text('{"name": "own", "dims"')
     assert captures._kept(torn) is None
