@@ -8,7 +8,7 @@ measured time, and the median and 90th percentile of the absolute error. Two num
 from here:
 
     python benchmarks/serving_kernels.py FOLDER --call     # CALL_US: launch and rendezvous of a collective in a graph
-    python benchmarks/serving_kernels.py FOLDER --experts  # EXPERT_OVERHEAD: its row of 512 tokens
+    python benchmarks/serving_kernels.py FOLDER --experts  # EXPERT_OVERHEAD: rows around 1
 """
 
 import argparse
@@ -26,7 +26,7 @@ from simpar.cost.operators import operator_times
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.layout.sharding import RankDims
-from simpar.posttraining.engine import CALL_US, EXPERT_OVERHEAD, serving_stack
+from simpar.posttraining.engine import CALL_US, serving_stack
 
 SYSTEMS = {
     "a100_sxm": ("a100-sxm-80gb", "dgx-a100-80gb"), "h100_sxm": ("h100-sxm-80gb", "dgx-h100"),
@@ -34,7 +34,15 @@ SYSTEMS = {
     "b300_sxm": ("b300-sxm", "hgx-b300"), "l40s": ("l40s", "l40s-8"),
     "rtx_pro_6000_server": ("rtx-pro-6000", "rtx-pro-6000-8"), "gb300": ("gb300", "gb300-nvl72"),
 }  # fmt: skip
-PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8"}
+PRECISIONS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_blockwise"}
+HOST_MS = 1.0
+"""The shortest product that hides its launch by the host, which takes up to 0.3 ms here (that of Grace)."""
+CAST_BYTES, CAST_CLOCKS = 3.0, 0.54
+"""An element read in 16 bits and written in 8, and clocks of a multiprocessor: 8-bit products grow by 0.51 to 0.55 of
+them an element of their input on six devices from H100 to GB300, whatever their bandwidth, and by the memory's time on
+L40S and RTX PRO 6000 [vLLM, static_scaled_fp8_quant, which layers with static scales call]."""
+UNGATED_HIDDEN, UNGATED_EXPERTS = 2688, 512
+"""Shapes of Nemotron 3, whose experts have no gate [NVIDIA AIConfigurator, collector, non-gated model patterns]."""
 SMALL_BYTES = 2**20
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 OPS = {
@@ -51,16 +59,31 @@ def kernels_of(system: str, precision: str = "bf16") -> KernelModel:
 
 
 def products(folder: Path) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Products in bf16 and in fp8 with one scale a tensor, whose casts are kernels of their own."""
+    """Products in bf16, and in 8 bits with the cast of their input: with one scale a tensor, or scales of blocks.
+
+    Measured layers stand alone, and a kernel of their own casts with one scale a tensor; in engines, the kernel that
+    writes the input does it. Those with scales of blocks were launched one by one, not from a graph: short ones show
+    the host, and are left out.
+    """
     table = pd.read_csv(folder / "kernels_aic_gemm.csv.gz")
+    stack = serving_stack(graphs=True)
+    (op,) = (each for each in mixture("x", Mixture(8, 2, 1024, shared_ffn=8)) if each.name == "shared_down")
     for (system, dtype), rows in table.groupby(["system", "gemm_dtype"]):
-        if system in SYSTEMS and dtype in PRECISIONS:
-            predicted = kernels_of(system, PRECISIONS[dtype]).gemm_time_s(rows.m, rows.n, rows.k)
-            yield (
-                f"products {PRECISIONS[dtype]}",
-                system,
-                pd.DataFrame({"predicted_s": predicted, "measured_s": rows.latency_ms * 1e-3}),
-            )
+        if system not in SYSTEMS or dtype not in PRECISIONS:
+            continue
+        rows = rows[rows.latency_ms > HOST_MS] if dtype == "fp8_block" else rows
+        dims = {"batch": rows.m.to_numpy(), "seq": 1, "hidden": rows.n.to_numpy(), "shared_ffn": rows.k.to_numpy()}
+        kernels = kernels_of(system, PRECISIONS[dtype])
+        (each,) = operator_times([op], RankDims(dims, dims), kernels, stack)
+        cast_s = 0.0
+        if dtype == "fp8":
+            each_s = max(CAST_BYTES / kernels.bandwidth, CAST_CLOCKS / kernels.clocks_per_s)
+            cast_s = kernels.latency_s + rows.m.to_numpy() * rows.k.to_numpy() * each_s
+        yield (
+            f"products {PRECISIONS[dtype]}",
+            system,
+            pd.DataFrame({"predicted_s": each.forward_s + cast_s, "measured_s": rows.latency_ms.to_numpy() * 1e-3}),
+        )
 
 
 def attention(folder: Path) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -80,12 +103,13 @@ def attention(folder: Path) -> Iterator[tuple[str, str, pd.DataFrame]]:
             )
 
 
-def experts(folder: Path) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Both products and the activation of balanced experts on one device, bf16."""
+def experts(folder: Path, *, tuned: bool = False) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Both products, the activation and the sum of balanced experts on one device, bf16."""
     table = pd.read_csv(folder / "kernels_aic_moe.csv.gz")
     table = table[(table.moe_dtype == "bfloat16") & (table.distribution == "balanced") & (table.moe_ep_size == 1)]
-    stack = serving_stack(graphs=True)
-    for system, rows in table.groupby("system"):
+    stack = serving_stack(graphs=True, tuned=tuned)
+    plain = (table.hidden_size == UNGATED_HIDDEN) | (table.num_experts == UNGATED_EXPERTS)
+    for (system, ungated), rows in table.groupby(["system", plain]):
         if system not in SYSTEMS:
             continue
         dims = {
@@ -93,7 +117,11 @@ def experts(folder: Path) -> Iterator[tuple[str, str, pd.DataFrame]]:
             "hidden": rows.hidden_size.to_numpy(), "experts": rows.num_experts.to_numpy(),
             "num_experts": rows.num_experts.to_numpy(), "expert_ffn": (rows.inter_size // rows.moe_tp_size).to_numpy(),
         }  # fmt: skip
-        chosen = [op for op in mixture("x", Mixture(8, 2, 1024)) if op.name.startswith("expert_")]
+        chosen = [
+            op
+            for op in mixture("x", Mixture(8, 2, 1024, gated=not ungated))
+            if op.name.startswith("expert_") or op.kind == "combine"
+        ]
         each = operator_times(chosen, RankDims(dims, dims, dims), kernels_of(system), stack)
         yield (
             "experts, balanced",
@@ -138,12 +166,24 @@ def fitted_call_us(folder: Path) -> float:
 
 
 def print_by_tokens(folder: Path) -> None:
-    """Measured over predicted time of experts without overhead, by number of tokens."""
-    print("| device | " + " | ".join(f"{tokens:,}" for tokens in TOKENS) + " |\n|---|" + "---|" * len(TOKENS))
-    for _, system, rows in experts(folder):
-        ratio = rows.measured_s / rows.predicted_s * EXPERT_OVERHEAD
-        each = ratio.groupby(rows.tokens).median()
-        print(f"| {SYSTEMS[system][0]} | " + " | ".join(f"{each[tokens]:.2f}" for tokens in TOKENS) + " |")
+    """Predicted over measured time of experts by number of tokens, with usual and tuned tiles."""
+    print(
+        "| device | tiles | " + " | ".join(f"{tokens:,}" for tokens in TOKENS) + " |\n|---|---|" + "---|" * len(TOKENS)
+    )
+    for tuned in (False, True):
+        for system, frames in by_system(experts(folder, tuned=tuned)):
+            rows = pd.concat(frames)
+            each = (rows.predicted_s / rows.measured_s).groupby(rows.tokens).median()
+            named = f"| {SYSTEMS[system][0]} | {'tuned' if tuned else 'usual'} | "
+            print(named + " | ".join(f"{each[tokens]:.2f}" for tokens in TOKENS) + " |")
+
+
+def by_system(parts: Iterator[tuple[str, str, pd.DataFrame]]) -> list[tuple[str, list[pd.DataFrame]]]:
+    """Frames of every system."""
+    result: dict[str, list[pd.DataFrame]] = {}
+    for _, system, rows in parts:
+        result.setdefault(system, []).append(rows)
+    return list(result.items())
 
 
 def main() -> None:

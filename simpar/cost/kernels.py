@@ -4,6 +4,7 @@ Every parameter is physical, one set per device, and stands in the device's prof
 profile leaves out has the default below. All functions broadcast numpy arrays and return seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -30,6 +31,8 @@ DROPOUT_OPS = {"forward": 5.0, "backward": 8.5}
 full width (half rate), two three-way xors and two sums of keys: 7 x 8 / 16 = 3.5. Forward compares and masks two at a
 time, 1.5; backward carries the choice in the sign of the probabilities and selects twice, 5 [flash-attention, csrc,
 philox.cuh and dropout.h]."""
+PORT_BYTES = 64
+"""Bytes that a multiprocessor reads from the L2 cache in a clock, V100 to H100 [NVIDIA V100 and A100 whitepapers]."""
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
@@ -185,6 +188,24 @@ class KernelModel:
         moved = batch * (self.products.operand_bytes * (m * k + k * n) + result * m * n)
         return self.latency_s + np.maximum(best, moved / self.bandwidth)
 
+    def tiled_time_s(
+        self, m: Numbers, n: Numbers, k: Numbers, *, batch: Numbers, tiles: Sequence[tuple[int, int]]
+    ) -> Numbers:
+        """Seconds of ``batch`` products in one kernel, in the best of ``tiles`` (rows, columns); sizes broadcast.
+
+        Every thread block reads k (rows + columns) operands through its multiprocessor's port to the L2 cache, also for
+        what the last tiles compute beyond m and n. The memory streams at the same time, but neither hides the other
+        wholly where both take long, and the time is the root of the sum of both squares.
+        """
+        m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
+        deep, narrow, wide = k + self.parameters["gemm_prologue_k"], self.products.operand_bytes, self.activation_bytes
+        read = [np.ceil(m / rows) * np.ceil(n / columns) * (rows + columns) * deep * narrow for rows, columns in tiles]
+        fed_s = batch * np.minimum.reduce(np.broadcast_arrays(*read)) / (PORT_BYTES * self.clocks_per_s)
+        computed_s = np.maximum(fed_s, 2.0 * batch * m * n * k / self._gemm_rate)
+        moved_s = batch * (narrow * (m * k + k * n) + wide * m * n) / self.bandwidth
+        both_s: Floats = np.hypot(computed_s, moved_s)
+        return self.latency_s + both_s
+
     @cached_property
     def _gemm_rate(self) -> float:
         return self.rate(self.precision) * self._measured("gemm_efficiency", self.precision)
@@ -241,7 +262,7 @@ class KernelModel:
         products_s = flop * stretched / (self.rate(self.activation_dtype) * share * self.attention_rate * width)
         if not drops:
             return self.latency_s + np.maximum(products_s, moved_s)
-        dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / self._integer_rate
+        dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / (INTEGER_LANES * self.clocks_per_s)
         return self.latency_s + np.maximum(products_s + dropped_s * stretched, moved_s)
 
     def _attention_moves_s(self, shape: Heads, keys: Numbers, kv_heads: Numbers | None, *, backward: bool) -> Numbers:
@@ -254,14 +275,18 @@ class KernelModel:
         return (4.0 if backward else 2.0) * rows * head_dim * self.activation_bytes / self.bandwidth
 
     @cached_property
-    def _integer_rate(self) -> float:
-        """Integer operations/s at the clock that kernels run at; a quarter of the fp32 peak where no clock is told."""
+    def clocks_per_s(self) -> float:
+        """Clocks of all multiprocessors together in a second, at the clock that kernels run at.
+
+        Where no clock is told it is that of the fp32 peak, of 128 lanes with two FLOP each.
+        """
         device, power = self.device, self.device.power
         if power and power.boost_clock and device.kind == "gpu":
-            peak = device.num_sms * INTEGER_LANES * power.boost_clock
+            clocks = device.num_sms * power.boost_clock
         else:
-            peak = device.peak_flop_per_s.get("fp32", self.peak(self.activation_dtype) / 16.0) / 4.0
-        return peak * self._clock(self.activation_dtype)
+            fp32 = device.peak_flop_per_s.get("fp32", self.peak(self.activation_dtype) / 16.0)
+            clocks = fp32 / (4.0 * INTEGER_LANES)
+        return clocks * self._clock(self.activation_dtype)
 
     def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:
         """Two batched products, and passes over the scores: softmax (with mask and scale) and dropout.

@@ -59,10 +59,15 @@ def grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     if not frozen:
         weights_s = products.weight_gradient * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
         weights_s = weights_s + kernels.memory_time_s(rows * columns, kernels=cast.kernels_later)
-    bias = _weighted_bias(op, sizes)
+    bias, tiles = _weighted_bias(op, sizes), sizes.stack.fusion.expert_tiles
+    forward_s = (
+        kernels.tiled_time_s(m, n, k, batch=experts, tiles=tiles)
+        if tiles
+        else kernels.gemm_time_s(m, n, k, batch=experts)
+    )
     return OperatorTime(
         op.name,
-        overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + widen_s + bias.forward_s,
+        overhead * (forward_s + cast_s[0]) + widen_s + bias.forward_s,
         overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1])
         + widen_s
         + transpose_time_s(op, sizes)
@@ -137,8 +142,8 @@ def combine(op: Operator, sizes: Sizes) -> OperatorTime:
 def _copy_routed(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> OperatorTime:
     """Time of copying routed tokens into the order of ranks and, where a rank has several experts, of experts.
 
-    Where the copy is fused into the exchange, tokens are copied once. Stacks with ``sends_cast`` cast tokens in front
-    of the pass (``outward``: forward or backward) in which they leave for the experts.
+    Where the copy is fused into the exchange, tokens are copied once; where products gather, not at all. Stacks with
+    ``sends_cast`` cast tokens in front of the pass (``outward``: forward or backward) in which they leave.
     """
     dims, habits = sizes.dims, sizes.stack.experts
     copies, launches = np.where(np.asarray(dims["experts"]) > 1, 4.0, 2.0), 5
@@ -148,6 +153,11 @@ def _copy_routed(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str)
         return _copy_in_loop(op, sizes, elements)
     kernels = sizes.kernels
     moved = copies * (elements * kernels.activation_bytes)
+    if (
+        sizes.stack.fusion.expert_tiles
+    ):  # dispatch sorts numbers of tokens alone; combine reads all copies and writes one
+        read = 0.0 if outward == "forward" else elements * (1.0 + 1.0 / dims["topk"])
+        moved, launches = np.asarray(read * kernels.activation_bytes), 2 if outward == "forward" else 1
     rows_s = dims["batch"] * dims["seq"] * dims["topk"] * habits.row_s
     took_s = habits.overhead * kernels.memory_time_s(moved, kernels=launches) + rows_s
     products = kernels.products

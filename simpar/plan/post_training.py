@@ -55,7 +55,8 @@ class RolloutEngine(Strict):
     An iteration works on at most ``token_budget`` tokens and ``max_sequences`` sequences. Weights, workspace and cache
     may take ``memory_fraction`` of the device; the cache has blocks of ``block`` tokens. With ``prefix_sharing`` the
     samples of a group share the cache of their prompt. ``graphs``: kernels of an iteration are launched as one.
-    ``overhead`` is what the host adds to an iteration: scheduling, sampling, texts.
+    ``overhead`` is what the host adds to an iteration: scheduling, sampling, texts. ``tuned_experts``: the engine has
+    tiles tuned for the model's experts on the device, as for popular mixtures; else it takes its usual ones.
     """
 
     token_budget: Count = 8192
@@ -65,6 +66,7 @@ class RolloutEngine(Strict):
     block: Count = 16
     prefix_sharing: bool = True
     graphs: bool = True
+    tuned_experts: bool = False
     overhead: Seconds = 0.0005
 
 

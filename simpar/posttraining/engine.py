@@ -37,7 +37,7 @@ from simpar.program.blocks.steps import block_steps
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.job import TrainingJob
 from simpar.simulation import make_job
-from simpar.stacks.stack import ExpertHabits, Fusion, Launch, Stack
+from simpar.stacks.stack import ExpertHabits, Fusion, Launch, Stack, StackNumerics
 from simpar.units import DTYPE_BYTES, NS_PER_S, US, Floats, Ints, Numbers, format_bytes, to_ns
 
 HOST_PER_KERNEL_S = 12 * US
@@ -45,21 +45,32 @@ HOST_PER_KERNEL_S = 12 * US
 CALL_US = 4.1
 """Launch and rendezvous of a collective in a captured graph, microseconds: what measured all-reduces of 512 bytes on 2
 to 8 H100 and H200 take beyond the predicted hops (benchmarks/serving_kernels.py --call)."""
-EXPERT_OVERHEAD = 1.4
-"""Time of fused kernels of experts over that of products that stream their weights at the memory's bandwidth: the
-median at 512 tokens of H100 (1.3), H200 (1.5), B200 (1.4), GB200 and GB300 (1.6), by benchmarks/serving_kernels.py."""
+EXPERT_OVERHEAD = 1.3
+"""Time of fused kernels of experts over that of their operands' way through caches and memory: fitted to 512 to 16,384
+tokens of H100, H200, B200, GB200 and GB300 together (benchmarks/serving_kernels.py --experts)."""
+USUAL_TILES = ((16, 32), (64, 64))
+"""Tiles of fused kernels of experts for shapes that nobody tuned, few tokens and more [SGLang 0.5,
+fused_moe_triton_config.py, get_default_config]."""
+TUNED_TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+"""Those of shapes that the engine has a tuned file for, by device, experts and width [SGLang and vLLM, configs of
+fused_moe]."""
 
 
-def serving_stack(*, graphs: bool) -> Stack:
-    """What serving engines do: fused norms with the residual's sum, grouped experts in two kernels, no gradients."""
+def serving_stack(*, graphs: bool, tuned: bool = False) -> Stack:
+    """What serving engines do: fused norms with the residual's sum, experts that gather their tokens, no gradients.
+
+    The kernel that writes the input of an 8-bit product casts it, except where blocks have scales.
+    """
     launch = Launch(graphs=("step",)) if graphs else Launch(host_time_per_kernel_s=HOST_PER_KERNEL_S)
+    tiles = TUNED_TILES if tuned else USUAL_TILES
     experts = ExpertHabits(overhead=EXPERT_OVERHEAD, row_s=0.0, sync_s=0.0, exchange_host_s=0.0)
     return Stack(
         name="serving",
         description="an engine that serves a model",
-        fusion=Fusion(residual=True),
+        fusion=Fusion(residual=True, expert_tiles=tiles),
         launch=launch,
         experts=experts,
+        numerics=StackNumerics(casts_apart=True),
     )
 
 
@@ -140,7 +151,7 @@ class ServingEngine:
         choices |= {"precision": rollout.precision, "sequence_parallel": spread and rollout.tp > 1}
         plan = Plan(**choices, **({"etp": 1} if spread else {}))
         training = Training(seq_len=context, global_batch=rollout.attention_ranks * rollout.stages)
-        stack = serving_stack(graphs=rollout.engine.graphs)
+        stack = serving_stack(graphs=rollout.engine.graphs, tuned=rollout.engine.tuned_experts)
         try:
             job = make_job(graph, cluster, plan, training, stack)
         except UserError as error:

@@ -12,7 +12,7 @@ from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
-from simpar.units import GIGA, MS, NS, NS_PER_S, US, Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import GIGA, MS, NS, NS_PER_S, US, Bytes, Count, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -25,7 +25,8 @@ class FusedProducts(Strict):
     scales in the kernels of low-rank products; ``adapter_dropout``: they drop some of their inputs, each projection its
     own, and keep these copies. Of a mixture of experts: ``grouped_products`` runs the products of all
     local experts in one kernel, ``expert_epilogues`` add biases, clamp, activate and cast in the kernels of the
-    products.
+    products. With ``expert_tiles``, (rows, columns) that thread blocks compute, they are kernels that read tokens where
+    they lie, and what comes back is one sum over copies [vLLM and SGLang, fused_moe].
     """
 
     projections: bool = True
@@ -33,6 +34,7 @@ class FusedProducts(Strict):
     adapter_dropout: bool = False
     grouped_products: bool = True
     expert_epilogues: bool = False
+    expert_tiles: tuple[tuple[Count, Count], ...] = ()
 
 
 class Fusion(FusedProducts):

@@ -11,6 +11,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.posttraining.bounds import step_bound_s
 from simpar.posttraining.search import search_post_training
 from simpar.posttraining.simulate import make_setting, post_train
+from tests.posttraining.small import SMALL_STEP
 
 MODEL, BASE, TRAINING = "qwen2.5-0.5b", {}, {"seq_len": 2048, "global_batch": 32}
 LENGTHS = {"prompt": {"fixed": 128}, "response": {"mean": 300, "p99": 1500}}
@@ -131,13 +132,11 @@ FLAGS = (
     "--stack",
     "torchtitan",
 )
-SETS = ("post_training.prompts=8", "post_training.samples=4", "post_training.steps=1",
-        "post_training.lengths.prompt.fixed=128", "post_training.lengths.response.fixed=100")  # fmt: skip
 
 
 def test_the_command_line_lists_what_each_loses(capsys, tmp_path):
     """The best first, with a certificate; JSON has all candidates."""
-    words = ["search", *FLAGS, *HELD, "--rl", "--staleness", "0", *(word for each in SETS for word in ("--set", each))]
+    words = ["search", *FLAGS, *HELD, "--rl", "--staleness", "0", *SMALL_STEP]
     path = tmp_path / "found.json"
     assert run([*words, "--top", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()

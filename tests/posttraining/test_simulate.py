@@ -9,6 +9,7 @@ import simpar
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.posttraining.simulate import make_setting, post_train
+from tests.posttraining.small import SMALL_STEP, as_options
 
 MODEL, PLAN = "qwen2.5-0.5b", {"zero": 3, "micro_batch": 1}
 LENGTHS = {"prompt": {"fixed": 128}, "response": {"mean": 200, "p99": 800}}
@@ -140,13 +141,11 @@ FLAGS = (
     "--zero",
     "3",
 )
-SETS = ("post_training.prompts=8", "post_training.samples=4", "post_training.steps=1",
-        "post_training.lengths.prompt.fixed=128", "post_training.lengths.response.fixed=100")  # fmt: skip
 
 
 def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
     """Step, limit, waits and memory first; JSON has the same figures."""
-    words = [*FLAGS, "--rl", *(word for each in SETS for word in ("--set", each))]
+    words = [*FLAGS, "--rl", *SMALL_STEP]
     path, trace = tmp_path / "answer.json", tmp_path / "trace.json"
     assert run([*words, "--json", str(path), "--trace", str(trace)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -162,11 +161,8 @@ def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
     ("words", "said"),
     [
         (["--rl"], "--rl: the scenario has no section post_training"),
-        (["--rl", "--ranks", *(word for each in SETS for word in ("--set", each))], "--ranks: is of one"),
-        (
-            [*(word for each in ("post_training.prompts=0", *SETS[1:]) for word in ("--set", each))],
-            "post_training.prompts = 0",
-        ),
+        (["--rl", "--ranks", *SMALL_STEP], "--ranks: is of one"),
+        ([*SMALL_STEP, *as_options("post_training.prompts=0")], "post_training.prompts = 0"),
         (["--set", "post_training.prompts=8"], "post_training.lengths"),
         (["--rl", "--over", "plan.zero=1,3"], "--over: is a table of single updates"),
     ],
@@ -182,7 +178,7 @@ def test_refusals_of_the_command_line_exit_with_2(capsys, words, said):
 def test_pictures_show_both_pools(tmp_path, monkeypatch):
     """A page with the picture and the tables, and a picture alone, with a row for each side."""
     monkeypatch.chdir(tmp_path)
-    words = [*FLAGS, "--rl", *(word for each in SETS for word in ("--set", each))]
+    words = [*FLAGS, "--rl", *SMALL_STEP]
     assert run([*words, "--html", "step.html", "--timeline", "step.svg"]) == 0
     page, picture = (tmp_path / "step.html").read_text(), (tmp_path / "step.svg").read_text()
     assert "Where a step of a replica goes" in page
