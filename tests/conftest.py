@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from simpar.__main__ import GC_THRESHOLDS
 from simpar.cli.flags import complete_commands
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown
+from simpar.report.pictured import HeldAtPeak, HeldPart, KernelPoint, Roofline
 from simpar.report.result import Bill, Result
 from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
 from simpar.units import GIB, MS, NS_PER_S
@@ -184,9 +185,32 @@ def make_result(timeline: Timeline) -> Result:
             engine={"name": "reference", "seed": 0}, fold={"ranks": 32, "classes": len(stages)},
             simpar_version="0.1.0",
         ),
-        overview=view,
+        overview=replace(view, held=HELD, roofline=ROOFLINE),
         timeline=timeline,
     )  # fmt: skip
+
+
+HELD = HeldAtPeak(
+    stage=0, capacity_bytes=79.6 * GIB,
+    parts=tuple(
+        HeldPart(category=category, name=name, size_bytes=size * GIB)
+        for category, name, size in (
+            ("parameters", "embedding", 1), ("parameters", "layer 0", 2), ("parameters", "layer 1", 2),
+            ("overhead", "context and communicators", 2), ("activations", "layer 0", 8), ("activations", "layer 1", 7),
+        )
+    ),
+)  # fmt: skip
+ROOFLINE = Roofline(
+    device="H100", bytes_per_s=3.35e12, peak_flop_per_s={"bf16": 989e12}, share=0.9,
+    points=tuple(
+        KernelPoint(block="layer", operator=operator, direction=direction, precision="bf16", layers=2, **work)
+        for operator, direction, work in (
+            ("qkv", "forward", {"flop": 6e12, "moved_bytes": 4e9, "seconds": 0.01}),
+            ("qkv", "weight gradient", {"flop": 6e12, "moved_bytes": 6e9, "seconds": 0.01}),
+            ("attention", "backward", {"flop": 4e12, "moved_bytes": 1e9, "seconds": 0.01}),
+        )
+    ),
+)  # fmt: skip
 
 
 def _stage_memory(stage: int, curve: MemoryCurve) -> StageMemory:

@@ -15,7 +15,12 @@ def plot(
         typer.Argument(help="A result, a search, a grid or a sweep (--json), a plan or a scenario", metavar="RESULT"),
     ],
     kind: Annotated[
-        str | None, typer.Option("--kind", help="timeline (default), memory, breakdown or heatmap; of grids: heatmap")
+        str | None,
+        typer.Option(
+            "--kind",
+            help="timeline (default), memory, breakdown, heatmap, flame (memory at the peak by category and layer) or "
+            "roofline (rates of kernels); of grids: heatmap",
+        ),
     ] = None,
     output: Annotated[
         str, typer.Option("-o", "--output", help="File to write: .png, .svg, .pdf or .html")

@@ -3,7 +3,7 @@
 OPEN = (
     "activations", "collectives.algorithm", "collectives.algorithms", "collectives.choice", "collectives.host",
     "collectives.lines", "collectives.measured", "collectives.parameters", "collectives.traffic", "context",
-    "kernels", "memory.allocator", "memory.bound", "memory.moments", "memory.routed", "memory.static",
+    "intensity", "kernels", "memory.allocator", "memory.bound", "memory.moments", "memory.routed", "memory.static",
     "memory.widths", "offload", "operators", "optimizers", "power", "products", "sharded",
 )  # fmt: skip
 """The modules that other rooms may import; all others are inner."""

@@ -184,9 +184,15 @@ class KernelModel:
         best: Floats = (paid * per_wave).min(axis=0)
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])
-        result = DTYPE_BYTES["fp32"] * 2 if accumulate else self.activation_bytes
-        moved = batch * (self.products.operand_bytes * (m * k + k * n) + result * m * n)
+        moved = self.gemm_moved_bytes(m, n, k, batch=batch, accumulate=accumulate)
         return self.latency_s + np.maximum(best, moved / self.bandwidth)
+
+    def gemm_moved_bytes(
+        self, m: Numbers, n: Numbers, k: Numbers, *, batch: Numbers = 1, accumulate: bool = False
+    ) -> Numbers:
+        """Bytes of the operands and the result of ``batch`` products, each read or written once."""
+        result = DTYPE_BYTES["fp32"] * 2 if accumulate else self.activation_bytes
+        return batch * (self.products.operand_bytes * (m * k + k * n) + result * m * n)
 
     def tiled_time_s(
         self, m: Numbers, n: Numbers, k: Numbers, *, batch: Numbers, tiles: Sequence[tuple[int, int]]
@@ -238,7 +244,8 @@ class KernelModel:
         if self.attention == "unfused":
             kept = np.asarray(seen, dtype=np.float64) / keys
             return self._unfused_attention_s((batch, seq, heads, head_dim), keys, kept, backward=backward)
-        moved_s = self._attention_moves_s((batch, seq, heads, head_dim), keys, kv_heads, backward=backward)
+        moved = self.attention_moved_bytes((batch, seq, heads, head_dim), keys, kv_heads, backward=backward)
+        moved_s = moved / self.bandwidth
         head_dim = HEAD_STEP * np.ceil(head_dim / HEAD_STEP)
         p, direction = self.parameters, "backward" if backward else "forward"
         second = self.attention == "flash2" and p["flash2_forward_efficiency"]
@@ -265,14 +272,16 @@ class KernelModel:
         dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / (INTEGER_LANES * self.clocks_per_s)
         return self.latency_s + np.maximum(products_s + dropped_s * stretched, moved_s)
 
-    def _attention_moves_s(self, shape: Heads, keys: Numbers, kv_heads: Numbers | None, *, backward: bool) -> Numbers:
-        """Seconds that flash kernels at least move bytes: queries and outputs, keys and values, each once.
+    def attention_moved_bytes(
+        self, shape: Heads, keys: Numbers, kv_heads: Numbers | None, *, backward: bool
+    ) -> Numbers:
+        """Bytes that flash kernels at least move: queries and outputs, keys and values, each once.
 
         Backward reads these and the outputs' gradient, and writes three gradients.
         """
         batch, seq, heads, head_dim = shape
         rows = batch * (seq * heads + keys * (heads if kv_heads is None else kv_heads))
-        return (4.0 if backward else 2.0) * rows * head_dim * self.activation_bytes / self.bandwidth
+        return (4.0 if backward else 2.0) * rows * head_dim * self.activation_bytes
 
     @cached_property
     def clocks_per_s(self) -> float:

@@ -113,7 +113,7 @@ def matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     casts: Numbers = 0
     later: Numbers = 0
     swizzles = 0
-    if kernels.products.is_cast and (op.name == "lm_head" or op.kind == "router"):
+    if stays_wide(op, kernels):
         kernels = replace(kernels, precision=kernels.activation_dtype)
     products = kernels.products
     if products.scales:
@@ -162,6 +162,11 @@ def matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         + (apart - 1)
         + adapter.backward_kernels,
     )
+
+
+def stays_wide(op: Operator, kernels: KernelModel) -> bool:
+    """Whether a product stays in 16 bits where others are cast to 8 or 4."""
+    return kernels.products.is_cast and (op.name == "lm_head" or op.kind == "router")
 
 
 def by_row_s(kernels: KernelModel, rows: Sequence[Numbers], columns: Sequence[Numbers] = ()) -> Numbers:

@@ -3,8 +3,8 @@
 OPEN = (
     "blocks.block_view", "blocks.phases", "blocks.rank_view", "blocks.segments", "blocks.steps",
     "emission.collective_prices", "emission.emit", "emission.shared_cores", "emission.traffic", "fold.group_routes",
-    "fold.quotient", "footprint", "ir.builder", "ir.flow", "ir.program", "jitter", "job", "lower", "lower_stages",
-    "memory_inside", "perturbation", "rank_class_builder", "resolve.by_cost", "resolve.checkpointing",
+    "fold.quotient", "footprint", "held_by_layer", "ir.builder", "ir.flow", "ir.program", "jitter", "job", "lower",
+    "lower_stages", "memory_inside", "perturbation", "rank_class_builder", "resolve.by_cost", "resolve.checkpointing",
     "resolve.pass_costs", "resolve.token_slices", "structure.buckets", "structure.hooks", "structure.pairs",
     "structure.receiving", "structure.stage_builder", "structure.stages", "structure.synchronisation",
     "structure.templates",

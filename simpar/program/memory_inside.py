@@ -49,7 +49,7 @@ def memory_over_time(lowered: Lowered, timing: Timing, class_id: int, use: Memor
     something else still leaves while a pass runs (gradients on their way to the host), the Program's peak may be higher
     than any instant's level; then the pass that reaches it stays whole, so that the picture shows where it comes from.
     """
-    passes = list(_opened_ops(lowered, class_id))
+    passes = [(node, ops) for node, ops in ops_of_nodes(lowered, class_id) if _is_opened(node)]
     result = _over_time(lowered, timing, class_id, passes)
     if result[1].sum(axis=1).max() == use.peak_bytes:
         return result
@@ -83,8 +83,8 @@ def _over_time(
     return time[last], curve[last]
 
 
-def _opened_ops(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode, Ints]]:
-    """Nodes of a class's templates that are opened, and the ops that they became."""
+def ops_of_nodes(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode, Ints]]:
+    """Nodes of a class's templates, and the ops that they became."""
     actions, slots = lowered.actions[class_id], lowered.slots.of_class(class_id)
     template, node = actions.template[lowered.slots.action[slots]], lowered.slots.node[slots]
     op = lowered.op_of_slot[slots]
@@ -96,7 +96,7 @@ def _opened_ops(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode,
     nodes = (node for template in actions.templates for node in template.nodes)
     for number, one in enumerate(nodes):
         mine = order[ends[number] : ends[number + 1]]
-        if len(mine) and _is_opened(one):
+        if len(mine):
             yield one, op[mine].astype(np.int64)
 
 

@@ -47,6 +47,14 @@ def clean(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=8)
 
 
+def titles(figure: Figure, title: str, detail: str) -> None:
+    """The title in a size that fits the width, and a line of detail below it."""
+    size = min(12.0, 72 * figure.get_figwidth() / (0.66 * len(title)))
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=size, color=INK, fontweight="bold")
+    below = (1.35 * size + 6) / 72 / figure.get_figheight()
+    figure.text(0.01, 1 - below, detail, ha="left", va="top", fontsize=10, color=INK)
+
+
 def save_figure(make: Callable[[], Figure], path: str | Path, title: str, below: str = "") -> None:
     """Write the picture that ``make`` draws as .png, .svg, .pdf or .html; a page has the HTML of ``below`` under it.
 

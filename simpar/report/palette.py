@@ -28,6 +28,7 @@ MEMORY_COLOUR = {
     "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
     "activations": BACKWARD, "transient": WEIGHT,
 }  # fmt: skip
+KERNEL_COLOUR = {"products": FORWARD, "attention": COMM, "experts": WEIGHT}
 BUBBLE, WAITING, JITTER = "#BBBBBB", "#555555", "#DDDDDD"
 PART_COLOUR = {
     "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,

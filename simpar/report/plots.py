@@ -10,7 +10,8 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import choose
-from simpar.report.figures import canvas, clean, new_figure, save_figure
+from simpar.report.figures import canvas, clean, new_figure, save_figure, titles
+from simpar.report.flame import draw_flame
 from simpar.report.palette import (
     BAND_EDGE,
     BAND_HATCH,
@@ -26,6 +27,7 @@ from simpar.report.palette import (
     ink_on,
     lighter,
 )
+from simpar.report.roofline_chart import draw_roofline
 from simpar.report.timeline import (
     IDLE_CAUSES,
     KINDS,
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
     from simpar.report.result import Result
 
 MAX_PANELS = 16
+AGAIN_WRITTEN = "write the result again with `simpar simulate --json FILE`"
 RASTER_ABOVE = 5000  # with more blocks, an SVG is too slow to open
 
 
 def save_plot(result: Result, kind: str, path: str | Path) -> None:
-    """Draw ``kind`` (timeline, memory, breakdown or heatmap) to a .png, .svg, .pdf or .html.
+    """Draw ``kind`` (a key of KINDS_OF_PLOT) to a .png, .svg, .pdf or .html.
 
     Raises UserError for another kind or suffix.
 
@@ -218,11 +221,37 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     return figure
 
 
+def plot_flame(result: Result) -> Figure:
+    """What the fullest rank holds when its memory peaks: by category and in it by layer, and layer by layer."""
+    if (held := _overview(result).held) is None:
+        raise UserError(f"result: memory by layer is missing: {AGAIN_WRITTEN}")
+    total, capacity = format_bytes(held.total_bytes), format_bytes(held.capacity_bytes)
+    words = f"a rank of stage {held.stage} at its peak: {total} of {capacity}"
+    figure = draw_flame(held)
+    _titles(figure, result, words)
+    return figure
+
+
+def plot_roofline(result: Result) -> Figure:
+    """Products and attention of a rank under the roofline of its device: FLOP/s over FLOP per byte."""
+    if (roofline := _overview(result).roofline) is None:
+        raise UserError(f"result: kernels are missing, as for stages with roles of their own: {AGAIN_WRITTEN}")
+    words = (
+        f"{roofline.device}; {roofline.share:.0%} of the kernels' time is shown, the rest computes no products; "
+        "right: rates forward and backward, share of the time shown"
+    )
+    figure = draw_roofline(roofline)
+    _titles(figure, result, words)
+    return figure
+
+
 KINDS_OF_PLOT: dict[str, Callable[[Result], Figure]] = {
     "timeline": plot_timeline,
     "memory": plot_memory,
     "breakdown": plot_breakdown,
     "heatmap": plot_heatmap,
+    "flame": plot_flame,
+    "roofline": plot_roofline,
 }
 
 
@@ -402,14 +431,10 @@ def _stage_axis(axes: Axes, view: Overview) -> None:
 
 
 def _titles(figure: Figure, result: Result, detail: str) -> None:
-    """The headline, in a size that fits the width, and a line of detail below it."""
+    """The headline, and a line of detail below it."""
     from simpar.report.words import headline
 
-    title = headline(result)
-    size = min(12.0, 72 * figure.get_figwidth() / (0.66 * len(title)))
-    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=size, color=INK, fontweight="bold")
-    below = (1.35 * size + 6) / 72 / figure.get_figheight()
-    figure.text(0.01, 1 - below, detail, ha="left", va="top", fontsize=10, color=INK)
+    titles(figure, headline(result), detail)
 
 
 def _legend_handles(used: set[str], idle: Sequence[str]) -> list[Any]:

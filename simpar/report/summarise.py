@@ -24,6 +24,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
+from simpar.report.by_layer import held_at_peak
 from simpar.report.certainty import StepParts, certainty_of
 from simpar.report.context import SummaryInputs
 from simpar.report.detail import inner_steps
@@ -31,6 +32,7 @@ from simpar.report.explain import add_explanation, critical_path_s
 from simpar.report.memory import memory_curve, memory_report, stage_memory
 from simpar.report.parts import Communication, Setup, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
+from simpar.report.roofline import roofline_of
 from simpar.report.sent import sent_bytes
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
@@ -97,7 +99,12 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
         return add_explanation(result)
     curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
     timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
-    result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
+    view = replace(
+        _overview(timeline, accounts, between_s),
+        held=held_at_peak(context, held),
+        roofline=roofline_of(context, critical),
+    )
+    result = replace(result, overview=view, timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding, accounts.inside_shares)
     path["host"] = path.get("host", 0.0) + between_s
     return add_explanation(result, critical=path)

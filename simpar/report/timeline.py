@@ -16,6 +16,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.program.ir.program import Label, Program, Timing
+from simpar.report.pictured import HeldAtPeak, Roofline
 from simpar.units import NS_PER_S, Floats, Indices, Ints
 
 if TYPE_CHECKING:
@@ -305,10 +306,16 @@ class StagePlot:
 
 @dataclass(frozen=True)
 class Overview:
-    """The compact timeline: one view per pipeline rank, and the length of the step in s."""
+    """The compact timeline: one view per pipeline rank, and the length of the step in s.
+
+    ``held`` is what the fullest rank holds at its peak, ``roofline`` what products and attention reach (None in results
+    of older versions).
+    """
 
     stages: tuple[StagePlot, ...]
     step_time_s: float
+    held: HeldAtPeak | None = None
+    roofline: Roofline | None = None
 
 
 def overview(timeline: Timeline) -> Overview:
@@ -369,7 +376,12 @@ def _chunks(stage: Ints) -> Ints:
 
 def to_json(view: Overview) -> dict[str, Any]:
     """The overview as plain data: blocks are [start_s, duration_s, kind, chunk, microbatch]."""
-    return {"step_time_s": view.step_time_s, "stages": [_stage_to_json(stage) for stage in view.stages]}
+    return {
+        "step_time_s": view.step_time_s,
+        "stages": [_stage_to_json(stage) for stage in view.stages],
+        "held": view.held and view.held.model_dump(),
+        "roofline": view.roofline and view.roofline.model_dump(),
+    }
 
 
 def _stage_to_json(stage: StagePlot) -> dict[str, Any]:
@@ -401,7 +413,13 @@ def _idle_rows(idle: IdleSpans) -> list[list[Any]]:
 def from_json(data: Mapping[str, Any]) -> Overview:
     """Read what :func:`to_json` wrote. Raises KeyError, TypeError or ValueError for other data."""
     stages = tuple(_stage_from_json(stage) for stage in data["stages"])
-    return Overview(stages, float(data["step_time_s"]))
+    held, roofline = data.get("held"), data.get("roofline")
+    return Overview(
+        stages,
+        float(data["step_time_s"]),
+        held and HeldAtPeak.model_validate(held),
+        roofline and Roofline.model_validate(roofline),
+    )
 
 
 def _stage_from_json(data: Mapping[str, Any]) -> StagePlot:

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from simpar.report.palette import IDLE_COLOUR, KIND_COLOUR, MEMORY_COLOUR, PART_COLOUR, ink_on, lighter, tint
+from simpar.report.palette import (
+    IDLE_COLOUR,
+    KERNEL_COLOUR,
+    KIND_COLOUR,
+    MEMORY_COLOUR,
+    PART_COLOUR,
+    ink_on,
+    lighter,
+    tint,
+)
 from simpar.report.parts import TimeBreakdown
 from simpar.report.timeline import KINDS
 
@@ -65,7 +74,9 @@ def lab(colour: str, eye: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("eye", EYES)
-@pytest.mark.parametrize("picture", [KIND_COLOUR, MEMORY_COLOUR, PART_COLOUR], ids=["kinds", "memory", "parts"])
+@pytest.mark.parametrize(
+    "picture", [KIND_COLOUR, MEMORY_COLOUR, PART_COLOUR, KERNEL_COLOUR], ids=["kinds", "memory", "parts", "kernels"]
+)
 def test_colours_of_a_picture_are_told_apart_without_a_kind_of_cones(picture, eye):
     """Any two are 10 apart in CIELAB, where 2.3 is a just noticeable difference."""
     seen = [lab(colour, EYES[eye]) for colour in sorted(set(picture.values()))]

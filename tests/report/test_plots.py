@@ -3,19 +3,24 @@
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from simpar.errors import UserError
 from simpar.report.certainty import Certainty
 from simpar.report.plots import KINDS_OF_PLOT, plot, plot_timelines, save_plot
 from simpar.report.result import Result
+from simpar.report.roofline_chart import spread
 from simpar.units import GIB
 from tests.gate import some
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
 KINDS = sorted(KINDS_OF_PLOT)
-GATE = [("heatmap", ".png"), ("breakdown", ".html"), ("memory", ".svg"), ("timeline", ".pdf")]
-"""Every kind and every format once."""
+GATE = [
+    ("heatmap", ".png"), ("breakdown", ".html"), ("memory", ".svg"), ("timeline", ".pdf"), ("flame", ".svg"),
+    ("roofline", ".pdf"),
+]  # fmt: skip
+"""Every kind and every format."""
 
 
 @pytest.mark.parametrize(("kind", "suffix"), some(product(KINDS, STARTS), GATE, tuples=True))
@@ -60,6 +65,61 @@ def test_a_result_without_timeline_says_how_to_get_one(result):
     data = result.to_dict() | {"timeline": None}
     with pytest.raises(UserError, match="--json"):
         plot(Result.from_dict(data), "timeline")
+
+
+@pytest.mark.parametrize("kind", ["flame", "roofline"])
+def test_a_result_of_an_older_version_is_simulated_again(result, kind):
+    """Their files have neither memory by layer nor kernels."""
+    older = replace(result, overview=replace(result.overview, held=None, roofline=None))
+    with pytest.raises(UserError, match="simpar simulate --json"):
+        plot(older, kind)
+
+
+def test_boxes_of_the_flame_chart_are_as_wide_as_their_bytes(result):
+    """The total, the categories and the parts each fill the row; a part lies under its category."""
+    held = result.overview.held
+    boxes = [patch for patch in plot(result, "flame").axes[0].patches if patch.get_width() > 0]
+    rows = {row: [box for box in boxes if int(box.get_y() + box.get_height() / 2) == row] for row in range(3)}
+    for row in rows.values():
+        assert sum(box.get_width() for box in row) == pytest.approx(held.total_bytes / GIB)
+    (activations,) = [box for box in rows[1] if box.get_width() == pytest.approx(15)]
+    inside = [box for box in rows[2] if box.get_x() >= activations.get_x() - 1e-9]
+    assert [box.get_width() for box in inside] == pytest.approx([8, 7])
+
+
+def test_points_of_the_roofline_are_rates_over_densities(result):
+    """6 TFLOP in 10 ms over 4 GB: 600 TFLOP/s at 1500 FLOP per byte, under a peak of 989."""
+    axes = plot(result, "roofline").axes[0]
+    points = [tuple(each.get_offsets()[0]) for each in axes.collections]
+    assert points == [pytest.approx(each) for each in ((1500, 600), (1000, 600), (4000, 400))]
+    assert max(axes.lines[0].get_ydata()) == pytest.approx(989)
+
+
+def test_names_beside_a_chart_keep_their_distance():
+    """Near what they name where there is room, evenly where there is none; always in order and inside."""
+    assert spread([0.2, 0.5, 0.9], 0.1) == [0.2, 0.5, 0.9]
+    crowded = spread([0.9, 0.9, 0.95, 0.99], 0.1)
+    assert np.diff(crowded) == pytest.approx([0.1, 0.1, 0.1])
+    assert crowded[-1] == pytest.approx(0.95)
+    assert spread([0.5] * 20, 0.1) == pytest.approx([(place + 0.5) / 20 for place in range(20)])
+
+
+@pytest.mark.parametrize("kind", ["flame", "roofline"])
+def test_no_label_covers_another(result, kind):
+    """As drawn, boxes of texts inside a panel and beside it are apart."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = plot(result, kind)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    boxes = [
+        text.get_window_extent(canvas.get_renderer())
+        for axes in figure.axes
+        for text in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels())
+        if text.get_text() and text.get_visible()
+    ]
+    assert len(boxes) > 4
+    assert not [(one, other) for at, one in enumerate(boxes) for other in boxes[:at] if one.overlaps(other)]
 
 
 def test_labels_are_drawn_only_where_they_fit(timeline_of, result_of):
