@@ -5,6 +5,7 @@ The pattern has one letter per layer, as in the configs of Nemotron-H: M state s
 residual; positions are known through the state only.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from simpar.architectures.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator
@@ -24,6 +25,8 @@ from simpar.architectures.transformer import (
 )
 from simpar.precisions import narrower
 
+Mixer = Callable[[str], list[Operator]]
+"""Makes the operators of a mixer that reads an operator's output."""
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 PREDICTION = "*E"
 KEPT_PRECISIONS = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
@@ -32,14 +35,16 @@ prediction layers as a whole [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pr
 training/mixed_precision.py and recipes/nemotronh]."""
 
 
-def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *, wide: int = 0) -> ModelGraph:
+def hybrid(
+    name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *, wide: int = 0, mixer: Mixer = mamba
+) -> ModelGraph:
     """A decoder with the layers of ``pattern``, one of LETTERS each; layers of one kind share one block.
 
     In 4-bit runs the last ``wide`` layers stay in 16 bits, and some products of the other layers in more bits (KEPT).
     """
     narrow = len(pattern) - wide
     layers = tuple(LETTERS[letter] + "_wide" * (at >= narrow) for at, letter in enumerate(pattern))
-    blocks = {kind: _block(kind.removesuffix("_wide"), shape, style) for kind in dict.fromkeys(layers)}
+    blocks = {kind: _block(kind.removesuffix("_wide"), shape, style, mixer) for kind in dict.fromkeys(layers)}
     if wide:
         blocks = {
             kind: _kept(replace(block, name=kind), everything=kind.endswith("_wide")) for kind, block in blocks.items()
@@ -81,20 +86,20 @@ def add_prediction(graph: ModelGraph, shape: Shape, style: Style, passes: int, d
     )
 
 
-def _block(kind: str, shape: Shape, style: Style) -> Block:
+def _block(kind: str, shape: Shape, style: Style, mixer: Mixer) -> Block:
     """A norm, the operators of the kind, and their sum with the residual."""
     name = "mlp" if kind == "moe" else kind
     before = norm(f"{name}_norm", INPUT, style)
-    ops, ends = _operators(kind, before.name, shape, style)
+    ops, ends = (
+        (mixer(before.name), ("out_proj",)) if kind == LETTERS["M"] else _operators(kind, before.name, shape, style)
+    )
     return Block(kind, (before, *ops, add(f"{name}_residual", INPUT, *ends)))
 
 
 def _operators(kind: str, source: str, shape: Shape, style: Style) -> tuple[list[Operator], tuple[str, ...]]:
-    """(Operators of a kind of layer, names of those whose outputs add up to the layer's)."""
+    """(Operators of a kind of layer without states, names of those whose outputs add up to the layer's)."""
     if kind == "moe" and shape.mixture:
         return mixture(source, shape.mixture), outputs(shape.mixture)
-    if kind == "mamba":
-        return mamba(source), ("out_proj",)
     if kind == "attention":
         return attention(source, style, LayerVariant(rotary=False), False), ("o_proj",)
     return mlp(source, style), ("mlp_down",)

@@ -20,7 +20,7 @@ class LatentShape:
 
     A head's queries and keys have ``plain`` features without positions and ``rotary`` ones with them; all heads share
     the rotary key. With an ``indexer``, attention is sparse. ``gated``: a sigmoid on every feature of the output, from
-    a product of the input.
+    a product of the input. ``bias``: products into the latents and the output's have biases.
     """
 
     query: int
@@ -30,6 +30,7 @@ class LatentShape:
     value: int
     indexer: Indexer | None = None
     gated: bool = False
+    bias: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -54,14 +55,14 @@ def latent_attention(
     key_value = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
     ops = []
     if sizes.query:
-        ops += _compress("q", source, term("q_rank"), term("q_rank"))
+        ops += _compress("q", source, term("q_rank"), term("q_rank"), bias=sizes.bias)
         ops.append(project("q_up", "q_norm", term("q_rank"), query))
     else:
         ops.append(project("q_up", source, HIDDEN, query))
-    ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"))
+    ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"), bias=sizes.bias)
     if sizes.indexer:
         chosen = [] if reuses_keys else _index(source, "q_norm" if sizes.query else source, bool(sizes.query))
-        return [*ops, *chosen, *_sparse(sizes.indexer, kind, indexed=not reuses_keys)]
+        return [*ops, *chosen, *_sparse(sizes, kind, indexed=not reuses_keys)]
     ops.append(project("kv_up", "kv_norm", term("kv_rank"), key_value))
     both, values = term("heads", "qk_dim", times=2), term("heads", "value_dim")
     mask = AttentionPattern(key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
@@ -75,7 +76,7 @@ def latent_attention(
             saves=("rope", "value", "attention", "lse"), attention=mask,
         ),
         *(_gate(source, values) if sizes.gated else []),
-        project("o_proj", "attention_gate" if sizes.gated else "attention", values, HIDDEN),
+        project("o_proj", "attention_gate" if sizes.gated else "attention", values, HIDDEN, bias=sizes.bias),
     ]  # fmt: skip
 
 
@@ -104,12 +105,13 @@ def _index(source: str, query: str, compressed: bool) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _sparse(indexer: Indexer, kind: str, *, indexed: bool) -> list[Operator]:
+def _sparse(sizes: LatentShape, kind: str, *, indexed: bool) -> list[Operator]:
     """Attention of all heads to chosen latents, with the products of every head into and out of the latent."""
+    assert sizes.indexer is not None, "of sparse attention"
     latent = term("heads", "kv_rank")
     keys = (*term("kv_rank"), *term("rotary_dim"))
     pattern = AttentionPattern(
-        key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, selection=indexer.selection,
+        key_dim=keys, value_dim=term("kv_rank"), kv_heads=ONE, selection=sizes.indexer.selection,
         exchanged=(*keys, *term("index_dim")) if indexed else keys,
     )  # fmt: skip
     read = ("rope", "kv_norm", "k_rotary", *(["indexer"] if indexed else []))
@@ -126,13 +128,13 @@ def _sparse(indexer: Indexer, kind: str, *, indexed: bool) -> list[Operator]:
         ),
         *([loss] if indexed else []),
         project("value_up", "attention", term("kv_rank"), term("heads", "value_dim")),
-        project("o_proj", "value_up", term("heads", "value_dim"), HIDDEN),
+        project("o_proj", "value_up", term("heads", "value_dim"), HIDDEN, bias=sizes.bias),
     ]  # fmt: skip
 
 
-def _compress(name: str, source: str, columns: Size, kept: Size) -> list[Operator]:
+def _compress(name: str, source: str, columns: Size, kept: Size, *, bias: bool) -> list[Operator]:
     """A product into a latent and the norm behind it."""
-    down = project(f"{name}_down", source, HIDDEN, columns, region="sequence")
+    down = project(f"{name}_down", source, HIDDEN, columns, bias=bias, region="sequence")
     weight = Weight(f"{name}_norm.weight", kept, "vector")
     norm = Operator(
         f"{name}_norm", "norm", TOKENS, kept, "sequence", weights=(weight,), inputs=(down.name,),

@@ -4,10 +4,11 @@ Field names of mixers are those that Bamba introduced.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from simpar.architectures.config import Config
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator
+from simpar.architectures.hybrid import Mixer
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.mixture import mixture, outputs
 from simpar.architectures.transformer import LayerVariant, Shape, Style, add, attention, embedding, head, mlp, norm
@@ -22,9 +23,6 @@ BRANCH_MULTIPLIERS = (
     "key_multiplier", "attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
     "mlp_multipliers", "ssm_multipliers",
 )  # fmt: skip
-
-Mixer = Callable[[str], list[Operator]]
-"""Makes the operators of a mixer that reads an operator's output."""
 
 
 def state_of(config: Config, hidden: int) -> Mamba:

@@ -82,6 +82,12 @@ def vit_shape(
     )  # fmt: skip
 
 
+def check_width(vision: Config, field: str, hidden: int) -> None:
+    """Raise UserError where a tower's output has another width than the language model."""
+    if vision.data.get(field) is not None and (wide := vision.size(field)) != hidden:
+        raise UserError(f"{vision.source}: {field} = {wide}: allowed: {hidden}, as hidden_size of the language model")
+
+
 def siglip(vision: Config, around: Config, *, merge: int = 1) -> tuple[Patches, Shape]:
     """Patches and layers of SigLIP, whose pooling head no language model reads."""
     side = square(vision, "image_size", default=224) // square(vision, "patch_size", default=16)

@@ -41,6 +41,7 @@ TINY_LATENT = {
 
 
 NOTHING: Mapping[str, int] = {}
+LATENT_BIAS = "biases of latent attention"
 LATENT = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
@@ -65,8 +66,9 @@ def read_deepseek(
     shared = config.optional_size("n_shared_experts")
     mixture = routed_in_groups(config, shared=shared, router_bias=router_bias)
     ffn, layers = dense_first(config, shape.layers)
-    full = with_experts(shape, mixture, ffn=ffn, latent=latent_of(config))
-    return build(name, full, style_of(config, biases=ATTENTION_BIAS), layers=layers)
+    full = with_experts(shape, mixture, ffn=ffn, latent=(latent := latent_of(config)))
+    graph = build(name, full, style_of(config, biases=ATTENTION_BIAS), layers=layers)
+    return mark_unbuilt(graph, LATENT_BIAS) if latent and latent.bias else graph
 
 
 def latent_of(config: Config) -> LatentShape | None:
@@ -79,6 +81,7 @@ def latent_of(config: Config) -> LatentShape | None:
         plain=config.size("qk_nope_head_dim"),
         rotary=config.size("qk_rope_head_dim"),
         value=config.size("v_head_dim"),
+        bias=config.flag("attention_bias", default=False),
     )
 
 

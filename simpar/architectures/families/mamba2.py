@@ -1,6 +1,6 @@
 """Mamba-2: mixers alone, as many heads as ``expand`` times the hidden size has."""
 
-from dataclasses import replace
+from functools import partial
 
 from simpar.architectures.config import Config
 from simpar.architectures.details import Details
@@ -9,7 +9,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hybrid import hybrid
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.reading import mark_unbuilt, style_of
-from simpar.architectures.state_space import BARE_CONVOLUTION, MAMBA
+from simpar.architectures.state_space import BARE_CONVOLUTION
 from simpar.architectures.transformer import Shape, Style
 from simpar.architectures.weights import LLAMA
 from simpar.errors import UserError
@@ -30,12 +30,9 @@ def _read(config: Config, name: str) -> ModelGraph:
         )
     layers = config.size("num_hidden_layers", default=64)
     shape = Shape(config.size("vocab_size", default=32768), hidden, 0, layers, heads, heads, head_dim)
-    graph = hybrid(name, "M" * layers, shape, state, style_of(config, Style(rotary=False)))
     bias, conv_bias = config.flag("use_bias", default=False), config.flag("use_conv_bias", default=True)
-    ops = mamba("mamba_norm", bias=bias, conv_bias=conv_bias)
-    block = graph.blocks[MAMBA]
-    whole = replace(block, operators=(block.operators[0], *ops, block.operators[-1]))
-    graph = replace(graph, blocks={MAMBA: whole})
+    mixer = partial(mamba, bias=bias, conv_bias=conv_bias)
+    graph = hybrid(name, "M" * layers, shape, state, style_of(config, Style(rotary=False)), mixer=mixer)
     return graph if conv_bias else mark_unbuilt(graph, BARE_CONVOLUTION)
 
 

@@ -4,15 +4,17 @@
 """
 
 from dataclasses import replace
+from functools import partial
 
 from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hybrid import LETTERS, PREDICTION, add_prediction, hybrid
-from simpar.architectures.mamba import Mamba
+from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.mixture import Mixture
-from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, style_of
+from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, mark_unbuilt, style_of
+from simpar.architectures.state_space import BARE_CONVOLUTION
 from simpar.architectures.transformer import Style
 from simpar.architectures.weights import LLAMA
 from simpar.errors import UserError
@@ -45,7 +47,11 @@ def _read(config: Config, name: str) -> ModelGraph:
         raise UserError(
             f"{config.source}: num_layers_at_end_in_bf16 = {wide}: allowed: at most the {len(pattern)} layers"
         )
-    graph = hybrid(name, pattern, shape, state, style, wide=wide)
+    bias, conv_bias = config.flag("use_bias", default=False), config.flag("use_conv_bias", default=True)
+    mixer = partial(mamba, bias=bias, conv_bias=conv_bias)
+    graph = hybrid(name, pattern, shape, state, style, wide=wide, mixer=mixer)
+    if not conv_bias:
+        graph = mark_unbuilt(graph, BARE_CONVOLUTION)
     if not config.data.get("num_nextn_predict_layers"):
         return graph
     if config.text("mtp_hybrid_override_pattern", PREDICTION) != PREDICTION or experts is None:

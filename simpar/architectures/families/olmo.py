@@ -43,7 +43,8 @@ def _windows(config: Config, layers: int) -> Windows:
 def _read_hybrid(config: Config, name: str) -> ModelGraph:
     """Layers of linear attention have their norms before both branches, those of attention behind them."""
     shape = llama_shape(config)
-    linear = linear_in(config, all_but_every(config, shape.layers, default=4))
+    usual = all_but_every(config, shape.layers, default=4)
+    linear = linear_in(config, usual if not all(usual) else [*usual[:-1], False])
     rope = config.mapping("rope_parameters")
     rotary = rope is None or rope.get("rope_theta") is not None
     layers = tuple(LayerVariant(linear=each, rotary=each or rotary) for each in linear)

@@ -11,7 +11,8 @@ from simpar.architectures.families.family import TINY
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.transformer import Style
 from simpar.architectures.vision import ProjectorStep, Vision
-from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape
+from simpar.architectures.vision_reading import VIT, check_width, merger, patches_of, vit_shape
+from simpar.errors import UserError
 
 ROTARY = replace(VIT, rotary=True)
 GATED = Style(qkv_bias=True, output_bias=True, mlp_bias=True)
@@ -23,7 +24,7 @@ def _tower_2(vision: Config, around: Config, hidden: int) -> Vision:
         vision, around, side=14, frames=vision.size("temporal_patch_size", default=2), merge=merge, bias=False
     )
     width = vision.size("embed_dim", default=1280)
-    vision.data.get("hidden_size")  # that of the language model
+    check_width(vision, "hidden_size", hidden)
     ffn = int(width * vision.number("mlp_ratio", default=4))
     shape = vit_shape(vision, hidden=1280, layers=32, heads=16, ffn=ffn, width="embed_dim")
     steps = merger(width * merge**2, hidden, norm=ProjectorStep("norm", width))
@@ -36,7 +37,7 @@ def tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
     frames = vision.size("temporal_patch_size", default=2)
     patches = patches_of(vision, around, side=14, frames=frames, merge=merge, bias=False)
     shape = vit_shape(vision, hidden=3584, layers=32, heads=16, ffn=3420)
-    vision.data.get("out_hidden_size")
+    check_width(vision, "out_hidden_size", hidden)
     seen = (vision.size("window_size", default=112) // vision.size("patch_size", default=14)) ** 2
     full = vision.data.get("fullatt_block_indexes") or (7, 15, 23, 31)
     windows = tuple(None if at in full else seen for at in range(shape.layers))
@@ -52,7 +53,7 @@ def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] =
         positions=vision.size("num_position_embeddings", default=2304),
     )  # fmt: skip
     shape = vit_shape(vision, hidden=1152, layers=27, heads=16, ffn=4304)
-    vision.data.get("out_hidden_size")
+    check_width(vision, "out_hidden_size", hidden)
     width = shape.hidden * merge**2
     steps = merger(width, hidden, norm=ProjectorStep("norm", shape.hidden))
     tapped = merger(width, hidden, norm=ProjectorStep("norm", width))
@@ -60,8 +61,15 @@ def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] =
 
 
 def _tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
-    taps = vision.data.get("deepstack_visual_indexes")
-    return tower_3(vision, around, hidden, (8, 16, 24) if taps is None else tuple(taps))
+    listed = vision.data.get("deepstack_visual_indexes")
+    if listed is None:
+        return tower_3(vision, around, hidden, (8, 16, 24))
+    layers = vision.size("depth", default=27)
+    if not isinstance(listed, list) or len(set(listed)) != len(listed) or {*listed} - {*range(layers)}:
+        raise UserError(
+            f"{vision.source}: deepstack_visual_indexes = {listed!r}: allowed: numbers below the {layers} layers"
+        )
+    return tower_3(vision, around, hidden, tuple(listed))
 
 
 TINY_3 = {

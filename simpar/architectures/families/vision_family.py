@@ -36,6 +36,11 @@ def _reader(read_tower: TowerReader, text: str) -> Reader:
             return _told(replace(language, name=name), [said, *left_out], ())
         tower = Config(inner, f"{name}: vision_config")
         vision = read_tower(tower, config, language.dims["hidden"])
+        if len(vision.taps) > len(language.layers):
+            raise UserError(
+                f"{name}: num_hidden_layers = {len(language.layers)}: allowed: at least the {len(vision.taps)} of "
+                "deepstack_visual_indexes"
+            )
         graph = before_language_model(name, vision, language)
         return _told(graph, [_describe(vision.patches), *left_out], tower.unread(SILENT_VISION))
 

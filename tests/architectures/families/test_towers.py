@@ -9,6 +9,7 @@ import pytest
 from simpar.architectures.catalogue import config_of, load_model
 from simpar.architectures.families import DECLARED
 from simpar.architectures.hf_config import read
+from simpar.errors import UserError
 from tests.architectures.counted import counted_alike
 from tests.gate import some
 
@@ -75,3 +76,23 @@ def test_tables_are_tied_as_the_config_around_says(kind: str, tied: bool) -> Non
         read({**tiny, "model_type": kind, "text_config": text, "tie_word_embeddings": tied}, kind).tied_embeddings
         is tied
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "said"),
+    [
+        ("text_config", {"hidden_size": 64}, "vision_config: out_hidden_size = 32: allowed: 64, as hidden_size of"),
+        ("text_config", {"num_hidden_layers": 1}, "num_hidden_layers = 1: allowed: at least the 2 of deepstack_visual"),
+        ("vision_config", {"depth": 1}, r"deepstack_visual_indexes = \[0, 1\]: allowed: numbers below the 1 layers"),
+        (
+            "vision_config",
+            {"deepstack_visual_indexes": 2},
+            "deepstack_visual_indexes = 2: allowed: numbers below the 3",
+        ),
+    ],
+)
+def test_towers_that_do_not_fit_are_refused(part, fields, said):
+    """Of another width than the language model, or with features of more layers than there are."""
+    config = {**DECLARED["qwen3_vl"].tiny, "model_type": "qwen3_vl"}
+    with pytest.raises(UserError, match=said):
+        read({**config, part: {**config[part], **fields}}, "theirs")
