@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from simpar.frameworks import hugging_face, rules
-from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job, scripts
+from simpar.frameworks.launch import IN_POD, LOCAL_HEAD, SLURM_HEAD, job, scripts
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
 from simpar.frameworks.yaml_text import yaml_file
@@ -12,18 +12,29 @@ from simpar.plan.choices.execution import split_parts
 CONFIG = "accelerate.yaml"
 _MAIN = '''
 
+OPTIMIZERS = {{
+    "{name}": lambda parameters: {optimizer},
+}}
+
+
 def main():
     """Build the model, let Accelerate shard it, train."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
-    model = AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa", dtype=torch.float32)
-{recompute}    optimizer = {optimizer}
-    model, optimizer = accelerator.prepare(model, optimizer)
-    data = microbatches(accelerator.process_index // {model_ranks}, accelerator.device)
+    given = arguments()
+    accelerator = Accelerator(gradient_accumulation_steps=given.gradient_accumulation_steps)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(given.model_name_or_path),
+        attn_implementation=given.attn_implementation,
+        dtype=getattr(torch, given.dtype),
+    )
+    if given.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": False}})
+    model, optimizer = accelerator.prepare(model, OPTIMIZERS[given.optim](model.parameters()))
+    data = microbatches(given, accelerator.process_index // {model_ranks}, accelerator.device)
     for step in range(STEPS):
         start = time.perf_counter()
-        for _ in range(ACCUMULATION):
+        for _ in range(given.gradient_accumulation_steps):
             batch = next(data)
             with accelerator.accumulate(model):
 {forward}
@@ -34,8 +45,10 @@ def main():
         if accelerator.is_main_process:
             print(f"step {{step}}: loss {{loss.item():.4f}}, {{time.perf_counter() - start:.3f}} s", flush=True)
 '''
-_RECOMPUTE = """    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-"""
+_MORE = {
+    "attn_implementation": 'required=True, help="kernel of attention, as transformers names it"',
+    "optim": "choices=OPTIMIZERS, required=True",
+}
 _FORWARD = """                loss = model(**batch).loss
                 accelerator.backward(loss)"""
 _CONTEXT_FORWARD = """                labels = batch.pop("labels")
@@ -46,22 +59,23 @@ _CONTEXT_FORWARD = """                labels = batch.pop("labels")
                 ):
                     loss = model(**batch).loss
                     accelerator.backward(loss)"""
-_LOCAL = (
-    LOCAL_HEAD
-    + f"""exec accelerate launch --config_file {CONFIG} "$@" train.py
-"""
-)
-_SLURM = (
-    SLURM_HEAD
-    + f"""export HEAD_NODE
-# shellcheck disable=SC2016 # expanded on every node
-exec srun bash -c 'accelerate launch --config_file {CONFIG} --machine_rank "$SLURM_NODEID" \\
-    --main_process_ip "$HEAD_NODE" --main_process_port 29500 train.py'
-"""
-)
 
-_POD = f"""exec accelerate launch --config_file {CONFIG} --machine_rank "$RANK" \\
-                    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" train.py"""
+
+def _started(s: Subject) -> dict[str, str]:
+    """The launchers of the script, with its arguments."""
+    recomputes = s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full"  # else FSDP does
+    own = ("--attn_implementation sdpa", f"--optim {hugging_face.optimizer_name(s)}")
+    script = " \\\n    ".join(hugging_face.command(s, *own, recomputes=recomputes))
+    launch = f"accelerate launch --config_file {CONFIG}"
+    local = f'{LOCAL_HEAD}exec {launch} "$@" {script}\n'
+    slurm = f"""{SLURM_HEAD}export HEAD_NODE
+# shellcheck disable=SC2016 # expanded on every node
+exec srun bash -c '{launch} --machine_rank "$SLURM_NODEID" \\
+    --main_process_ip "$HEAD_NODE" --main_process_port 29500 {script}'
+"""
+    pod = f"""exec {launch} --machine_rank "$RANK" \\
+    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" {script}"""
+    return scripts(s, local, slurm, job(s, pod.replace("\n", "\n" + " " * IN_POD)))
 
 
 def losses(s: Subject) -> Iterator[Loss]:
@@ -134,16 +148,16 @@ def _sharding(s: Subject) -> Options:
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config, the model's config, the script and the launchers."""
     main = _MAIN.format(
+        name=hugging_face.optimizer_name(s),
         optimizer=hugging_face.optimizer(s),
         model_ranks=s.plan.mesh.cp,
-        recompute=_RECOMPUTE if s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full" else "",
         forward=_CONTEXT_FORWARD if s.plan.mesh.cp > 1 else _FORWARD,
     )
     return {
         CONFIG: yaml_file(s, given),
         "config.json": hugging_face.config_json(s),
-        "train.py": hugging_face.script(s, main),
-        **scripts(s, _LOCAL, _SLURM, job(s, _POD)),
+        hugging_face.SCRIPT: hugging_face.script(s, main, _MORE),
+        **_started(s),
     }
 
 

@@ -1,5 +1,6 @@
 """Commands of Megatron-Bridge that name a recipe: its training and performance launchers."""
 
+import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -84,3 +85,29 @@ def file_of(recipe: str, words: Sequence[str], source: str) -> Path:
         f"{source}: recipe {recipe} of Megatron-Bridge: no file here defines it; allowed: in its checkout, or the "
         "recipe as FILE.py:RECIPE"
     )
+
+
+def recipe_in(script: str) -> str | None:
+    """The recipe that a script trains, of a module beside it, as ``FILE.py:RECIPE``; None if it trains none so.
+
+    >>> imports = "from megatron.bridge.training.pretrain import pretrain; from mine import plan"
+    >>> recipe_in(f"{imports}; pretrain(plan(), step)")
+    'mine.py:plan'
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(script))]
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    home = {each.asname or each.name: (str(node.module), each.name) for node in imports for each in node.names}
+    for node in nodes:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+            continue
+        module, name = home.get(node.func.id, ("", ""))
+        made = node.args[0]
+        if not module.startswith("megatron.bridge.") or name not in MODES.values() or not isinstance(made, ast.Call):
+            continue
+        if isinstance(made.func, ast.Name) and made.func.id in home and not made.args and not made.keywords:
+            file, recipe = home[made.func.id]
+            return f"{file.replace('.', '/')}.py:{recipe}"
+    return None

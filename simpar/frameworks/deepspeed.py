@@ -14,7 +14,7 @@ from simpar.units import DTYPE_BYTES
 CONFIG = "ds_config.json"
 _SHARDED = """    from transformers.integrations import HfDeepSpeedConfig
 
-    keeper = HfDeepSpeedConfig("{config}")  # while it lives, models are built in shards: deepspeed.zero.Init
+    keeper = HfDeepSpeedConfig(given.deepspeed)  # while it lives, models are built in shards: deepspeed.zero.Init
 """
 NVME = "/local_nvme"
 _MAIN = '''
@@ -23,16 +23,20 @@ def main():
     """Build the model, let DeepSpeed shard it, train."""
     import deepspeed
 
+    given = arguments()
     deepspeed.init_distributed()
-{sharded}    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
-{recompute}    engine, _, _, _ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config="{config}"
+{sharded}    config = AutoConfig.from_pretrained(given.model_name_or_path)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype))
+    if given.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=given.deepspeed
     )
     group = engine.mpu.get_data_parallel_rank() if engine.mpu is not None else torch.distributed.get_rank()
-    data = microbatches(group, engine.device)
+    data = microbatches(given, group, engine.device)
     for step in range(STEPS):
         start = time.perf_counter()
-        for _ in range(ACCUMULATION):
+        for _ in range(given.gradient_accumulation_steps):
             loss = engine(**next(data)).loss
             engine.backward(loss)
             engine.step()
@@ -154,14 +158,13 @@ def _optimizer(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config, the model's config, the script and the launchers."""
-    full = s.plan.memory.recompute == "full"
-    recompute = "    model.gradient_checkpointing_enable()\n" if full else ""
-    sharded = _SHARDED.format(config=CONFIG) if _builds_shards(s) else ""
+    main = _MAIN.format(sharded=_SHARDED if _builds_shards(s) else "")
+    recomputes = s.plan.memory.recompute == "full"
     return {
         CONFIG: json.dumps(nest_names(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
-        "train.py": hugging_face.script(s, _MAIN.format(recompute=recompute, sharded=sharded, config=CONFIG)),
-        **launchers(s, ["train.py"]),
+        hugging_face.SCRIPT: hugging_face.script(s, main, {"deepspeed": 'required=True, help="its config"'}),
+        **launchers(s, hugging_face.command(s, f"--deepspeed {CONFIG}", recomputes=recomputes)),
     }
 
 

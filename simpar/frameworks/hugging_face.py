@@ -1,7 +1,7 @@
 """A training script for a Hugging Face model, shared by the targets that wrap one."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.architectures.families import DECLARED
@@ -14,34 +14,77 @@ KERNELS = {"fused": "fused=True", "foreach": "foreach=True", "single": "foreach=
 """Arguments of torch's optimizers by the kernels of their update."""
 _HEAD = '''"""Train a causal language model on random tokens."""
 
+import argparse
 import os
 import time
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SEQ_LEN, MICRO_BATCH, ACCUMULATION, VOCAB = {seq_len}, {micro_batch}, {accumulation}, {vocab}
+VOCAB = {vocab}
 STEPS = int(os.environ.get("STEPS", "20"))
-CONFIG = AutoConfig.from_pretrained(os.path.dirname(os.path.abspath(__file__)))
-'''
-_DATA = '''
 
-def microbatches(seed, device):
+
+def arguments():
+    """What the launchers say, under Hugging Face's names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+{declared}
+    return parser.parse_args()
+
+
+def microbatches(given, seed, device):
     """Random tokens without end: replace them with your data, a different part on every data-parallel rank."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, shape = torch.Generator().manual_seed(seed), (given.per_device_train_batch_size, given.block_size)
     while True:
-        tokens = torch.randint(VOCAB, (MICRO_BATCH, SEQ_LEN), generator=generator).to(device)
-        yield {"input_ids": tokens, "labels": tokens}
+        tokens = torch.randint(VOCAB, shape, generator=generator).to(device)
+        yield {{"input_ids": tokens, "labels": tokens}}
 '''
+SCRIPT = "train.py"
+_DECLARED = {
+    "model_name_or_path": 'required=True, help="folder with a config.json"',
+    "dtype": 'required=True, help="of parameters, as torch names it"',
+    "block_size": 'type=int, required=True, help="tokens of a sequence"',
+    "per_device_train_batch_size": 'type=int, required=True, help="sequences of a microbatch"',
+    "gradient_accumulation_steps": 'type=int, required=True, help="microbatches of a step"',
+    "gradient_checkpointing": 'action="store_true", help="recompute layers in the backward pass"',
+}
+"""What every script of this module is told by its command, and how argparse reads that."""
 
 
-def script(s: Subject, main: str) -> str:
-    """The text of ``train.py``: the common part, then the target's own ``main``."""
-    head = _HEAD.format(
-        seq_len=s.training.seq_len, micro_batch=s.plan.micro_batch, accumulation=s.microbatches,
-        vocab=s.graph.dims["vocab"],
-    )  # fmt: skip
-    return "\n".join(comment(s)) + "\n" + head + _DATA + main + '\n\nif __name__ == "__main__":\n    main()\n'
+def script(s: Subject, main: str, more: Mapping[str, str], *, alone: bool = False) -> str:
+    """The text of ``train.py``: the common part, with ``more`` arguments, then the target's own ``main``.
+
+    A script that is started ``alone`` has its arguments as defaults.
+    """
+    given = dict(word.removeprefix("--").split(" ") for word in _told(s))
+    given["dtype"] = f'"{given["dtype"]}"'
+    given["model_name_or_path"] = "os.path.dirname(os.path.abspath(__file__))"
+    own = {name: how.replace("required=True", f"default={given.get(name)}") for name, how in _DECLARED.items()}
+    every = {**(own if alone else _DECLARED), **more}
+    declared = (f'    parser.add_argument("--{name}", {how})' for name, how in every.items())
+    head = _HEAD.format(vocab=s.graph.dims["vocab"], declared="\n".join(declared))
+    return "\n".join(comment(s)) + "\n" + head + main + '\n\nif __name__ == "__main__":\n    main()\n'
+
+
+def command(s: Subject, *more: str, recomputes: bool) -> list[str]:
+    """The script and its arguments, with their values behind them, and ``more``.
+
+    ``recomputes``: the script recomputes layers itself; else another part of the target may.
+    """
+    return [SCRIPT, *_told(s), *(["--gradient_checkpointing"] if recomputes else []), *more]
+
+
+def of_model(s: Subject) -> list[str]:
+    """The arguments that say what a script trains."""
+    return ["--model_name_or_path .", "--dtype float32", f"--block_size {s.training.seq_len}"]
+
+
+def _told(s: Subject) -> list[str]:
+    return [
+        *of_model(s),
+        f"--per_device_train_batch_size {s.plan.micro_batch}",
+        f"--gradient_accumulation_steps {s.microbatches}",
+    ]
 
 
 def config_json(s: Subject) -> str:
@@ -79,6 +122,12 @@ def losses(s: Subject) -> Iterator[Loss]:
     )
 
 
+def optimizer_name(s: Subject) -> str:
+    """The name of the optimizer for a script's ``--optim``, Hugging Face's where it has one."""
+    name, kernels = s.plan.numerics.optimizer, s.plan.execution.optimizer_kernels
+    return {"adamw": "adamw_torch"}.get(name, name) + (f"_{kernels}" if kernels in ("fused", "single") else "")
+
+
 def optimizer(s: Subject) -> str:
     """The constructor of the optimizer, from ``parameters``."""
     name = s.plan.numerics.optimizer
@@ -87,7 +136,7 @@ def optimizer(s: Subject) -> str:
     own = decay if momentum is None else f"momentum={momentum}"
     if (kernels := s.plan.execution.optimizer_kernels) is not None:
         own += f", {KERNELS[kernels]}"
-    return f"torch.optim.{OF_TORCH[name]}(model.parameters(), lr={placeholders.LEARNING_RATE}, {own})"
+    return f"torch.optim.{OF_TORCH[name]}(parameters, lr={placeholders.LEARNING_RATE}, {own})"
 
 
 def notes(_: Subject) -> Iterator[str]:

@@ -75,6 +75,8 @@ _NODES = """    {role}:
               emptyDir: {{medium: Memory}}
 """
 IMAGE = "pytorch/pytorch:latest"
+IN_POD = 18
+"""Spaces before what a pod starts."""
 _TORCHRUN = """source ./command.sh
                   exec torchrun --nnodes {nodes} --nproc-per-node {devices} --node-rank "$RANK" \\
                     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "${{COMMAND[@]}}\""""

@@ -26,10 +26,12 @@ def main():
     from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
+    given = arguments()
     torch.distributed.init_process_group("nccl")
     tsm.init()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(given.model_name_or_path)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype))
     place = first_layer(model)
     model = tsm.transform(model)
     layer = type(model.get_submodule(place))
@@ -44,18 +46,20 @@ def main():
         use_orig_params=True,
         limit_all_gathers=True,
     )
-{recompute}    optimizer = {optimizer}
-    data = microbatches(torch.distributed.get_rank() // {model_ranks}, torch.cuda.current_device())
+{recompute}    parameters = model.parameters()
+    optimizer = {optimizer}
+    data = microbatches(given, torch.distributed.get_rank() // {model_ranks}, torch.cuda.current_device())
     for step in range(STEPS):
         start = time.perf_counter()
-        for _ in range(ACCUMULATION):
-            loss = model(**next(data)).loss / ACCUMULATION
+        for _ in range(given.gradient_accumulation_steps):
+            loss = model(**next(data)).loss / given.gradient_accumulation_steps
             loss.backward()
         model.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
         if torch.distributed.get_rank() == 0:
-            print(f"step {{step}}: loss {{loss.item() * ACCUMULATION:.4f}}, {{time.perf_counter() - start:.3f}} s")
+            whole = loss.item() * given.gradient_accumulation_steps
+            print(f"step {{step}}: loss {{whole:.4f}}, {{time.perf_counter() - start:.3f}} s")
 '''
 _RECOMPUTE = """    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
@@ -142,7 +146,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     return {
         CONFIG: json.dumps(given, indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
-        "train.py": hugging_face.script(s, main),
+        "train.py": hugging_face.script(s, main, {}, alone=True),
         "job.py": "\n".join(comment(s)) + "\n" + job,
         "requirements.txt": f"{TRANSFORMERS}\n",
     }

@@ -118,7 +118,7 @@ class Script:
 
     def find(self, name: str) -> str | None:
         """The path of a file that the script names: from where it is, is started, or lies; None if there is none."""
-        beside = [os.path.dirname(path) for path in reversed(self.stack) if os.path.isfile(path)]
+        beside = [folder for path in reversed(self.stack) if os.path.isdir(folder := os.path.dirname(path))]
         paths = dict.fromkeys(os.path.join(folder, name) for folder in (self.folder, "", *beside))
         return next((path for path in paths if os.path.isfile(path)), None)
 

@@ -26,7 +26,7 @@ _PART = re.compile(r"(?:(\w+)\[[@*]\]|[@*]):\s*(\d+)(?::\s*(\d+))?")
 _LETTERS = re.compile(r"(\w+):\s*(\d+)(?::\s*(\d+))?")
 _LISTS = re.compile(r"\$\{(\w+\[@\](?::[\s\d:]+)?|@(?::[\s\d:]+)?)\}|\$(@)")
 """Expansions to several words, also inside quotes."""
-_ALL = ("$@", "$*", "${@}", "${*}")
+ALL_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 _ASSIGNED = re.compile(r"\s*(\w+)\s*([-+*/%]?)=(?!=)(.+)", re.DOTALL)
 _TENS = re.compile(r"\$(\d)(\d+)")
 
@@ -213,7 +213,7 @@ class Variables(dict[str, list[str]]):
     def bind(self, words: list[str]) -> None:
         """Make words the arguments; after a word that stands for all arguments of the script they are unknown."""
         self.unbind()
-        known = next((i for i, word in enumerate(words) if word in _ALL), len(words))
+        known = next((i for i, word in enumerate(words) if word in ALL_ARGUMENTS), len(words))
         self.update({str(i + 1): [word] for i, word in enumerate(words[:known])} | {"@": words, "*": words})
         if known == len(words):
             self["#"] = [str(known)]

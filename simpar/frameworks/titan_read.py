@@ -74,11 +74,12 @@ def _names_recipe(words: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _registry(words: Sequence[str], module: str, source: str) -> Path:
-    """The file of a module's recipes, in the checkout of the script that is started. Raises UserError."""
+    """The file of a module's recipes, in the checkout of the script that is started or beside it. Raises UserError."""
     script = next((Path(word).parent for word in words if PurePath(word).name == LAUNCHER), Path())
     place = PurePath(*module.split("."), REGISTRY)
+    own = [root / PurePath(*module.split(".")).with_suffix(".py") for root in (Path(source).parent, Path())]
     roots = [root / part for root in (script, Path(source).parent, Path()) for part in MODELS_OF]
-    result = next((root / place for root in roots if (root / place).is_file()), None)
+    result = next((file for file in (*(root / place for root in roots), *own) if file.is_file()), None)
     if result is None:
         raise UserError(
             f"{source}: recipes of {module} are in {MODELS_OF[0]}/{place}, which is not here; allowed: in a checkout "

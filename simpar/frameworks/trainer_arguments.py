@@ -12,7 +12,7 @@ from simpar.errors import UserError
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
-from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
 from simpar.frameworks.words import OFF, RATES, ReadWords, plain, rate_of
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
@@ -88,6 +88,9 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], tuple[
     for word in words:
         if word in _ENDS:
             break
+        if key and word in ALL_ARGUMENTS:  # those of the text itself, which is started without
+            key = ""
+            continue
         own = re.match(r"--?([A-Za-z][\w.-]*)(=.*)?$", word, re.DOTALL)
         override = None if own or key else re.match(r"([A-Za-z_][\w.]*)(=.*)$", word, re.DOTALL)
         if match := own or override:

@@ -472,7 +472,7 @@ def _assumed(
         yield Assumed("precision", "fp32", why, ("bf16",))
     if adapts and not habits.states:
         yield from _assumed_adapters(given, values, sharding)
-    is_open = not habits.states and not _loads_low(given) and not adapts
+    is_open = not habits.states and _loaded(given) is None and not adapts
     sharded = sharding.is_deepspeed or sharding.shards_parameters
     if is_open and values["precision"] in ("bf16", "fp16") and not sharded:
         why = "the script says in which dtype weights are loaded: fp32 where it says none"

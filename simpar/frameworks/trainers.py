@@ -35,31 +35,43 @@ FLASH_ATTN = {"eager": "disabled", "sdpa": "sdpa", "flash2": "fa2", "flash3": "f
 ARGUMENTS = "training_args.json"
 _SCRIPT = '''"""Train a causal language model on random tokens with Hugging Face's Trainer."""
 
-import os
+import argparse
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SEQ_LEN, VOCAB, SAMPLES = {seq_len}, {vocab}, 1 << 20
+VOCAB, SAMPLES = {vocab}, 1 << 20
 
 
 class RandomTokens(torch.utils.data.Dataset):
     """Random tokens: replace them with your data."""
 
+    def __init__(self, length):
+        self.length = length
+
     def __len__(self):
         return SAMPLES
 
     def __getitem__(self, index):
-        tokens = torch.randint(VOCAB, (SEQ_LEN,), generator=torch.Generator().manual_seed(index))
+        tokens = torch.randint(VOCAB, (self.length,), generator=torch.Generator().manual_seed(index))
         return {{"input_ids": tokens, "labels": tokens}}
 
 
 def main():
     """Build the model, let the Trainer shard it, train."""
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(os.path.join(HERE, "{config}"))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(HERE), dtype=torch.float32{attention})
-    Trainer(model=model, args=arguments, train_dataset=RandomTokens()).train()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, help="arguments of the Trainer")
+    parser.add_argument("--model_name_or_path", required=True, help="folder with a config.json")
+    parser.add_argument("--dtype", required=True, help="of parameters, as torch names it")
+    parser.add_argument("--block_size", type=int, required=True, help="tokens of a sequence")
+    parser.add_argument("--attn_implementation", help="kernel of attention, as transformers names it")
+    given = parser.parse_args()
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(given.config)
+    config = AutoConfig.from_pretrained(given.model_name_or_path)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, given.dtype), attn_implementation=given.attn_implementation
+    )
+    Trainer(model=model, args=arguments, train_dataset=RandomTokens(given.block_size)).train()
 
 
 if __name__ == "__main__":
@@ -205,15 +217,13 @@ def notes(s: Subject) -> Iterator[str]:
 def _transformers_files(s: Subject, given: Options) -> Mapping[str, str]:
     """The arguments, the model's config, the script and the launchers."""
     kernel = s.plan.execution.attention_kernel
-    attention = f', attn_implementation="{ATTENTION[kernel]}"' if kernel in ATTENTION else ""
-    script = _SCRIPT.format(
-        seq_len=s.training.seq_len, vocab=s.graph.dims["vocab"], config=ARGUMENTS, attention=attention
-    )
+    own = [f"--config {ARGUMENTS}", *hugging_face.of_model(s)]
+    own += [f"--attn_implementation {ATTENTION[kernel]}"] if kernel in ATTENTION else []
     return {
         ARGUMENTS: json.dumps(nest_names(given), indent=2) + "\n",
         "config.json": hugging_face.config_json(s),
-        "train.py": "\n".join(comment(s)) + "\n" + script,
-        **launchers(s, ["train.py"]),
+        hugging_face.SCRIPT: "\n".join(comment(s)) + "\n" + _SCRIPT.format(vocab=s.graph.dims["vocab"]),
+        **launchers(s, [hugging_face.SCRIPT, *own]),
     }
 
 

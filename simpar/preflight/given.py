@@ -255,10 +255,12 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
             f"{source}: the config file is {path}: a value that the file does not say; allowed: variables before the "
             "command: simpar check -- NAME=VALUE ./script.sh"
         )
+    file, recipe = split_name(path)
     if launch.config_text is None:
-        path = str(files.find_beside(path, source))
-    inner = files.read_text(path) if launch.config_text is None else launch.config_text
-    syntax = SYNTAX.get(Path(path).suffix)
+        file = str(files.find_beside(file, source))
+        path = f"{file}:{recipe}" if recipe else file
+    inner = files.read_text(file) if launch.config_text is None else launch.config_text
+    syntax = SYNTAX.get(Path(file).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
         result = _config(inner, path, target, syntax, _with_script(launch, source))
         if target == "accelerate" and launch.world_size:  # flags of the launcher win over its config

@@ -13,6 +13,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, slurm
+from simpar.frameworks.bridge_launch import recipe_in
 from simpar.frameworks.overrides import files_of_script, mapping
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
@@ -366,13 +367,19 @@ def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
 
 
 def _named(words: Sequence[str], script: Script) -> tuple[str, str | None] | None:
-    """The reader of the file of arguments that a command gives to its script; None if that is none's, or not here."""
+    """The reader of the file of arguments that a command gives to its script, or of the recipe that this trains.
+
+    None if that is none's, or not here.
+    """
     for file in files_of_script(words):
         text = None if UNKNOWN.search(file) else script.text_of_file(file)
         owner = None if text is None else owner_of(mapping(text[1], text[0]))
         if owner is not None and load_reader(owner).takes_files:
             return owner, load_reader(owner).config(words)
-    return None
+    script_name = next((word for word in words if word.endswith(".py") and not UNKNOWN.search(word)), None)
+    text = None if script_name is None else script.text_of_file(script_name)
+    recipe = None if text is None else recipe_in(text[1])
+    return None if recipe is None else ("megatron-bridge", recipe)
 
 
 def _of_environment(environment: Mapping[str, str], names: Iterable[str]) -> int | None:

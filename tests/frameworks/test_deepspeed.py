@@ -70,8 +70,9 @@ def test_gradients_have_a_dtype_that_goes_with_the_parameters(zero, precision, g
 def test_the_script_builds_a_model_of_fp32():
     """A config of the hub names the dtype of its weights; DeepSpeed casts them where the plan has 16 bits."""
     for precision in ("fp32", "bf16"):
-        text = exported("deepspeed", checked(dp=8, zero=1, precision=precision))["train.py"]
-        assert "from_config(CONFIG, dtype=torch.float32)" in text
+        found = exported("deepspeed", checked(dp=8, zero=1, precision=precision))
+        assert "from_config(config, dtype=getattr(torch, given.dtype))" in found["train.py"]
+        assert "--dtype float32\n" in found["command.sh"]
 
 
 def test_batches_multiply_up():
@@ -82,11 +83,11 @@ def test_batches_multiply_up():
 
 
 def test_the_script_recomputes_where_the_plan_does():
-    """Recomputation is a call in the script."""
+    """Recomputation is a call in the script, if its command says so."""
     for recompute, there in (("full", True), ("none", False)):
-        text = exported("deepspeed", checked(dp=8, zero=3, recompute=recompute))["train.py"]
-        compile(text, "train.py", "exec")
-        assert ("gradient_checkpointing_enable" in text) is there
+        found = exported("deepspeed", checked(dp=8, zero=3, recompute=recompute))
+        compile(found["train.py"], "train.py", "exec")
+        assert ("--gradient_checkpointing\n" in found["command.sh"]) is there
 
 
 def test_what_is_offloaded_is_said_in_its_words():
@@ -259,5 +260,5 @@ def test_sharded_models_are_built_in_shards(values, there):
     """Under ZeRO-3 no rank builds the whole model: transformers enters zero.Init where its config object lives."""
     text = exported("deepspeed", checked(dp=8, **values))["train.py"]
     compile(text, "train.py", "exec")
-    assert ('HfDeepSpeedConfig("ds_config.json")' in text) is there
-    assert not there or text.index("HfDeepSpeedConfig(") < text.index("from_config(CONFIG")
+    assert ("HfDeepSpeedConfig(given.deepspeed)" in text) is there
+    assert not there or text.index("HfDeepSpeedConfig(") < text.index("from_config(config")

@@ -104,7 +104,7 @@ def test_the_allocator_is_told_by_every_target_that_starts_torch(target):
         ("megatron", {"graphs": "attention+step"}, "--cuda-graph"),
         ("megatron-bridge", {"graphs": "step"}, "cuda_graph"),
         ("nemo-run", {"graphs": "step"}, "cuda_graph"),
-        ("transformers", {"zero": 3, "attention_kernel": "cudnn"}, "attn_implementation"),
+        ("transformers", {"zero": 3, "attention_kernel": "cudnn"}, "--attn_implementation "),
         ("trl", {"zero": 3, "attention_kernel": "cudnn"}, "attn_implementation"),
         ("axolotl", {"zero": 3, "attention_kernel": "cudnn"}, "cudnn"),
         ("llama-factory", {"zero": 3, "attention_kernel": "latent"}, "flash_attn"),

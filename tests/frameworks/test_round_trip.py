@@ -1,7 +1,12 @@
-"""Export, then import, gives the plan back: for every target that is read, of every plan that it can express."""
+"""Export, then import, gives the plan back: for every target that is read, of every plan that it can express.
 
+So do the launchers beside the config: they say what stands in the words of their commands only.
+"""
+
+import tempfile
 from functools import cache
 from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import assume
@@ -16,6 +21,7 @@ from simpar.frameworks.subject import settle
 from simpar.layout.decide import complete_plan
 from simpar.layout.deciders import resolve
 from simpar.plan.choices.target import Workload
+from simpar.preflight.given import given_file
 from simpar.stacks.stack import load_stack
 from tests.gate import assert_law
 
@@ -33,7 +39,8 @@ IN_SCRIPT = {
     "accelerate": ("recompute", "optimizer", "micro_batch", "attention_kernel", "loss_chunks"),
     "transformers": ("attention_kernel",),
 }
-"""What a target has in the code of its script, which nothing reads."""
+"""What a target has in the words of its command, not in its config."""
+LAUNCHERS = ("local.sh", "slurm.sh", "pytorchjob.yaml")
 GATE = ("megatron", "deepspeed")
 DENSE, MIXTURES = ("llama-3.1-8b", "llama-2-7b", "qwen3-8b", "gpt3-1.3b"), ("qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTER = simpar.Cluster("dgx-b200")
@@ -105,17 +112,43 @@ def predicted(plan, graph, stack):
     return result.step_time_s, result.memory.peak_memory_bytes
 
 
-def assert_comes_back(target, model, values):
-    """The plan that comes back is the one that went, or what differs has no effect: step and memory to the last bit."""
-    graph, stack = load_model(model), load_target(target).stack
+def sent(target, model, values):
+    """The plan of some choices, and the files that a target writes for it."""
     try:
         plan = checked(model=model, **values)
     except UserError:
         assume(False)  # no layout at all
-    assume(not unsupported(plan, graph, TRAINING, target))
-    files = exported(target, plan)
+    assume(not unsupported(plan, load_model(model), TRAINING, target))
+    return plan, exported(target, plan)
+
+
+def assert_comes_back(target, model, values):
+    """The plan of the config is the one that went, but for what the command says."""
+    plan, files = sent(target, model, values)
     with with_texts(files):
         back = read(files[FILES[target]], FILES[target], target).plan
+    assert_same(target, plan, back, IN_SCRIPT.get(target, ()))
+
+
+def assert_launchers_come_back(target, model, values):
+    """Every launcher gives the whole plan back, and the shape of a step where it says one."""
+    plan, files = sent(target, model, values)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            Path(folder, name).write_text(text)
+        for name in files.keys() & set(LAUNCHERS):
+            found = given_file(str(Path(folder, name))).found
+            told = {"seq_len": TRAINING.seq_len, **(found.plan.training or {})}
+            assert told["seq_len"] == TRAINING.seq_len
+            assert found.global_batch(8) in (None, TRAINING.global_batch)
+            assert_same(target, plan, found.placed(8, TRAINING.global_batch))
+
+
+def assert_same(target, plan, back, unsaid=()):
+    """A plan is the one that went, or what differs has no effect: step and memory to the last bit."""
+    model = plan.model
+    graph, stack = load_model(model), load_target(target).stack
     assert back.model is None or load_model(back.model).dims == graph.dims
     whole = complete_plan(back.model_copy(update={"model": model}), Workload(graph, TRAINING, 8, 8))
     whole = resolve(whole, load_stack(back.stack or stack)).model_copy(update={"stack": None})
@@ -125,7 +158,7 @@ def assert_comes_back(target, model, values):
         whole = whole.with_values(offload_gradients=None)
     found, expected = settle(whole, stack)[0], settle(plan, stack)[0]
     there = expected.flat_values()
-    found = found.with_values(**{name: there.get(name) for name in IN_SCRIPT.get(target, ())})
+    found = found.with_values(**{name: there.get(name) for name in unsaid})
     if found.flat_values() != there:
         assert predicted(found, graph, stack) == predicted(expected, graph, stack)
 
@@ -142,3 +175,17 @@ def test_every_target_that_is_read_is_tried():
 def test_what_is_exported_comes_back(target, examples):
     """For drawn plans: a few in the gate, many when slow."""
     assert_law(lambda drawn: assert_comes_back(target, *drawn), examples, drawn=layouts(target))
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_what_launchers_of_a_plain_plan_say_comes_back(target):
+    """Of a plan with nothing but what the target needs, for every target."""
+    plain = st.just((models_of(target)[0], NEEDED.get(target, {})))
+    assert_law(lambda drawn: assert_launchers_come_back(target, *drawn), 1, drawn=plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "examples"), [(target, 40) for target in FILES])
+def test_what_its_launchers_say_comes_back(target, examples):
+    """Scripts of this machine and of SLURM, and the job of Kubernetes, with the files beside them."""
+    assert_law(lambda drawn: assert_launchers_come_back(target, *drawn), examples, drawn=layouts(target))

@@ -423,3 +423,16 @@ def test_a_model_of_reference_decides():
     found = read(json.dumps({**FACTORY_1, "use_asft_loss": True}), "v1.yaml", "llama-factory")
     account = load_reader("llama-factory").words.sort(found.words.used, found.words.unread)
     assert "use_asft_loss" in account.deciding
+
+
+def test_arguments_of_a_script_end_the_values_of_a_flag():
+    """A script that hands its own on is read as started without any."""
+    found = read(f'{TRAIN} --bf16 --optim sgd "$@"\n', "train.sh", "transformers").plan.flat_values()
+    assert (found["optimizer"], found["precision"]) == ("sgd", "bf16")
+
+
+def test_a_dtype_of_weights_that_is_said_is_not_assumed():
+    """fp32 parameters beside products of 16 bits, which scripts may load otherwise."""
+    for said, open_ in (("--dtype float32", False), ("", True)):
+        assumed = read(f"{TRAIN} --bf16 {said}", "train.sh", "transformers").assumed
+        assert ("parameter_dtype" in [each.key for each in assumed]) is open_

@@ -8,9 +8,9 @@ from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
 
-TRAINERS = {"transformers": "train.py", "trl": "sft.yaml", "axolotl": "axolotl.yaml", "llama-factory": "train.yaml"}
+TRAINERS = {"transformers": "command.sh", "trl": "sft.yaml", "axolotl": "axolotl.yaml", "llama-factory": "train.yaml"}
 WRITTEN = {
-    "transformers": 'attn_implementation="flash_attention_3"',
+    "transformers": "--attn_implementation flash_attention_3",
     "trl": 'attn_implementation: "flash_attention_3"',
     "axolotl": 'attn_implementation: "flash_attention_3"',
     "llama-factory": 'flash_attn: "fa3"',
