@@ -36,18 +36,23 @@ MEMORY_NOTE = (
     "overhead: context, communication buffers, fragmentation; transient: workspaces, gathered parameters, gradients in "
     "flight"
 )
+DETAILS = "details"
 ADVISE_HINT = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
 def print_report(result: Result, console: Console) -> None:
-    """Print the whole report to a rich console."""
+    """Print the whole report to a rich console: the answer in four lines, and below a rule what stands behind it."""
     console.print(headline(result), style="bold", soft_wrap=True)
     print_lines(console, [f"assumed: {each}" for each in assumptions(result)])
     console.print()
     for name, words in in_brief(result):
         console.print(f"{name:8}{words}", soft_wrap=True, markup=False, highlight=False)
     console.print()
+    if console.is_terminal:
+        console.rule(DETAILS, align="left", style="dim")
+    else:
+        console.print(f"--- {DETAILS} ---")
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))
     for title, table in (

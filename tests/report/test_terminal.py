@@ -164,3 +164,10 @@ def test_four_lines_lead(result):
     assert "--advise" in lines[4]
     hinted = Result(**{**said.__dict__, "why": said.why.model_copy(update={"hints": ("use ZeRO-3",)})})
     assert "to do   use ZeRO-3" in printed(hinted, terminal=False)
+
+
+def test_the_answer_leads_and_details_follow_below_a_rule(result):
+    """Name, what is assumed, four lines of answer, the rule, and then everything else."""
+    before, after = printed(add_explanation(result), terminal=False).split("--- details ---\n")
+    assert [line.split()[0] for line in before.split("\n\n")[1].splitlines()] == ["memory", "speed", "limit", "to"]
+    assert after.startswith("step time ")
