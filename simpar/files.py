@@ -1,7 +1,6 @@
 """Files in and out: strict YAML and JSON, one-line errors with a suggestion, atomic writes, bundled data."""
 
 import errno
-import json
 import os
 import re
 import warnings
@@ -16,18 +15,21 @@ from pydantic import BaseModel, ValidationError
 
 from simpar.dataclass import dataclass
 from simpar.errors import BadCall, UserError
+from simpar.json_text import json_lines, line_in_json
+from simpar.json_text import read_json as read_json
 from simpar.kept import cache_folder, digest, kept_json, replace_file
-from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, plain_name, printable, scalar_fault, split_count
+from simpar.plain import Location, YamlConverter, dotted, plain_name, printable, split_count
 from simpar.plain import OtherNames as OtherNames
 from simpar.plain import allowed as allowed
 from simpar.plain import choose as choose
+from simpar.plain import short as short
 from simpar.plain import suggest as suggest
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
-MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
+MOST_LINED = 4 * MIB  # of JSON whose lines are kept; those of more are looked up one by one
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
 KEPT = "yaml 1"  # raised when the same text becomes other data
@@ -54,12 +56,14 @@ class Document:
     @property
     def line_of(self) -> Mapping[Location, int]:
         """The line of every key of the file itself."""
-        return self.lines or _json_lines(self.text)
+        return self.lines or (json_lines(self.text) if len(self.text) <= MOST_LINED else {})
 
     def place(self, location: tuple[Any, ...]) -> str:
         """``file:line`` of a key, or of its nearest parent with a line; "command line" for keys that were laid over."""
         if any(location[: len(each)] == each for each in self.laid_over):
             return COMMAND_LINE
+        if len(self.text) > MOST_LINED:
+            return f"{self.source}:{line_in_json(self.text, location)}"
         lines = self.line_of
         for end in range(len(location), 0, -1):
             if location[:end] in lines:
@@ -145,56 +149,14 @@ def find_beside(name: str, source: str) -> Path:
     return result
 
 
-def read_json(text: str, source: str, *, finite: bool = True) -> Any:
-    """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{source}: key {twice!r} appears twice")
-        return result
-
-    if not text.strip():
-        return None
-    try:
-        data = json.loads(text, object_pairs_hook=unique)
-        _check_plain(data, source, finite=finite)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{source}:{error.lineno}: not valid JSON ({error.msg})") from None
-    except (RecursionError, ValueError):
-        raise UserError(f"{source}: nested too deeply or a number too long") from None
-    return data
-
-
-def _check_plain(value: Any, source: str, location: Location = (), *, finite: bool = True) -> None:
-    """Raises UserError for data that JSON can express and simpar cannot use."""
-    if len(location) > MAX_DEPTH:
-        raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
-    if isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if fault := scalar_fault(key):
-                raise UserError(f"{source}: key {key!r} {fault}")
-            _check_plain(item, source, (*location, key), finite=finite)
-    elif (finite or not isinstance(value, float)) and (fault := scalar_fault(value)):
-        raise UserError(f"{source}: {dotted(location)} = {short(value)}: {fault}")
-
-
-@lru_cache(maxsize=1)
-def _json_lines(text: str) -> Mapping[Location, int]:
-    """Line of every key in a JSON text, read as YAML; empty where the YAML parser rejects it."""
-    if not text or len(text) > MAX_LINED_BYTES:
-        return {}
-    try:
-        return _read_yaml(text, "")[1]
-    except UserError:
-        return {}
-
-
 def read_yaml(text: str, source: str) -> Any:
     """Plain data of a YAML 1.2 text; ``source`` names it in errors. Raises UserError."""
     return _read_yaml(text, source)[0]
+
+
+def lines_of(text: str, source: str) -> Mapping[Location, int]:
+    """The line of every key of a YAML or JSON text that ``source`` names. Raises UserError for what is neither."""
+    return json_lines(text) if source.endswith(".json") else _parsed_yaml(text, source)[1]
 
 
 def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
@@ -256,11 +218,6 @@ def _composed(text: str, source: str) -> tuple[Any, dict[Location, int]]:
 
 def _first_line(message: object) -> str:
     return printable((str(message).strip().splitlines() or [""])[0])
-
-
-def short(value: Any) -> str:
-    """The value as Python writes it, cut to 60 characters."""
-    return text if len(text := repr(value)) < 60 else text[:57] + "..."
 
 
 def parse(

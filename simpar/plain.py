@@ -140,6 +140,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def short(value: Any) -> str:
+    """The value as Python writes it, cut to 60 characters."""
+    return text if len(text := repr(value)) < 60 else text[:57] + "..."
+
+
 def check_digits(text: str, source: str) -> None:
     """Raises UserError for a number that Python does not turn into one, with the line of it."""
     if match := re.search(rf"\d{{{MAX_DIGITS + 1}}}", text):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from simpar.errors import UserError
 from simpar.files import bundled, choose, find, load, parse, suggest, write_atomic
 from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile
+from simpar.json_text import json_places, line_in_json
 from simpar.plain import MAX_NODES
 from simpar.scenario import load_scenario
 
@@ -138,14 +140,17 @@ def test_unreadable_files(tmp_path: Path, content: bytes, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1, "a": 2}', "key 'a' appears twice"),
-        ('{"a": {"b": NaN}}', r"f.json: a.b = nan: must be finite"),
-        ('{"a": [1, 1e999]}', r"f.json: a.1 = inf: must be finite"),
-        ('{"a": 123456789012345678901}', r"f.json: a = 123456789012345678901: must fit in 64 bits"),
-        ('{"a": "\\ud800"}', r"f.json: a = '\\ud800': must be text"),
-        ('{"\\ud800": 1}', r"f.json: key '\\ud800' must be text"),
+        ('{"a": 1,\n"a": 2}', r"f.json:2: key 'a' appears twice"),
+        ('[{"a": 1}, {"b": [1, {"c": 2,\n"c": 2}]}]', r"f.json:2: key 'c' appears twice"),
+        ('{"a": {\n"b": NaN}}', r"f.json:2: a.b = nan: must be finite"),
+        ('{"a": [1, 1e999]}', r"f.json:1: a.1 = inf: must be finite"),
+        ('{"a": 123456789012345678901}', r"f.json:1: a = 123456789012345678901: must fit in 64 bits"),
+        ('{"a": "\\ud800"}', r"f.json:1: a = '\\ud800': must be text"),
+        ('{"\\ud800": 1}', r"f.json:1: key '\\ud800' must be text"),
         ('{\n"a": 1\n"b": 2}', r"f.json:3: not valid JSON"),
-        ("[" * 60 + "]" * 60, r"f.json: nested more than 40"),
+        ("\n[" * 5_000 + "]" * 5_000, r"f.json:43: nested too deeply"),
+        ('{"a":\n' + "1" * 5_000 + "}", r"f.json:2: a number of more than 1000 digits"),
+        ("[" * 60 + "]" * 60, r"f.json:1: nested more than 40"),
     ],
 )
 def test_json_is_as_strict(tmp_path: Path, text: str, message: str) -> None:
@@ -154,11 +159,36 @@ def test_json_is_as_strict(tmp_path: Path, text: str, message: str) -> None:
         read(tmp_path, text, "f.json")
 
 
-def test_errors_in_json_name_the_line(tmp_path: Path) -> None:
-    """A value that breaks a rule is found in JSON, too."""
-    text = json.dumps({"name": "x", "num_sms": 0}, indent=1)
-    with pytest.raises(UserError, match=r"f.json:3: num_sms = 0: "):
+@pytest.mark.parametrize("indent", [1, "\t"])
+def test_errors_in_json_name_the_line(tmp_path: Path, indent: int | str) -> None:
+    """A value that breaks a rule is found in JSON, too, however it is indented and however long the text is."""
+    text = json.dumps({"name": "x", "sources": ["a " * 300_000], "num_sms": 0}, indent=indent)
+    with pytest.raises(UserError, match=r"f.json:6: num_sms = 0: "):
         parse(Device, load(written(tmp_path, text, "f.json")))
+
+
+PLAIN = st.recursive(
+    st.integers() | st.text(max_size=4) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+)
+
+
+@given(PLAIN, st.sampled_from([None, 0, 2, "\t"]))
+def test_places_of_json_are_those_of_its_values(data: object, indent: int | str | None) -> None:
+    """Every key and list item has a place, in the order of the text, on a line that holds what stands there."""
+
+    def places(value: object, at: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+        if isinstance(value, dict | list):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield (*at, key)
+                yield from places(item, (*at, key))
+
+    text = json.dumps(data, indent=indent)
+    told = list(json_places(text))
+    assert [place for place, _ in told] == list(places(data))
+    lines = text.split("\n")
+    assert all(json.dumps(place[-1]) in lines[line - 1] for place, line in told if isinstance(place[-1], str))
+    assert all(line_in_json(text, place) == line for place, line in told)
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

@@ -11,27 +11,47 @@ SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 
 
 @dataclass(frozen=True)
+class LinePattern:
+    """A pattern with texts of which every line that it matches has one: looking for them first is much faster."""
+
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    def search(self, line: str) -> re.Match[str] | None:
+        """The first match in a line."""
+        for hint in self.hints:
+            if hint in line:
+                return self.pattern.search(line)
+        return None
+
+
+def line_pattern(hint: str, pattern: str, flags: int = 0) -> LinePattern:
+    """A pattern by its text; ``hint`` has several texts between bars."""
+    return LinePattern(tuple(hint.split("|")), re.compile(pattern, flags))
+
+
+@dataclass(frozen=True)
 class LineFormat:
     """Lines of one framework: the pattern of a step, and its figures with the SI value of their unit."""
 
     name: str
-    step: re.Pattern[str]
+    step: LinePattern
     figures: Mapping[str, tuple[re.Pattern[str], float]]
 
 
-def _format(name: str, step: str, **figures: tuple[str, float]) -> LineFormat:
+def _format(name: str, hint: str, step: str, **figures: tuple[str, float]) -> LineFormat:
     result = {key: (re.compile(pattern), unit) for key, (pattern, unit) in figures.items()}
-    return LineFormat(name, re.compile(step), result)
+    return LineFormat(name, line_pattern(hint, step), result)
 
 
 FORMATS = (
     _format(
-        "NeMo", r"global_step[=:]\s*(\d+)(?:\.\d+)?.*train_step_timing in s[=:]",
+        "NeMo", "train_step_timing in s", r"global_step[=:]\s*(\d+)(?:\.\d+)?.*train_step_timing in s[=:]",
         step_time_s=(rf"train_step_timing in s[=:]\s*{NUMBER}", 1.0),
         tflops=(rf"(?:TFLOPS_per_GPU|tflops_per_sec_per_gpu)[=:]\s*{NUMBER}", 1.0),
     ),
     _format(
-        "Megatron", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
+        "Megatron", "iteration", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
         step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{NUMBER}", 1.0),
         tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{NUMBER}", 1.0),
         tokens_per_s_per_device=(
@@ -40,48 +60,48 @@ FORMATS = (
         samples_per_s=(rf"samples per second:\s*{NUMBER}", 1.0),
     ),
     _format(
-        "nanotron", r"\biteration:\s*(\d+)\s*/",
+        "nanotron", "iteration:", r"\biteration:\s*(\d+)\s*/",
         step_time_s=(rf"(?:elapsed_)?time_per_iteration_ms:\s*{SCALED}", MS),
         tflops=(rf"model_tflops_per_gpu:\s*{SCALED}", 1.0),
         tokens_per_s_per_device=(rf"tokens_per_sec_per_gpu:\s*{SCALED}", 1.0),
         reserved_bytes=(rf"cuda_max_memory_reserved:\s*{SCALED}", 1.0),
     ),
     _format(
-        "torchtitan", r"\bstep:\s*(\d+)\s+loss:.*\b(?:tps|wps):",
+        "torchtitan", "tps:|wps:", r"\bstep:\s*(\d+)\s+loss:.*\b(?:tps|wps):",
         tokens_per_s_per_device=(rf"\b(?:tps|wps):\s*{NUMBER}", 1.0),
         tflops=(rf"\btflops:\s*{NUMBER}", 1.0),
         reserved_bytes=(rf"memory:\s*{NUMBER}GiB", GIB),
     ),
     _format(
-        "DeepSpeed", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
+        "DeepSpeed", "RunningAvgSamplesPerSec=", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
         samples_per_s=(rf"CurrSamplesPerSec={NUMBER}", 1.0),
         allocated_bytes=(rf"MaxMemAllocated={NUMBER}GB", GIB),
     ),
     _format(
-        "DeepSpeed pipeline", r"\bsteps: (\d+) loss: .*\biter time \(s\):",
+        "DeepSpeed pipeline", "iter time (s):", r"\bsteps: (\d+) loss: .*\biter time \(s\):",
         step_time_s=(rf"iter time \(s\): {NUMBER}", 1.0),
         samples_per_s=(rf"samples/sec: {NUMBER}", 1.0),
     ),
     _format(
-        "MaxText", r"\bcompleted step: (\d+), seconds:",
+        "MaxText", "completed step:", r"\bcompleted step: (\d+), seconds:",
         step_time_s=(rf"\bseconds: {NUMBER}", 1.0),
         tflops=(rf"TFLOP/s/device: {NUMBER}", 1.0),
         tokens_per_s_per_device=(rf"Tokens/s/device: {NUMBER}", 1.0),
     ),
     _format(
-        "torchtune", r"\bStep (\d+) \| .*\btokens_per_second_per_gpu:",
+        "torchtune", "tokens_per_second_per_gpu:", r"\bStep (\d+) \| .*\btokens_per_second_per_gpu:",
         tokens_per_s_per_device=(rf"tokens_per_second_per_gpu:{NUMBER}", 1.0),
         allocated_bytes=(rf"peak_memory_alloc:{NUMBER}", GIB),
         reserved_bytes=(rf"peak_memory_reserved:{NUMBER}", GIB),
     ),
     _format(
-        "NeMo Automodel", r"\bstep (\d+) \| epoch \d+ \| .*\btps ",
+        "NeMo Automodel", "epoch ", r"\bstep (\d+) \| epoch \d+ \| .*\btps ",
         tokens_per_s_per_device=(rf"\btps [\d.]+\({NUMBER}/gpu\)", 1.0),
         allocated_bytes=(rf"\bmem {NUMBER} GiB", GIB),
     ),
-    _format("nanoGPT", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
+    _format("nanoGPT", "loss ", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
     _format(
-        "ms-swift", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
+        "ms-swift", "global_step/max_steps", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
         mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{NUMBER}""", 1.0),
         mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{NUMBER}""", 1.0),
     ),
@@ -94,7 +114,7 @@ the run began.
 """
 BLOCKS = (
     _format(
-        "Composer", r"^\s*\[batch=(\d+)/\d+\]:",
+        "Composer", "[batch=", r"^\s*\[batch=(\d+)/\d+\]:",
         steps_per_s=(rf"\bthroughput/batches_per_sec: {NUMBER}", 1.0),
         samples_per_s=(rf"\bthroughput/samples_per_sec: {NUMBER}", 1.0),
         tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_sec: {NUMBER}", 1.0),
@@ -102,17 +122,20 @@ BLOCKS = (
         reserved_bytes=(rf"\bmemory/peak_reserved_mem: {NUMBER}", GIGA),
     ),
     _format(
-        "OLMo", r"\[step=(\d+)(?:/\d+)?(?:,epoch=\S+)?\]",
+        "OLMo", "[step=", r"\[step=(\d+)(?:/\d+)?(?:,epoch=\S+)?\]",
         steps_per_s=(rf"\bthroughput/device/batches_per_second={NUMBER}", 1.0),
         tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_second={NUMBER}", 1.0),
         allocated_bytes=(rf"\bSystem/Peak GPU Memory \(MB\)={NUMBER}", GIGA / 1000),
     ),
 )  # fmt: skip
 """Formats whose figures stand in lines of their own below the line of the step."""
-MICRO_BATCHES = re.compile(
+BELOW = ("throughput/", "memory/peak_", "Peak GPU Memory")
+"""What is in the lines of those figures."""
+MICRO_BATCHES = line_pattern(
+    "iter time:",
     rf"\biter (?P<at>\d+)(?: \|)? step (?P<step>\d+)\b.*\biter time: (?P<ms>{NUMBER}) ?ms"
-    r"(?P<ends> ?\((?:optimizer\.)?step\))?"
+    r"(?P<ends> ?\((?:optimizer\.)?step\))?",
 )
 """LitGPT's line of a micro-batch; the last one of a step ends with what it did."""
-UNREAD = {"verl": re.compile(r"\bstep:\d+ - .*\btiming_s/")}
+UNREAD = {"verl": line_pattern("timing_s/", r"\bstep:\d+ - .*\btiming_s/")}
 """Logs that are known by a line and not read: their steps are rollouts, rewards and updates."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from simpar.diagnosis.log_formats import BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat
+from simpar.diagnosis.log_formats import BELOW, BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat, line_pattern
 from simpar.diagnosis.log_run import (
     ALLOCATED,
     DEVICES,
@@ -48,34 +48,34 @@ from simpar.units import GIB, KIB, MIB, MS
 MOST_LINE = 20_000
 PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
-HINTS = (
-    "iter", "step", "Step", "/it", "it/s", "mem", "Mem", "batch", "seq_len", "world size", "time (ms)", "train_",
-    "SamplesPerSec", "throughput/",
-)  # fmt: skip
-"""One of these is in every line that is read: looking for them is faster than trying the patterns."""
 MOST_BEFORE = 1_000_000
 """Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 MEMORY = (
-    re.compile(
+    line_pattern(
+        "memory (MB)",
         rf"\bmemory \(MB\) \| allocated: {NUMBER} \| max allocated: (?P<allocated>{NUMBER})"
-        rf"(?: \| reserved: {NUMBER} \| max reserved: (?P<reserved>{NUMBER}))?"
+        rf"(?: \| reserved: {NUMBER} \| max reserved: (?P<reserved>{NUMBER}))?",
     ),
-    re.compile(
+    line_pattern(
+        "Memory usage",
         rf"Memory usage: {NUMBER}MiB\. Peak allocated:? (?P<allocated>{NUMBER})MiB\.? "
-        rf"Peak reserved: (?P<reserved>{NUMBER})MiB"
+        rf"Peak reserved: (?P<reserved>{NUMBER})MiB",
     ),
 )
 """Lines about one rank, by Megatron-LM and nanotron; their MB are 2**20 bytes."""
 DEVICE_MEMORY = {
-    ALLOCATED: re.compile(rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{NUMBER}""", re.IGNORECASE),
-    RESERVED: re.compile(
+    ALLOCATED: line_pattern(
+        "(GiB)|(gib)", rf"""memory/max_(?:mem_)?allocated ?\(gib\)['"]: ['"]?{NUMBER}""", re.IGNORECASE
+    ),
+    RESERVED: line_pattern(
+        "(GiB)|(gib)",
         rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{NUMBER}""",
         re.IGNORECASE,
     ),
-    USED: re.compile(rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}GB/"),
+    USED: line_pattern("usage_ratio", rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}GB/"),
 }
 """Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
 
@@ -88,30 +88,43 @@ _BAR = re.compile(
 )
 """A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
 _SUMMARY = {
-    "train_runtime": re.compile(rf"""['"]train_runtime['"]: ['"]?{NUMBER}"""),
-    SAMPLES: re.compile(rf"""['"]train_samples_per_second['"]: ['"]?{NUMBER}"""),
-    RATE: re.compile(rf"""['"]train_steps_per_second['"]: ['"]?{NUMBER}"""),
+    "train_runtime": line_pattern("train_runtime", rf"""['"]train_runtime['"]: ['"]?{NUMBER}"""),
+    SAMPLES: line_pattern("train_samples_per_second", rf"""['"]train_samples_per_second['"]: ['"]?{NUMBER}"""),
+    RATE: line_pattern("train_steps_per_second", rf"""['"]train_steps_per_second['"]: ['"]?{NUMBER}"""),
 }
-_TIMERS = re.compile(rf"time \(ms\)(?=.*\| fwd: {NUMBER})(?=.*\| bwd: {NUMBER})(?=.*\| step: {NUMBER})")
+_TIMERS = line_pattern("time (ms)", rf"time \(ms\)(?=.*\| fwd: {NUMBER})(?=.*\| bwd: {NUMBER})(?=.*\| step: {NUMBER})")
 """What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch."""
 
 _END = r"(?=[\s,|]|$)"
-JOB = {
-    GLOBAL_BATCH: re.compile(
-        rf"\bglobal[ _]batch[ _]size[:=]\s*(\d+){_END}|\b(?:global|train)_batch_size \.{{2,}} (\d+){_END}|"
-        rf"Trainer is initialized with .*\bglobal batch size (\d+){_END}|"
-        rf"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+){_END}"
-    ),
-    SEQ_LEN: re.compile(
-        rf"\bseq_length \.{{2,}} (\d+){_END}|Trainer is initialized with .*\bsequence length (\d+){_END}"
-    ),
-    DEVICES: re.compile(rf"\busing world size: (\d+){_END}"),
-    STEPS: re.compile(rf"Total optimization steps = ([\d,]+){_END}"),
-}
+JOB = (
+    (GLOBAL_BATCH, line_pattern(
+        "batch size|batch_size", rf"batch[ _]size(?<=\bglobal[ _]batch[ _]size)[:=]\s*(\d+){_END}"
+    )),
+    (GLOBAL_BATCH, line_pattern("batch_size ..", rf"\b(?:global|train)_batch_size \.{{2,}} (\d+){_END}")),
+    (GLOBAL_BATCH, line_pattern(
+        "Trainer is initialized", rf"Trainer is initialized with .*\bglobal batch size (\d+){_END}"
+    )),
+    (GLOBAL_BATCH, line_pattern(
+        "Total train batch size",
+        rf"Total train batch size \(w\. parallel, distributed & accumulation\) = ([\d,]+){_END}",
+    )),
+    (SEQ_LEN, line_pattern("seq_length ..", rf"\bseq_length \.{{2,}} (\d+){_END}")),
+    (SEQ_LEN, line_pattern(
+        "Trainer is initialized", rf"Trainer is initialized with .*\bsequence length (\d+){_END}"
+    )),
+    (DEVICES, line_pattern("using world size", rf"\busing world size: (\d+){_END}")),
+    (STEPS, line_pattern("Total optimization steps", rf"Total optimization steps = ([\d,]+){_END}")),
+)  # fmt: skip
 """Facts about the job: in step lines, in torchtitan's first lines, and in lists of arguments with values after dots.
 
 Such lists are printed by Megatron-LM and DeepSpeed. nanotron rounds large batches (1.02K), which are not read.
 """
+_PATTERNS = (
+    *MEMORY, *DEVICE_MEMORY.values(), *_SUMMARY.values(), *UNREAD.values(), _TIMERS, MICRO_BATCHES,
+    *(pattern for _, pattern in JOB), *(entry.step for entry in (*FORMATS, *BLOCKS)),
+)  # fmt: skip
+HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints), *BELOW, "/it", "it/s"]))
+"""One of these is in every line that is read: looking for them is faster than trying the patterns."""
 
 
 def read_log(path: str | Path) -> LogRun:
@@ -125,7 +138,10 @@ def read_log(path: str | Path) -> LogRun:
     for number, line in enumerate(read_lines(path)):
         if number == MOST_BEFORE and not (values or bars):
             break
-        if not any(hint in line for hint in HINTS):
+        for hint in HINTS:  # quicker than any()
+            if hint in line:
+                break
+        else:
             continue
         unread = unread or next((name for name, pattern in UNREAD.items() if pattern.search(line)), "")
         if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
@@ -238,9 +254,9 @@ def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, dict
 
 def _told(line: str) -> Iterator[tuple[str, int]]:
     """Facts about the job in a line."""
-    for key, pattern in JOB.items():
+    for key, pattern in JOB:
         if match := pattern.search(line):
-            yield key, int(next(filter(None, match.groups())).replace(",", ""))
+            yield key, int(match[1].replace(",", ""))
 
 
 def read_lines(path: str | Path) -> Iterator[str]:

@@ -281,11 +281,13 @@ def _item(data: bytes) -> tuple[str, Any]:
     return ".".join(filter(None, keys)), json.loads(value)
 
 
+_STEP = re.compile(r"(\d{1,12})(?:\.0)?(?:/\d+)?")
+
+
 def _step_of(record: Mapping[str, Any]) -> int | None:
     """The number of the step of a record."""
     for name in STEP_NAMES:
-        match = re.fullmatch(r"(\d{1,12})(?:\.0)?(?:/\d+)?", str(record.get(name)))
-        if match:
+        if name in record and (match := _STEP.fullmatch(str(record[name]))):
             return int(match[1])
     return None
 

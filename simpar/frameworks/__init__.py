@@ -22,6 +22,7 @@ from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.launch import describe_prediction, readme
+from simpar.frameworks.lines import with_line
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.rules import no_chunks_alone
 from simpar.frameworks.subject import Loss, Subject, not_understood, subject
@@ -349,6 +350,8 @@ def read(text: str, name: str, target: str) -> Imported:
         script = script_in(text, name)
         with with_texts(script.written if script else {}):
             return load_reader(target).read(text, name)
+    except UserError as error:
+        raise with_line(error, text, name) from None
     except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]
         raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None

@@ -15,6 +15,8 @@ from simpar.units import DTYPE_BYTES
 STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
 STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+MAPPINGS = ("zero_optimization", "bf16", "fp16")
+"""Sections, which some write as one value; DeepSpeed stops at it."""
 BESIDE = ("steps_per_print", "gradient_accumulation_steps", "gradient_clipping", "wall_clock_breakdown", "optimizer")
 """What a config has beside a batch of all devices, which other front ends name so, too."""
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
@@ -49,6 +51,10 @@ def values_of(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     """The values of a plan in a DeepSpeed config whose options ``auto`` are left open. Raises UserError."""
     if STAGE in auto:
         raise UserError(f"{given.source}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}")
+    for key in MAPPINGS:
+        if (value := given.values_.get(key)) not in (None, {}):
+            shown = '{"stage": 1}' if key == "zero_optimization" else '{"enabled": true}'
+            raise UserError(f"{given.source}: {key} = {value!r}: allowed: a mapping, such as {shown}")
     batch, dp = _batch(given)
     values: dict[str, Any] = {
         "stack": "deepspeed",

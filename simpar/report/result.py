@@ -15,6 +15,7 @@ from simpar import formats
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import as_text, write_atomic
+from simpar.json_text import line_of_value
 from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
@@ -227,7 +228,7 @@ def read_object(path: str | Path) -> dict[str, Any]:
 
 def _object(text: str, source: str) -> dict[str, Any]:
     def refused(word: str) -> float:
-        raise UserError(f"{source}: {word}: numbers must be finite")
+        raise UserError(f"{source}:{line_of_value(text, word)}: {word}: numbers must be finite")
 
     try:
         data = json.loads(text, parse_constant=refused)

@@ -68,7 +68,7 @@ def test_results_of_any_size_are_compared(saved, capsys):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ('{"step_time_s": NaN}', "numbers must be finite"),
+        ('{"a": "NaN",\n"step_time_s": NaN}', "r.json:2: NaN: numbers must be finite"),
         ("", "is empty"),
         ("model: gpt2", "wants what `simpar simulate --json` wrote"),
         ("[]", "a result is a JSON object"),

@@ -29,7 +29,7 @@ def test_a_dense_model() -> None:
 
 def test_what_experts_are_not_told() -> None:
     """.../MI300X/mixtral_8x7B-bf16-pretrain.yaml: all devices of a node, which the file does not count."""
-    with pytest.raises(UserError, match=r"a\.yaml: ici_expert_parallelism = -1: allowed: its size"):
+    with pytest.raises(UserError, match=r"a\.yaml:7: ici_expert_parallelism = -1: allowed: its size"):
         read(experiment("mixtral_8x7B.yaml", "maxtext", ici_expert_parallelism=-1), "a.yaml", "primus")
     with pytest.raises(UserError, match=r"a\.yaml: model is missing"):
         read(experiment("", "maxtext", per_device_batch_size=1), "a.yaml", "primus")

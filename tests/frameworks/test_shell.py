@@ -135,7 +135,7 @@ def test_yaml_of_arguments(section):
     assert plan.data_parallel.overlap_grad_reduce is False
     assert found.ignored == ("swiglu", "load")
     assert any("does not say the model's hidden, heads" in note for note in found.notes)
-    with pytest.raises(UserError, match=r"model.yaml: tensor_model_parallel_size = many: allowed: a positive"):
+    with pytest.raises(UserError, match=r"model.yaml:\d: tensor_model_parallel_size = many: allowed: a positive"):
         read(text.replace("size: 2", "size: many"), "model.yaml", "megatron")
 
 

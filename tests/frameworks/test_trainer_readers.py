@@ -263,7 +263,7 @@ def test_plugins_of_axolotl_are_read_by_their_options():
     assert "plugins" in found.words.used
     config["batch_size"] = 4  # of a rank: accumulated up to it (utils/config/__init__.py)
     assert read(json.dumps(config), "a.yaml", "axolotl").per_replica == 4
-    with pytest.raises(UserError, match=r"a\.yaml: batch_size = 4: allowed: at least micro_batch_size, 8"):
+    with pytest.raises(UserError, match=r"a\.yaml:1: batch_size = 4: allowed: at least micro_batch_size, 8"):
         read(json.dumps({**config, "micro_batch_size": 8}), "a.yaml", "axolotl")
     config["plugins"].append("axolotl.integrations.diffusion.DiffusionPlugin")
     assert "plugins" in read(json.dumps(config), "a.yaml", "axolotl").words.unread
