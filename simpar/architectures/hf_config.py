@@ -46,7 +46,7 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
             "without them, as a config or as module:function"
         )
     if not kind and made_by:
-        read_ones = ", ".join(kind for kind in DECLARED if kind.endswith("2DModel"))
+        read_ones = ", ".join(kind for kind in DECLARED if kind.endswith("DModel"))
         raise UserError(
             f"{name}: _class_name = {made_by!r}: this class of diffusers is not read; allowed: {read_ones}, or a "
             "model_type"

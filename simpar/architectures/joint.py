@@ -19,7 +19,7 @@ from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGrap
 from simpar.architectures.images import CONDITION, IMAGES, PLAIN, gated, loss_of_images, modulate, product_of_image
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, product, project
 from simpar.architectures.towers import MEMORY, MEMORY_STREAM, cross_attention
-from simpar.architectures.transformer import QKV, LayerVariant, Shape, add, attention, mlp
+from simpar.architectures.transformer import QKV, LayerVariant, Shape, Style, add, attention, mlp, norm
 from simpar.architectures.vision import Patches, embed_patches
 from simpar.architectures.vision_reading import VIT
 from simpar.dataclass import dataclass
@@ -37,25 +37,28 @@ class Conditioned:
     """What a model is conditioned on: ``prompt`` tokens of text of so many ``features``, and what is embedded once.
 
     ``once`` are (name, features, rows an image, columns as a share of the hidden size) of embeddings by an MLP each.
+    Text may be ``normed`` before its product.
     """
 
     prompt: int
     features: int
     once: tuple[tuple[str, int, int, int], ...]
+    normed: bool = False
 
 
 @dataclass(frozen=True)
 class JointStyle:
     """Double layers with weights for text and image, then ``single`` ones with one set; norms of queries and keys.
 
-    Without single layers the last double one ends the text's stream. ``dual`` are the double layers, by number, whose
-    image has a second attention of its own.
+    Without single layers the last double one ends the text's stream before its output, unless it ``keeps_text``.
+    ``dual`` are the double layers, by number, whose image has a second attention of its own.
     """
 
     single: int = 0
     qk_norm: bool = False
     rotary: bool = False
     dual: Collection[int] = ()
+    keeps_text: bool = False
 
 
 def joint_transformer(
@@ -74,10 +77,10 @@ def joint_transformer(
         ]  # fmt: skip
         layers = (*doubles, "join", *("single_layer",) * style.single)
     else:
-        ends = _double(style, last=True, dual=doubles[-1] == "dual_layer")
+        ends = _double(style, last=not style.keeps_text, dual=doubles[-1] == "dual_layer")
         blocks.append(Block("last_layer", tuple(ends), passes=CONDITION))
         layers = (*doubles[:-1], "last_layer")
-    start = [*_condition(text.once), _prompt("prompt_embedding", "", term(times=text.features), PROMPT)]
+    start = [*_condition(text.once), *_embedded(text)]
     start += [replace(op, rows=PATCHES) for op in _patches(patches)]
     return ModelGraph(
         name=name,
@@ -91,8 +94,10 @@ def joint_transformer(
     )
 
 
-def crossed_transformer(name: str, patches: Patches, shape: Shape, text: Conditioned, predicted: int) -> ModelGraph:
-    """Layers whose patches attend to each other, then to the text."""
+def crossed_transformer(
+    name: str, patches: Patches, shape: Shape, text: Conditioned, predicted: int, style: Style = PLAIN
+) -> ModelGraph:
+    """Layers whose patches attend to each other, then to the text, with a norm before that where queries have one."""
     shared = product(IMAGES, term("hidden", times=7))  # the modulation of all layers, and time for the end
     passes = (*MEMORY_STREAM, *shared)
     start = [
@@ -105,7 +110,7 @@ def crossed_transformer(name: str, patches: Patches, shape: Shape, text: Conditi
     return ModelGraph(
         name=name,
         dims={**shape.dims, "memory": text.prompt},
-        blocks={"layer": Block("layer", tuple(_crossed()), passes=passes)},
+        blocks={"layer": Block("layer", tuple(_crossed(style)), passes=passes)},
         layers=("layer",) * shape.layers,
         embedding=Block("embedding", tuple(start), passes=passes),
         head=Block("head", tuple(end)),
@@ -136,6 +141,17 @@ def _prompt(name: str, source: str, contraction: Size, rows: Size) -> Operator:
     """A product with every token of the text; without a source, with what its encoders made of it."""
     op = replace(project(name, source, contraction, HIDDEN, bias=True, region="sequence"), rows=rows)
     return op if source else replace(op, inputs=(), saves=())
+
+
+def _embedded(text: Conditioned) -> Iterator[Operator]:
+    """The text as wide as the model, behind a norm or not."""
+    size, name = term(times=text.features), "prompt_norm"
+    made = _prompt("prompt_embedding", "", size, PROMPT)
+    if not text.normed:
+        yield made
+        return
+    yield Operator(name, "norm", PROMPT, size, "sequence", weights=(Weight(f"{name}.weight", size, "vector"),))
+    yield replace(made, inputs=(name,), saves=(name,))
 
 
 def _patches(patches: Patches) -> Iterator[Operator]:
@@ -226,13 +242,17 @@ def _single(style: JointStyle) -> Iterator[Operator]:
     yield gated("attention", INPUT, "o_proj")
 
 
-def _crossed() -> Iterator[Operator]:
-    """DiT's layer with the table that it adds to the shared modulation, and cross-attention without a norm."""
+def _crossed(style: Style) -> Iterator[Operator]:
+    """DiT's layer with the table that it adds to the shared modulation, and cross-attention."""
     yield _table(6)
     yield from modulate("attention", INPUT)
-    yield from attention("attention_modulate", PLAIN, LayerVariant(), dropout=False)
+    yield from attention("attention_modulate", style, LayerVariant(), dropout=False)
     yield gated("attention", INPUT, "o_proj")
-    yield from cross_attention("attention_residual", PLAIN)
+    source = "attention_residual"
+    if style.qk_norm:
+        yield norm("cross_norm", source, VIT)
+        source = "cross_norm"
+    yield from cross_attention(source, style)
     yield add("cross_residual", "attention_residual", "cross_o_proj")
     yield from modulate("mlp", "cross_residual")
     yield from mlp("mlp_modulate", PLAIN)

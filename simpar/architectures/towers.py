@@ -98,18 +98,33 @@ def decoder_layer(style: Style) -> tuple[Operator, ...]:
 
 
 def cross_attention(source: str, style: Style) -> list[Operator]:
-    """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end)."""
+    """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end).
+
+    Queries and keys are normed over all heads where the style says so ("full").
+    """
     query = project("cross_q", source, HIDDEN, QUERY, bias=style.qkv_bias)
     pairs = project("cross_kv", "memory", HIDDEN, KEYS_VALUES, bias=style.qkv_bias)
+    norms = [_cross_norm("cross_q", TOKENS, QUERY), _cross_norm("cross_kv", MEMORY, KEYS_VALUES)]
+    norms = norms if style.qk_norm else []
+    read = tuple(op.name for op in norms or (query, pairs))
     core = Operator(
         "cross_attention",
         "attention",
         TOKENS,
         QUERY,
         "tensor",
-        inputs=("cross_q", "cross_kv"),
-        saves=("cross_q", "cross_kv", "cross_attention", "lse"),
+        inputs=read,
+        saves=(*read, "cross_attention", "lse"),
         attention=AttentionPattern(causal=False, context="memory"),
     )
     out = project("cross_o_proj", "cross_attention", QUERY, HIDDEN, bias=style.output_bias)
-    return [query, replace(pairs, rows=MEMORY, saves=()), core, out]
+    return [query, replace(pairs, rows=MEMORY, saves=()), *norms, core, out]
+
+
+def _cross_norm(source: str, rows: Size, columns: Size) -> Operator:
+    """A norm of queries, or of keys beside their values, with one weight for every feature of all heads."""
+    name = f"{source}_norm"
+    return Operator(
+        name, "norm", rows, columns, "tensor", weights=(Weight(f"{name}.weight", QUERY, "vector"),), inputs=(source,),
+        saves=(source, "stats"),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
+from simpar.architectures.graph import HIDDEN, INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.choice_roles import chosen_mask
@@ -35,13 +35,17 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Traced:
-    """A block, the dims that it names, and why it cannot be tensor-parallel ("" where it can)."""
+    """A block, the dims that it names, and why it cannot be tensor-parallel ("" where it can).
+
+    ``stream`` are the elements of a token in what it hands on.
+    """
 
     operators: tuple[Operator, ...]
     dims: Mapping[str, int]
     passes: Size
     group: str
     refusal: str
+    stream: Size = HIDDEN
 
 
 @dataclass
@@ -75,7 +79,8 @@ class BlockReader:
             operators.append(self._loss(operators))
         elif self.place != HEAD:
             operators += self._end(operators)
-        return Traced(tuple(operators), self.dims, self._passes(), self.segment.group, self.roles.refusal)
+        refusal = self.roles.refusal
+        return Traced(tuple(operators), self.dims, self._passes(), self.segment.group, refusal, self._stream)
 
     def _find(self, drafts: Sequence[OperatorDraft], output: str) -> None:
         """The roles of drafts, who makes which value, and the block's dims."""
@@ -98,6 +103,13 @@ class BlockReader:
         if self.place == HEAD:
             return next(draft for draft in self.roles.drafts if draft.name == self._last_product)
         return self.made.get(self.segment.output) or self.values[self.segment.output]
+
+    @property
+    def _stream(self) -> Size:
+        """Elements of a token in what the block hands on: several rows for each where residual streams are several."""
+        rows = () if self.place == HEAD else self._rows(self._main.rows, self._main)
+        wide = len(rows) == 1 and rows[0][1] == ("batch", "seq")
+        return term("hidden", times=rows[0][0]) if wide else HIDDEN
 
     def _dims(self) -> dict[str, int]:
         """The block's own dims: the width of its stream, and its length where that is not the training's."""
@@ -354,7 +366,7 @@ def _without_passes_on(drafts: list[OperatorDraft], output: str) -> list[Operato
 
 def as_block(name: str, traced: Traced, scope: str) -> Block:
     """The block under a name, in a scope of dims."""
-    return Block(name, traced.operators, scope, traced.passes)
+    return Block(name, traced.operators, scope, traced.passes, stream=traced.stream)
 
 
 __all__ = ["EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block"]

@@ -29,7 +29,21 @@ PIXART: dict[str, Any] = {  # PixArt-alpha/PixArt-XL-2-1024-MS, transformer/conf
     "cross_attention_dim": 1152, "caption_channels": 4096, "patch_size": 2, "in_channels": 4, "sample_size": 128,
     "norm_type": "ada_norm_single", "attention_bias": True, "activation_fn": "gelu-approximate", "out_channels": 8,
 }  # fmt: skip
-NAMES = ("FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel")
+QWEN: dict[str, Any] = {  # Qwen/Qwen-Image, transformer/config.json
+    "_class_name": "QwenImageTransformer2DModel", "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56],
+    "guidance_embeds": False, "in_channels": 64, "joint_attention_dim": 3584, "num_attention_heads": 24,
+    "num_layers": 60, "out_channels": 16, "patch_size": 2, "pooled_projection_dim": 768,
+}  # fmt: skip
+WAN: dict[str, Any] = {  # Wan-AI/Wan2.1-T2V-14B-Diffusers, transformer/config.json
+    "_class_name": "WanTransformer3DModel", "added_kv_proj_dim": None, "attention_head_dim": 128,
+    "cross_attn_norm": True, "eps": 1e-06, "ffn_dim": 13824, "freq_dim": 256, "image_dim": None, "in_channels": 16,
+    "num_attention_heads": 40, "num_layers": 40, "out_channels": 16, "patch_size": [1, 2, 2],
+    "qk_norm": "rms_norm_across_heads", "rope_max_seq_len": 1024, "text_dim": 4096,
+}  # fmt: skip
+NAMES = (
+    "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel",
+    "WanTransformer3DModel",
+)  # fmt: skip
 
 
 def linear(columns: int, rows: int) -> int:
@@ -107,6 +121,34 @@ def test_parameters_of_pixart() -> None:
     assert sigma.num_parameters() == 611_349_152 - sizes
 
 
+def test_parameters_of_qwen_image() -> None:
+    """By hand: 60 layers of two streams, the last like the others; 20 billion."""
+    h, head = 3072, 128
+    stream = linear(h, 6 * h) + 4 * linear(h, h) + linear(h, 4 * h) + linear(4 * h, h) + 2 * head
+    ends = embedded(256, h) + 3584 + linear(3584, h) + linear(64, h) + linear(h, 2 * h) + linear(h, 64)
+    assert read(QWEN, "image").num_parameters() == ends + 60 * 2 * stream == 20_430_401_088
+
+
+@pytest.mark.parametrize(
+    ("heads", "layers", "ffn", "total"), [(40, 40, 13824, 14_288_491_584), (12, 30, 8960, 1_418_996_800)]
+)
+def test_parameters_of_wan(heads: int, layers: int, ffn: int, total: int) -> None:
+    """By hand: norms over all heads in both attentions, one with weights before the second, a table of six vectors."""
+    h = heads * 128
+    layer = 8 * linear(h, h) + 2 * 2 * h + 2 * h + linear(h, ffn) + linear(ffn, h) + 6 * h
+    ends = embedded(256, h) + linear(h, 6 * h) + linear(4096, h) + linear(h, h) + linear(16 * 4, h) + 2 * h
+    config = {**WAN, "num_attention_heads": heads, "num_layers": layers, "ffn_dim": ffn}
+    assert read(config, "wan").num_parameters() == ends + layers * layer + linear(h, 16 * 4) == total
+
+
+def test_flop_of_a_video() -> None:
+    """A layer of Wan: eight products and an MLP of its own width a patch, of which two are of the text."""
+    h, text, seq, ffn = 48, 8, 64, 96
+    more, fewer = (tiny(NAMES[4], num_layers=n) for n in (3, 2))
+    layer = [matmul_flop_per_token(graph, seq) * seq for graph in (more, fewer)]
+    assert layer[0] - layer[1] == pytest.approx(2 * (seq * (6 * h * h + 2 * h * ffn) + text * 2 * h * h))
+
+
 def test_flop_of_joint_attention() -> None:
     """Text and image have products of their own, once each, and attend to each other; MLPs are four times as wide."""
     h, text, seq, image = 48, 8, 72, 64
@@ -136,12 +178,14 @@ def test_flop_of_cross_attention() -> None:
     assert scores[0] - scores[1] == pytest.approx(4 * h * (seq**2 + seq * text))
 
 
-@pytest.mark.parametrize(("name", "seq"), [(NAMES[0], 72), (NAMES[1], 72), (NAMES[2], 64)])
+@pytest.mark.parametrize(
+    ("name", "seq"), [(NAMES[0], 72), (NAMES[1], 72), (NAMES[2], 64), (NAMES[3], 72), (NAMES[4], 64)]
+)
 def test_what_travels(name: str, seq: int) -> None:
     """Behind a layer: all tokens, and one row of conditions an image; PixArt's text and seven vectors beside."""
     graph = tiny(name)
     dims = shape_dims(graph, seq, batch=3)
-    rows = {"PixArtTransformer2DModel": seq + 8 + 7}.get(name, seq + 1)
+    rows = seq + 8 + 7 if name in (NAMES[2], NAMES[4]) else seq + 1
     for block in (graph.embedding, graph.blocks["layer"]):
         assert block.output_elements(dims) == 3 * rows * 48
 
@@ -164,6 +208,9 @@ def test_every_kind_of_plan_answers(name: str) -> None:
         ({**SD3, "qk_norm": "layer_norm"}, "qk_norm = 'layer_norm': allowed: rms_norm"),
         ({**PIXART, "norm_type": "layer_norm"}, "norm_type = 'layer_norm': allowed: ada_norm_single"),
         ({**PIXART, "dropout": 0.1}, "dropout = 0.1: allowed: 0"),
+        ({**WAN, "image_dim": 1280}, "image_dim = 1280: allowed: null, images as a condition are not read"),
+        ({**WAN, "patch_size": 2}, "patch_size = 2: allowed: three sizes above 0"),
+        ({**QWEN, "guidance_embeds": True}, "guidance_embeds = True: allowed: False"),
         ({"_class_name": "UNet2DConditionModel"}, "this class of diffusers is not read; allowed: FluxTransformer2DMo"),
     ],
 )

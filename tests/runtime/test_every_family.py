@@ -32,7 +32,7 @@ PICTURES = (
 )  # fmt: skip
 NO_DECODERS = (
     "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
-    "PixArtTransformer2DModel", "SD3Transformer2DModel",
+    "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
 )  # fmt: skip
 REFUSED = {
     **dict.fromkeys((*PICTURES, *NO_DECODERS), TOWERS),
