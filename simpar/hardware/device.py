@@ -69,6 +69,13 @@ class Device(Strict):
             raise ValueError("peak_flop_per_s: needs at least one dtype")
         return self
 
+    def share_held(self, num_sms: int) -> float:
+        """The share of the device that a collective on so many multiprocessors holds, at most all of it.
+
+        Matrix machines (kind tpu) move data with engines of their own, beside their matrix units: nothing is held.
+        """
+        return 0.0 if self.kind == "tpu" else min(1.0, num_sms / self.num_sms)
+
     def computes_instead(self, precision: str) -> str | None:
         """The other precision of 16 bits, if this device has units for that one and runs this one at the fp32 rate."""
         rates, other = self.peak_flop_per_s, {"bf16": "fp16", "fp16": "bf16"}.get(precision)

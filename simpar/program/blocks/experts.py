@@ -122,7 +122,7 @@ class TokenExchange:
 
     def _exchange(self, steps: StepList, name: str, use: CollectiveUse) -> None:
         """Add a collective of the expert-parallel ranks; overlapped, it waits for earlier exchanges alone."""
-        sms = self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
+        sms = self.view.job.kernels.device.share_held(self.view.job.stack.experts.exchange_sms)
         step = replace(BlockStep.moving(name, use, EXPERT), sms=sms)
         if self.view.job.layout.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]

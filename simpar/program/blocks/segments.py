@@ -104,15 +104,16 @@ def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Nu
     """Factor on the kernels of a phase that lack the multiprocessors held by exchanges beside them.
 
     A collective that holds a share s of them for a time t takes s t from the kernels, whose rate falls to 1 - s at
-    worst: min(1 + sum(s t) / kernels, 1 / (1 - s)). ``prices_ns`` and ``kernels_s`` have an entry for every step (0 for
-    steps of the other kind): numbers, or arrays of one shape.
+    worst: min(1 + sum(s t) / kernels, 1 / (1 - s)); where one holds all of them, kernels wait for it. ``prices_ns`` and
+    ``kernels_s`` have an entry for every step (0 for steps of the other kind): numbers, or arrays of one shape.
     """
     most = max((step.sms for step in phase.steps), default=0.0) if phase.shared else 0.0
     if not most:
         return 1.0
     lost_ns = sum(step.sms * took for step, took in zip(phase.steps, prices_ns, strict=True))
     compute_ns = np.maximum(sum(kernels_s) * NS_PER_S, 1.0)
-    return floats(np.minimum(1.0 + lost_ns / compute_ns, 1.0 / (1.0 - most)))
+    worst = 1.0 / (1.0 - most) if most < 1.0 else np.inf
+    return floats(np.minimum(1.0 + lost_ns / compute_ns, worst))
 
 
 def _parts(steps: Sequence[BlockStep], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:

@@ -312,6 +312,18 @@ def test_kernels_keep_what_exchanges_leave_them() -> None:
         assert without_held(phase, prices_ns, kernels_s) == pytest.approx(slow)
 
 
+@pytest.mark.parametrize(("hardware", "share"), [("laptop-cpu-4", 1.0), ("gaudi-2-8", 0.0), ("dgx-h100", 20 / 132)])
+def test_an_exchange_holds_no_more_than_there_is(hardware: str, share: float) -> None:
+    """A CPU's kernels wait for it, engines of matrix machines move tokens by themselves: never less than no time."""
+    made = make_job(MODEL, load_cluster(hardware), Plan(ep=4, ep_overlap=True), Training(seq_len=SEQ, global_batch=64))
+    phase = block_steps(RankBlock.of(made.graph.blocks["layer_moe"], RankView.of(made))).forward
+    assert {step.sms for step in phase.steps if step.collective and step.collective.group == "ep"} == {share}
+    kernels_s = [float(step.duration_s) for step in phase.steps]
+    took_ns = [10**6 if step.collective else 0 for step in phase.steps]
+    slow = min(1 + share * sum(took_ns) / (sum(kernels_s) * 1e9), 1 / (1 - share) if share < 1 else float("inf"))
+    assert without_held(phase, took_ns, kernels_s) == pytest.approx(slow)
+
+
 def test_a_wait_for_one_exchange_behind_another_is_no_bubble() -> None:
     """Copies travel between ranks, then among those that share an expert: both are exposed, each as its own kind."""
     step = result(ep=8, tp=2, etp=2).time_breakdown_s
