@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from simpar.calls import Strict
-from simpar.units import Count, PositiveFraction, Seconds
+from simpar.units import US, Count, PositiveFraction, Seconds
 
 ALGORITHMS = ("grpo", "ppo")
 
@@ -50,24 +50,30 @@ class Texts(Strict):
 
 
 class RolloutEngine(Strict):
-    """How one replica serves.
+    """How one replica serves; defaults are those of vLLM 0.11 on devices of 70 GiB and more, as RL frameworks run it.
 
     An iteration works on at most ``token_budget`` tokens and ``max_sequences`` sequences. Weights, workspace and cache
-    may take ``memory_fraction`` of the device; the cache has blocks of ``block`` tokens. With ``prefix_sharing`` the
-    samples of a group share the cache of their prompt. ``graphs``: kernels of an iteration are launched as one.
-    ``overhead`` is what the host adds to an iteration: scheduling, sampling, texts. ``tuned_experts``: the engine has
-    tiles tuned for the model's experts on the device, as for popular mixtures; else it takes its usual ones.
+    may take ``memory_fraction`` of the device (NeMo-RL's default; verl's is 0.5); the cache has blocks of ``block``
+    tokens. With ``prefix_sharing`` the samples of a group share the cache of their prompt. ``graphs``: kernels of an
+    iteration are launched as one, up to ``graph_tokens`` tokens; those of larger ones one by one. With ``logprobs``
+    the engine returns the log-probability of every token. ``tuned_experts``: it has tiles tuned for the model's experts
+    on the device, as for popular mixtures; else it takes its usual ones. ``overhead`` is what the host adds to an
+    iteration, ``sequence_overhead`` what it adds for each sequence in it: scheduling, and taking what was sampled (0
+    for an engine that does both beside the device's work).
     """
 
     token_budget: Count = 8192
-    max_sequences: Count = 256
-    memory_fraction: PositiveFraction = 0.9
+    max_sequences: Count = 1024
+    memory_fraction: PositiveFraction = 0.6
     cache_dtype: Literal["bf16", "fp8"] | None = Field(None, description="dtype of keys and values; default bf16")
     block: Count = 16
     prefix_sharing: bool = True
     graphs: bool = True
+    graph_tokens: Count = 512
+    logprobs: bool = True
     tuned_experts: bool = False
     overhead: Seconds = 0.0005
+    sequence_overhead: Seconds = 12 * US
 
 
 class Rollout(Strict):

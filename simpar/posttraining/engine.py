@@ -40,6 +40,17 @@ from simpar.simulation import make_job
 from simpar.stacks.stack import ExpertHabits, Fusion, Launch, Stack, StackNumerics
 from simpar.units import DTYPE_BYTES, NS_PER_S, US, Floats, Ints, Numbers, format_bytes, to_ns
 
+SAMPLER_BYTES = 50.0
+"""Bytes that sampling moves for a logit where no token is excluded: widened to fp32 (6), divided by the temperature
+(8), softmax in three passes (16), random numbers (4), their quotient (12), the largest (4) [vLLM 0.11, v1/sample,
+forward_native; the softmax reads logits for their maximum, their sum and the result]."""
+LOGPROB_BYTES = 20.0
+"""Bytes more where log-probabilities come back: another softmax (16), and the sampled token's rank (4)."""
+SAMPLER_KERNELS = 8
+"""Kernels of both."""
+SAMPLED_BYTES, SCORED_BYTES = 14.0, 4.0
+"""Bytes that are held meanwhile for a logit: in 16 bits and fp32, its probability, a random number; and where they come
+back, its log-probability."""
 HOST_PER_KERNEL_S = 12 * US
 """Time of the host to launch a kernel where nothing is captured: that of the default training stack."""
 CALL_US = 4.1
@@ -227,7 +238,7 @@ class ServingEngine:
 
     @cached_property
     def workspace_bytes(self) -> float:
-        """Bytes of an iteration's tensors at its widest: the stream twice, in and out of the widest product; logits."""
+        """Bytes of an iteration's tensors: the stream twice, in and out of the widest product; what sampling holds."""
         own, choice = self.dims.tensor, self.rollout.engine
         rows = choice.token_budget / self.rollout.attention_ranks
         widest = max(
@@ -237,7 +248,8 @@ class ServingEngine:
             if op.kind == "matmul"
         )
         stream = rows * (2.0 * float(own["hidden"]) + widest) * self.kernels.activation_bytes
-        return stream + choice.max_sequences * float(own["vocab"]) * DTYPE_BYTES["fp32"]
+        held = SAMPLED_BYTES + SCORED_BYTES * choice.logprobs
+        return stream + choice.max_sequences * float(self.graph.dims["vocab"]) * held
 
     @property
     def room_bytes(self) -> float:
@@ -259,7 +271,8 @@ class ServingEngine:
                 f"{format_bytes(self.weights_bytes)} of weights and {format_bytes(self.workspace_bytes + kept_bytes)} "
                 f"of others, one sequence of {self.context} tokens takes "
                 f"{format_bytes(needed * block * self.token_bytes)}; "
-                f"allowed: more tp or {PIPELINE}, a narrower precision or cache_dtype, a shorter training.seq_len"
+                f"allowed: more tp or {PIPELINE}, a larger engine.memory_fraction, a narrower precision or "
+                "cache_dtype, a shorter training.seq_len"
             )
         return each * self.rollout.attention_ranks
 
@@ -312,11 +325,31 @@ class ServingEngine:
                 device = device + step.duration_s
         return np.maximum(np.asarray(device, dtype=np.float64), np.asarray(phase.issue_s, dtype=np.float64))
 
+    @cached_property
+    def eager(self) -> "ServingEngine":
+        """The same replica in iterations that no graph was captured for."""
+        choice = self.rollout.engine.model_copy(update={"graphs": False})
+        stack = serving_stack(graphs=False, tuned=choice.tuned_experts)
+        job, rollout = replace(self.job, stack=stack), self.rollout.model_copy(update={"engine": choice})
+        return replace(self, job=job, rollout=rollout)
+
+    def _sampled_s(self, sequences: Ints) -> Floats:
+        """Seconds to sample a token of each sequence: every tensor-parallel rank does, with the logits of all."""
+        rows = np.ceil(sequences / self.rollout.attention_ranks)
+        logits = rows * float(self.graph.dims["vocab"])
+        each = SAMPLER_BYTES + LOGPROB_BYTES * self.rollout.engine.logprobs
+        seconds = self.kernels.memory_time_s(logits * each, kernels=SAMPLER_KERNELS)
+        if self.rollout.tp > 1:
+            gathered = self._price(TENSOR, "all_gather").time_ns(logits * self.kernels.activation_bytes)
+            seconds = seconds + gathered / NS_PER_S
+        return np.asarray(seconds, dtype=np.float64)
+
     def rows_s(self, tokens: Ints, sequences: Ints) -> Floats:
         """Seconds of a whole pass of ``tokens``, of which ``sequences`` reach the output; core attention left out."""
         stages, graph = self.rollout.stages, self.graph
         view = self._rows_view(np.maximum(-(-tokens // stages), 1))
-        head = self._block_s(graph.head, self._rows_view(np.maximum(-(-sequences // stages), 1)))
+        ending = np.maximum(-(-sequences // stages), 1)
+        head = self._block_s(graph.head, self._rows_view(ending)) + self._sampled_s(ending)
         layers = sum(count * self._block_s(graph.blocks[name], view) for name, count in self.layers.items())
         total = self._block_s(graph.embedding, view) + layers + stages * head
         if stages > 1:
@@ -337,13 +370,22 @@ class ServingEngine:
         """Fixed time of the attention kernels of all layers."""
         return sum(self.layers.values()) * self.kernels.latency_s
 
+    def _passed_s(self, tokens: Ints, sequences: Ints) -> Floats:
+        """Seconds of an iteration without core attention: from a graph or kernel by kernel, and what the host adds."""
+        choice = self.rollout.engine
+        seconds = [self.rows_s(tokens, sequences)]
+        if choice.graphs and np.any(tokens > choice.graph_tokens):
+            seconds.append(np.where(tokens > choice.graph_tokens, self.eager.rows_s(tokens, sequences), 0.0))
+        added = choice.overhead + sequences * choice.sequence_overhead
+        return np.asarray(np.maximum.reduce(seconds) + added, dtype=np.float64)
+
     def base_ns(self, most: int) -> Ints:
         """Nanoseconds of iterations of 0 to ``most`` decoding sequences, cached keys left out.
 
         One more sequence never makes an iteration shorter: it could be padded with.
         """
         sequences = np.arange(1, most + 1, dtype=np.int64)
-        seconds = self.rows_s(sequences, sequences) + self._launched_s + self.rollout.engine.overhead
+        seconds = self._passed_s(sequences, sequences) + self._launched_s
         return np.maximum.accumulate(np.concatenate([[0], np.asarray(to_ns(seconds))]))
 
     @cached_property
@@ -383,9 +425,9 @@ class ServingEngine:
     def with_prompts_ns(self, sequences: int, pieces: Sequence[Piece]) -> int:
         """Nanoseconds of an iteration of decoding sequences and pieces of prompts; cached keys left out."""
         tokens = sequences + sum(piece.tokens for piece in pieces)
-        rows = self.rows_s(np.array([tokens]), np.array([sequences + len(pieces)]))
+        passed = self._passed_s(np.array([tokens]), np.array([sequences + len(pieces)]))
         attention = self._prompt_attention_s(pieces) + (self._launched_s if sequences else 0.0)
-        return int(to_ns(float(rows[0]) + attention + self.rollout.engine.overhead))
+        return int(to_ns(float(passed[0]) + attention))
 
     @cached_property
     def times(self) -> IterationTimes:

@@ -67,9 +67,10 @@ def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
     """What the section left open and what its defaults mean."""
     section, trained = setting.section, setting.trained
     given = section.rollout.engine.model_fields_set
-    if "overhead" not in given:
-        overhead = format_seconds(section.rollout.engine.overhead)
-        yield f"{overhead} of the host in every iteration (post_training.rollout.engine.overhead)"
+    for name, where in (("overhead", "in every iteration"), ("sequence_overhead", "for every sequence in it")):
+        if name not in given:
+            added = format_seconds(getattr(section.rollout.engine, name))
+            yield f"{added} of the host {where} (post_training.rollout.engine.{name})"
     yield (
         f"responses packed into rows of {trained.training.seq_len:,} tokens, {trained.usual_rows:,} rows an update, "
         f"{number_of(trained.updates, 'update')} a step"

@@ -116,7 +116,7 @@ def test_more_devices_for_generation_shorten_the_wait():
         ({"placement": "split"}, r"rollout.nodes: needed with placement split"),
         ({"synchrony": {"steps_off": 1}}, r"colocated pools take turns"),
         ({"synchrony": {"in_flight": True}}, r"allowed: with steps_off of 1 or more"),
-        ({"rollout": {"engine": {"token_budget": 64}}}, r"max_sequences = 256: allowed: up to token_budget = 64"),
+        ({"rollout": {"engine": {"token_budget": 64}}}, r"max_sequences = 1024: allowed: up to token_budget = 64"),
         ({"weights": {"changed": 0.1}}, r"weights.changed = 0.1: allowed with method = resharded"),
         ({"lengths": {**LENGTHS, "response": {"fixed": 4000}}}, r"4000 tokens behind a prompt of 128"),
     ],
