@@ -77,8 +77,9 @@ class HostTimes(Strict):
 
     ``host_time_per_kernel_s`` to launch a kernel or one of the graphs captured of a layer,
     ``host_time_per_collective_s`` to launch a tensor-parallel collective. Where data parallelism works block by block,
-    on one device as well, ``host_time_per_module_s`` for the hooks of every module with parameters and
-    ``host_time_per_unit_s`` for those of a wrapped block, in every pass. ``host_time_per_array_s`` to clip, update and
+    ``host_time_per_module_s`` for the hooks of every module with parameters and ``host_time_per_unit_s`` for those of a
+    wrapped block, in every pass; without ``hooks_alone`` only where several ranks share what is wrapped, as a framework
+    has it that wraps nothing else. ``host_time_per_array_s`` to clip, update and
     zero one array of parameters. ``host_time_per_dtensor_s`` for the inputs, product and outputs of a tensor-parallel
     module as DTensors in a forward, which nothing compiles; its backward takes :data:`DTENSOR_BACKWARD` times as
     long. ``document_loops``: Python loops over the documents of packed sequences
@@ -89,6 +90,7 @@ class HostTimes(Strict):
     host_time_per_collective_s: Seconds = 0.0
     host_time_per_module_s: Seconds = 0.0
     host_time_per_unit_s: Seconds = 0.0
+    hooks_alone: bool = True
     host_time_per_array_s: Seconds = 0.0
     host_time_per_dtensor_s: Seconds = 0.0
     document_loops: bool = False

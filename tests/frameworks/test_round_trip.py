@@ -5,7 +5,6 @@ So do the launchers beside the config: they say what stands in the words of thei
 
 import tempfile
 from functools import cache
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -99,10 +98,6 @@ def layouts(draw, target):
     values = {name: draw(st.sampled_from(choices[name])) for name in names}
     for name in list(values):
         values = {**BESIDE.get(name, {}), **values}
-    if prod(values.get(axis, 1) for axis in ("tp", "pp", "cp")) == 8:  # one replica: nothing is sharded
-        values = {
-            name: value for name, value in values.items() if name not in ("zero", "hsdp", "reshard_after_forward")
-        }
     return model, {**NEEDED.get(target, {}), **values}
 
 

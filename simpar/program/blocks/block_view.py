@@ -81,12 +81,14 @@ class BlockView(ABC):
     def hooks_s(self, modules: Numbers, units: float) -> Numbers:
         """Seconds of the host in the hooks of ``modules`` with parameters and of wrapped ``units`` in a pass.
 
-        They run where data parallelism works block by block, whatever the tokens and on one device as well.
+        They run where data parallelism works block by block, whatever the tokens, and with ``hooks_alone`` where nobody
+        shares a block, too.
         """
-        launch = self.job.stack.launch
-        if self.job.layout.kind != "fsdp" or "step" in launch.graphs:
+        launch, layout = self.job.stack.launch, self.job.layout
+        if layout.kind != "fsdp" or "step" in launch.graphs:
             return 0.0
-        return modules * launch.host_time_per_module_s + units * launch.host_time_per_unit_s
+        every_s = modules * launch.host_time_per_module_s + units * launch.host_time_per_unit_s
+        return every_s if launch.hooks_alone else every_s * (layout.width > 1)
 
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
         """Add the collective that shares keys and values, or their gradients, among slices of a sequence: none here."""

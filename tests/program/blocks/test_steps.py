@@ -236,3 +236,17 @@ def test_hooks_run_on_one_device_as_well() -> None:
 
     assert issued_s() == pytest.approx(6e-3)
     assert issued_s(**{"launch.graphs": ("step",)}) == 0.0
+
+
+def test_hooks_of_frameworks_that_wrap_what_is_shared_need_several_ranks() -> None:
+    """Of data or context parallelism: tensor-parallel ranks alone share no block."""
+    changes = {"launch.host_time_per_unit_s": 1e-3, "launch.host_time_per_kernel_s": 0.0}
+    changes |= {"launch.host_time_per_collective_s": 0.0, "launch.host_time_per_dtensor_s": 0.0}
+
+    def issued_s(*, alone: bool, **plan: object) -> float:
+        stack = change_stack("fsdp", {**changes, "launch.hooks_alone": alone})
+        return float(layer_steps_of(layer_job("llama-3-8b", stack, zero=3, **plan)).forward.issue_s)
+
+    for plan, hooks_s in (({"tp": 8, "dp": 1}, 0.0), ({"tp": 4, "dp": 2}, 1e-3), ({"tp": 4, "dp": 1, "cp": 2}, 1e-3)):
+        assert issued_s(alone=False, **plan) == pytest.approx(hooks_s)
+        assert issued_s(alone=True, **plan) == pytest.approx(1e-3)
