@@ -1,7 +1,7 @@
 """The documentation site. Build: ``sphinx-build -W -b html docs build/site``; it opens from the folder, offline.
 
-``-t outputs`` runs the notebooks (some minutes; extras notebooks and torch), so that their pages show what they print
-and draw. Without it pages hold text and code.
+Notebooks are run (some minutes), so that their pages show what they print and draw; those that need what is not
+installed, such as torch, say so and hold text and code. ``-t quick`` runs none.
 
 Pages that follow from what is there are made anew by every build, under docs/generated: the help of every
 command, the API page, the notebooks, the changelog, the board of accuracy, and the page of an example result.
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,21 @@ autodoc_default_options = {"members": True, "undoc-members": False}
 suppress_warnings = ["myst.header"]
 
 EXAMPLE = "gpt3-175b-64-a100"
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "model": ("llama-3.1-8b", "qwen3-32b", "llama-3.1-70b"),
+    "hardware": ("dgx-a100-80gb", "dgx-h100", "dgx-b200"),
+    "nodes": (1, 4, 16),
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 4),
+    "zero": (1, 3),
+    "recompute": ("none", "full"),
+}
+"""The explorer's; those of a quick build are few."""
+QUICK_CHOICES = {**CHOICES, **{key: CHOICES[key][:1] for key in ("model", "nodes", "pp")}, "hardware": ("dgx-h100",)}
+EXPLAINED = (
+    "Simulated when this site was built: sequences of 4,096 tokens, 256 a step, micro-batches of one, bf16, "
+    "Megatron-Core. Anything else is one command away: simpar simulate."
+)
 GENERATED = Path(__file__).parent / "generated"
 
 
@@ -67,14 +83,25 @@ def _skip(_app: Any, _what: str, name: str, _thing: object, skip: bool, _options
 
 def generate(example: str) -> None:
     """Write every generated page, and the result of the example, a scenario, beside them."""
+    quick = "quick" in globals().get("tags", ())
     (GENERATED / "extra").mkdir(parents=True, exist_ok=True)
     (GENERATED / "cli.md").write_text("# Command line\n\n" + "\n".join(_commands()))
     (GENERATED / "api.md").write_text("\n".join(_api()))
     (GENERATED / "board.md").write_text(_board())
     (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        (GENERATED / f"{path.stem}.md").write_text(_notebook(path, run="outputs" in globals().get("tags", ())))
+        (GENERATED / f"{path.stem}.md").write_text(_notebook(path, quick=quick))
     _example(GENERATED / "extra" / "example.html", example)
+    _explorer(GENERATED / "extra" / "explorer.html", QUICK_CHOICES if quick else CHOICES)
+
+
+def _explorer(path: Path, choices: dict[str, tuple[Any, ...]]) -> None:
+    """The page on which layouts are tried without installing anything: every combination of ``choices``, simulated."""
+    from simpar.report.sweep import save_sweep
+    from simpar.verbs import sweep
+
+    swept = sweep(None, choices, flags={"training.seq_len": 4096, "training.global_batch": 256})
+    save_sweep(swept.rows, path, "Layouts to try", EXPLAINED)
 
 
 def _board() -> str:
@@ -119,9 +146,12 @@ def _api() -> Iterator[str]:
         yield f"```{{eval-rst}}\n.. {kind}:: simpar.{module}.{attribute}\n```\n"
 
 
-def _notebook(path: Path, *, run: bool) -> str:
-    """Text and code of a notebook, in order, with what its cells give where it is run."""
-    cells = _run(path) if run else json.loads(path.read_text())["cells"]
+def _notebook(path: Path, *, quick: bool) -> str:
+    """Text and code of a notebook, in order, with what its cells give unless the build is ``quick``."""
+    kept = json.loads(path.read_text())
+    needs = [name for name in kept["metadata"].get("needs", ()) if find_spec(name) is None]
+    run = not quick and not needs
+    cells = _run(path) if run else kept["cells"]
     parts: list[str] = []
     for number, cell in enumerate(cells):
         source = "".join(cell["source"])
@@ -131,7 +161,8 @@ def _notebook(path: Path, *, run: bool) -> str:
         parts.append(f"```python\n{source}\n```")
         for index, output in enumerate(cell["outputs"]):
             parts += _output(output, f"{path.stem}-{number}-{index}")
-    ending = "" if run else "; run it to see its output"
+    why = "" if quick else f" (this site was built without {' and '.join(needs)})"
+    ending = "" if run else f"; run it to see its output{why}"
     return "\n\n".join(parts) + f"\n\n*This page is `notebooks/{path.name}`{ending}.*\n"
 
 

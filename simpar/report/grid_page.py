@@ -4,29 +4,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simpar.files import write_atomic
 from simpar.report.grid import layout_words, title_of
 from simpar.report.table import ReportTable, text
 from simpar.report.words import interval_words, probably
-from simpar.units import format_bytes, format_seconds
+from simpar.units import GIB, format_bytes, format_seconds
 
 Cell = Mapping[str, Any]
 
 
 def save_grid_page(grid: Mapping[str, Any], path: str | Path) -> None:
     """Write the page of a grid atomically, as :func:`simpar.report.grid.load_grid` reads it."""
-    from simpar.report.html import environment, fill_template
+    from simpar.report.html.choices import ChoiceFacts, save_choices
 
     cells = grid["cells"]
+    facts = [
+        ChoiceFacts(
+            shade=_shade(cell, cells),
+            rate=cell["best"]["mfu"] if cell["best"] else 0.0,
+            memory_gib=cell["best"]["peak_reserved_bytes"] / GIB if cell["best"] else 0.0,
+            fits=bool(cell["best"] and cell["best"].get("fits", True)),
+        )
+        for cell in cells
+    ]
     page = {
         "title": title_of(grid),
         "brand": "the best layout of every cell" if any(_plan(cell) for cell in cells) else "every choice, simulated",
         "note": "The darker, the higher the model FLOP utilisation; what does not fit has no shade.",
+        "intro": "",
         "grid": _by_two(grid),
         "table": _listed(grid),
-        "shades": [_shade(cell, cells) for cell in cells],
+        "rate": "model FLOP utilisation",
+        "keys": len(grid["axes"]),
     }
-    write_atomic(path, fill_template(environment().get_template("sweep.html.j2"), page))
+    save_choices(page, facts, path)
 
 
 def _by_two(grid: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar.dataclass import dataclass
-from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result
 from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, probably
-from simpar.units import format_bytes, format_count, format_seconds
+from simpar.units import GIB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,19 +168,30 @@ def si_table(rows: Sequence[Swept]) -> ReportTable:
     return table
 
 
-def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
-    """Write a page: a grid for two keys, otherwise a list, shaded by the step time of what fits."""
-    from simpar.report.html import environment, fill_template
+def save_sweep(rows: Sequence[Swept], path: str | Path, title: str, intro: str = "") -> None:
+    """Write a page: a grid for two keys, and a list to choose from, shaded by the step time of what fits."""
+    from simpar.report.html.choices import ChoiceFacts, save_choices
 
+    facts = [
+        ChoiceFacts(
+            shade=_shade(row, rows),
+            rate=row.result.tokens_per_s if row.result else 0.0,
+            memory_gib=row.result.memory.peak_reserved_bytes / GIB if row.result else 0.0,
+            fits=bool(row.result and row.result.fits),
+        )
+        for row in rows
+    ]
     page = {
         "title": title,
         "brand": "one simulated step for every choice",
         "note": "The darker, the faster; what does not fit has no shade.",
+        "intro": intro,
         "grid": _grid(rows),
         "table": table(rows),
-        "shades": [_shade(row, rows) for row in rows],
+        "rate": "tokens/s",
+        "keys": len(rows[0].choice),
     }
-    write_atomic(path, fill_template(environment().get_template("sweep.html.j2"), page))
+    save_choices(page, facts, path)
 
 
 def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:

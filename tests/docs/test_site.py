@@ -1,5 +1,7 @@
 """The documentation site builds without a warning and stands on its own."""
 
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -34,7 +36,7 @@ def build(folder, builder):
     """Build the site with a small example; warnings are errors."""
     docs = checkout(folder / "checkout") / "docs"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
-    command += ["-D", f"example={SMALL}"]
+    command += ["-D", f"example={SMALL}", "-t", "quick"]
     done = subprocess.run(
         [*command, "-b", builder, str(docs), str(folder / builder)], capture_output=True, text=True, check=False
     )
@@ -129,6 +131,30 @@ def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypa
     assert not list(conf._output({"output_type": "stream", "name": "stderr", "text": "w"}, "n"))
 
 
+def test_notebooks_have_their_outputs_unless_the_build_is_quick(tmp_path, monkeypatch):
+    """One that needs what is not there says so."""
+    conf, path = settings(), tmp_path / "n.ipynb"
+    cell = {"cell_type": "code", "source": ["print(1)"], "outputs": []}
+    said = {**cell, "outputs": [{"output_type": "stream", "name": "stdout", "text": "1\n"}]}
+    monkeypatch.setattr(conf, "_run", lambda _: [said])
+    path.write_text(json.dumps({"cells": [cell], "metadata": {"needs": ["json"]}}))
+    assert "```text\n1\n```" in conf._notebook(path, quick=False)
+    assert "run it to see its output.*" in conf._notebook(path, quick=True)
+    path.write_text(json.dumps({"cells": [cell], "metadata": {"needs": ["nothing_of_that_name"]}}))
+    assert "built without nothing_of_that_name)" in conf._notebook(path, quick=False)
+
+
+@pytest.mark.slow
+def test_a_page_shows_what_its_notebook_draws(tmp_path, monkeypatch):
+    """The notebook about schedules, run as a build runs it."""
+    pytest.importorskip("nbclient")
+    conf = settings()
+    monkeypatch.setattr(conf, "GENERATED", tmp_path)
+    page = conf._notebook(ROOT / "notebooks" / "03_schedules_compared.ipynb", quick=False)
+    assert "![output](03_schedules_compared" in page
+    assert len(list(tmp_path.glob("*.png"))) > 1
+
+
 @pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site):
     """Scripts, styles, fonts and images lie beside the pages."""
@@ -142,6 +168,15 @@ def test_the_example_result_is_there(site):
     """The first page links to a result that can be opened."""
     assert 'href="example.html"' in (site / "index.html").read_text()
     assert "What to try next" in (site / "example.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_explorer_has_every_choice(site):
+    """The first page links to it; a quick build has few, and the published one more of each kind."""
+    conf = settings()
+    assert 'href="explorer.html"' in (site / "index.html").read_text()
+    assert (site / "explorer.html").read_text().count("<tr") == 1 + math.prod(map(len, conf.QUICK_CHOICES.values()))
+    assert all(len(conf.CHOICES[key]) > len(few) for key, few in conf.QUICK_CHOICES.items() if len(few) == 1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ MISSING = [name for name in ("nbformat", "nbclient", "ipykernel") if find_spec(n
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NEEDS = dict.fromkeys(("06_from_plan_to_torch_run", "07_calibrating_your_own_machine"), "torch")
 PATIENCE_S = 900
 
 
@@ -48,8 +47,8 @@ def test_the_first_notebook_runs_in_this_process(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
     """No cell fails, assertions about algebra and simulation included."""
-    if path.stem in NEEDS:
-        pytest.importorskip(NEEDS[path.stem], reason=f"{NEEDS[path.stem]} is not installed")
+    for name in notebook(path).metadata.get("needs", ()):
+        pytest.importorskip(name, reason=f"{name} is not installed")
     copy = tmp_path / path.name
     copy.write_bytes(path.read_bytes())
     start = "from nbclient.cli import main; main()"
