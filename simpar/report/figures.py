@@ -21,7 +21,8 @@ UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Softwa
 """What would make two files of one picture differ."""
 STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;color:#333;max-width:1200px;margin:2em auto;padding:0 1em}"
-    "svg{width:100%;height:auto}th{text-align:left;font-weight:500;padding-right:2em}td{padding:.1em 0}"
+    "h1{font-size:1em;font-weight:500}svg{width:100%;height:auto}"
+    "th{text-align:left;font-weight:500;padding-right:2em}td{padding:.1em 0}"
 )
 
 
@@ -68,10 +69,11 @@ def save_figure(make: Callable[[], Figure], path: str | Path, title: str, below:
     if suffix == ".html":
         svg = render_figure(make(), "svg").decode()
         name = html.escape(f"simpar: {title}")
+        picture = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{name}"', 1)
         write_atomic(
             path,
             f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{STYLE}</style>'
-            f"</head><body>{svg[svg.index('<svg') :]}{below}</body></html>\n",
+            f"</head><body><main><h1>{name}</h1>{picture}{below}</main></body></html>\n",
         )
     else:
         write_atomic(path, render_figure(make(), suffix.removeprefix(".")))

@@ -60,6 +60,17 @@ def test_names_in_traces_stay_text(tmp_path):
     assert HOSTILE in {kind["name"] for kind in series_of(page)["kinds"]}
 
 
+def test_readers_without_a_mouse_or_sight_find_everything(browser, faults_for_readers, tmp_path):
+    """No rule of axe-core is broken."""
+    path = tmp_path / "page.html"
+    save_page(hostile(tmp_path), path)
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector("#rows[data-to]")
+    assert faults_for_readers(page) == {}
+    page.close()
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser(browser, tmp_path):
     """It draws without an error at both widths, runs no name as code, and is no wider than the window."""

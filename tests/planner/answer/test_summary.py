@@ -1,7 +1,10 @@
 """Why this plan, on one page to hand on."""
 
+import simpar
 from simpar import cli
+from simpar.planner.answer.found import found_section
 from simpar.planner.answer.summary import plan_words, save_summary, summary
+from simpar.report.html import save_report
 
 
 def test_why_this_plan_is_one_page(found, tmp_path, capsys):
@@ -25,3 +28,16 @@ def test_the_page_of_a_run_says_days_and_dollars(found):
     for name in ("days", "GPU-hours", "dollars", "MWh"):
         assert any(line.startswith(f"{name}: ") for line in chosen)
     assert chosen[0] == plan_words(found)
+
+
+def test_readers_without_a_mouse_or_sight_find_everything(found, browser, faults_for_readers, tmp_path):
+    """No rule of axe-core is broken: on the page that explains a search, and on its winner's with what was found."""
+    why, winner = tmp_path / "why.html", tmp_path / "winner.html"
+    save_summary(found, why)
+    result = simpar.simulate("tiny-llama", "dgx-h100", found.best.plan, {"seq_len": 128, "global_batch": 8})
+    save_report(result, winner, found_section(found))
+    page = browser.new_page()
+    for path in (why, winner):
+        page.goto(path.as_uri())
+        assert faults_for_readers(page) == {}
+    page.close()

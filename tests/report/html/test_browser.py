@@ -8,6 +8,7 @@ import pytest
 
 from simpar.report.certainty import Certainty
 from simpar.report.palette import KIND_COLOUR
+from simpar.report.plots import KINDS_OF_PLOT, save_plot
 from simpar.report.timeline import KINDS
 from simpar.units import NS_PER_S
 from tests.gate import some
@@ -273,3 +274,11 @@ def test_readers_without_a_mouse_or_sight_find_everything(visit, result, faults_
         page = visit(shown, width=width)
         page.emulate_media(color_scheme=theme)
         assert faults_for_readers(page) == {}
+
+
+@pytest.mark.parametrize("kind", some(KINDS_OF_PLOT, 1))
+def test_pages_of_pictures_have_no_faults_for_readers(tab, result, faults_for_readers, tmp_path, kind):
+    """A picture as a page, with the tables of the result below it."""
+    save_plot(result, kind, tmp_path / "p.html")
+    tab.goto((tmp_path / "p.html").as_uri())
+    assert faults_for_readers(tab) == {}
