@@ -316,6 +316,10 @@ class ModelGraph:
 
     def num_parameters(self) -> int:
         """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""
+        return self._num_parameters
+
+    @cached_property
+    def _num_parameters(self) -> int:
         return self._count(self.dims)
 
     def num_trained_parameters(self) -> int:
@@ -392,10 +396,11 @@ class ModelGraph:
 
     def _weights(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Weight]]:
         """The weights of blocks; a weight that several share belongs to the first."""
+        tied = self._tied
         for block in blocks:
             for op in block.operators:
                 for weight in op.weights:
-                    if weight.kind != "shared" and weight not in self._tied:
+                    if weight.kind != "shared" and weight not in tied:
                         yield block, weight
 
     @property

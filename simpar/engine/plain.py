@@ -13,10 +13,11 @@ import numpy as np
 
 from simpar.engine.sharing import FlowTable, LinkChange, as_rates, complaint, connected_flows, max_min_rates
 from simpar.errors import TooContendedError
-from simpar.program.ir.flow import FRACTION_BITS, NO_CAP
+from simpar.program.ir.flow import FRACTION_BITS
 from simpar.program.ir.program import Csr, Program, ProgramError, Timing, edges
 
-BEGIN = -1  # the version of an entry of the heap at which a flow begins to drain; entries of changes have op < 0
+Sort = tuple[int, int]  # (route, cap)
+BEGIN, GONE = -1, -2  # versions of a flow that is to begin and of one that has drained; entries of changes have op < 0
 
 
 def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:
@@ -32,38 +33,52 @@ class PlainRun:
 
     ``shared`` counts the flows of all re-shares, of which ``most_shared`` are allowed.
 
-    ``remaining``, ``rate``, ``since_ns`` and ``version`` are by flow under way; an entry of the heap under an older
-    version of a flow is void. ``ready_ns`` is when what an op waits for has finished, as far as that is known.
+    ``remaining``, ``rate``, ``since_ns`` and ``version`` are of flows under way, by op; an entry of the heap under
+    another version than its flow's is void. ``ready_ns`` is when what an op waits for has finished, as far as that is
+    known. Flows of one ``sort`` cross the same links under the same cap: rates depend on the sorts that meet, and are
+    kept until a link changes.
     """
 
     def __init__(self, program: Program, changes: Sequence[LinkChange] = (), *, most_shared: float = inf) -> None:
+        count = len(program)
         self.program, self.flows = program, FlowTable.of(program)
         self.shared, self.most_shared = 0, most_shared
         before, after = edges(program)
-        followers = Csr.of(before, after, len(program))
+        followers = Csr.of(before, after, count)
         self.pointer, self.follower = followers.pointer.tolist(), followers.item.tolist()
-        self.waiting = np.bincount(after, minlength=len(program)).tolist()
+        self.waiting = np.bincount(after, minlength=count).tolist()
         self.fixed_ns = program.ops.fixed_ns.tolist()
-        self.ready_ns, self.finish_ns = [0] * len(program), [-1] * len(program)
+        self.ready_ns, self.finish_ns = [0] * count, [-1] * count
         self.link_rate = list(self.flows.link_rate)
         self.on_link: list[set[int]] = [set() for _ in self.link_rate]
-        self.remaining: dict[int, int] = {}
-        self.rate: dict[int, int] = {}
-        self.since_ns: dict[int, int] = {}
-        self.version: dict[int, int] = {}
+        self.remaining, self.rate, self.since_ns, self.version = [0] * count, [0] * count, [0] * count, [BEGIN] * count
         self.touched: set[int] = set()
         self.changes = as_rates(changes)
         self.heap = [(time_ns, -1 - at, 0) for at, (time_ns, _, _) in enumerate(self.changes)]  # in order of time
-        self.alone: dict[int, int] = {}
+        self.sort = [*zip(program.ops.route.tolist(), self.flows.cap, strict=True)]
+        routes = dict(zip(program.ops.route.tolist(), self.flows.route, strict=True))
+        self.links = {number: [link for link, _ in route] for number, route in routes.items()}
+        self.rates: dict[tuple[Sort, ...], dict[Sort, int]] = {}
+        self.alone: dict[Sort, int] = {}
 
     def timing(self) -> Timing:
         """Run to the end. Raises TooContendedError beyond the flows allowed, else as `reference.run` does."""
         self.start([op for op, count in enumerate(self.waiting) if not count])
-        heap = self.heap
+        heap, version, finish_ns = self.heap, self.version, self.finish_ns
         while heap:
             now_ns = heap[0][0]
             while heap and heap[0][0] == now_ns:
-                self.happen(*heappop(heap))
+                _, op, entry = heappop(heap)
+                if op < 0:
+                    self.change(op)
+                elif version[op] != entry:
+                    continue
+                elif entry == BEGIN:
+                    self.join(now_ns, op)
+                else:
+                    self.leave(op)
+                    finish_ns[op] = now_ns
+                    self.start([op])
             if self.touched:
                 self.settle(now_ns)
         waiting = np.array(self.waiting, dtype=np.int64) > 0
@@ -79,11 +94,13 @@ class PlainRun:
         work, pointer, follower = self.flows.work, self.pointer, self.follower
         while ops:
             op = ops.pop()
-            end_ns = ready_ns[op] + fixed_ns[op] if finish_ns[op] < 0 else finish_ns[op]
-            if work[op] and finish_ns[op] < 0:
-                heappush(self.heap, (end_ns, op, BEGIN))
-                continue
-            finish_ns[op] = end_ns
+            end_ns = finish_ns[op]
+            if end_ns < 0:
+                end_ns = ready_ns[op] + fixed_ns[op]
+                if work[op]:
+                    heappush(self.heap, (end_ns, op, BEGIN))
+                    continue
+                finish_ns[op] = end_ns
             for after in follower[pointer[op] : pointer[op + 1]]:
                 if ready_ns[after] < end_ns:
                     ready_ns[after] = end_ns
@@ -91,64 +108,50 @@ class PlainRun:
                 if not waiting[after]:
                     ops.append(after)
 
-    def happen(self, now_ns: int, op: int, version: int) -> None:
-        """A flow begins to drain or has drained, or a link changes."""
-        if op < 0:
-            _, link, self.link_rate[link] = self.changes[-1 - op]
-            self.touched.add(link)
-        elif version == BEGIN:
-            self.join(now_ns, op)
-        elif self.version.get(op) == version:
-            self.leave(op)
-            self.finish_ns[op] = now_ns
-            self.start([op])
+    def change(self, entry: int) -> None:
+        """A link changes."""
+        _, link, self.link_rate[link] = self.changes[-1 - entry]
+        self.touched.add(link)
+        self.rates.clear()
+        self.alone.clear()
 
     def join(self, now_ns: int, flow: int) -> None:
         """A flow starts to drain, at once if it meets no other on its links."""
-        route = self.flows.route[flow]
-        self.remaining[flow], self.rate[flow] = self.flows.work[flow], 0
-        self.since_ns[flow], self.version[flow] = now_ns, 0
-        meets = False
-        for link, _ in route:
-            others = self.on_link[link]
+        sort, on_link, meets = self.sort[flow], self.on_link, False
+        self.remaining[flow], self.since_ns[flow] = self.flows.work[flow], now_ns
+        for link in self.links[sort[0]]:
+            others = on_link[link]
             if others:
                 meets = True
                 self.touched.add(link)
             others.add(flow)
+        self.version[flow] = 0
         if not meets:
-            self.drain(now_ns, flow, min(self.flows.cap[flow], self.rate_alone(flow)))
+            rate = self.alone.get(sort)
+            self.drain(now_ns, flow, self.rate_alone(flow) if rate is None else rate)
 
     def rate_alone(self, flow: int) -> int:
-        """The rate that the links of a flow give it if it has them to itself; they are looked up by route."""
-        route = self.flows.route[flow]
-        if self.changes:
-            return self._lowest(flow)
-        rate = self.alone.get(id(route))
-        if rate is None:
-            rate = self.alone[id(route)] = self._lowest(flow)
+        """The rate of a flow that has its links to itself."""
+        links = ((self.link_rate[link] << FRACTION_BITS) // share for link, share in self.flows.route[flow])
+        rate = self.alone[self.sort[flow]] = min([self.flows.cap[flow], *links])
         return rate
-
-    def _lowest(self, flow: int) -> int:
-        rates = ((self.link_rate[link] << FRACTION_BITS) // share for link, share in self.flows.route[flow])
-        return min(rates, default=NO_CAP)
 
     def drain(self, now_ns: int, flow: int, rate: int) -> None:
         """From now on, a flow drains at a rate; it has drained when its remaining work has, rounded up."""
-        self.remaining[flow] -= self.rate[flow] * (now_ns - self.since_ns[flow])
+        left = self.remaining[flow] = self.remaining[flow] - self.rate[flow] * (now_ns - self.since_ns[flow])
         self.rate[flow], self.since_ns[flow] = rate, now_ns
-        self.version[flow] += 1
+        version = self.version[flow] = self.version[flow] + 1
         if rate:
-            heappush(self.heap, (now_ns - (-self.remaining[flow] // rate), flow, self.version[flow]))
+            heappush(self.heap, (now_ns - (-left // rate), flow, version))
 
     def leave(self, flow: int) -> None:
         """Take a drained flow off its links; those that it had to itself need no re-share."""
-        for link, _ in self.flows.route[flow]:
+        for link in self.links[self.sort[flow][0]]:
             others = self.on_link[link]
             others.discard(flow)
             if others:
                 self.touched.add(link)
-        for table in (self.remaining, self.rate, self.since_ns, self.version):
-            del table[flow]
+        self.version[flow] = GONE
 
     def settle(self, now_ns: int) -> None:
         """Rule 3: re-share the connected component of the touched links, and schedule its finishes anew."""
@@ -157,8 +160,13 @@ class PlainRun:
         self.shared += len(flows)
         if self.shared > self.most_shared:
             raise TooContendedError(f"more than {self.most_shared:,} flows re-shared")
-        routes = {flow: self.flows.route[flow] for flow in flows}
-        rates = max_min_rates(routes, {flow: self.flows.cap[flow] for flow in flows}, self.link_rate)
-        for flow, rate in rates.items():
+        meeting = tuple(sorted([self.sort[flow] for flow in flows]))
+        rates = self.rates.get(meeting)
+        if rates is None:
+            routes = {flow: self.flows.route[flow] for flow in flows}
+            by_flow = max_min_rates(routes, {flow: self.flows.cap[flow] for flow in flows}, self.link_rate)
+            rates = self.rates[meeting] = {self.sort[flow]: rate for flow, rate in by_flow.items()}
+        for flow in flows:
+            rate = rates[self.sort[flow]]
             if rate != self.rate[flow]:
                 self.drain(now_ns, flow, rate)

@@ -92,7 +92,9 @@ def weights_by_layer(
     """
     pieces = builder.held(pipeline_rank)
     result: dict[tuple[str, str, str], dict[int, float]] = {}
-    alone = [_terms_alone(builder, piece) for piece in pieces]
+    of_block = {id(piece.block): piece for piece in pieces}  # layers share blocks
+    terms = {block: _terms_alone(builder, piece) for block, piece in of_block.items()}
+    alone = [terms[id(piece.block)] for piece in pieces]
     for term in static.terms:
         size = float(np.sum(term.size_bytes))
         if term.category not in WEIGHTS or not size:

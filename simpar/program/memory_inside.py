@@ -42,33 +42,44 @@ class _Rows:
         return np.asarray(start + np.rint((finish - start) * self.share).astype(np.int64), dtype=np.int64)
 
 
-def memory_over_time(lowered: Lowered, timing: Timing, class_id: int, use: MemoryUse) -> tuple[Ints, Ints]:
+Opened = dict[tuple[int, bool], _Rows]
+"""What stands for nodes, by node and whether that is condensed: classes share nodes."""
+
+
+def memory_over_time(
+    lowered: Lowered, timing: Timing, class_id: int, use: MemoryUse, known: Opened | None = None
+) -> tuple[Ints, Ints]:
     """Memory of one class of ranks: instants int64[n] ns, ascending, and bytes int64[n, categories] from each on.
 
     Categories are MEMORY_CATEGORIES; the highest total is the peak of ``use``, the class's memory by the Program. Where
     something else still leaves while a pass runs (gradients on their way to the host), the Program's peak may be higher
     than any instant's level; then the pass that reaches it stays whole, so that the picture shows where it comes from.
+    ``known`` is kept from one class of a step to the next.
     """
+    known = {} if known is None else known
     passes = [(node, ops) for node, ops in ops_of_nodes(lowered, class_id) if _is_opened(node)]
-    result = _over_time(lowered, timing, class_id, passes)
+    result = _over_time((lowered, timing, class_id), passes, known)
     if result[1].sum(axis=1).max() == use.peak_bytes:
         return result
     slots = lowered.slots.of_class(class_id)
     op, action = lowered.op_of_slot[slots], lowered.slots.action[slots]
     whole = op[action == action[np.flatnonzero(op == use.peak_op)[0]]]
     passes = [(node, ops[~np.isin(ops, whole)]) for node, ops in passes]
-    return _over_time(lowered, timing, class_id, passes)
+    return _over_time((lowered, timing, class_id), passes, known)
 
 
 def _over_time(
-    lowered: Lowered, timing: Timing, class_id: int, passes: Sequence[tuple[TemplateNode, Ints]]
+    of: tuple[Lowered, Timing, int], passes: Sequence[tuple[TemplateNode, Ints]], known: Opened
 ) -> tuple[Ints, Ints]:
     """The curve of a class with some ops opened."""
+    lowered, timing, class_id = of
     table, opened = lowered.program.memory, np.zeros(len(lowered.program), dtype=bool)
     many = sum(len(ops) * _num_rows(node) for node, ops in passes) > MOST_ROWS
     instants, changes = [np.zeros(1, dtype=np.int64)], [np.zeros((1, len(MEMORY_CATEGORIES)), dtype=np.int64)]
     for node, ops in passes:
-        rows = _rows(node, condense=many)
+        if (id(node), many) not in known:
+            known[id(node), many] = _rows(node, condense=many)
+        rows = known[id(node), many]
         opened[ops] = True
         instants.append(rows.at(timing, ops).ravel())
         changes.append(np.tile(rows.delta_bytes, (len(ops), 1)))

@@ -8,7 +8,6 @@ from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.program.footprint import Footprint
 from simpar.program.held_by_layer import WEIGHTS, activations_by_layer, weights_by_layer
 from simpar.program.ir.program import MEMORY_CATEGORIES
-from simpar.program.memory_inside import memory_over_time
 from simpar.report.context import SummaryInputs
 from simpar.report.pictured import HeldAtPeak, HeldPart
 
@@ -54,7 +53,7 @@ def _moving(context: SummaryInputs, class_id: int, one: Footprint) -> Iterator[H
     """What passes hold: saved tensors by layer, the rest by its category."""
     if one.peaks_between:
         return
-    time_ns, curve = memory_over_time(context.lowered, context.timing, class_id, one.use)
+    time_ns, curve = context.moving_memory(class_id)
     at = int(np.argmax(curve.sum(axis=1)))
     moving = dict(zip(MEMORY_CATEGORIES, curve[at].tolist(), strict=True))
     saved = activations_by_layer(context.lowered, context.timing, class_id, int(time_ns[at]))

@@ -5,14 +5,15 @@ from functools import cached_property
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
-from simpar.program.footprint import Footprint
+from simpar.program.footprint import Footprint, footprints
 from simpar.program.ir.program import Timing
 from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
+from simpar.program.memory_inside import Opened, memory_over_time
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import Accounts, account
 from simpar.report.parts import JitterReport
-from simpar.units import Indices
+from simpar.units import Indices, Ints
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,23 @@ class SummaryInputs:
         """Where the step of every class went."""
         slow = self.perturbation.slow_ranks
         return account(self.lowered, self.timing, slow, self.nominal_ns, self.last_ops)
+
+    @cached_property
+    def footprints(self) -> tuple[Footprint, ...]:
+        """The memory footprint of every class."""
+        return self.held or footprints(self.lowered, self.timing, self.cluster)
+
+    @cached_property
+    def _moving(self) -> dict[int, tuple[Ints, Ints]]:
+        return {}
+
+    @cached_property
+    def _opened(self) -> Opened:
+        return {}
+
+    def moving_memory(self, class_id: int) -> tuple[Ints, Ints]:
+        """What comes and goes on a class over time, as :func:`simpar.program.memory_inside.memory_over_time` has it."""
+        if class_id not in self._moving:
+            use = self.footprints[class_id].use
+            self._moving[class_id] = memory_over_time(self.lowered, self.timing, class_id, use, self._opened)
+        return self._moving[class_id]

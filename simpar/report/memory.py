@@ -6,7 +6,6 @@ from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, UPDATE
 from simpar.program.footprint import Footprint, HostUse, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.lower import Lowered
-from simpar.program.memory_inside import memory_over_time
 from simpar.report.context import SummaryInputs
 from simpar.report.parts import HostReport, MemoryReport, StageMemory
 from simpar.report.timeline import MemoryCurve
@@ -54,7 +53,7 @@ def stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[St
 
 def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> MemoryCurve:
     """The memory of a class over the step: passes unit by unit, then the update and what follows it."""
-    time_ns, held = memory_over_time(context.lowered, context.timing, class_id, one.use)
+    time_ns, held = context.moving_memory(class_id)
     begin, end = _update_ns(context, class_id)
     static, ends = one.static, np.array([[begin], [end]])
     instants = np.union1d(time_ns, ends)
@@ -84,7 +83,7 @@ def _peak_time_ns(context: SummaryInputs, class_id: int, one: Footprint) -> int:
     """When the memory of a class peaks first: inside an op, in the update or behind it."""
     if one.peaks_between:
         return _update_ns(context, class_id)[0 if one.static.ends_in_update else 1]
-    time_ns, held = memory_over_time(context.lowered, context.timing, class_id, one.use)
+    time_ns, held = context.moving_memory(class_id)
     return int(time_ns[np.argmax(held.sum(axis=1))])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION as KINDS_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS
 from simpar.program.blocks.phases import COMPUTE
+from simpar.program.blocks.segments import Segment
 from simpar.program.structure.templates import TemplateNode
 from simpar.units import Indices, Ints
 
@@ -80,51 +81,64 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
                 nodes += template.nodes
         begins = np.array([first[id(template)] for template in actions.templates], dtype=np.int32)
         np.add(begins[actions.template][slots.action[mine]], slots.node[mine], out=result[mine])
-    num, streaming = len(nodes), streaming_operators(lowered.job.graph)
+    parts, inside, streaming_ns = _contents(nodes, streaming_operators(lowered.job.graph))
     return SlotFacts(
         node=result,
         duration_ns=(timing.finish_ns - timing.start_ns)[op],
         rows=rows,
         on_compute=np.array([COMPUTE in node.streams for node in nodes], dtype=bool),
         kind=np.array([node.kind for node in nodes], dtype=np.str_),
-        parts=np.array([_inner_parts(node) for node in nodes], dtype=np.int64).reshape(num, len(PARTS)),
-        inside=np.array([_inside(node) for node in nodes], dtype=np.int64).reshape(num, len(INSIDE), 2),
+        parts=parts,
+        inside=inside,
         size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
-        streaming_ns=np.array([_streaming_ns(node, streaming) for node in nodes], dtype=np.int64),
+        streaming_ns=streaming_ns,
     )
 
 
-def _inner_parts(node: TemplateNode) -> list[int]:
-    parts = dict.fromkeys(PARTS, 0)
-    for _, segment in node.segments:
+@dataclass(frozen=True)
+class _Inside:
+    """What a segment runs, once: ns of PARTS, (ns, bytes) of INSIDE, and ns of kernels of some operators."""
+
+    parts: list[int]
+    inside: list[list[int]]
+    streaming_ns: int
+
+    @staticmethod
+    def of(segment: Segment, streaming: Collection[str]) -> _Inside:
+        """The contents of a segment; ``streaming`` are the operators whose kernels count."""
+        parts, totals, took = dict.fromkeys(PARTS, 0), {kind: [0, 0] for kind in INSIDE}, 0
         for kind, duration in segment.parts_ns.items():
-            parts[kind] += node.repeats * duration
-    if not node.segments and node.kind in parts and node.collective is None:
-        parts[node.kind] = node.duration_ns
-    return list(parts.values())
-
-
-def _inside(node: TemplateNode) -> list[list[int]]:
-    """Busy ns and bytes of the collectives in a node's blocks, by kind."""
-    totals = {kind: [0, 0] for kind in INSIDE}
-    for _, segment in node.segments:
-        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
+            parts[kind] += duration
+        for step, ns in zip(segment.steps, (segment.finish_ns - segment.start_ns).tolist(), strict=True):
             if step.collective is not None:
-                totals[step.kind][0] += node.repeats * int(finish - start)
-                totals[step.kind][1] += node.repeats * step.collective.moved_bytes
-    return list(totals.values())
-
-
-def _streaming_ns(node: TemplateNode, streaming: Collection[str]) -> int:
-    """The time of the kernels of some operators on the compute stream of a node."""
-    if not node.segments:
-        return node.duration_ns if COMPUTE in node.streams and node.name in streaming else 0
-    result = 0
-    for _, segment in node.segments:
-        for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
+                totals[step.kind][0] += ns
+                totals[step.kind][1] += step.collective.moved_bytes
             if step.stream == COMPUTE and step.name in streaming:
-                result += node.repeats * int(finish - start)
-    return result
+                took += ns
+        return _Inside(list(parts.values()), list(totals.values()), took)
+
+
+def _contents(nodes: Sequence[TemplateNode], streaming: Collection[str]) -> tuple[Ints, Ints, Ints]:
+    """The columns ``parts``, ``inside`` and ``streaming_ns`` of :class:`SlotFacts`."""
+    num, known = len(nodes), dict[int, _Inside]()  # nodes share segments
+    parts = np.zeros((num, len(PARTS)), dtype=np.int64)
+    inside = np.zeros((num, len(INSIDE), 2), dtype=np.int64)
+    streamed = np.zeros(num, dtype=np.int64)
+    for at, node in enumerate(nodes):
+        if not node.segments:
+            if node.kind in PARTS and node.collective is None:
+                parts[at, PARTS.index(node.kind)] = node.duration_ns
+            if COMPUTE in node.streams and node.name in streaming:
+                streamed[at] = node.duration_ns
+            continue
+        for _, segment in node.segments:
+            if id(segment) not in known:
+                known[id(segment)] = _Inside.of(segment, streaming)
+        each = [known[id(segment)] for _, segment in node.segments]
+        parts[at] = node.repeats * np.sum([one.parts for one in each], axis=0)
+        inside[at] = node.repeats * np.sum([one.inside for one in each], axis=0)
+        streamed[at] = node.repeats * sum(one.streaming_ns for one in each)
+    return parts, inside, streamed
 
 
 def _bytes_moved(node: TemplateNode) -> int:

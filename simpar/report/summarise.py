@@ -19,7 +19,6 @@ from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS, PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
-from simpar.program.footprint import footprints
 from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
@@ -76,7 +75,7 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
         breakdown["jitter" if added_s > 0 else "compute"] += (
             added_s  # with few ranks, the mean may be below the nominal step
         )
-    held = context.held or footprints(lowered, timing, context.cluster)
+    held = context.footprints
     stages = stage_memory(context, held)
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),

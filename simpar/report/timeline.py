@@ -22,6 +22,8 @@ from simpar.units import NS_PER_S, Floats, Indices, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
+    from simpar.report.detail import InnerSteps
+
 COMPUTE_KINDS = (
     "forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute", "optimizer", "host",
 )  # fmt: skip
@@ -70,16 +72,6 @@ class Slices:
     def take(self, rows: Ints) -> Slices:
         """The slices at ``rows``, in that order."""
         return Slices(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
-
-
-@dataclass(frozen=True)
-class InnerSteps:
-    """The steps inside a merged op: stream, label and times (ns after the op's start) of each."""
-
-    streams: tuple[str, ...]
-    labels: tuple[Label, ...]
-    start_ns: Ints
-    finish_ns: Ints
 
 
 @dataclass(frozen=True)
@@ -364,7 +356,8 @@ def _blocks(slices: Slices, codes: Ints) -> Blocks:
     start = slices.start_ns[first]
     finish = np.maximum.reduceat(slices.finish_ns, first)
     columns = np.stack([start, finish, codes[first], _chunks(slices.stage)[first], slices.microbatch[first]])
-    columns = np.unique(columns, axis=1)
+    columns = columns[:, np.lexsort(columns[::-1])]
+    columns = columns[:, np.append(True, (columns[:, 1:] != columns[:, :-1]).any(axis=0))]
     return Blocks(columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4])
 
 

@@ -19,7 +19,8 @@ import numpy as np
 
 from simpar.files import write_atomic
 from simpar.program.ir.program import Label
-from simpar.report.timeline import InnerSteps, MemoryCurve, Slices, Timeline, choose_shown_classes
+from simpar.report.detail import InnerSteps
+from simpar.report.timeline import MemoryCurve, Slices, Timeline, choose_shown_classes
 from simpar.units import KILO, NS_PER_S
 
 Event = dict[str, Any]

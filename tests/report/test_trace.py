@@ -9,8 +9,11 @@ import numpy as np
 from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
+from simpar.program.blocks.phases import BlockStep
+from simpar.program.blocks.segments import Segment
 from simpar.program.ir.program import Label
-from simpar.report.timeline import InnerSteps, Timeline
+from simpar.report.detail import InnerSteps
+from simpar.report.timeline import Timeline
 from simpar.report.trace import trace, write_trace
 from simpar.simulation import simulate
 from tests.trace_rules import check_trace
@@ -97,12 +100,16 @@ def test_a_written_trace_is_plain_json(timeline, tmp_path):
 
 def test_blocks_open_into_their_steps(timeline):
     """Inner steps lie nested in the slice they belong to, on their own streams, exactly where offsets say."""
-    steps = InnerSteps(
-        ("compute", "send_F", "compute"),
-        (Label("forward", "norm", 0), Label("tp", "all_gather", 0), Label("forward", "mlp", 0)),
-        np.array([0, 10**6, 2 * 10**6]),
-        np.array([10**6, 2 * 10**6, 3 * 10**6]),
+    ran = (
+        ("norm", "forward", "compute"),
+        ("all_gather", "tp", "send_F"),
+        ("none", "tp", "compute"),
+        ("mlp", "forward", "compute"),
     )
+    start_ns, finish_ns = np.array([0, 1, 2, 2]) * 10**6, np.array([1, 2, 2, 3]) * 10**6
+    segment = Segment(tuple(BlockStep(*step) for step in ran), start_ns, finish_ns, 3 * 10**6, {})
+    steps = InnerSteps(((0, segment),), 0)
+    assert steps.labels == (Label("forward", "norm", 0), Label("tp", "all_gather", 0), Label("forward", "mlp", 0))
     slices = timeline.slices
     forwards = np.flatnonzero((slices.label == 0) & (slices.class_id == 0))
     inner = np.where(np.isin(np.arange(len(slices)), forwards), 0, -1)

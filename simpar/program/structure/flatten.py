@@ -5,7 +5,7 @@ from dataclasses import replace
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
-from simpar.program.structure.templates import PassNode, Template, TemplateNode, TemplateNodes, UnitsBegin
+from simpar.program.structure.templates import Await, PassNode, Template, TemplateNode, TemplateNodes, UnitsBegin
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,16 @@ def flatten(template: Template) -> Template:
         if not node.segments:
             ends.append(nodes.add(replace(node, after=last)))
             continue
-        first, opening, entered = len(nodes), node, 0
+        first, entered = len(nodes), 0
         for number, (layer, segment) in enumerate(node.segments):
-            opening = replace(opening, layer=layer)
             if waits_for_host(segment) and len(nodes) == first:
-                begin = replace(opening, kind="join", duration_ns=0, segments=(), memory=(), frees=())
-                last = (nodes.add(replace(begin, after=last)),)
+                arrival, awaits = _opening(node, number)
+                begin = replace(node, kind="join", duration_ns=0, segments=(), memory=(), frees=(), layer=layer)
+                last = (nodes.add(replace(begin, after=last, arrival=arrival, awaits=awaits)),)
             at = len(nodes)
-            last = _append_steps(nodes, opening, segment, last)
+            last = _append_steps(nodes, node, (number, layer, segment), last)
             if at < len(nodes):
                 entered = _enter(nodes, at if entered else first, node, (entered, number))
-            opening = replace(opening, arrival=False, awaits=())
         ends.append(_close(nodes, node, first, last))
         if first < ends[-1]:
             _enter(nodes, ends[-1], node, (entered, len(node.segments)))
@@ -60,25 +59,35 @@ def _enter(nodes: TemplateNodes, at: int, whole: TemplateNode, units: tuple[int,
     return units[1] + 1
 
 
-def _append_steps(nodes: TemplateNodes, node: TemplateNode, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
+def _opening(node: TemplateNode, number: int) -> tuple[bool, tuple[Await, ...]]:
+    """What the first steps of segment ``number`` of a node wait for: only the first one is where the node arrives."""
+    return (node.arrival, node.awaits) if number == 0 else (False, ())
+
+
+def _append_steps(
+    nodes: TemplateNodes, node: TemplateNode, one: tuple[int, int, Segment], last: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Append the steps of ``one`` segment of a node: its number, layer and the segment; only the first one arrives."""
+    number, layer, segment = one
+    arrival, awaits = _opening(node, number)
     host: tuple[int, ...] = ()
     if waits_for_host(segment):
         took, busy = segment.duration_ns, varying_ns(segment)
-        beside = Launches("host", LAUNCH, (), took, after=last, layer=node.layer, compute_ns=busy)
+        beside = Launches("host", LAUNCH, (), took, after=last, layer=layer, compute_ns=busy)
         host = (nodes.add(beside),)
     offset = len(nodes)
-    for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
+    for step, took in zip(segment.steps, (segment.finish_ns - segment.start_ns).tolist(), strict=True):
         nodes.append(
             TemplateNode(
                 kind=node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
                 name=step.name,
                 streams=(step.stream,),
-                duration_ns=0 if step.name == LAUNCH else int(finish - start),
+                duration_ns=0 if step.name == LAUNCH else took,
                 collective=step.collective,
-                after=tuple(a + offset for a in step.after) or last,
-                arrival=node.arrival and not step.after,
-                awaits=() if step.after else node.awaits,
-                layer=node.layer if step.layer is None else step.layer,
+                after=tuple([a + offset for a in step.after]) or last,
+                arrival=arrival and not step.after,
+                awaits=() if step.after else awaits,
+                layer=layer if step.layer is None else step.layer,
             )
         )
     return (*(position + offset for position in terminals(segment.steps)), *host) or last

@@ -412,6 +412,7 @@ class StageBuilder(ActionBuilder):
     """Ranks that one view serves: all of a uniform plan, or those of a stage in Megatron's roles."""
 
     view: RankView
+    _static: dict[tuple[object, ...], StaticMemory] = field(init=False, default_factory=dict)
 
     @cached_property
     def sync(self) -> Synchronisation:
@@ -480,9 +481,12 @@ class StageBuilder(ActionBuilder):
         """Bytes that a pipeline rank holds between steps."""
         job, pieces = self.job, self.held(pipeline_rank)
         known, count = {p.block.name: p.block for p in pieces}, Counter(p.block.name for p in pieces)
-        ends = (count[end.name] for end in (job.graph.embedding, job.graph.head))
-        held = HeldBlocks(tuple((block, count[name]) for name, block in known.items()), *ends)
-        return held_memory(job.graph, held, self.view.tensor, job.layout, job.stack)
+        ends = tuple(count[end.name] for end in (job.graph.embedding, job.graph.head))
+        alike = (*count.items(), *ends)
+        if alike not in self._static:
+            held = HeldBlocks(tuple((block, count[name]) for name, block in known.items()), *ends)
+            self._static[alike] = held_memory(job.graph, held, self.view.tensor, job.layout, job.stack)
+        return self._static[alike]
 
     def _partial_sum_bytes(self, pipeline_rank: int) -> float:
         graph, dims = self.job.graph, self.view.tensor
