@@ -35,6 +35,11 @@ def _section(loaded: Scenario) -> PostTraining:
     return loaded.post_training
 
 
+def _words(given: str | None) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(word.strip() for word in (given or "").split(",") if word.strip())
+
+
 def run_post_training_search(
     scenario: str | None,
     values: Mapping[str, Any],
@@ -51,7 +56,8 @@ def run_post_training_search(
         if values[name] is not None and values[name] is not False:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: is of one update of training; allowed with --rl: --objective time or cost, "
-                            "--staleness, --fix, --top, --time-limit, --json")  # fmt: skip
+                            "--staleness, --rollout-precision, --cache-dtype, --fix, --top, --time-limit, "
+                            "--json")  # fmt: skip
     loaded = load_scenario(scenario, dict(flags), list(values["set_"] or []))
     section, inputs = _section(loaded), loaded.training_inputs()
     from simpar.posttraining.search import search_post_training
@@ -65,6 +71,8 @@ def run_post_training_search(
             staleness=1 if values["staleness"] is None else values["staleness"],
             objective=values["objective"] or "time",
             constraints=constraints,
+            precisions=_words(values["rollout_precision"]),
+            cache_dtypes=_words(values["cache_dtype"]),
             time_limit_s=time_limit_s,
             report=lambda words: status.update(f"{words} ..."),
         )

@@ -88,6 +88,13 @@ SEARCH_FLAGS = (
         kind=bool,
     ),
     ScenarioFlag("--staleness", "With --rl: most updates that responses may be behind (default: 1)", kind=int),
+    ScenarioFlag(
+        "--rollout-precision",
+        "With --rl: precisions of replicas to try, with commas between them (default: that of the section)",
+    ),
+    ScenarioFlag(
+        "--cache-dtype", "With --rl: dtypes of keys and values to try, as bf16,fp8 (default: that of the section)"
+    ),
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag("--verbose,-v", "Also print which values were searched, held and left out", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
@@ -102,6 +109,8 @@ OVER = {
 """Axes of a grid of searches and the scenario key that each sets."""
 
 
+OF_REINFORCEMENT_LEARNING = ("staleness", "rollout_precision", "cache_dtype")
+"""Options of a search with --rl alone."""
 SWITCHES = ("nvls", "sharp")
 """Axes of a grid that are on or off: whether switches reduce within a node, and between nodes."""
 
@@ -127,8 +136,10 @@ def search(scenario: str | None, **values: Any) -> int:
         flags, settings = values_by_key(values, FLAGS), list(values["set_"] or [])
         constraints = _constraints(values, _fixed(flags, settings, values["fix"] or []))
         return run_post_training_search(scenario, values, flags, constraints, _time_limit_s(values["time_limit"]))
-    if values["staleness"] is not None:
-        raise UserError(f"--staleness {values['staleness']}: is of reinforcement learning; allowed: with --rl")
+    for name in OF_REINFORCEMENT_LEARNING:
+        if values[name] is not None:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {values[name]}: is of reinforcement learning; allowed: with --rl")
     is_of_run = _is_of_run(values)
     check_writable(*(values[name] for name in ("output", "json_", "csv")))
     if is_of_run:

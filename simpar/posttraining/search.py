@@ -8,8 +8,9 @@ until no bound is below the best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ from simpar.hardware.price import price_of
 from simpar.inputs import as_cluster, as_model, as_plan, as_training
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
-from simpar.plan.post_training import PostTraining, Rollout, Synchrony
+from simpar.plan.post_training import PostTraining, Rollout, RolloutEngine, Synchrony
 from simpar.planner.api import search
 from simpar.planner.problem import Constraints
 from simpar.planner.progress import SearchProgress
@@ -37,6 +38,7 @@ from simpar.posttraining.lengths import draw_step
 from simpar.posttraining.memory import why_unfit
 from simpar.posttraining.simulate import PostTrainingSetting, as_section, check_section, simulate_setting
 from simpar.posttraining.trained import TrainingSide
+from simpar.precisions import PRECISIONS
 from simpar.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ EVERY_SIZE = 8
 
 
 @dataclass(frozen=True)
+class ReplicaChoice:
+    """How a replica is laid out and what it computes in; ``cache_dtype`` None is that of bf16."""
+
+    tp: int
+    stages: int
+    ep: int
+    precision: str
+    cache_dtype: str | None
+
+    @property
+    def devices(self) -> int:
+        """Devices of a replica."""
+        return self.stages * max(self.tp, self.ep)
+
+    def fields(self, engine: RolloutEngine) -> dict[str, Any]:
+        """The fields of a rollout with this choice, its engine otherwise as it was."""
+        other = engine.model_copy(update={"cache_dtype": self.cache_dtype})
+        return {"tp": self.tp, PIPELINE: self.stages, "ep": self.ep, "precision": self.precision, "engine": other}
+
+
+@dataclass(frozen=True)
 class PoolChoice:
     """One point of the space: nodes of both pools, layouts and synchrony.
 
@@ -61,8 +84,7 @@ class PoolChoice:
     training_nodes: int
     rollout_nodes: int
     rank: int
-    tp: int
-    ep: int
+    replica: ReplicaChoice
     synchrony: Synchrony
 
     @property
@@ -72,9 +94,8 @@ class PoolChoice:
 
     def section(self, asked: PostTraining) -> PostTraining:
         """The section with this choice."""
-        rollout = asked.rollout.model_copy(
-            update={"nodes": self.rollout_nodes or None, "tp": self.tp, PIPELINE: 1, "ep": self.ep}
-        )
+        changed = self.replica.fields(asked.rollout.engine)
+        rollout = asked.rollout.model_copy(update={"nodes": self.rollout_nodes or None, **changed})
         placement = "split" if self.rollout_nodes else "colocated"
         return asked.model_copy(
             update={"placement": placement, "rollout": rollout, "synchrony": self.synchrony}
@@ -100,7 +121,14 @@ class PoolCandidate:
             "cost_usd_per_step": figures.speed.cost_usd_per_step,
             "training_nodes": choice.training_nodes,
             "rollout_nodes": choice.rollout_nodes,
-            "rollout": {"tp": choice.tp, "ep": choice.ep, "replicas": figures.generation.replicas},
+            "rollout": {
+                "tp": choice.replica.tp,
+                PIPELINE: choice.replica.stages,
+                "ep": choice.replica.ep,
+                "precision": choice.replica.precision,
+                "cache_dtype": choice.replica.cache_dtype or "bf16",
+                "replicas": figures.generation.replicas,
+            },
             "synchrony": choice.synchrony.model_dump(),
             "staleness_mean": figures.staleness.mean,
             "plan": self.plan.model_dump(mode="json"),
@@ -164,6 +192,8 @@ def search_post_training(
     objective: str = "time",
     constraints: Constraints | Mapping[str, Any] | None = None,
     layouts: int = 2,
+    precisions: Sequence[str] = (),
+    cache_dtypes: Sequence[str] = (),
     time_limit_s: float | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> PostTrainingSearch:
@@ -171,16 +201,17 @@ def search_post_training(
 
     ``plan`` gives what is no axis of the training side's search, as in :func:`simpar.search`, which ``constraints``
     are for; its best ``layouts`` of every size of the pool are points of the space. Responses are at most ``staleness``
-    updates old. ``objective`` is "time" (the shortest step) or "cost" (the fewest dollars a step). After
-    ``time_limit_s`` seconds the answer is the best so far with its gap. Raises UserError for bad input, Infeasible if
-    nothing runs.
+    updates old. Replicas compute in one of ``precisions`` and keep keys and values in one of ``cache_dtypes`` ("bf16",
+    "fp8"); without these, in the section's. ``objective`` is "time" (the shortest step) or "cost" (the fewest dollars a
+    step). After ``time_limit_s`` seconds the answer is the best so far with its gap. Raises UserError for bad input,
+    Infeasible if nothing runs.
 
     >>> lengths = {"prompt": {"fixed": 128}, "response": {"fixed": 200}}
     >>> section = {"prompts": 8, "samples": 4, "lengths": lengths, "steps": 1}
     >>> training, held = {"seq_len": 2048, "global_batch": 32}, {"tp": 1, "cp": 1, "micro_batch": 1, "zero": 3}
     >>> asked = {"stack": "torchtitan", "constraints": held, "layouts": 1, "staleness": 0}
     >>> answer = search_post_training("qwen2.5-0.5b", "dgx-h100", {}, training, section, **asked)
-    >>> answer.is_certified, answer.best.choice.tp
+    >>> answer.is_certified, answer.best.choice.replica.tp
     (True, 1)
     """
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
@@ -195,19 +226,32 @@ def search_post_training(
                         "--price-per-gpu-hour")  # fmt: skip
     check_section(cluster, plan, training, section)
     graph = as_model(model, training.seq_len)
-    wanted = _Wanted(stack, Constraints.of(constraints), staleness, layouts)
+    rollout = section.rollout
+    narrow = tuple(_chosen(name, PRECISIONS, "precisions") for name in dict.fromkeys(precisions or [rollout.precision]))
+    kept = tuple(_chosen(name, ("bf16", "fp8"), "cache_dtypes") for name in dict.fromkeys(cache_dtypes))
+    dtypes: tuple[str | None, ...] = kept or (rollout.engine.cache_dtype,)
+    wanted = _Wanted(stack, Constraints.of(constraints), staleness, layouts, tuple(product(narrow, dtypes)))
     space = _Space(graph, cluster, without_axes(plan), training, section, wanted)
     return _BoundedSearch(space, objective, SearchProgress(time_limit_s=time_limit_s), report).answer()
 
 
+def _chosen(name: str, known: Collection[str], what: str) -> str:
+    choose(name, known, what)
+    return name
+
+
 @dataclass(frozen=True)
 class _Wanted:
-    """What is asked for beside the step: the training side's search, the bound on staleness."""
+    """What is asked for beside the step: the training side's search, the bound on staleness.
+
+    ``served_in`` are (precision, dtype of keys and values) of replicas.
+    """
 
     stack: Stack | str | None
     constraints: Constraints
     staleness: int
     layouts: int
+    served_in: tuple[tuple[str, str | None], ...]
 
 
 @dataclass(frozen=True)
@@ -222,7 +266,7 @@ class _Space:
     wanted: _Wanted
     _pools: dict[int, Cluster] = field(init=False, default_factory=dict)
     _sides: dict[tuple[int, int], TrainingSide] = field(init=False, default_factory=dict)
-    _engines: dict[tuple[int, int, int], ServingEngine] = field(init=False, default_factory=dict)
+    _engines: dict[tuple[int, ReplicaChoice], ServingEngine] = field(init=False, default_factory=dict)
 
     @property
     def sizes(self) -> list[int]:
@@ -237,17 +281,19 @@ class _Space:
             self._pools[nodes] = whole if nodes == whole.nodes else make_cluster(whole.profile, nodes)
         return self._pools[nodes]
 
-    def replicas(self, nodes: int) -> Iterator[tuple[int, int]]:
-        """(tp, ep) of replicas that fit on a pool: powers of two within a node; experts over up to all of the pool."""
-        domain, world = self.cluster.profile.devices_per_node, self.pool(nodes).world_size
-        tp = 1
-        while tp <= domain:
-            yield tp, 1
-            ep = max(2, tp)
-            while self.graph.is_mixture and ep <= min(world, int(self.graph.dims["num_experts"])):
-                yield tp, ep
-                ep *= 2
-            tp *= 2
+    def replicas(self, nodes: int) -> Iterator[ReplicaChoice]:
+        """Replicas that fit on a pool: powers of two within a node, of stages, and of experts' devices."""
+        world = self.pool(nodes).world_size
+        widths = list(_doubled(1, self.cluster.profile.devices_per_node))
+        depths = list(_doubled(1, min(world, len(self.graph.layers))))
+        for tp, stages in product(widths, depths):
+            spread = (
+                _doubled(max(2, tp), min(world, int(self.graph.dims["num_experts"]))) if self.graph.is_mixture else ()
+            )
+            for ep, served_in in product((1, *spread), self.wanted.served_in):
+                one = ReplicaChoice(tp, stages, ep, *served_in)
+                if one.devices <= world:
+                    yield one
 
     def synchronies(self, *, split: bool) -> Iterator[Synchrony]:
         """Synchrony within the bound on staleness; colocated pools off policy interrupt sequences."""
@@ -262,10 +308,10 @@ class _Space:
         for size in self.sizes:
             rests = [0, *(rest for rest in self.sizes if size + rest <= self.cluster.nodes)]
             for rest in rests:
-                for tp, ep in self.replicas(rest or size):
+                for replica in self.replicas(rest or size):
                     for synchrony in self.synchronies(split=rest > 0):
                         for rank in range(len(plans[size])):
-                            yield PoolChoice(size, rest, rank, tp, ep, synchrony)
+                            yield PoolChoice(size, rest, rank, replica, synchrony)
 
     def update(self, nodes: int) -> Training:
         """An update of the first step's lengths, in rows that any number of replicas of a pool can share."""
@@ -296,11 +342,18 @@ class _Space:
         at = choice.training_nodes, choice.rank
         if at not in self._sides:
             self._sides[at] = TrainingSide(self.graph, cluster, plan, self.training, self.section, self.wanted.stack)
-        of = pool.nodes, choice.tp, choice.ep
+        of = pool.nodes, choice.replica
         if of not in self._engines:
             rollout: Rollout = section.rollout
             self._engines[of] = ServingEngine.of(self.graph, pool, rollout, self.training.seq_len)
         return PostTrainingSetting(section, self._sides[at], self._engines[of], pool)
+
+
+def _doubled(least: int, most: int) -> Iterator[int]:
+    """A number, twice as much, and so on."""
+    while least <= most:
+        yield least
+        least *= 2
 
 
 class _BoundedSearch:

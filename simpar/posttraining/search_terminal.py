@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.posttraining.search import PoolCandidate, PostTrainingSearch
 from simpar.posttraining.terminal import lead_lines
 from simpar.report.table import Column, ReportTable, print_lines, text
@@ -49,9 +50,12 @@ def _pools(one: PoolCandidate) -> str:
 
 
 def _replicas(one: PoolCandidate) -> str:
-    choice = one.choice
-    experts = f" ep{choice.ep}" if choice.ep > 1 else ""
-    return f"{number_of(one.result.figures.generation.replicas, 'replica')} of tp{choice.tp}{experts}"
+    replica = one.choice.replica
+    words = [f"tp{replica.tp}", *([f"{PIPELINE}{replica.stages}"] if replica.stages > 1 else [])]
+    words += [f"ep{replica.ep}"] if replica.ep > 1 else []
+    words += [replica.precision] if replica.precision != "bf16" else []
+    words += [f"{replica.cache_dtype} cache"] if replica.cache_dtype not in (None, "bf16") else []
+    return f"{number_of(one.result.figures.generation.replicas, 'replica')} of {' '.join(words)}"
 
 
 def _synchrony(one: PoolCandidate) -> str:
@@ -83,7 +87,7 @@ def certificate(result: PostTrainingSearch) -> Iterator[str]:
     else:
         yield f"not certified: a point that was not simulated may be better by up to {result.gap:.1%} ({tried})"
     yield (
-        "the space: every division of the nodes, replicas of powers of two, staleness up to "
+        "the space: every division of the nodes, replicas of powers of two in width and stages, staleness up to "
         f"{result.staleness}, and the best training layouts of an update on every size, whatever they mean for passes "
         "and new weights"
     )

@@ -21,7 +21,7 @@ ONE_STAGE = [*SMALL, "--pp", "1", "--cp", "1"]
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--budget", "--top", "--fix", "--schedules", "--portable", "--headroom",
     "--fit-probability", "--output,-o", "--set", "--json", "--csv", "--over", "--jobs", "--backend", "--time-limit",
-    "--suggest", "--suggest-to", "--verbose,-v", "--rl", "--staleness",
+    "--suggest", "--suggest-to", "--verbose,-v", "--rl", "--staleness", "--rollout-precision", "--cache-dtype",
 }  # fmt: skip
 KEYS = {
     "candidates", "space_size", "feasible", "bounded", "swept", "simulated", "certified_optimal", "search_seconds",

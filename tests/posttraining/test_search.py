@@ -35,13 +35,14 @@ def answer(two_nodes):
 
 
 def every_point(plans):
-    """All points of the space, written out anew: pools of 1 and 2 nodes, tp of 1 and 2, up to one step off."""
+    """All points, written out anew: pools of 1 and 2 nodes, tp of 1 and 2, up to 16 stages, up to one step off."""
     on, off, cut = {"steps_off": 0}, {"steps_off": 1}, {"steps_off": 1, "in_flight": True}
-    for (nodes, rollout), tp in product([(1, 0), (1, 1), (2, 0)], (1, 2)):
+    for (nodes, rollout), tp, stages in product([(1, 0), (1, 1), (2, 0)], (1, 2), (1, 2, 4, 8, 16)):
+        if tp * stages > 8 * (rollout or nodes):
+            continue
         for synchrony in (on, off, cut) if rollout else (on, cut):
-            pool = (
-                {"placement": "split", "rollout": {"nodes": rollout, "tp": tp}} if rollout else {"rollout": {"tp": tp}}
-            )
+            layout = {"tp": tp, "pp": stages}
+            pool = {"placement": "split", "rollout": {"nodes": rollout, **layout}} if rollout else {"rollout": layout}
             yield nodes, plans[nodes], {**SECTION, **pool, "synchrony": synchrony}
 
 
@@ -110,8 +111,30 @@ def test_time_that_is_up_leaves_a_gap(two_nodes):
         )  # fmt: skip
 
 
+def test_precisions_of_replicas_are_points_too():
+    """Weights and cache in 16 and 8 bits: four times the points, and the best of them by brute force."""
+    node, asked = simpar.Cluster("dgx-h100"), {"stack": "torchtitan", "layouts": 1, "constraints": FEW, "staleness": 0}
+    narrow, kept = ("bf16", "fp8_blockwise"), ("bf16", "fp8")
+    setup = (MODEL, node, BASE, TRAINING, SECTION)
+    usual = search_post_training(*setup, **asked)
+    answer = search_post_training(*setup, precisions=narrow, cache_dtypes=kept, **asked)
+    assert answer.is_certified
+    assert answer.counts["space"] == 4 * usual.counts["space"]
+    steps = []
+    for tp, stages, precision, dtype in product((1, 2), (1, 2, 4, 8), narrow, kept):
+        if tp * stages <= 8:
+            rollout = {"tp": tp, "pp": stages, "precision": precision, "engine": {"cache_dtype": dtype}}
+            section = {**SECTION, "rollout": rollout}
+            steps.append(post_train(MODEL, node, answer.best.plan, TRAINING, section, stack="torchtitan").step_time_s)
+    assert answer.best.result.step_time_s == min(steps)
+
+
 def test_wrong_questions_are_refused(two_nodes):
-    """An unknown objective, and pools of other hardware."""
+    """An unknown objective or precision, and pools of other hardware."""
+    with pytest.raises(UserError, match="precisions"):
+        search_post_training(MODEL, two_nodes, BASE, TRAINING, SECTION, precisions=["fp7"])
+    with pytest.raises(UserError, match="cache_dtypes"):
+        search_post_training(MODEL, two_nodes, BASE, TRAINING, SECTION, cache_dtypes=["int4"])
     with pytest.raises(UserError, match="objective"):
         search_post_training(MODEL, two_nodes, BASE, TRAINING, SECTION, objective="fame")
     other = {**SECTION, "placement": "split", "rollout": {"nodes": 1, "hardware": "dgx-a100-80gb"}}
