@@ -16,8 +16,9 @@ from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.files import choose, read_text, write_atomic
+from simpar.files import choose, write_atomic
 from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_target, read
+from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.nearest import ExportJob, Near, find_nearest, find_saving
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.source import ExportSource, SourceFlags, load_source
@@ -143,7 +144,7 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
     """
     if framework == TRACES:
         raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
-    imported = read(read_text(split_name(str(file))[0]), str(file), framework)
+    imported = read(text_of(split_name(str(file))[0]), str(file), framework)
     return imported if model is None else replace(imported, plan=imported.plan.model_copy(update={"model": model}))
 
 

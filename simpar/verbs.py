@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from simpar.architectures.training import Training
 from simpar.calls import coerce, refuses_unknown_keywords
 from simpar.errors import BadCall, UserError
-from simpar.files import COMMAND_LINE, parse, read_text, short
+from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
 from simpar.frameworks import load_reader
+from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.overrides import script_in
 from simpar.frameworks.recipes import split_name
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
@@ -203,5 +204,5 @@ def check(
 
 def account_of_import(file: str | Path, framework: str, imported: Imported) -> Account:
     """Every word of a text that was imported: used, without effect, deciding but not in the plan, or unknown."""
-    script = script_in(read_text(split_name(str(file))[0]), str(file))
+    script = script_in(text_of(split_name(str(file))[0]), str(file))
     return account_of_words(imported.words, load_reader(framework).words, script.gaps if script else {})

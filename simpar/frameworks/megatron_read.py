@@ -53,7 +53,7 @@ FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-nu
 RECOMPUTED = "--recompute-num-layers"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""Strategies of Megatron-FSDP; the first is the default (``core/distributed/distributed_data_parallel_config.py``)."""
+"""Strategies of Megatron-FSDP; the last is the default of the argument since April 2026, before it was the first."""
 
 
 def read(text: str, name: str) -> Imported:
@@ -233,7 +233,7 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
     zero = 1 if given.has("--use-distributed-optimizer") else 0
     kind = None
     if given.has("--use-megatron-fsdp"):
-        strategy = given.text(STRATEGY) or next(iter(STRATEGIES))
+        strategy = given.text(STRATEGY) or next(reversed(STRATEGIES))
         if strategy not in STRATEGIES:
             raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: {', '.join(STRATEGIES)}")
         zero = STRATEGIES[strategy]
@@ -334,7 +334,7 @@ def _every(given: Arguments, number: int) -> str:
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:
-    low = given.has("--grad-reduce-in-bf16") or "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS]
+    low = "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS] or given.has("--grad-reduce-in-bf16")
     given.has("--accumulate-allreduce-grads-in-fp32")
     precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
     gradients = None if precision == "fp32" else "bf16" if low else "fp32"
@@ -411,7 +411,7 @@ def _notes(given: Arguments) -> Iterator[str]:
     if given.text("--optimizer") in ("dist_muon", "adaptive_muon"):
         yield f"--optimizer {given.text('--optimizer')} is read as muon."
     if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
-        yield f"--use-megatron-fsdp shards nothing without {STRATEGY}."
+        yield f"--use-megatron-fsdp shards all without {STRATEGY} (before April 2026 it shards nothing)."
     number = given.number(RECOMPUTED) or 1
     if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
         yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."

@@ -14,6 +14,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
+from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences
@@ -37,6 +38,8 @@ COMMAND = "the command"
 SCRIPT = "a script that is not read: the batch, what is recomputed, the dtype of weights"
 """What a script may decide of which only the launcher's config is read."""
 STDIN = "standard input"
+LOG = "megatron-log"
+"""The reader of lists of arguments in logs."""
 _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
 SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
@@ -128,8 +131,8 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
             return given_text(text, STDIN, target, kind)
         return given_text(text, STDIN, target)
     path, _ = split_name(name)
-    text = files.read_text(path)
     suffix = Path(path).suffix
+    text = text_of(path)
     try:
         return given_text(text, name, target, suffix)
     except UserError as error:
@@ -161,6 +164,9 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if target is not None and target not in READERS:
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(READERS)}")
     check_digits(text, source)
+    if target in (None, LOG) and suffix not in SYNTAX and (target or is_log(text)):
+        ranks = list_of(text, source).number("world_size")
+        return _config(text, source, LOG, None, LaunchCommand(LOG, ranks=ranks))
     if suffix in (".yaml", ".yml") and target is None and (started := manifest_of(text, source)) is not None:
         return _of_manifest(started, source)
     if suffix in SYNTAX:

@@ -413,11 +413,11 @@ def test_every_cth_layer_is_counted_without_those_that_predict():
         assert back.memory.recompute == f"every:{count}"
 
 
-def test_fsdp_without_a_strategy_shards_nothing():
-    """Megatron-FSDP's default; a note says so."""
+def test_fsdp_without_a_strategy_shards_all():
+    """The argument's default since April 2026 (3499efe); a note says what it was before."""
     found = read("--micro-batch-size 1 --use-distributed-optimizer --use-megatron-fsdp", "train.sh", "megatron")
-    assert found.plan.data_parallel.zero == 0
-    assert any("shards nothing" in note for note in found.notes)
+    assert found.plan.data_parallel.zero == 3
+    assert any("shards all" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
