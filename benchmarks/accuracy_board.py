@@ -1,4 +1,4 @@
-"""The board of accuracy: errors by population and source over releases, the worst rows among them.
+"""The board of accuracy: errors by population and source, by device and by software stack, over releases; worst rows.
 
 Usage: python benchmarks/accuracy_board.py --record RELEASE [--validation FILE]
 
@@ -18,17 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 VALIDATION, KEPT = ROOT / "docs" / "validation.md", ROOT / "docs" / "accuracy.csv"
 FIGURES = ("modelled", "time median", "time p90", "memory median", "tau", "inside")
 """Columns of docs/validation.md that are kept of a release: errors in percent, a rank correlation, a share."""
+AXES = ("source", "device", "stack")
+"""Columns by one of which a table has its rows."""
 ALL = "**all**"
 NOW = "now"
 WORST_BY_SOURCE = "time p90"
 INTRODUCTION = """\
 # Board of accuracy
 
-Errors of predicted against measured runs that were published, by the population and the source that they are from, at
-each release and now. Time and memory are in percent (the median, and what nine in ten rows stay below); tau is the rank
-correlation of layouts of one job; inside is the share of rows whose time lies in its 90 % interval. Nothing is left
-out: rows of doubtful sources count, the worst rows are below, and what is not modelled is listed in
-[validation](../validation.md), from which every build of these pages makes this one.
+Errors of predicted against measured runs that were published, by the population and the source that they are from, by
+device and by software stack, at each release and now. Time and memory are in percent (the median, and what nine in ten
+rows stay below); tau is the rank correlation of layouts of one job; inside is the share of rows whose time lies in its
+90 % interval. Nothing is left out: rows of doubtful sources count, the worst rows are below, and what is not modelled
+is listed in [validation](../validation.md), from which every build of these pages makes this one.
 
 A run that is missing is added by one row: "Add a measured run" in the guide for contributors says how.
 """
@@ -52,13 +54,20 @@ def tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 def errors(text: str) -> dict[tuple[str, str], dict[str, str]]:
-    """The figures of a validation page by (population, source)."""
+    """The figures of a validation page by (population, source), and by (title of the table, device or stack)."""
     result = {}
     for title, rows in tables(text):
-        if rows and "source" in rows[0] and set(FIGURES) <= rows[0].keys():
+        name = next((each for each in AXES if rows and each in rows[0]), None)
+        if name and set(FIGURES) <= rows[0].keys():
             for row in rows:
-                result[title, row["source"]] = {name: row[name] for name in FIGURES}
+                result[title, row[name]] = {figure: row[figure] for figure in FIGURES}
     return result
+
+
+def axis_of(text: str, population: str) -> str:
+    """What the rows of a population's table are: sources, devices or stacks."""
+    (rows,) = [rows for title, rows in tables(text) if title == population and rows and set(FIGURES) <= rows[0].keys()]
+    return next(each for each in AXES if each in rows[0])
 
 
 def worst_rows(text: str) -> list[dict[str, str]]:
@@ -97,11 +106,12 @@ def board(text: str, releases: Mapping[str, Mapping[tuple[str, str], Mapping[str
         every = {**releases, NOW: present}
         rows = [[name, *_figures(each.get((population, ALL)))] for name, each in every.items()]
         lines += table(["release", *FIGURES], [row for row in rows if any(row[1:])])
-        lines += ["", "### By source, the widest errors first", ""]
+        axis = axis_of(text, population)
+        lines += ["", f"### By {axis}, the widest errors first", ""]
         last = next(reversed(releases.values()), {})
         mine = [(source, row) for (where, source), row in present.items() if where == population and source != ALL]
         mine.sort(key=lambda one: -_number(one[1][WORST_BY_SOURCE]))
-        head = ["source", *FIGURES, "time median at the last release"]
+        head = [axis, *FIGURES, "time median at the last release"]
         lines += table(head, [[s, *_figures(row), _was(last, s)] for s, row in mine])
     worst = worst_rows(text)
     lines += ["", f"## The {len(worst)} worst rows", ""]

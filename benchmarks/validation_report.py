@@ -1,9 +1,10 @@
 """Write docs/validation.md and its pictures from the development tables.
 
-Usage: python benchmarks/validation_report.py [--rows FILE]
+Usage: python benchmarks/validation_report.py [--rows FILE | --groups]
 
 Errors of left-out runs need every parameter moved once for every run (20 minutes on two cores); --rows FILE keeps
-these sensitivities for the next call, and takes the errors that calibrate_uncertainty.py left beside them.
+these sensitivities for the next call, and takes the errors that calibrate_uncertainty.py left beside them. --groups
+writes the tables by device and by software stack alone and leaves the rest of the page as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from normalise.tables import read_published
 from tables import DATA, ROOT
 
 from simpar.units import GIB
-from simpar.validation.summary import RowOutcome, summary
+from simpar.validation.summary import RowOutcome, figures_by, summary
 
 POPULATIONS = {
     "Runs as most people do them": (ORDINARY,),
@@ -35,6 +36,8 @@ COLUMNS = (
     ("static_memory_ape_median", "static median"), ("kendall_tau", "tau"), ("fit_accuracy", "fits right"),
     ("regret_mean", "regret mean"), ("interval_coverage", "inside"), ("interval_width_median", "width"),
 )  # fmt: skip
+GROUPS = {"device": "By device", "stack": "By software stack"}
+WHAT_GROUPS = "Rows of both populations that are modelled; columns as above."
 FITS = (
     ("ran_said_not_to_fit", "ran, said not to fit"), ("ran_said_not_to_fit_sure", "with 95 %"),
     ("oom_said_to_fit", "out of memory, said to fit"), ("oom_said_to_fit_sure", "with 95 %"),
@@ -100,12 +103,15 @@ def main() -> None:
     """Predict every row of every table and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
+    parser.add_argument("--groups", action="store_true", help="write the tables by device and by stack alone")
     arguments = parser.parse_args()
+    page = ROOT / "docs" / "validation.md"
+    if arguments.groups:
+        outcomes = [outcome for each in _predicted().values() for outcome in each]
+        page.write_text(with_groups(page.read_text(encoding="utf-8"), _groups(outcomes)))
+        return
     left_out = LeftOut.of(kept_runs(arguments.rows), arguments.rows)
-    by_population = {
-        name: [outcome for table in tables for outcome in published_outcomes(read_published(DATA / table))]
-        for name, tables in POPULATIONS.items()
-    }
+    by_population = _predicted()
     outcomes = [outcome for each in by_population.values() for outcome in each]
     lines = [
         "# Validation",
@@ -141,13 +147,43 @@ def main() -> None:
         "",
         "![Predicted against measured peak memory](images/validation_memory.png)",
         "",
+        *_groups(outcomes),
         *_peers(outcomes),
         *_reasons(outcomes),
         *_worst(outcomes),
     ]
-    (ROOT / "docs" / "validation.md").write_text("\n".join(lines) + "\n")
+    page.write_text("\n".join(lines) + "\n")
     _scatter(outcomes, "time", ROOT / "docs" / "images" / "validation_time.png")
     _scatter(outcomes, "memory", ROOT / "docs" / "images" / "validation_memory.png")
+
+
+def _predicted() -> dict[str, list[RowOutcome]]:
+    """Outcomes of all rows of every population."""
+    return {
+        name: [outcome for table in tables for outcome in published_outcomes(read_published(DATA / table))]
+        for name, tables in POPULATIONS.items()
+    }
+
+
+def _groups(outcomes: Sequence[RowOutcome]) -> list[str]:
+    """Lines of Markdown: the figures of both populations by device and by software stack."""
+    lines = list[str]()
+    for name, title in GROUPS.items():
+        rows = [
+            [group, str(each["rows"]), *(_cell(each[key]) for key, _ in COLUMNS)]
+            for group, each in [("**all**", summary(outcomes)), *figures_by(name, outcomes).items()]
+        ]
+        lines += [f"## {title}", "", WHAT_GROUPS, ""]
+        lines += [*_markdown([name, "rows", *(column for _, column in COLUMNS)], rows), ""]
+    return lines
+
+
+def with_groups(page: str, lines: Sequence[str]) -> str:
+    """A page with its sections by group replaced, or put in front of what follows the sections by source."""
+    first, *rest = re.split(r"(?m)^(?=## )", page)
+    sections = [section for section in rest if section.splitlines()[0].removeprefix("## ") not in GROUPS.values()]
+    at = next(number for number, section in enumerate(sections) if section.startswith("## By source")) + 1
+    return first + "".join([*sections[:at], "\n".join(lines) + "\n", *sections[at:]])
 
 
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

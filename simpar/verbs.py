@@ -22,6 +22,7 @@ from simpar.frameworks.recipes import split_name
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.environment import account_of_words
 from simpar.preflight.given import given_words
+from simpar.preflight.slices import slice_of
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
 from simpar.scenario import find_scenario, load_scenario
@@ -194,12 +195,13 @@ def check(
     words = [str(launch)] if isinstance(launch, str | Path) else coerce(launch, list, "launch", {Sequence: list})
     run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
     facts = CheckFlags(hardware, nodes, gpus, model, seq_len, global_batch, stack, fits_with, run)
-    given = given_words(words, framework)
-    if ask:
-        from simpar.preflight.ask import ask_framework
+    with slice_of(facts):
+        given = given_words(words, framework)
+        if ask:
+            from simpar.preflight.ask import ask_framework
 
-        given = ask_framework(given)
-    return check_launch(given, facts)
+            given = ask_framework(given)
+        return check_launch(given, facts)
 
 
 def account_of_import(file: str | Path, framework: str, imported: Imported) -> Account:

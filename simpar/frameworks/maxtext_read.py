@@ -9,6 +9,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with, sizes_of
 from simpar.frameworks.maxtext import MINIMAL, MODELS, REMAT
+from simpar.frameworks.open_axes import filled, spread
 from simpar.frameworks.overrides import (
     ToldReader,
     assigned,
@@ -37,6 +38,7 @@ QUANTIZED = {"": None, "fp8": "fp8", "te_fp8_delayedscaling": "fp8", "te_fp8_cur
              "fp8_full": "fp8", "fp8_gpu": "fp8", "te_mxfp8": "mxfp8"}  # fmt: skip
 PER_DEVICE, SEQ_LEN = 12.0, 2048
 """Defaults of ``per_device_batch_size`` and ``max_target_length`` (configs/base.yml of 0.2.5)."""
+OPEN = -1
 AXES = ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "tensor_transpose", "context", "expert",
         "pipeline", "sequence", "autoregressive", "diloco")  # fmt: skip
 POLICIES = {theirs: ours for ours, theirs in REMAT.items()} | {"minimal_flash": MINIMAL, "none": "none"}
@@ -98,6 +100,9 @@ def plan_in(data: Mapping[str, Any], name: str) -> Imported:
     """The plan that a mapping of options over MaxText's base config is. Raises UserError."""
     given = reader_of(data, name)
     sizes, far = ({axis: _size(given, f"{place}_{axis}_parallelism") for axis in AXES} for place in ("ici", "dcn"))
+    sizes, filled_note = _filled(given, sizes)
+    if given.get("dcn_data_parallelism", OPEN) == OPEN and given.get("dcn_fsdp_parallelism", 1) != OPEN:
+        far = spread(far, "data")
     tp = _product(sizes, far, "tensor", "tensor_sequence", "tensor_transpose")
     cp, pp, ep = (
         _product(sizes, far, "context", "sequence"),
@@ -152,7 +157,7 @@ def plan_in(data: Mapping[str, Any], name: str) -> Imported:
         values |= {"micro_batch": max(1, int(micro) // microbatches)}
         repeats = given.whole("num_pipeline_repeats", -1) or -1
         values |= {"vpp": repeats} if repeats > 1 else {}
-    notes = tuple(filter(None, (note, *given.misspelt())))
+    notes = tuple(filter(None, (note, filled_note, *given.misspelt())))
     given.used |= {key for key, value in given.values_.items() if key.startswith(("ici_", "dcn_")) and value in (1, -1)}
     asks = {"model": "" if config else note}
     return Imported(plan_said(values), given.words(), notes, local, sizes=told, asks=asks, config=config)
@@ -190,13 +195,27 @@ def owns(data: Mapping[str, Any]) -> bool:
 
 
 def _size(given: ConfigReader, key: str) -> int:
-    """The size of an axis; 1 where it is open (-1), which axes of data and of their shards may be. Raises UserError."""
+    """The size of an axis; 1 where it is open (-1), as axes of data may be, and OPEN for others inside of a slice.
+
+    Raises UserError.
+    """
     value = given.whole(key, -1)
     if value == -1 and not any(f"_{axis}_parallelism" in key for axis in ("data", "fsdp")):
-        raise UserError(
-            f"{given.source}: {key} = -1: allowed: its size, here, where the devices of a slice are not said"
-        )
+        if key.startswith("dcn_"):
+            raise UserError(f"{given.source}: {key} = -1: allowed: its size, as the number of slices is not said")
+        return OPEN
     return value if value is not None and value > 0 else 1
+
+
+def _filled(given: ConfigReader, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:
+    """The sizes inside of a slice without open ones, and a note (``fill_unspecified_mesh_axes`` of max_utils.py)."""
+    if OPEN not in sizes.values():
+        return dict(sizes), ""
+    said = {f"ici_{axis}_parallelism": size for axis, size in sizes.items()}
+    shards = "ici_fsdp_parallelism"  # base.yml leaves it open
+    said |= {key: OPEN for key in said if given.get(key, OPEN if key == shards else 1) == OPEN}
+    full, note = filled(said, given.source)
+    return {axis: full[f"ici_{axis}_parallelism"] for axis in sizes}, note
 
 
 def _product(sizes: Mapping[str, int], far: Mapping[str, int], *axes: str) -> int:
@@ -322,6 +341,7 @@ READER = Reader(
     words=WordTable(
         idle=(
             "base_config",
+            "pure_nnx*",
             "run_name",
             "steps",
             "learning_rate*",

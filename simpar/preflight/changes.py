@@ -18,6 +18,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.preflight.check import Checked, CheckFlags, check_launch
 from simpar.preflight.given import given_words
+from simpar.preflight.slices import slice_of
 from simpar.report.words import memory_state, step_time_words
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
@@ -108,7 +109,8 @@ def verdict_of(path: str, asked: argparse.Namespace) -> Verdict:
             given.hardware, given.nodes, given.gpus, given.model, given.seq_len, given.global_batch, given.stack,
             given.fits_with,
         )  # fmt: skip
-        return Verdict(path, check_launch(given_words([path], given.framework), facts))
+        with slice_of(facts):
+            return Verdict(path, check_launch(given_words([path], given.framework), facts))
     except (UserError, ValueError, OSError) as error:
         return Verdict(path, None, str(error))
 

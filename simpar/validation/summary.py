@@ -19,7 +19,7 @@ CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "gl
 class RowOutcome:
     """One row of a table: its cell (the rows that are compared for regret), measurement, and prediction or reason.
 
-    ``read_as`` says what its columns of cluster and software were read as.
+    ``read_as`` says what its columns of cluster and software were read as; ``device`` and ``stack`` are their names.
     """
 
     row: int
@@ -31,6 +31,8 @@ class RowOutcome:
     reason: str = ""
     suspect: str = ""
     read_as: str = ""
+    device: str = ""
+    stack: str = ""
 
     @property
     def time_error(self) -> float | None:
@@ -60,11 +62,20 @@ class RowOutcome:
 
 
 def summary(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
-    """The JSON of ``simpar validate`` without its rows: overall figures and ``by_source``."""
-    sources: dict[str, list[RowOutcome]] = defaultdict(list)
+    """The JSON of ``simpar validate`` without its rows: overall figures, and ``by_source``, device and stack.
+
+    Rows that are not modelled have neither device nor stack, nor have single kernels a stack.
+    """
+    return {**figures(outcomes), **{f"by_{name}": figures_by(name, outcomes) for name in ("source", "device", "stack")}}
+
+
+def figures_by(name: str, outcomes: Sequence[RowOutcome]) -> dict[str, dict[str, Any]]:
+    """Figures of the rows of every source, device or stack, as ``name`` says."""
+    groups: dict[str, list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
-        sources[outcome.source].append(outcome)
-    return {**figures(outcomes), "by_source": {name: figures(rows) for name, rows in sorted(sources.items())}}
+        if name == "source" or getattr(outcome, name):
+            groups[getattr(outcome, name)].append(outcome)
+    return {each: figures(rows) for each, rows in sorted(groups.items())}
 
 
 def figures(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:

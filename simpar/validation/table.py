@@ -18,7 +18,7 @@ from simpar.validation import collectives, kernels
 from simpar.validation.cells import Row, Unmodelled, format_cell, text
 from simpar.validation.columns import find_unread_columns
 from simpar.validation.open_settings import choose_open_settings
-from simpar.validation.predict import Prediction, has_rate, with_rates
+from simpar.validation.predict import Prediction, cluster_of, has_rate, with_rates
 from simpar.validation.profile_overrides import AS_NAMED, ProfileOverrides, resolve_paths
 from simpar.validation.rows import Case, Measurements, read_measurements
 from simpar.validation.summary import CELL, RowOutcome, summary
@@ -177,7 +177,15 @@ def outcome(
         entry, actual, prediction = predicted(row, chosen)
     except (Unmodelled, UserError) as reason:
         return replace(blank, reason=str(reason).partition("\n")[0])
-    return replace(blank, measured=actual, prediction=prediction, suspect=suspect(row), read_as=entry.read_as)
+    return replace(
+        blank,
+        measured=actual,
+        prediction=prediction,
+        suspect=suspect(row),
+        read_as=entry.read_as,
+        device=cluster_of(entry).device.name,
+        stack=entry.stack,
+    )
 
 
 def label(row: Row) -> str:
