@@ -40,7 +40,10 @@ class Place:
         Those in documents differ between the sequences of a microbatch: int64[batch, length].
         """
         documents = boundaries.current()
-        return self.context.positions(length).to(device) if documents is None else documents.positions
+        if documents is not None and self.context.cp == 1:
+            return documents.positions
+        here = self.context.positions(length).to(device)
+        return here if documents is None else documents.positions[:, here]
 
     def residual_positions(self, length: int, device: Any) -> Tensor:
         """:meth:`positions` for the residual stream, if it is sharded over the sequence."""
@@ -117,10 +120,12 @@ class CoreAttention(nn.Module):
 
     def _core(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes [batch, heads, seq, head_dim]."""
-        return boundaries.by_document(self._of_one, query, key, value)
+        if self.place.context.cp > 1:  # which knows the documents itself: its part holds parts of them
+            return self._of_one(query, key, value)
+        return boundaries.by_document(self._of_one, query, key, value, dim=2)
 
     def _of_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The same of sequences that are one document each."""
+        """The same of sequences that are one document each, but for context parallelism."""
         window, length = self.mask.window, key.shape[2]
         windowed = window is not None and window < length
         masked = windowed or self.alibi

@@ -34,6 +34,11 @@ class PositionRange:
     step: int
     length: int
 
+    def within(self, part: slice) -> tuple[int, "PositionRange"]:
+        """Those of its positions that are in a part of the sequence, behind the number of those before it."""
+        first, end = (min(max(0, -(-(at - self.start) // self.step)), self.length) for at in (part.start, part.stop))
+        return first, PositionRange(self.start + first * self.step, self.step, end - first)
+
     @property
     def last(self) -> int:
         """The largest position."""
@@ -46,7 +51,7 @@ class PositionRange:
 
 @dataclass(frozen=True)
 class Band:
-    """Query i of ``rows`` sees key j of as many ``columns`` if -left <= j - i <= right; None is no limit.
+    """Query i of ``rows`` sees key j of ``columns`` if -left <= j - i <= right; None is no limit.
 
     Both limits are at least 0, so every query sees a key.
     """
@@ -58,8 +63,13 @@ class Band:
 
     @property
     def is_simple(self) -> bool:
-        """Whether queries see all keys, or all that are not later."""
-        return self.left is None and self.right in (None, 0)
+        """Whether queries see all keys, or of as many keys all that are not later."""
+        return self.left is None and (self.right is None or (self.right == 0 and self.is_square))
+
+    @property
+    def is_square(self) -> bool:
+        """Whether there are as many keys as queries, without which kernels count from another corner."""
+        return bool(self.rows.stop - self.rows.start == self.columns.stop - self.columns.start)
 
     @property
     def is_causal(self) -> bool:
@@ -72,7 +82,7 @@ class Band:
             return None
         size = self.columns.stop - self.columns.start
         ahead = torch.arange(size, device=device) - torch.arange(first, last, device=device)[:, None]
-        low, high = size if self.left is None else self.left, size if self.right is None else self.right
+        low, high = last if self.left is None else self.left, size if self.right is None else self.right
         return (ahead >= -low) & (ahead <= high)
 
 
@@ -82,17 +92,18 @@ def band(query: PositionRange, key: PositionRange, window: int | None) -> Band |
     Query i is at q + s i and key j at k + s j. Their distance must be at least 0 and below the window, which gives two
     limits of j - i. Queries and keys at either end that are left with nothing are cut off.
     """
-    assert (query.step, query.length) == (key.step, key.length), "parts of a sequence are alike"
-    ahead, length = query.start - key.start, query.length
+    assert query.step == key.step, "parts of a sequence are spaced alike"
+    ahead = query.start - key.start
     # 0 <= ahead + s (i - j) < window  <=>  -(window - 1 - ahead) / s <= j - i <= ahead / s
     right = ahead // query.step
-    left = length if window is None else (window - 1 - ahead) // query.step
-    if max(-right, -left) >= length or left + right < 0:
+    left = query.length if window is None else (window - 1 - ahead) // query.step
+    rows = slice(max(0, -right), min(query.length, key.length + left))
+    columns = slice(max(0, -left), min(key.length, query.length + right))
+    if rows.stop <= rows.start or columns.stop <= columns.start or left + right < 0:
         return None
-    rows, columns = (slice(max(0, -right), length - max(0, -left)), slice(max(0, -left), length - max(0, -right)))
-    size = rows.stop - rows.start
+    last, latest = rows.stop - rows.start - 1, columns.stop - columns.start - 1
     left, right = (left + right if right < 0 else max(left, 0)), (left + right if left < 0 else max(right, 0))
-    return Band(rows, columns, left if left < size - 1 else None, right if right < size - 1 else None)
+    return Band(rows, columns, left if left < last else None, right if right < latest else None)
 
 
 def is_fused(query: Tensor) -> bool:
@@ -146,7 +157,7 @@ def backward(query: Tensor, key: Tensor, value: Tensor, known: Known, seen: Band
 
 def _takes(query: Tensor, seen: Band) -> bool:
     """Whether CUDA's kernels compute this band; AMD's have no windows."""
-    return is_fused(query) and (seen.is_simple or torch.version.hip is None)
+    return is_fused(query) and (seen.is_simple or (seen.is_square and torch.version.hip is None))
 
 
 def _windows(query: Tensor, seen: Band) -> dict[str, Any]:

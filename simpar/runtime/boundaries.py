@@ -1,8 +1,9 @@
 """Documents of packed sequences: attention stays inside each of them, and positions count from its beginning.
 
 Modules read here which documents the microbatch has that is under way, as they read weights that were cast once: every
-stage of a pipeline knows them from the data. Attention computes one document after the other, so that its work is that
-of the documents, as it is simulated (:mod:`simpar.architectures.documents`).
+stage of a pipeline knows them from the data. Attention, and what carries a state along the sequence, compute one
+document after the other, so that their work is that of the documents, as it is simulated
+(:mod:`simpar.architectures.documents`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,10 @@ _current: list["PackedDocuments | None"] = [None]
 
 @dataclass(frozen=True, eq=False)
 class PackedDocuments:
-    """Positions in their documents of a microbatch's tokens, int64[batch, seq], and every sequence's documents."""
+    """Positions in their documents of a microbatch's tokens, int64[batch, seq], and every sequence's documents.
+
+    Both are of whole sequences, also where a rank has a part of them.
+    """
 
     positions: Tensor
     pieces: tuple[tuple[slice, ...], ...]
@@ -61,13 +65,14 @@ def following(function: Callable[..., Any], documents: Callable[[], Sequence[Pac
     return call
 
 
-def by_document(core: Callable[..., Tensor], *heads: Tensor) -> Tensor:
-    """A core attention of [batch, heads, seq, head_dim], within the present documents."""
+def by_document(core: Callable[..., Tensor], *whole: Tensor, dim: int) -> Tensor:
+    """A function of tensors [batch, ...] whose ``dim`` is the sequence, within the present documents."""
     documents = current()
     if documents is None:
-        return core(*heads)
+        return core(*whole)
     rows = []
     for row, pieces in enumerate(documents.pieces):
-        mine = [x[row : row + 1] for x in heads]
-        rows.append(torch.cat([core(*(x[:, :, piece] for x in mine)) for piece in pieces], dim=2))
+        mine = [x[row : row + 1] for x in whole]
+        parts = [core(*(x.narrow(dim, each.start, each.stop - each.start) for x in mine)) for each in pieces]
+        rows.append(torch.cat(parts, dim=dim))
     return torch.cat(rows)

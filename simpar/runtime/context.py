@@ -7,8 +7,9 @@ groups, keys and values travel around a ring while attention to the current bloc
 A rank's tokens are one or two runs of evenly spaced positions, so queries of a run see a band of the keys of any run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simpar.dataclass import dataclass
-from simpar.runtime import banded
+from simpar.runtime import banded, boundaries
 from simpar.runtime.banded import Band, PositionRange, band
 
 
@@ -75,15 +76,18 @@ def attention(
 ) -> Tensor:
     """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim].
 
-    ``sinks`` [heads] are logits of a key without a value that every query of a head sees.
+    ``sinks`` [heads] are logits of a key without a value that every query of a head sees. Of documents that are kept
+    apart, each token sees its own; a single rank is given one after the other.
     """
+    known = boundaries.current() if context.cp > 1 else None
+    documents = None if known is None else known.pieces
     if context.ulysses > 1:
         if key.shape[1] % context.ulysses:
             key, value = (x.repeat_interleave(context.ulysses // key.shape[1], dim=1) for x in (key, value))
         query, key, value = (_Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
         if sinks is not None:
             sinks = sinks.chunk(context.ulysses)[dist.get_rank(context.head_group)]
-    out = _BlockwiseAttention.apply(query, key, value, sinks, context, window)
+    out = _BlockwiseAttention.apply(query, key, value, sinks, context, window, documents)
     return _Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
 
 
@@ -115,21 +119,21 @@ class _BlockwiseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        """Join the results of all blocks; ``rest`` are sinks, context and window."""
-        sinks, context, window = rest
+        """Join the results of all blocks; ``rest`` are sinks, context, window and every sequence's documents."""
+        sinks, context, window, documents = rest
         seq_len = query.shape[2] * context.groups
         mine = context.runs(context.group, seq_len)
         out, lse = _empty(query)
         for group, block in _travel(torch.stack((key, value)), context):
-            for seen in _seen(mine, context.runs(group, seq_len), window):
-                rows, (keys, values) = seen.rows, block[:, :, :, seen.columns].unbind(0)
-                _join(out, lse, rows, banded.forward(query[:, :, rows], keys, values, seen))
+            for each, seen in _seen(mine, context.runs(group, seq_len), window, documents):
+                rows, (keys, values) = seen.rows, block[:, each, :, seen.columns].unbind(0)
+                _join(out[each], lse[each], rows, banded.forward(query[each, :, rows], keys, values, seen))
         if sinks is not None:
             without, lse = lse, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
             out *= (without - lse).exp().unsqueeze(-1)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, sinks, out, lse)
-        ctx.context, ctx.window = context, window
+        ctx.context, ctx.window, ctx.documents = context, window, documents
         return out
 
     @staticmethod
@@ -143,17 +147,17 @@ class _BlockwiseAttention(torch.autograd.Function):
         home = _Homecoming(context, torch.stack((key, value)))
         for group, block in _travel(torch.stack((key, value)), context):
             d_block = torch.zeros_like(block, dtype=lse.dtype)
-            for seen in _seen(mine, context.runs(group, seq_len), window):
-                rows, (keys, values) = seen.rows, block[:, :, :, seen.columns].unbind(0)
-                known = (gradient[:, :, rows], out[:, :, rows], lse[:, :, rows])
-                d_ours, *d_theirs = banded.backward(query[:, :, rows], keys, values, known, seen)
-                d_query[:, :, rows] += d_ours
-                for place, each in zip(d_block.unbind(0), d_theirs, strict=True):
-                    place[:, :, seen.columns] += each
+            for each, seen in _seen(mine, context.runs(group, seq_len), window, ctx.documents):
+                rows, (keys, values) = seen.rows, block[:, each, :, seen.columns].unbind(0)
+                known = (gradient[each, :, rows], out[each, :, rows], lse[each, :, rows])
+                d_ours, *d_theirs = banded.backward(query[each, :, rows], keys, values, known, seen)
+                d_query[each, :, rows] += d_ours
+                for place, theirs in zip(d_block.unbind(0), d_theirs, strict=True):
+                    place[each, :, seen.columns] += theirs
             home.add(group, d_block)
         d_key, d_value = home.arrived().unbind(0)
         d_sinks = None if sinks is None else _of_sinks(sinks, gradient, out, lse)
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None, None
 
 
 def _of_sinks(sinks: Tensor, gradient: Tensor, out: Tensor, lse: Tensor) -> Tensor:
@@ -171,23 +175,50 @@ def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(query, dtype=wide), lse
 
 
-def _seen(rows: tuple[PositionRange, ...], columns: tuple[PositionRange, ...], window: int | None) -> Iterator[Band]:
-    """The band that every run of queries sees of every run of keys, in indices of the local tensors."""
-    for at, row in _placed(rows):
-        for there, column in _placed(columns):
+Placed = Sequence[tuple[int, PositionRange]]
+"""Runs, each behind the index of its first position in the local tensors."""
+
+
+def _seen(
+    mine: Sequence[PositionRange],
+    theirs: Sequence[PositionRange],
+    window: int | None,
+    documents: Sequence[Sequence[slice]] | None,
+) -> Iterator[tuple[slice, Band]]:
+    """Which sequences see what: the bands that runs of queries see of runs of keys, in indices of the local tensors.
+
+    All sequences are one document unless ``documents`` lists those of each.
+    """
+    queries, keys = _placed(mine), _placed(theirs)
+    if documents is None:
+        yield from ((slice(None), band) for band in _bands(queries, keys, window))
+        return
+    for number, pieces in enumerate(documents):
+        for piece in pieces:
+            bands = _bands(_within(queries, piece), _within(keys, piece), window)
+            yield from ((slice(number, number + 1), band) for band in bands)
+
+
+def _bands(queries: Placed, keys: Placed, window: int | None) -> Iterator[Band]:
+    for at, row in queries:
+        for there, column in keys:
             if (seen := band(row, column, window)) is not None:
                 yield replace(seen, rows=_moved(seen.rows, at), columns=_moved(seen.columns, there))
+
+
+def _within(every: Placed, piece: slice) -> Placed:
+    """What of the runs is inside a part of the sequence."""
+    clipped = ((start, *run.within(piece)) for start, run in every)
+    return [(start + before, run) for start, before, run in clipped if run.length]
 
 
 def _moved(part: slice, start: int) -> slice:
     return slice(start + part.start, start + part.stop)
 
 
-def _placed(every: tuple[PositionRange, ...]) -> Iterator[tuple[int, PositionRange]]:
-    start = 0
-    for run in every:
-        yield start, run
-        start += run.length
+def _placed(every: Sequence[PositionRange]) -> Placed:
+    starts = accumulate((run.length for run in every), initial=0)
+    return [*zip(starts, every, strict=False)]
 
 
 def _travel(block: Tensor, context: ContextRank) -> Iterator[tuple[int, Tensor]]:

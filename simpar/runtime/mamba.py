@@ -5,6 +5,7 @@ and y_t = c_t h_t + skip x_t, with time steps d_t = softplus(step + bias) and a 
 Inside a chunk that is a masked product like attention's, between chunks one step a chunk [Dao and Gu 2024, arXiv
 2405.21060, section 6]. Steps and sums of decays are computed in fp32 or wider. Tensor-parallel ranks have the heads of
 some groups each (section 8.1 there); vectors and the convolution are whole on every rank, which uses its part.
+Documents that are kept apart begin with a state of zero, and with zeros before their first token in the convolution.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simpar.architectures.graph import Operator
+from simpar.runtime.boundaries import by_document
 
 MIXER_NORM = "mixer_norm"
 DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
@@ -48,7 +50,12 @@ class Convolution(OfHeads):
         weight, bias = (torch.cat([self.own(each) for each in p.split(self.sizes)]) for p in (self.weight, self.bias))
         features, width = weight.shape
         kernel = weight.to(x.dtype).unsqueeze(1)
-        y = functional.conv1d(functional.pad(x, (width - 1, 0)), kernel, bias.to(x.dtype), groups=features)
+        shift = bias.to(x.dtype)
+
+        def convolved(part: Tensor) -> Tensor:
+            return functional.conv1d(functional.pad(part, (width - 1, 0)), kernel, shift, groups=features)
+
+        y = by_document(convolved, x, dim=2)
         sizes = [size // self.part[1] for size in self.sizes]
         return *functional.silu(y.transpose(1, 2)).split(sizes, dim=-1), steps
 
@@ -72,7 +79,10 @@ class Scan(OfHeads):
         ranks = self.part[1]
         heads = x.unflatten(-1, (self.heads // ranks, -1)).to(wide)
         by_group = [each.unflatten(-1, (self.groups // ranks, -1)).to(wide) for each in (b, c)]
-        y = scan(heads, size, -torch.exp(decay), *by_group, chunk=self.chunk)
+        falling = -torch.exp(decay)
+        y = by_document(
+            lambda x, size, b, c: scan(x, size, falling, b, c, chunk=self.chunk), heads, size, *by_group, dim=1
+        )
         return (y + heads * skip[:, None]).flatten(-2).to(x.dtype)
 
 

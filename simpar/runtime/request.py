@@ -139,7 +139,7 @@ def make_ready(
             f"--text with --nnodes {nodes}: every node would encode it; allowed: simpar tokenize, then --tokens FOLDER"
         )
     if job.data.apart:
-        check_apart(prepared.plan, prepared.strategy, graph, compiled=job.machine.compile)
+        check_apart(prepared.strategy, graph, compiled=job.machine.compile)
     job = tokenised(job)
     _check_tokenizer(job)
     if graph is not None:

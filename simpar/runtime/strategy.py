@@ -426,13 +426,11 @@ def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
         raise UserError(f"plan.cp = {plan.mesh.cp}: the runtime passes no states on; allowed: 1")
 
 
-def check_apart(plan: Plan, strategy: Strategy, graph: ModelGraph | None, *, compiled: bool) -> None:
+def check_apart(strategy: Strategy, graph: ModelGraph | None, *, compiled: bool) -> None:
     """Raise UserError where documents of a sequence cannot be kept apart."""
     for wrong, said in (
         (graph is None, "a model of your own masks its attention itself"),
         (graph is not None and bool(graph.auxiliary), "further tokens are predicted across documents"),
-        (graph is not None and "mamba_heads" in graph.dims, "state-space layers pass states from one to the next"),
-        (plan.mesh.cp > 1, f"plan.cp = {plan.mesh.cp}: attention to parts of a sequence sees all of it"),
         (strategy.reduction in ("stages", "one_process"), "stages of their own, and kind = single_process"),
         (compiled, "--compile: documents differ in every microbatch"),
     ):

@@ -19,32 +19,50 @@ HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 6, 16
 WAYS = [("contiguous", None), ("zigzag", None), ("striped", None), ("zigzag", 5), ("striped", 3), ("contiguous", 6)]
 
 
-def written_out(length: int, left: int | None, right: int | None) -> torch.Tensor:
-    """A band as a mask, bool[length, length]; a limit of None or less than 0 is none."""
-    ahead = torch.arange(length) - torch.arange(length)[:, None]
+def written_out(length: int, left: int | None, right: int | None, keys: int | None = None) -> torch.Tensor:
+    """A band as a mask, bool[length, keys or length]; a limit of None or less than 0 is none."""
+    ahead = torch.arange(keys or length) - torch.arange(length)[:, None]
     low = length if left is None or left < 0 else left
-    high = length if right is None or right < 0 else right
+    high = (keys or length) if right is None or right < 0 else right
     return (ahead >= -low) & (ahead <= high)
 
 
 @given(
-    start=st.tuples(st.integers(0, 12), st.integers(0, 12)), step=st.integers(1, 3), length=st.integers(1, 5),
-    window=st.one_of(st.none(), st.integers(1, 9)),
+    start=st.tuples(st.integers(0, 12), st.integers(0, 12)), step=st.integers(1, 3),
+    lengths=st.tuples(st.integers(1, 5), st.integers(1, 5)), window=st.one_of(st.none(), st.integers(1, 9)),
 )  # fmt: skip
-def test_a_band_is_what_the_positions_say(start, step, length, window):
+def test_a_band_is_what_the_positions_say(start, step, lengths, window):
     """Cut to its rows and columns, a band equals the mask written out; outside of them nothing is seen."""
-    query, key = (PositionRange(each, step, length) for each in start)
+    query, key = (PositionRange(each, step, length) for each, length in zip(start, lengths, strict=True))
     distance = query.positions()[:, None] - key.positions()[None, :]
     expected = (distance >= 0) & (distance < (window or 1000))
     found, seen = torch.zeros_like(expected), band(query, key, window)
     if seen is not None:
-        size = seen.rows.stop - seen.rows.start
-        assert size == seen.columns.stop - seen.columns.start
-        found[seen.rows, seen.columns] = written_out(size, seen.left, seen.right)
+        size, keys = (part.stop - part.start for part in (seen.rows, seen.columns))
+        assert size == keys or lengths[0] != lengths[1]
+        found[seen.rows, seen.columns] = written_out(size, seen.left, seen.right, keys)
         assert min(found[seen.rows].sum(1)) > 0
         part = seen.mask(0, size, "cpu")
-        assert torch.equal(found[seen.rows, seen.columns], torch.ones(size, size) > 0 if part is None else part)
+        every = torch.ones(size, keys) > 0
+        assert torch.equal(found[seen.rows, seen.columns], every if part is None else part)
+        if seen.is_simple:
+            assert torch.equal(found[seen.rows, seen.columns], every.tril() if seen.is_causal else every)
     assert torch.equal(found, expected)
+
+
+@given(
+    start=st.integers(0, 12), step=st.integers(1, 3), length=st.integers(0, 6),
+    part=st.tuples(st.integers(0, 20), st.integers(0, 12)),
+)  # fmt: skip
+def test_what_of_a_run_is_in_a_part(start, step, length, part):
+    """The positions themselves, behind as many as lie before the part."""
+    whole, inside = PositionRange(start, step, length), slice(part[0], sum(part))
+    before, found = whole.within(inside)
+    every = [start + step * index for index in range(length)]
+    assert [found.start + step * index for index in range(found.length)] == [
+        each for each in every if inside.start <= each < inside.stop
+    ]
+    assert not found.length or before == sum(each < inside.start for each in every)
 
 
 def flash_forward(query, key, value, *rest, scale, window_size_left=None, window_size_right=None):

@@ -82,6 +82,19 @@ def alone(model, folder):
                 ("gpt_oss", ["--nproc", "2"]),
                 ("deepseek_v2", ["--nproc", "2", "--zero", "1"]),
                 ("deepseek_v2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"]),
+                ("llama", ["--nproc", "2", "--cp", "2", "--micro-batch", "2"]),
+                ("llama", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_balance=striped", "--zero", "3"]),
+                ("llama", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_balance=contiguous"]),
+                ("llama", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_method=all_gather", "--recompute", "full"]),
+                ("llama", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_method=ulysses", "--micro-batch", "2"]),
+                ("llama", ["--nproc", "4", "--cp", "4", "--set", "plan.cp_method=ring", "--set", "plan.ulysses=2"]),
+                ("gemma3_text", ["--nproc", "2", "--cp", "2", "--set", "plan.cp_method=ring"]),
+                ("gpt_oss", ["--nproc", "2", "--cp", "2"]),
+                ("deepseek_v2", ["--nproc", "2", "--cp", "2"]),
+                ("nemotron_h", ["--nproc", "2", "--zero", "2"]),
+                ("nemotron_h", ["--nproc", "2", "--tp", "2", "--sequence-parallel"]),
+                ("nemotron_h", ["--nproc", "2", "--pp", "2", "--micro-batch", "2"]),
+                ("falcon_h1", ["--nproc", "1", "--micro-batch", "4"]),
             )
         ),
     ],
@@ -172,11 +185,17 @@ HYBRID = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("model", "plan"), [("tiny-llama", {"cp": 2}), (HYBRID, {"dp": 2})])
+def test_parts_of_documents_and_states_are_predicted(tmp_path, model, plan):
+    """Less attention than without documents, in context parallelism and beside state-space layers."""
+    corpus(tmp_path)
+    flop = [simulate_job(ready(tmp_path, model=model, plan=plan, apart=apart)).speed for apart in (True, False)]
+    assert flop[0].model_flops_per_step < flop[1].model_flops_per_step
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"plan": {"cp": 2}}, "--apart: plan.cp = 2: attention to parts of a sequence sees all of it; allowed: --acr"),
-        ({"model": HYBRID}, "--apart: state-space layers pass states from one to the next"),
         ({"machine": {"compile": True}}, "--apart: --compile"),
         ({"pack": False}, "--apart with --no-pack"),
         (
