@@ -54,6 +54,8 @@ def _scalar(text: str, value: str) -> Any:
         read = YAML(typ="safe", pure=True).load(value)
     except (YAMLError, ValueError):
         raise UserError(f"--set {text}: {value!r} is not a YAML value") from None
+    if isinstance(read, dict) and (name := str(next(iter(read), ""))).isalnum():
+        raise UserError(f"--set {text}: is set key by key: --set {text.partition('=')[0]}.{name}=VALUE")
     items = read if isinstance(read, list) else [read]
     if not all(item is None or isinstance(item, str | int | float) for item in items):
         raise UserError(f"--set {text}: needs a number, text, true, false, null or a list of these")

@@ -33,6 +33,12 @@ def test_a_malformed_setting_is_refused_in_one_line(text):
     assert "--set" in str(caught.value)
 
 
+def test_a_section_is_set_key_by_key():
+    """The message names the key of its first entry."""
+    with pytest.raises(UserError, match=r"key by key: --set perturbation.slow_ranks.0=VALUE$"):
+        parse_setting("perturbation.slow_ranks={0: 1.2}")
+
+
 def test_values_are_set_without_touching_the_original():
     """with_value copies the sections it changes."""
     data = {"plan": {"tp": 1}}

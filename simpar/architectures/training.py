@@ -47,6 +47,15 @@ class Training(Strict):
     documents: Documents | None = None
     tokens: Tokens | None = Field(None, description="tokens of the whole run, such as 15T, 300B or 1.4e12")
 
+    @model_validator(mode="after")
+    def _whole_run_has_a_step(self) -> Self:
+        if self.tokens is not None and self.tokens < self.tokens_per_step:
+            raise ValueError(
+                f"tokens = {self.tokens:,} of the whole run: a step alone takes {self.tokens_per_step:,}; allowed: at "
+                "least as many, such as 15T"
+            )
+        return self
+
     def __repr__(self) -> str:
         return f"Training({', '.join(f'{name}={value!r}' for name, value in self if value is not None)})"
 

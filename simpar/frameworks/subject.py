@@ -30,6 +30,7 @@ from simpar.stacks.stack import Stack, load_stack
 
 DEVICES_PER_NODE = 8
 """Devices per node if no cluster is named."""
+NO_EXPORT = "no export to this framework writes it"
 PASSIVE = (*Record.model_fields, "micro_batch")
 
 
@@ -230,11 +231,11 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
         part = getattr(plan, section)
         names = type(part).model_fields if isinstance(part, BaseModel) else ()
         if not names and part not in (getattr(blank, section), getattr(habit, section)):
-            yield Loss(section, part, "the exporters do not know this field")
+            yield Loss(section, part, NO_EXPORT)
         for name in names:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
             if (section, name) not in known_to_exporters and name not in known and getattr(part, name) not in usual:
-                yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
+                yield Loss(f"{section}.{name}", getattr(part, name), NO_EXPORT)
 
 
 def _short(value: Any) -> str:

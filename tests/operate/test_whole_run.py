@@ -53,6 +53,13 @@ def test_other_tokens_are_refused(text):
         simpar.Training(seq_len=1, global_batch=1, tokens=text)
 
 
+def test_a_run_of_less_than_a_step_is_refused():
+    """Two tokens are no run."""
+    with pytest.raises(ValueError, match=r"tokens = 2 .* a step alone takes 8,192; allowed: at least as many"):
+        simpar.Training(seq_len=1024, global_batch=8, tokens=2)
+    assert simpar.Training(seq_len=1024, global_batch=8, tokens=8192).tokens == 8192
+
+
 def test_amounts_are_those_of_the_steps(result):
     """Days, hours, dollars and energy are of as many steps as the tokens take, the last a whole one; so are bounds."""
     found, steps = result.whole_run, -(-TOKENS // (2048 * 512))
