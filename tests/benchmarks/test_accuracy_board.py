@@ -44,6 +44,29 @@ def test_the_worst_come_first_and_releases_stand_beside():
     assert "| 7 | far off | -60 |" in text
 
 
+DEVICES = """
+## By device
+
+| device | rows | modelled | time median | time p90 | memory median | tau | inside |
+|---|---|---|---|---|---|---|---|
+| **all** | 3 | 3 | 5 | 20 | 4 | 0.8 | 0.9 |
+| quick | 1 | 1 | 2 | 3 |  |  | 1 |
+| slow | 2 | 2 | 9 | 20 | 4 | 0.8 | 0.85 |
+"""
+
+
+def test_devices_and_stacks_are_read_as_sources_are():
+    """Their tables have a section each, the widest errors first, beside what a release knew of them."""
+    page = DEVICES + PAGE
+    assert errors(page)["By device", "slow"]["time p90"] == "20"
+    text = board(page, {"1.0": {("By device", "slow"): dict.fromkeys(FIGURES, "7")}})
+    assert "### By device, the widest errors first" in text
+    assert "| device | modelled |" in text
+    assert text.index("| slow | 2 | 9") < text.index("| quick | 1 | 2")
+    assert "| 0.85 | 7 |" in text
+    assert "### By source, the widest errors first" in text
+
+
 def test_a_release_is_kept_once(tmp_path):
     """The same name replaces it."""
     path = tmp_path / "kept.csv"

@@ -105,6 +105,10 @@ def test_every_row_is_counted(tmp_path: Path) -> None:
         "kendall_tau", "fit_accuracy", "fit_confusion", "regret_mean", "regret_max", "by_source", "rows_detail",
     )  # fmt: skip
     assert all(key in found for key in keys)
+    for name in ("by_device", "by_stack"):
+        ((_, figures),) = found[name].items()
+        assert figures["rows"] == figures["modelled"] == found["modelled"]
+        assert figures["time_ape_median"] == found["time_ape_median"]
 
 
 def test_bad_tables_are_one_line(tmp_path: Path) -> None:
