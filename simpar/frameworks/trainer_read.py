@@ -12,20 +12,28 @@ from simpar.frameworks.match import find_released
 from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_adapters import (
+    ALL_LINEAR,
+    PARAMETERS,
+    TARGETS,
+    USUAL_TARGETS,
+    WORD,
+    adapts_experts,
+    assumed_targets,
+    targets_of,
+)
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import MICRO_BATCH, shape_of
 from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
-from simpar.frameworks.words import MODEL, Assumed
+from simpar.frameworks.words import MODEL, Assumed, ReadWords
 from simpar.plan.choices.tuning import Tuning
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
 DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
-TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
-           "lora_modules", "trainable")  # fmt: skip
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
 ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft", "enable_lora", "train_lora")
 """Switches of adapters, by the names that scripts give them."""
@@ -64,28 +72,7 @@ PLUGINS = {"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}
 """Plugins of Axolotl whose options say all that they change."""
 BLOCKS = 64
 """Pieces of a loss whose logits are never stored (cut cross entropy)."""
-QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-PROJECTIONS: Mapping[str, tuple[str, ...]] = {
-    **{name: (name,) for name in Tuning().lora_targets},
-    **dict.fromkeys(("query_key_value", "qkv_proj", "c_attn", "w_pack", "wqkv"), QKV),
-    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "w1"), GATED),
-    **dict.fromkeys(("dense", "out_proj", "wo"), ("o_proj",)),
-    **dict.fromkeys(("dense_4h_to_h", "w2", "fc2"), ("down_proj",)),
-    "w3": ("up_proj",),
-    "fc1": ("up_proj",),
-    "q": ("q_proj",),
-    "k": ("k_proj",),
-    "v": ("v_proj",),
-    "o": ("o_proj",),
-}
-"""Targets of adapters by the names that families give their projections."""
-MLP = ("gate_proj", "up_proj", "down_proj")
-HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "llm.model.")
-"""Where models keep the layers of their decoder."""
-ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
 USUAL_DROPOUT = 0.05  # of TRL's, Qwen's and ms-swift's arguments
-USUAL_TARGETS = ("q_proj", "v_proj")
-"""What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
 LEFT_OPEN = (2, 4)
 """Parts of the longest sequence that data may be: padded to the longest of a micro-batch."""
 
@@ -163,12 +150,16 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
     assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data
+    of_experts = adapts_experts(model, values) and habits.name != "unsloth"  # which has kernels of its own
+    if of_experts:
+        said = str(given.one(*TARGETS) or "all").lower() not in ALL_LINEAR
+        assumed = *assumed, *assumed_targets(habits.name, values["lora_targets"], said=said)
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
     note = "" if model else _no_model(named)
     return Imported(
         plan_said(values),
-        given.words() + sharding.words,
+        given.words() + sharding.words + ReadWords((), {WORD: True} if of_experts else {}),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},
@@ -314,7 +305,7 @@ def _pieces(model: str | None) -> int:
 def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dict[str, Any]:
     """What is trained: adapters, the last layers, or all parameters."""
     kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
-    rank, chosen = given.number(*RANK), given.one(*TARGETS)
+    rank = given.number(*RANK)
     bits = given.number(*BITS) or habits.adapters.bits
     packed = _packed(given)  # bits of the checkpoint itself
     four = given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed == 4
@@ -329,14 +320,16 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     if kind == "freeze":
         return _last_layers(given, model)
     uses = given.on(*ADAPTS)
-    adapts = _first(uses, kind not in ("full", "none", "") or (not kind and rank is not None and uses is None))
+    parameters = words_of(given.one(*PARAMETERS) or [])
+    open_ = not kind and uses is None and (rank is not None or bool(parameters))
+    adapts = _first(uses, kind not in ("full", "none", "") or open_)
     if trains_all or (not adapts and not (four or eight)):
         return {}
     if kind not in ("lora", "qlora", "full", "none", ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
     return {
         "lora_rank": rank or habits.adapters.rank,
-        "lora_targets": _targets(given, chosen, habits),
+        "lora_targets": targets_of(given, habits.adapters.targets, parameters),
         "lora_dropout": given.rate(*DROPOUT, usual=habits.adapters.dropout),
         "frozen_dtype": "nf4" if four else "int8" if eight and packed != 8 else _loaded_as(given, habits),
     }
@@ -353,36 +346,6 @@ def _loaded_as(given: TrainerArguments, habits: Habits) -> str:
     """The dtype in which frozen weights are loaded."""
     wide = habits.adapters.frozen == "fp32" if given.one(*DTYPE) in (None, "") else _loaded(given) == "fp32"
     return "fp32" if wide else "bf16"
-
-
-def _targets(given: TrainerArguments, chosen: Any, habits: Habits) -> tuple[str, ...]:
-    """Projections with adapters, in a layer's order; the embedding and the head are left to the table of words."""
-    if chosen in (None, False):
-        return habits.adapters.targets
-    names = [word.rpartition(".")[2].lower() for word in words_of(chosen)]
-    if any(name in ALL_LINEAR for name in names):
-        return Tuning().lora_targets
-    own = {target for name in names for target in PROJECTIONS.get(name, ())} or _matched(chosen)
-    if not own:
-        key = next(key for key in TARGETS if given.get(key) is not None)
-        raise given.refused(key, f"{', '.join(Tuning().lora_targets)}, or all-linear")
-    if any(name not in PROJECTIONS for name in names) and not _matched(chosen):
-        given.leave(*TARGETS)
-    return tuple(target for target in Tuning().lora_targets if target in own)
-
-
-def _matched(chosen: Any) -> set[str]:
-    """The projections of a decoder's layer whose whole names a pattern matches, as PEFT asks."""
-    if not isinstance(chosen, str):
-        return set()
-    try:
-        pattern = re.compile(chosen)
-    except re.error:
-        return set()
-    return {
-        name for name in Tuning().lora_targets for home in HOMES
-        if pattern.fullmatch(f"{home}layers.0.{'mlp' if name in MLP else 'self_attn'}.{name}")
-    }  # fmt: skip
 
 
 def _last_layers(given: TrainerArguments, model: str | None) -> dict[str, Any]:

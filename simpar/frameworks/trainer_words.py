@@ -1,6 +1,7 @@
 """Words of trainers on Hugging Face's that their readers do not use: idle ones, and what deciding ones could change."""
 
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
+from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
 from simpar.frameworks.words import WordTable
 
 FAST = "kernels and fused operators: time and memory"
@@ -95,7 +96,8 @@ WORDS = ACCELERATE | WordTable(
         "additional_target": "whole matrices that are trained beside adapters: memory",
         "lora_target_modules": "adapters of other matrices than a layer's projections: memory",
         "lora_target": "adapters of other matrices than a layer's projections: memory",
-        "lora_target_parameters": "adapters of other matrices than a layer's projections: memory",
+        **dict.fromkeys(PARAMETERS, "adapters of other matrices than a layer's projections: memory"),
+        WORD: WHAT,
         "lora_*_kernel": FAST,
         "use_unsloth": FAST,
         "use_kernels": FAST,

@@ -1,0 +1,112 @@
+"""Which projections of a model have adapters, by the names that trainers give them, and what PEFT does with experts.
+
+PEFT (huggingface/peft 5d602fd, ``utils/transformers_weight_conversion.py`` and ``ParamWrapper`` of
+``tuners/lora/layer.py``) turns targets that were every expert's Linear until transformers 4 into
+``target_parameters``, and adds the product of an adapter's two matrices to all experts' weights before they are used.
+Front ends that look for Linear modules themselves (LLaMA-Factory, ms-swift) find none in experts.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simpar.architectures.catalogue import load_model
+from simpar.frameworks.trainer_arguments import TrainerArguments, words_of
+from simpar.frameworks.words import Assumed
+from simpar.plan.choices.tuning import Tuning
+
+TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
+           "lora_modules", "trainable")  # fmt: skip
+USUAL_TARGETS = ("q_proj", "v_proj")
+"""What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
+QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+PROJECTIONS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in Tuning().lora_targets},
+    **dict.fromkeys(("query_key_value", "qkv_proj", "c_attn", "w_pack", "wqkv"), QKV),
+    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "w1"), GATED),
+    **dict.fromkeys(("dense", "out_proj", "wo"), ("o_proj",)),
+    **dict.fromkeys(("dense_4h_to_h", "w2", "fc2"), ("down_proj",)),
+    "w3": ("up_proj",),
+    "fc1": ("up_proj",),
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "o": ("o_proj",),
+}
+"""Targets of adapters by the names that families give their projections."""
+MLP = ("gate_proj", "up_proj", "down_proj")
+HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "llm.model.")
+"""Where models keep the layers of their decoder."""
+ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
+PARAMETERS = ("lora_target_parameters", "target_parameters")
+WORD = "adapters of fused experts"
+WHAT = (
+    "transformers 5 keeps a layer's experts in one parameter, to which PEFT adds whole products of adapters (W + BA of "
+    "all experts, dense gradients), timed here as products beside every expert: memory and time"
+)
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Projections in the parameters of experts."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LOOKS_FOR_LINEAR = ("llama-factory", "swift")
+
+
+def projections_of(parameters: Iterable[Any]) -> tuple[str, ...]:
+    """The projections in parameters by name, such as ``mlp.experts.gate_up_proj``; () where one is no expert's."""
+    named = [str(each).rpartition(".")[2] for each in parameters]
+    return tuple(part for name in named for part in FUSED[name]) if all(name in FUSED for name in named) else ()
+
+
+def adapts_experts(model: str | None, values: Mapping[str, Any]) -> bool:
+    """Whether adapters are beside the projections of experts of a shipped mixture."""
+    if model is None or values.get("lora_rank") is None or set(values["lora_targets"]) <= set(ATTENTION):
+        return False
+    return load_model(model).is_mixture
+
+
+def assumed_targets(name: str, targets: tuple[str, ...], *, said: bool) -> Iterable[Assumed]:
+    """What "all" means to a front end that looks for Linear modules; ``said``: the text names projections."""
+    if name in LOOKS_FOR_LINEAR and not said:
+        why = (
+            "every expert's matrices, Linear modules until transformers 4; of version 5 they are none, and are left out"
+        )
+        yield Assumed("lora_targets", targets, why, (tuple(each for each in targets if each in ATTENTION),))
+
+
+def targets_of(given: TrainerArguments, usual: tuple[str, ...], parameters: list[str]) -> tuple[str, ...]:
+    """Projections with adapters, in a layer's order; the embedding and the head are left to the table of words.
+
+    ``usual`` are those where the text names none, ``parameters`` those of experts that are named beside them or alone.
+    Raises UserError for others.
+    """
+    chosen, further = given.one(*TARGETS), projections_of(parameters)
+    if parameters and not further:
+        given.leave(*PARAMETERS)
+    if chosen in (None, False, []) and further:
+        return further
+    if chosen in (None, False):
+        return usual
+    names = [word.rpartition(".")[2].lower() for word in words_of(chosen)]
+    if any(name in ALL_LINEAR for name in names):
+        return Tuning().lora_targets
+    own = {target for name in names for target in PROJECTIONS.get(name, ())} or _matched(chosen)
+    own |= set(further)
+    if not own:
+        key = next(key for key in TARGETS if given.get(key) is not None)
+        raise given.refused(key, f"{', '.join(Tuning().lora_targets)}, or all-linear")
+    if any(name not in PROJECTIONS for name in names) and not _matched(chosen):
+        given.leave(*TARGETS)
+    return tuple(target for target in Tuning().lora_targets if target in own)
+
+
+def _matched(chosen: Any) -> set[str]:
+    """The projections of a decoder's layer whose whole names a pattern matches, as PEFT asks."""
+    if not isinstance(chosen, str):
+        return set()
+    try:
+        pattern = re.compile(chosen)
+    except re.error:
+        return set()
+    return {
+        name for name in Tuning().lora_targets for home in HOMES
+        if pattern.fullmatch(f"{home}layers.0.{'mlp' if name in MLP else 'self_attn'}.{name}")
+    }  # fmt: skip

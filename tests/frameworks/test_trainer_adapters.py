@@ -1,0 +1,60 @@
+"""Adapters of a mixture's experts: what transformers 5 keeps in one parameter."""
+
+import pytest
+
+from simpar.frameworks import load_reader, read
+from simpar.frameworks.trainer_adapters import WORD
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERTS = ("gate_proj", "up_proj", "down_proj")
+SFT = "accelerate launch --num_processes 8 -m trl.scripts.sft --bf16 --use_peft --lora_r 16"
+PARAMETERS = "mlp.experts.gate_up_proj mlp.experts.down_proj"
+
+
+def decided(text, framework="trl", name="train.sh"):
+    """The plan, and the words that decide."""
+    found = read(text, name, framework)
+    account = load_reader(framework).words.sort(found.words.used, found.words.unread)
+    assert account.unknown == ()
+    return found.plan.flat_values(), set(account.deciding), found
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected", "decides"),
+    [
+        ("--lora_target_modules q_proj v_proj", ("q_proj", "v_proj"), False),
+        ("--lora_target_modules all-linear", (*ATTENTION, *EXPERTS), True),
+        (f"--lora_target_parameters {PARAMETERS}", EXPERTS, True),
+        ("--lora_target_modules q_proj --lora_target_parameters mlp.experts.down_proj", ("q_proj", "down_proj"), True),
+    ],
+)
+def test_adapters_of_experts_decide(targets, expected, decides):
+    """PEFT adds whole products to all experts' weights of a layer, which is not modelled; a dense model has none."""
+    values, words, _ = decided(f"{SFT} --model_name_or_path Qwen/Qwen3-30B-A3B {targets}")
+    assert (values["lora_rank"], tuple(values["lora_targets"])) == (16, expected)
+    assert (WORD in words) is decides
+    assert WORD not in decided(f"{SFT} --model_name_or_path Qwen/Qwen3-8B {targets.replace('mlp.experts.', '')}")[1]
+
+
+def test_parameters_of_other_kinds_are_words_that_decide():
+    """Which matrices they are is not known here."""
+    values, words, _ = decided(f"{SFT} --model_name_or_path Qwen/Qwen3-30B-A3B --lora_target_parameters router.weight")
+    assert values["lora_rank"] == 16
+    assert "--lora_target_parameters" in words
+
+
+def test_a_script_with_parameters_alone_trains_adapters():
+    """Never answered as full training, even where no rank is said."""
+    text = f"python train.py --model_name_or_path Qwen/Qwen3-30B-A3B --target_parameters {PARAMETERS}"
+    values, _, _ = decided(text, "transformers")
+    assert (values["lora_rank"], tuple(values["lora_targets"])) == (8, EXPERTS)
+
+
+def test_all_targets_of_llama_factory_are_assumed():
+    """It names Linear modules, which experts of transformers 5 are not."""
+    text = "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: lora\nlora_target: {}\n"
+    told = {}
+    for targets in ("all", "q_proj,up_proj"):
+        found = decided(text.format(targets), "llama-factory", "a.yaml")[2]
+        told[targets] = [(each.value, each.others) for each in found.assumed if each.key == "lora_targets"]
+    assert told == {"all": [((*ATTENTION, *EXPERTS), (ATTENTION,))], "q_proj,up_proj": []}
