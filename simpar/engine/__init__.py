@@ -22,7 +22,7 @@ OPEN = ("event", "sweep")
 """The modules that other rooms may import; all others are inner."""
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
-MANY_OPS = 300_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
+MANY_OPS = 1_000_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
 OPS_A_SHARE = 2  # a flow that is re-shared takes the plain engine as long as so many ops
 TO_COMPILE = 10
 """How many times as many ops are worth compiling it, once per machine."""

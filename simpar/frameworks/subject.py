@@ -10,6 +10,7 @@ from dataclasses import field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,6 +26,7 @@ from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.plan.choices import BY_STACK, CHOICES
 from simpar.plan.plan import Plan, Record
+from simpar.profiles import once_if_shipped
 from simpar.scenario import ClusterChoice
 from simpar.stacks.stack import Stack, load_stack
 
@@ -217,14 +219,22 @@ def subject(
     )
 
 
+KNOWN_TO_EXPORTERS = frozenset(choice.path for choice in CHOICES if choice.is_exported)
+"""Section and field of the choices that exporters know."""
+
+
+@once_if_shipped("stacks")
+def _usual(stack: str | Path) -> tuple[Plan, Plan]:
+    """The default plan, and what a shipped stack makes of it."""
+    return Plan(), resolve(Plan(), load_stack(stack))
+
+
 def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Iterator[Loss]:
     """Fields of a settled plan that no exporter knows yet, and that equal neither the default nor the stack's habit.
 
     ``known`` are sections and fields that one target knows.
     """
-    blank = Plan()
-    habit = resolve(blank, load_stack(stack))
-    known_to_exporters = {choice.path for choice in CHOICES if choice.is_exported}
+    blank, habit = _usual(stack)
     for section in type(plan).model_fields:
         if section in PASSIVE or section in known:
             continue
@@ -234,7 +244,7 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             yield Loss(section, part, NO_EXPORT)
         for name in names:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
-            if (section, name) not in known_to_exporters and name not in known and getattr(part, name) not in usual:
+            if (section, name) not in KNOWN_TO_EXPORTERS and name not in known and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), NO_EXPORT)
 
 

@@ -110,11 +110,14 @@ DECIDERS: tuple[Decider[Any], ...] = (*BY_PLAN, *BY_STACK, *BY_MODEL, *BY_DEVICE
 """All of them, in the order in which they decide."""
 
 
+_RESOLVING: tuple[Decider[Any], ...] = (DISPATCH, *BY_STACK)
+_RESOLVED = tuple(dict.fromkeys(name for each in _RESOLVING for name in (*each.decides, *each.needs)))
+
+
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan that also states what it leaves to its stack."""
-    deciders: tuple[Decider[Any], ...] = (DISPATCH, *BY_STACK)
-    choices = fill_open_choices(stated_choices(plan), deciders, stack)
-    decided = {name: choices[name] for decider in deciders for name in decider.decides}
+    choices = fill_open_choices(stated_choices(plan, _RESOLVED), _RESOLVING, stack)
+    decided = {name: choices[name] for decider in _RESOLVING for name in decider.decides}
     return state_choices(plan, decided).model_copy(update={"stack": stack.name})
 
 

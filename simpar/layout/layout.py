@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -140,10 +140,14 @@ def unfold_two_ended(layout: Layout) -> Layout:
     return replace(layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False)
 
 
-def stated_choices(plan: Plan) -> dict[str, Any]:
-    """What a plan states, by the name of the choice: None for what it leaves open, but the schedule that follows."""
-    parts = {section: getattr(plan, section) if section else plan for section, _ in _PATHS.values()}
-    values = {name: getattr(parts[section], key) for name, (section, key) in _PATHS.items()}
+def stated_choices(plan: Plan, names: Collection[str] | None = None) -> dict[str, Any]:
+    """What a plan states, by the name of the choice: None for what it leaves open, but the schedule that follows.
+
+    With ``names``, of these choices (and the schedule and stages) alone.
+    """
+    parts = {section: getattr(plan, section) if section else plan for section in _SECTIONS}
+    paths = _PATHS if names is None else {name: _PATHS[name] for name in names if name in _PATHS}
+    values = {name: getattr(parts[section], key) for name, (section, key) in paths.items()}
     return values | {"schedule": plan.schedule, "stages": plan.pipeline.stages}
 
 
@@ -171,3 +175,4 @@ def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
 
 _PATHS = {each.name: path_of(each.name) for each in fields(Layout) if each.name not in ("record", "mirrored", "stages")}
 """Section and field in a plan of every choice."""
+_SECTIONS = tuple(dict.fromkeys(section for section, _ in _PATHS.values()))

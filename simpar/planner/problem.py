@@ -35,6 +35,8 @@ ANY = "any"
 """Value of ``portable`` if no framework has to be able to run the plan."""
 AxisValue = int | float | str | None
 """A value of an axis, or several as comma-separated text."""
+RECORDED_KEYS = {"predicted", "cluster", "perturbation", "search"}
+"""Keys of the record of a plan that are those of another search."""
 BY_REGRET = "regret"
 """The default objective."""
 OBJECTIVES = {
@@ -160,6 +162,11 @@ class Problem:
         if self.constraints.portable is not None:
             return self.export_target
         return self.framework.target if self.framework else None
+
+    @cached_property
+    def base_values(self) -> dict[str, Any]:
+        """The base plan as plain data, which callers must not change."""
+        return self.base.model_dump(exclude=RECORDED_KEYS)
 
     @cached_property
     def cluster_record(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_it_is_compiled_for_larger_programs_than_it_is_loaded_for(monkeypatch):
     for is_kept, chosen in ((True, ["plain", "event", "event"]), (False, ["plain", "plain", "event"])):
         monkeypatch.setattr(engine, "is_kept", lambda *_, is_kept=is_kept: is_kept)
         names = []
-        for count in (300_000, 300_001, 3_000_001):
+        for count in (engine.MANY_OPS, engine.MANY_OPS + 1, engine.TO_COMPILE * engine.MANY_OPS + 1):
             monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine())
             names.append(module(choose_engine("auto", small, more_ops=count - len(small))))
         assert names == chosen

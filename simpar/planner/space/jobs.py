@@ -16,14 +16,11 @@ from simpar.plan.choices.choice import LAYOUT, SIZES
 from simpar.plan.choices.mesh import split_order
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, HALF_SCHEDULES, default_schedule, looks_at_costs, natural_vpp, producer_of
-from simpar.planner.problem import Problem
+from simpar.planner.problem import RECORDED_KEYS, Problem
 from simpar.planner.space.table import Rows
 from simpar.program.job import TrainingJob
 from simpar.simulation import job_of_layout
 from simpar.units import Counts, Ints
-
-RECORDED_KEYS = {"predicted", "cluster", "perturbation", "search"}
-"""Keys of the record of a plan that are those of another search."""
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
@@ -38,7 +35,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
             sections.setdefault(section, {})[field] = value
         else:
             loose[name] = value
-    base = rows.problem.base.model_dump(exclude=RECORDED_KEYS)
+    base = rows.problem.base_values
     merged = {section: {**base[section], **values} for section, values in sections.items()}
     return Plan.model_validate({**base, **merged, **loose})
 
