@@ -12,6 +12,7 @@ from simpar.calls import Strict
 from simpar.units import US, Count, PositiveFraction, Seconds
 
 ALGORITHMS = ("grpo", "ppo")
+Placement = Literal["colocated", "split", "hybrid"]
 
 
 class Lengths(Strict):
@@ -79,12 +80,12 @@ class RolloutEngine(Strict):
 class Rollout(Strict):
     """Layout of generation: ``tp`` x ``pp`` devices a replica, as many replicas as there are devices.
 
-    ``nodes`` are those of split pools; colocated pools have the nodes of training. With ``ep`` greater than 1 experts
-    are spread over ``ep`` devices, and attention has ep / tp data-parallel ranks in a replica.
+    ``nodes`` are those of a pool that only generates; colocated pools have the nodes of training. With ``ep`` greater
+    than 1 experts are spread over ``ep`` devices, and attention has ep / tp data-parallel ranks in a replica.
     """
 
-    nodes: Count | None = Field(None, description="nodes of the rollout pool; only where it is split from training")
-    hardware: str | None = Field(None, description="hardware profile of the rollout pool; default that of training")
+    nodes: Count | None = Field(None, description="nodes that only generate; with placement split or hybrid")
+    hardware: str | None = Field(None, description="hardware profile of a split pool; default that of training")
     tp: Count = 1
     pp: Count = 1
     ep: Count = 1
@@ -172,7 +173,8 @@ class ScoringPasses(Strict):
 class PostTraining(Strict):
     """A step: ``prompts`` groups of ``samples`` responses each, scored, and trained on.
 
-    ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own.
+    ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own;
+    "hybrid": they take turns, and further devices only generate.
     ``steps`` are simulated, with lengths drawn from ``seed``.
     """
 
@@ -181,7 +183,7 @@ class PostTraining(Strict):
     samples: Count = 8
     lengths: Texts
     rollout: Rollout = Rollout()
-    placement: Literal["colocated", "split"] = "colocated"
+    placement: Placement = "colocated"
     synchrony: Synchrony = Synchrony()
     weights: WeightMoves = WeightMoves()
     passes: ScoringPasses = ScoringPasses()
@@ -194,22 +196,27 @@ class PostTraining(Strict):
         return self.prompts * self.samples
 
     @property
-    def is_split(self) -> bool:
-        """Whether generation has devices of its own."""
-        return self.placement == "split"
+    def takes_turns(self) -> bool:
+        """Whether training devices generate, too."""
+        return self.placement != "split"
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether there are devices that only generate."""
+        return self.placement != "colocated"
 
     @model_validator(mode="after")
     def _groups_and_pools(self) -> Self:
         if self.algorithm == "grpo" and self.samples < 2:
             raise ValueError("samples = 1: a group of one has no advantage under grpo: allowed: 2 or more, or ppo")
-        if self.is_split != (self.rollout.nodes is not None):
+        if self.has_pool != (self.rollout.nodes is not None):
             raise ValueError(
-                "rollout.nodes: needed with placement split"
-                if self.is_split
-                else f"rollout.nodes = {self.rollout.nodes}: allowed with placement split"
+                f"rollout.nodes: needed with placement {self.placement}"
+                if self.has_pool
+                else f"rollout.nodes = {self.rollout.nodes}: allowed with placement split or hybrid"
             )
-        if not self.is_split and self.rollout.hardware is not None:
+        if self.takes_turns and self.rollout.hardware is not None:
             raise ValueError(f"rollout.hardware = {self.rollout.hardware}: allowed with placement split")
-        if not self.is_split and self.synchrony.steps_off and not self.synchrony.in_flight:
+        if self.takes_turns and self.synchrony.steps_off and not self.synchrony.in_flight:
             raise ValueError("steps_off: colocated pools take turns: allowed: 0, in_flight = true, or placement split")
         return self

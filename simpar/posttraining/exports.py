@@ -122,7 +122,9 @@ def _prompts_of_update(setting: PostTrainingSetting) -> int:
 
 
 def _check_turns(setting: PostTrainingSetting, target: str) -> None:
-    if not setting.section.is_split and setting.section.synchrony.steps_off:
+    if setting.section.takes_turns and setting.section.has_pool:
+        raise UserError(f"{target}: has no placement hybrid; allowed: colocated or split")
+    if setting.section.takes_turns and setting.section.synchrony.steps_off:
         raise UserError(
             f"{target}: has no colocated pools off policy (steps_off = {setting.section.synchrony.steps_off}); "
             "allowed: placement split, or steps_off = 0"
@@ -171,10 +173,10 @@ def verl(setting: PostTrainingSetting) -> Draft:
         )
     longest, prompts = _longest_prompt(setting), _prompts_of_update(setting)
     is_core = layout.kind != "fsdp"
-    ways = {"placement split with steps_off = 0": section.is_split and not section.synchrony.steps_off}
+    ways = {"placement split with steps_off = 0": section.has_pool and not section.synchrony.steps_off}
     options: Options = {
         "algorithm.adv_estimator": "grpo" if section.algorithm == "grpo" else "gae",
-        "data.train_batch_size": 0 if section.is_split else section.prompts,
+        "data.train_batch_size": 0 if section.has_pool else section.prompts,
         "data.max_prompt_length": longest,
         "data.max_response_length": side.training.seq_len - longest,
         "actor_rollout_ref.model.path": side.graph.name,
@@ -201,7 +203,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
     }
     name = "ppo_megatron_trainer" if is_core else "ppo_trainer"
     module = "verl.trainer.main_ppo"
-    if section.is_split:
+    if section.has_pool:
         name, module = f"fully_async_{name}", "verl.experimental.fully_async_policy.fully_async_main"
         options |= {
             "data.gen_batch_size": 1,
@@ -270,7 +272,7 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
     tokens = int(layout.micro_batch) * side.training.seq_len
     generation = f"{POLICY}generation."
     missing = []
-    if section.is_split and setting.pool.profile.devices_per_node != side.cluster.profile.devices_per_node:
+    if section.has_pool and setting.pool.profile.devices_per_node != side.cluster.profile.devices_per_node:
         missing.append("pools whose nodes have different numbers of devices")
     if not section.weights.sleep:
         missing.append("weights.sleep = false")
@@ -304,10 +306,10 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         f"{generation}vllm_kwargs.max_num_seqs": engine.max_sequences,
         f"{generation}vllm_kwargs.max_num_batched_tokens": engine.token_budget,
         **{f"{generation}vllm_kwargs.{key}": value for key, value in _vllm(setting).items() if key != "quantization"},
-        f"{generation}colocated.enabled": not section.is_split,
+        f"{generation}colocated.enabled": not section.has_pool,
     }
     nodes = side.cluster.nodes
-    if section.is_split:
+    if section.has_pool:
         nodes += setting.pool.nodes
         resources = {"num_nodes": setting.pool.nodes, "gpus_per_node": setting.pool.profile.devices_per_node}
         options |= {f"{generation}colocated.resources.{key}": value for key, value in resources.items()}

@@ -53,7 +53,7 @@ def _training(setting: PostTrainingSetting) -> SideMemory:
 
 def _host(setting: PostTrainingSetting) -> SideMemory | None:
     """What a node's host keeps while its devices generate; None where nothing is moved there."""
-    if setting.section.is_split or not setting.section.weights.offload:
+    if not setting.section.takes_turns or not setting.section.weights.offload:
         return None
     profile = setting.trained.cluster.profile
     held = setting.trained.states_bytes * profile.devices_per_node

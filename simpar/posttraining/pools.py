@@ -4,7 +4,8 @@ Groups of prompts are released up to (version + 1 + steps_off) x prompts of them
 sequences. A batch is taken when enough groups are complete and it leaves none behind that would become too old; the
 oldest go first, so no response is trained on weights more than ``steps_off`` updates newer than those that it was begun
 with. Then the batch is scored and trained on, and the weights go to all replicas at once: when these have finished what
-they have begun, or between two iterations if sequences may be interrupted. Colocated pools take turns.
+they have begun, or between two iterations if sequences may be interrupted. Colocated pools take turns; of
+hybrid ones the first replicas do, and the others go on while these train.
 
 What happens is decided here, in integer nanoseconds, and comes out as a Program whose ops have durations and
 dependencies only (:mod:`simpar.posttraining.program`): engines give it the same times.
@@ -28,7 +29,7 @@ Kind = Literal["generate", "switch", "score", "train", "weights"]
 
 @dataclass(frozen=True)
 class Interval:
-    """Something on the stream of training (-1) or of a replica; on those of all replicas, too, where it ``joins``.
+    """Something on the stream of training (-1) or of a replica; on those of the first ``joins`` replicas, too.
 
     ``waits_for`` are (replica, time): generation until then must be over before it starts.
     """
@@ -38,7 +39,7 @@ class Interval:
     start_ns: int
     finish_ns: int
     step: int
-    joins: bool = False
+    joins: int = 0
     waits_for: tuple[tuple[int, int], ...] = ()
 
 
@@ -110,9 +111,14 @@ class Pools:
     """One run of both pools."""
 
     def __init__(
-        self, section: PostTraining, replicas: list[Replica], lengths: Callable[[int], StepLengths], took: Durations
+        self,
+        section: PostTraining,
+        replicas: list[Replica],
+        lengths: Callable[[int], StepLengths],
+        took: Durations,
+        joined: int,
     ) -> None:
-        self.section, self.replicas, self.lengths, self.took = section, replicas, lengths, took
+        self.section, self.replicas, self.lengths, self.took, self.joined = section, replicas, lengths, took, joined
         self.groups: list[Group] = []
         self.open: dict[int, Group] = {}
         self.done: list[Group] = []
@@ -196,12 +202,17 @@ class Pools:
         ahead = self.ahead.pop(at)
         self._note(at, ahead.before.now_ns, ahead.finished)
 
-    def stop(self, now_ns: int, *, recompute: bool) -> int:
-        """All replicas end their iteration at ``now_ns`` or later; returns when the last one has."""
-        for at in range(len(self.replicas)):
+    def stop(self, which: range, now_ns: int, *, recompute: bool) -> int:
+        """Some replicas end their iteration at ``now_ns`` or later; returns when the last one has."""
+        for at in which:
             self.rewind(at, now_ns)
             self.replicas[at].interrupt(recompute=recompute)
-        return max(now_ns, *(replica.now_ns for replica in self.replicas))
+        return max([now_ns, *(self.replicas[at].now_ns for at in which)])
+
+    @property
+    def apart(self) -> range:
+        """Replicas on devices that only generate."""
+        return range(self.joined, len(self.replicas))
 
     # batches
 
@@ -227,7 +238,7 @@ class Pools:
     def run(self) -> History:
         """All steps of the section, and as many before as a run off policy needs to become steady."""
         self.release(0)
-        turns = self._split() if self.section.is_split else self._colocated()
+        turns = self._in_turns() if self.section.takes_turns else self._split()
         for _ in range(self.section.steps + self.section.synchrony.steps_off):
             self.steps.append(next(turns))
         end_ns = self.steps[-1].weights_ns
@@ -249,16 +260,16 @@ class Pools:
             self.cuts[at].add(time_ns)
         return tuple(last.items())
 
-    def _train(self, groups: list[Group], free_ns: int, ready_ns: int, *, joins: bool) -> TrainedStep:
+    def _train(self, groups: list[Group], free_ns: int, ready_ns: int) -> TrainedStep:
         """Score and train on a batch as soon as the training devices are free."""
         step, lengths = len(self.steps), self._lengths(groups)
         scores_ns, training_ns = self.took.batch(lengths)
         start_ns = max(free_ns, ready_ns)
         middle_ns = start_ns + scores_ns
         waits = self._begin(groups)
-        self.intervals.append(Interval(-1, "score", start_ns, middle_ns, step, joins, waits))
+        self.intervals.append(Interval(-1, "score", start_ns, middle_ns, step, self.joined, waits))
         finish_ns = middle_ns + training_ns
-        self.intervals.append(Interval(-1, "train", middle_ns, finish_ns, step, joins))
+        self.intervals.append(Interval(-1, "train", middle_ns, finish_ns, step, self.joined))
         ages = tuple(self.version - group.version for group in groups)
         return TrainedStep(ready_ns, start_ns, finish_ns, finish_ns, int(lengths.sum()), len(lengths), ages)
 
@@ -270,25 +281,29 @@ class Pools:
             self.take_end(end[1])
         return groups, max(time_ns for group in groups for time_ns, _ in group.ended)
 
-    def _colocated(self) -> Iterator[TrainedStep]:
-        """Generate a batch, train on it, and generate again on the same devices."""
-        free_ns = 0
+    def _in_turns(self) -> Iterator[TrainedStep]:
+        """Generate a batch, train on it, and generate again on the same devices; replicas apart go on meanwhile."""
+        free_ns, again = 0, self.section.synchrony.recompute_cache
         while True:
             groups, ready_ns = self._until_batch()
             ready_ns = max(ready_ns, free_ns)
-            now_ns, step = self.stop(ready_ns, recompute=True), len(self.steps)
+            mine, step = range(self.joined), len(self.steps)
+            now_ns = self.stop(mine, ready_ns, recompute=True)
+            for at in mine:
+                self.replicas[at].is_held = True
             turned_ns = now_ns + self.took.to_training
-            self.intervals.append(Interval(-1, "switch", now_ns, turned_ns, step, True))
-            trained = self._train(groups, turned_ns, turned_ns, joins=True)
+            self.intervals.append(Interval(-1, "switch", now_ns, turned_ns, step, self.joined, self._begin(groups)))
+            trained = self._train(groups, turned_ns, turned_ns)
             back_ns = trained.finish_ns + self.took.to_generation
-            self.intervals.append(Interval(-1, "switch", trained.finish_ns, back_ns, step, True))
-            free_ns = self._renew(back_ns, step)
+            self.intervals.append(Interval(-1, "switch", trained.finish_ns, back_ns, step, self.joined))
+            self._generate_until(back_ns)
+            free_ns = self._renew(self.stop(self.apart, back_ns, recompute=again), step)
             yield replace(trained, ready_ns=ready_ns, weights_ns=free_ns)
 
     def _renew(self, now_ns: int, step: int) -> int:
         """New weights reach all replicas, which stand still; returns when they have them."""
         end_ns = now_ns + self.took.weights
-        self.intervals.append(Interval(-1, "weights", now_ns, end_ns, step, True))
+        self.intervals.append(Interval(-1, "weights", now_ns, end_ns, step, len(self.replicas)))
         self.version += 1
         for at, replica in enumerate(self.replicas):
             self.cuts[at].add(replica.now_ns)
@@ -302,10 +317,10 @@ class Pools:
         synchrony, free_ns = self.section.synchrony, 0
         while True:
             groups, ready_ns = self._until_batch()
-            trained = self._train(groups, free_ns, ready_ns, joins=False)
+            trained = self._train(groups, free_ns, ready_ns)
             self._generate_until(trained.finish_ns)
             if synchrony.in_flight:
-                now_ns = self.stop(trained.finish_ns, recompute=synchrony.recompute_cache)
+                now_ns = self.stop(self.apart, trained.finish_ns, recompute=synchrony.recompute_cache)
             else:
                 now_ns = self._drain(trained.finish_ns)
             free_ns = self._renew(now_ns, len(self.steps))

@@ -45,7 +45,7 @@ def program_of(intervals: Sequence[Interval], replicas: int) -> Program:
     )
     ended = {(each.stream, each.finish_ns): op for each, op in zip(ordered, ops.tolist(), strict=True)}
     for each, op in zip(ordered, ops.tolist(), strict=True):
-        mine = list(streams.values()) if each.joins else [streams[each.stream]]
+        mine = [streams[each.stream], *(streams[at] for at in range(each.joins))]
         build.place(mine, op)
         waits = [ended[end] for end in each.waits_for]
         if waits:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from simpar.hardware.price import price_of
 from simpar.inputs import as_cluster, as_model, as_plan, as_training
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
-from simpar.plan.post_training import PostTraining, Rollout, RolloutEngine, Synchrony
+from simpar.plan.post_training import Placement, PostTraining, Rollout, RolloutEngine, Synchrony
 from simpar.planner.api import search
 from simpar.planner.problem import Constraints
 from simpar.planner.progress import SearchProgress
@@ -78,9 +78,10 @@ class ReplicaChoice:
 class PoolChoice:
     """One point of the space: nodes of both pools, layouts and synchrony.
 
-    Without ``rollout_nodes`` both sides have one pool; ``rank`` numbers the training layouts of a size.
+    ``rollout_nodes`` only generate; ``rank`` numbers the training layouts of a size.
     """
 
+    placement: Placement
     training_nodes: int
     rollout_nodes: int
     rank: int
@@ -96,9 +97,8 @@ class PoolChoice:
         """The section with this choice."""
         changed = self.replica.fields(asked.rollout.engine)
         rollout = asked.rollout.model_copy(update={"nodes": self.rollout_nodes or None, **changed})
-        placement = "split" if self.rollout_nodes else "colocated"
         return asked.model_copy(
-            update={"placement": placement, "rollout": rollout, "synchrony": self.synchrony}
+            update={"placement": self.placement, "rollout": rollout, "synchrony": self.synchrony}
         )  # fmt: skip
 
 
@@ -119,6 +119,7 @@ class PoolCandidate:
             "step_time_s": figures.speed.step_time_s,
             "samples_per_s": figures.speed.samples_per_s,
             "cost_usd_per_step": figures.speed.cost_usd_per_step,
+            "placement": choice.placement,
             "training_nodes": choice.training_nodes,
             "rollout_nodes": choice.rollout_nodes,
             "rollout": {
@@ -307,11 +308,13 @@ class _Space:
         """All points, for the training layouts of every size."""
         for size in self.sizes:
             rests = [0, *(rest for rest in self.sizes if size + rest <= self.cluster.nodes)]
-            for rest in rests:
+            for rest, placement in product(rests, get_args(Placement)):
+                if (rest > 0) != (placement != "colocated"):
+                    continue
                 for replica in self.replicas(rest or size):
-                    for synchrony in self.synchronies(split=rest > 0):
+                    for synchrony in self.synchronies(split=placement == "split"):
                         for rank in range(len(plans[size])):
-                            yield PoolChoice(size, rest, rank, replica, synchrony)
+                            yield PoolChoice(placement, size, rest, rank, replica, synchrony)
 
     def update(self, nodes: int) -> Training:
         """An update of the first step's lengths, in rows that any number of replicas of a pool can share."""

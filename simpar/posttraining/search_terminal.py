@@ -46,7 +46,8 @@ def _pools(one: PoolCandidate) -> str:
     choice = one.choice
     if not choice.rollout_nodes:
         return f"{number_of(choice.training_nodes, 'node')} for both in turns"
-    return f"{number_of(choice.training_nodes, 'node')} train, {choice.rollout_nodes} generate"
+    does = "for both in turns" if choice.placement == "hybrid" else "train"
+    return f"{number_of(choice.training_nodes, 'node')} {does}, {choice.rollout_nodes} generate"
 
 
 def _replicas(one: PoolCandidate) -> str:
@@ -87,9 +88,9 @@ def certificate(result: PostTrainingSearch) -> Iterator[str]:
     else:
         yield f"not certified: a point that was not simulated may be better by up to {result.gap:.1%} ({tried})"
     yield (
-        "the space: every division of the nodes, replicas of powers of two in width and stages, staleness up to "
-        f"{result.staleness}, and the best training layouts of an update on every size, whatever they mean for passes "
-        "and new weights"
+        "the space: every division of the nodes and every placement, replicas of powers of two in width and stages, "
+        f"staleness up to {result.staleness}, and the best training layouts of an update on every size, whatever they "
+        "mean for passes and new weights"
     )
     for reason in sorted(result.refused, key=lambda one: -result.refused[one])[:MOST_REASONS]:
         yield f"cannot run ({result.refused[reason]:,}): {reason}"

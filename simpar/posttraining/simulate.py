@@ -18,7 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.post_training import PostTraining
 from simpar.plan.sync import replicas_are_independent
 from simpar.posttraining.answer import PostTrainingResult
-from simpar.posttraining.engine import ServingEngine
+from simpar.posttraining.engine import ServingEngine, engine_cluster
 from simpar.posttraining.lengths import StepLengths, check_context, draw_step
 from simpar.posttraining.moves import Resharding, host_rate
 from simpar.posttraining.pools import Durations, History, Pools
@@ -87,15 +87,11 @@ def make_setting(
     graph = as_model(model, training.seq_len)
     check_section(cluster, plan, training, section)
     pool = cluster
-    if section.is_split:
+    if section.has_pool:
         pool = load_cluster(section.rollout.hardware or cluster.profile, section.rollout.nodes)
-    return PostTrainingSetting(
-        section,
-        TrainingSide(graph, cluster, plan, training, section, stack),
-        ServingEngine.of(graph, pool, section.rollout, training.seq_len),
-        pool,
-        (assumed,) if assumed else (),
-    )
+    served = ServingEngine.of(graph, pool, section.rollout, training.seq_len)
+    side = TrainingSide(graph, cluster, plan, training, section, stack)
+    return PostTrainingSetting(section, side, served, pool, (assumed,) if assumed else ())
 
 
 def check_section(cluster: Cluster, plan: Plan, training: Training, section: PostTraining) -> None:
@@ -134,41 +130,63 @@ class PostTrainingSetting:
     assumed: tuple[str, ...] = ()
 
     @property
+    def num_joined(self) -> int:
+        """Replicas on devices that also train: the first ones. Raises UserError where they do not fill these."""
+        if not self.section.takes_turns:
+            return 0
+        cluster, devices = self.trained.cluster, self.section.rollout.devices
+        _ = engine_cluster(cluster, devices)
+        return cluster.world_size // devices
+
+    @property
     def num_replicas(self) -> int:
         """Replicas of the rollout engine."""
-        return self.pool.world_size // self.section.rollout.devices
+        apart = self.pool.world_size // self.section.rollout.devices if self.section.has_pool else 0
+        return self.num_joined + apart
 
     @cached_property
     def kept_bytes(self) -> float:
         """Bytes of training on a device while it generates."""
-        if self.section.is_split or self.section.weights.offload:
+        if not self.section.takes_turns or self.section.weights.offload:
             return 0.0
         return self.trained.states_bytes
 
     @cached_property
     def asleep_bytes(self) -> float:
         """Bytes of generation on a device while it trains."""
-        return 0.0 if self.section.is_split or self.section.weights.sleep else self.served.room_bytes - self.kept_bytes
+        if not self.section.takes_turns or self.section.weights.sleep:
+            return 0.0
+        return self.served.room_bytes - self.kept_bytes
 
     @cached_property
     def limits(self) -> ReplicaLimits:
-        """What a replica may do at a time. Raises UserError where it cannot hold one sequence."""
-        engine = self.section.rollout.engine
-        blocks = self.served.blocks(self.kept_bytes)
+        """What the first replica may do at a time. Raises UserError where it cannot hold one sequence."""
+        return self._limits(self.kept_bytes)
+
+    @cached_property
+    def every_limit(self) -> list[ReplicaLimits]:
+        """What each replica may do; those on devices of their own have no training beside them."""
+        joined = self.num_joined
+        return [self.limits] * joined + [self._limits(0.0)] * (self.num_replicas - joined)
+
+    def _limits(self, kept_bytes: float) -> ReplicaLimits:
+        engine, blocks = self.section.rollout.engine, self.served.blocks(kept_bytes)
         return ReplicaLimits(
             engine.token_budget, engine.max_sequences, engine.block, blocks, engine.prefix_sharing
         )  # fmt: skip
 
     @cached_property
     def resharding(self) -> Resharding:
-        """How weights go from one layout to the other."""
+        """How weights go from one layout to the other; to both pools at once, of which this is the slower one."""
         layout, cluster, section = self.trained.usual.layout, self.trained.cluster, self.section
-        return Resharding(layout, self.served, cluster, self.pool, section.weights, not section.is_split)
+        targets = [(cluster, True)] * section.takes_turns + [(self.pool, False)] * section.has_pool
+        moves = [Resharding(layout, self.served, cluster, to, section.weights, same) for to, same in targets]
+        return max(moves, key=lambda one: one.time_s)
 
     @cached_property
     def switch_s(self) -> float:
         """Seconds to move training states between a device and its host, one way; 0 where they stay."""
-        if self.section.is_split or not self.section.weights.offload:
+        if not self.section.takes_turns or not self.section.weights.offload:
             return 0.0
         return self.trained.states_bytes / host_rate(self.trained.cluster)
 
@@ -185,11 +203,11 @@ class PostTrainingSetting:
 
     def run(self, *, skips: bool = True) -> History:
         """Simulate the section's steps; without ``skips`` every iteration by itself."""
-        times, limits = self.served.times, self.limits
-        replicas = [Replica(times, limits, skips) for _ in range(self.num_replicas)]
+        times = self.served.times
+        replicas = [Replica(times, limits, skips) for limits in self.every_limit]
         context = self.trained.training.seq_len
 
         def lengths(step: int) -> StepLengths:
             return draw_step(self.section, context, step)
 
-        return Pools(self.section, replicas, lengths, self.durations).run()
+        return Pools(self.section, replicas, lengths, self.durations, self.num_joined).run()

@@ -51,7 +51,10 @@ def summarise_history(
         memory=BothMemories(
             **sides(setting),
             cache_tokens=setting.limits.blocks * setting.limits.block,
-            peak_cache_share=max(each.peak_blocks for each in history.counts) / setting.limits.blocks,
+            peak_cache_share=max(
+                each.peak_blocks / limits.blocks
+                for each, limits in zip(history.counts, setting.every_limit, strict=True)
+            ),
         ),
         staleness=AgeReport(
             allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))
@@ -88,12 +91,12 @@ def _speed(setting: PostTrainingSetting, history: History, window: tuple[int, in
     took = (window[1] - window[0]) / NS_PER_S
     measured = history.steps[section.synchrony.steps_off :]
     tokens = sum(step.tokens for step in measured)
-    devices = trained.cluster.world_size + (setting.pool.world_size if section.is_split else 0)
+    devices = trained.cluster.world_size + (setting.pool.world_size if section.has_pool else 0)
     ends = [window[0], *(step.weights_ns for step in measured)]
-    prices = [price_of(trained.cluster), price_of(setting.pool) if section.is_split else 0.0]
+    prices = [price_of(trained.cluster), price_of(setting.pool) if section.has_pool else 0.0]
     cost = None
     if prices[0] is not None and prices[1] is not None:
-        hourly = prices[0] * trained.cluster.world_size + prices[1] * setting.pool.world_size
+        hourly = prices[0] * trained.cluster.world_size + prices[1] * (devices - trained.cluster.world_size)
         cost = hourly * took / HOUR_S / len(measured)
     return StepSpeed(
         step_time_s=took / len(measured),
@@ -129,9 +132,9 @@ def _generation(setting: PostTrainingSetting, history: History, window: tuple[in
     """The replicas' account of a mean step."""
     section, counts, replicas = setting.section, history.counts, setting.num_replicas
     steps = section.steps
-    joined = tuple(each for each in history.intervals if each.joins)
-    weights = _within(tuple(each for each in joined if each.kind == "weights"), window) / steps
-    away = _within(tuple(each for each in joined if each.kind != "weights"), window) / steps
+    weights = _within(tuple(each for each in history.intervals if each.kind == "weights"), window) / steps
+    turned = tuple(each for each in history.intervals if each.kind in ("switch", "score", "train"))
+    away = _within(turned, window) / steps * setting.num_joined / replicas
     spans = tuple(each for each in history.intervals if each.stream != TRAINING)
     generating = _within(spans, window) / steps / replicas
     total = (window[1] - window[0]) / NS_PER_S / steps
@@ -216,7 +219,7 @@ def timeline_of(setting: PostTrainingSetting, program: Program, timing: Timing) 
         inner=none,
     )
     devices = setting.section.rollout.devices
-    first = setting.trained.cluster.world_size if setting.section.is_split else 0
+    first = 0 if setting.section.takes_turns else setting.trained.cluster.world_size
     classes = (
         RankClass("training", 0, 0, setting.trained.cluster.world_size),
         *(

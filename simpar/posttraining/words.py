@@ -23,7 +23,7 @@ def limits(
 ) -> Iterator[str]:
     """What a step's time goes into, the largest first."""
     step = speed.step_time_s
-    if setting.section.is_split:
+    if not setting.section.takes_turns:
         training_waits, generation_waits = parts.waiting / step, generation.waiting / step
         if training_waits > generation_waits:
             yield f"generation: training waits for responses {training_waits:.0%} of a step"
@@ -91,7 +91,10 @@ def not_modelled(setting: PostTrainingSetting) -> Iterator[str]:
         yield "software between the parts of a step: tensors one by one, engines that wake up (weights.overhead)"
     if setting.trained.plan.tuning.is_used:
         yield "adapters are merged, and all weights are sent"
-    yield "replicas on training devices while these wait (hybrid placement)"
+    if not setting.section.takes_turns:
+        yield "replicas on training devices while these wait (placement hybrid has them)"
+    if setting.num_joined and setting.section.has_pool and setting.section.synchrony.steps_off:
+        yield "interrupted sequences of training devices wait for these, and do not move to others"
     if any(layer.window < setting.trained.training.seq_len for layer in setting.served.cached_layers.values()):
         yield "layers with a sliding window keep all tokens in the cache"
     if setting.trained.critic is not None:

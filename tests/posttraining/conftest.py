@@ -39,7 +39,7 @@ def section_of():
 
     def make(**values):
         lengths = {"prompt": {"mean": 30, "p99": 60}, "response": {"mean": 100, "p99": 500}}
-        rollout = {"nodes": 1} if values.get("placement") == "split" else {}
+        rollout = {"nodes": 1} if values.get("placement", "colocated") != "colocated" else {}
         return PostTraining(**{"prompts": 3, "samples": 4, "lengths": lengths, "rollout": rollout, **values})
 
     return make

@@ -100,6 +100,10 @@ def test_pools_and_synchrony_have_their_keys():
             ("post_training.synchrony.steps_off=1", "post_training.synchrony.in_flight=true"),
             "no colocated pools",
         ),
+        *(
+            (target, ("post_training.placement=hybrid", "post_training.rollout.nodes=1"), "has no placement hybrid")
+            for target in ("verl", "nemo-rl")
+        ),
     ],
 )
 def test_what_a_framework_cannot_say_is_refused(target, settings, said):

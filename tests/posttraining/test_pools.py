@@ -13,24 +13,25 @@ from simpar.posttraining.replica import PromptSample
 from tests.gate import some
 
 
-def run(section, replicas, *, scores_ns=0, training_ns=0, weights_ns=0, turn_ns=0):
-    """The history of a section with fixed durations."""
+def run(section, replicas, *, scores_ns=0, training_ns=0, weights_ns=0, turn_ns=0, apart=1):
+    """The history of a section with fixed durations; of hybrid placements ``apart`` replicas only generate."""
     took = Durations(lambda lengths: (scores_ns * len(lengths), training_ns), weights_ns, turn_ns, turn_ns)
-    return Pools(section, replicas, lambda step: draw_step(section, 1000, step), took).run()
+    joined = {"colocated": len(replicas), "hybrid": len(replicas) - apart, "split": 0}[section.placement]
+    return Pools(section, replicas, lambda step: draw_step(section, 1000, step), took, joined).run()
 
 
 @pytest.mark.parametrize("seed", some(range(120), 30))
 def test_engines_give_the_times_at_which_things_happened(seed, section_of, replica_of):
     """For every placement and synchrony; and no response is older than allowed."""
     draw = random.Random(seed)
-    split, ahead = draw.random() < 0.6, draw.randrange(3)
-    in_flight = bool(ahead) and (not split or draw.random() < 0.5)
+    placement, ahead = draw.choice(["colocated", "split", "split", "hybrid"]), draw.randrange(3)
+    in_flight = bool(ahead) and (placement != "split" or draw.random() < 0.5)
     synchrony = {"steps_off": ahead, "in_flight": in_flight, "recompute_cache": draw.random() < 0.5}
     section = section_of(
-        prompts=draw.choice([1, 3, 8]), samples=draw.choice([2, 4]), placement="split" if split else "colocated",
+        prompts=draw.choice([1, 3, 8]), samples=draw.choice([2, 4]), placement=placement,
         synchrony=synchrony, steps=3, seed=seed,
     )  # fmt: skip
-    replicas = [replica_of() for _ in range(draw.choice([1, 2, 5]))]
+    replicas = [replica_of() for _ in range(draw.choice([2, 3, 5] if placement == "hybrid" else [1, 2, 5]))]
     history = run(
         section, replicas, scores_ns=10**6, training_ns=draw.choice([0, 10**8, 5 * 10**9]),
         weights_ns=draw.choice([0, 5 * 10**7]), turn_ns=10**7,
@@ -82,3 +83,28 @@ def test_pools_that_run_at_the_same_time_are_no_slower(section_of, replica_of):
         before = history.steps[synchrony.get("steps_off", 0) - 1].weights_ns if synchrony else 0
         times[name] = history.steps[-1].weights_ns - before
     assert times["on policy"] > times["one off"] > times["in flight"]
+
+
+def test_without_replicas_apart_a_hybrid_pool_is_a_colocated_one(section_of, replica_of):
+    """The same integers, on policy and off."""
+    for synchrony in ({}, {"steps_off": 2, "in_flight": True}):
+        both = [
+            run(section_of(placement=placement, synchrony=synchrony, steps=3), [replica_of() for _ in range(3)],
+                training_ns=10**8, turn_ns=10**6, apart=0)
+            for placement in ("colocated", "hybrid")
+        ]  # fmt: skip
+        assert both[0] == both[1]
+
+
+def test_replicas_apart_go_on_while_others_train(section_of, replica_of):
+    """One step off, they generate beside updates, and steps are shorter than where all take turns."""
+    wanted = {"prompts": 8, "steps": 5, "synchrony": {"steps_off": 1, "in_flight": True}}
+    ends = {}
+    for placement in ("colocated", "hybrid"):
+        history = run(section_of(placement=placement, **wanted), [replica_of() for _ in range(4)], training_ns=10**9)
+        ends[placement] = history.steps[-1].weights_ns
+        mine = [each for each in history.intervals if each.stream == 3 and each.kind == "generate"]
+        trained = [each for each in history.intervals if each.kind == "train"]
+        beside = [any(m.start_ns < t.finish_ns and t.start_ns < m.finish_ns for m in mine) for t in trained]
+        assert any(beside) == (placement == "hybrid")
+    assert ends["hybrid"] < ends["colocated"]

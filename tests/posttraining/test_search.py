@@ -37,12 +37,12 @@ def answer(two_nodes):
 def every_point(plans):
     """All points, written out anew: pools of 1 and 2 nodes, tp of 1 and 2, up to 16 stages, up to one step off."""
     on, off, cut = {"steps_off": 0}, {"steps_off": 1}, {"steps_off": 1, "in_flight": True}
-    for (nodes, rollout), tp, stages in product([(1, 0), (1, 1), (2, 0)], (1, 2), (1, 2, 4, 8, 16)):
+    pools = [(1, 0, "colocated"), (1, 1, "split"), (1, 1, "hybrid"), (2, 0, "colocated")]
+    for (nodes, rollout, placement), tp, stages in product(pools, (1, 2), (1, 2, 4, 8, 16)):
         if tp * stages > 8 * (rollout or nodes):
             continue
-        for synchrony in (on, off, cut) if rollout else (on, cut):
-            layout = {"tp": tp, "pp": stages}
-            pool = {"placement": "split", "rollout": {"nodes": rollout, **layout}} if rollout else {"rollout": layout}
+        for synchrony in (on, off, cut) if placement == "split" else (on, cut):
+            pool = {"placement": placement, "rollout": {"nodes": rollout or None, "tp": tp, "pp": stages}}
             yield nodes, plans[nodes], {**SECTION, **pool, "synchrony": synchrony}
 
 

@@ -29,6 +29,7 @@ def simulated(**values):
 
 
 SPLIT = {"placement": "split", "rollout": {"nodes": 1}}
+HYBRID = {**SPLIT, "placement": "hybrid"}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ SPLIT = {"placement": "split", "rollout": {"nodes": 1}}
         {"synchrony": {"steps_off": 1, "in_flight": True}},
         SPLIT,
         {**SPLIT, "synchrony": {"steps_off": 2}},
+        HYBRID,
+        {**HYBRID, "synchrony": {"steps_off": 1, "in_flight": True}},
         {**SPLIT, "synchrony": {"steps_off": 1, "in_flight": True, "recompute_cache": False}},
     ],
 )
@@ -112,7 +115,7 @@ def test_more_devices_for_generation_shorten_the_wait():
     [
         ({"prompts": 7}, r"training.global_batch = 16: allowed: divisors of the 28 responses"),
         ({"samples": 1}, r"samples = 1: a group of one"),
-        ({"rollout": {"nodes": 1}}, r"rollout.nodes = 1: allowed with placement split"),
+        ({"rollout": {"nodes": 1}}, r"rollout.nodes = 1: allowed with placement split or hybrid"),
         ({"placement": "split"}, r"rollout.nodes: needed with placement split"),
         ({"synchrony": {"steps_off": 1}}, r"colocated pools take turns"),
         ({"synchrony": {"in_flight": True}}, r"allowed: with steps_off of 1 or more"),
@@ -210,3 +213,17 @@ def test_what_knows_single_updates_alone_refuses_the_section(tmp_path, monkeypat
     said = capsys.readouterr().err
     assert "has a section post_training, and this knows single updates alone; allowed: simpar simulate" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hybrid_pool_has_replicas_on_all_devices():
+    """One on each of 16, those beside training with the states' memory missing if these stay; weights reach both."""
+    setup = (MODEL, cluster(), PLAN, TRAINING)
+    setting = make_setting(*setup, {**SECTION, **HYBRID, "weights": {"offload": False}})
+    assert (setting.num_joined, setting.num_replicas) == (8, 16)
+    blocks = [each.blocks for each in setting.every_limit]
+    missing = setting.trained.states_bytes / (16 * setting.served.token_bytes)
+    assert blocks[8] - blocks[0] == pytest.approx(missing, abs=1)
+    others = [make_setting(*setup, {**SECTION, **values, "weights": {"offload": False}}) for values in ({}, SPLIT)]
+    assert setting.resharding.time_s == max(other.resharding.time_s for other in others)
+    assert simulated(**HYBRID).figures.speed.devices == 16
+    assert simulated(**HYBRID).figures.parts_s.waiting <= simulated().figures.parts_s.waiting
