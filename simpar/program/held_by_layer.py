@@ -58,7 +58,8 @@ def _moved(node: PassNode | UnitsBegin, share: float) -> Iterator[tuple[int, int
         return
     if len(node.passes) > 1 and share == 1.0:  # repeated passes leave nothing behind
         return
-    durations = np.array([segment.duration_ns for _, segment in node.segments])
+    durations = np.zeros(sum(len(one.units) for one in node.passes))  # a backward of frozen units takes no time at all
+    durations[: len(node.segments)] = [segment.duration_ns for _, segment in node.segments]
     total, within = float(durations.sum()), share * node.repeats
     at_ns = (within - min(int(within), node.repeats - 1)) * total
     begin, begin_ns = 0, 0.0

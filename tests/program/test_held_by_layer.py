@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar import Plan, Training
+from simpar import Perturbation, Plan, Training
 from simpar.report.pictured import HeldAtPeak
 from tests.gate import some
 from tests.program.test_memory_inside import PLANS, run
@@ -55,3 +55,13 @@ def test_what_cannot_be_shared_out_is_one_part() -> None:
     """Activations of which half waits on the host have no layer."""
     parts = [part for part in held(Plan(zero=3, offload_activations=0.5), 16).parts if part.category == "activations"]
     assert [part.name for part in parts] == ["of several layers"]
+
+
+def test_passes_that_take_no_time_are_shared_out() -> None:
+    """Written step by step, as beside a slow rank, the backward of a frozen embedding is a node without segments."""
+    plan, slow = Plan(tp=4, zero=2, micro_batch=2, precision="fp32", lora_rank=8), Perturbation(slow_ranks={1: 2.0})
+    result = run(plan, Training(seq_len=512, global_batch=8), perturbation=slow, stack="simpar")
+    assert result.overview
+    assert result.overview.held
+    shown = result.overview.held
+    assert shown.total_bytes == pytest.approx(result.memory.stages[shown.stage].peak_bytes, abs=8)
