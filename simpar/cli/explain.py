@@ -42,11 +42,13 @@ def explain(measured: list[str], **values: Any) -> None:
     changes would gain.
     """
     from simpar.diagnosis.answer import explain as explained
-    from simpar.diagnosis.page import save_page
+    from simpar.diagnosis.page import require_traces, save_page
     from simpar.diagnosis.terminal import print_explanation
     from simpar.scenario import load_scenario
     from simpar.units import number_of
 
+    if values["html"]:
+        require_traces(measured)
     flags, settings = values_by_key(values), list(values["set_"] or [])
     plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None
     with working(f"reading {number_of(len(measured), 'file')}") as status:

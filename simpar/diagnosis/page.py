@@ -9,8 +9,10 @@ import numpy as np
 from simpar.diagnosis.answer import Explanation, mean_axes
 from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
+from simpar.diagnosis.kinds import TRACE, files_of, kind_of
 from simpar.diagnosis.terminal import axis_cells, collective_rows, headline, longer, sentences, words_of
 from simpar.diagnosis.timeline import MOST_ROWS, choose_shown_ranks, make_measured_series
+from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.html import environment, fill_template
 from simpar.report.html.data import series as predicted_series
@@ -29,6 +31,16 @@ UNSAID = "#777777"
 MOST_CLASSES = 12
 LEAST_SHOWN = 0.005
 """Parts below this share of the step are not listed on their own."""
+
+
+def require_traces(measured: Sequence[str | Path]) -> None:
+    """Refuse a page of files without a profiler trace. Raises UserError."""
+    kinds = [kind_of(file) for path in measured for file in files_of(path)]
+    if TRACE not in kinds:
+        raise UserError(
+            f"--html: the page draws when kernels ran, which profiler traces tell; {measured[0]} is of kind "
+            f"{kinds[0]}; without --html its answer is printed"
+        )
 
 
 def save_page(explanation: Explanation, path: str | Path) -> None:

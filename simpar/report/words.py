@@ -96,6 +96,7 @@ def whole_layout(plan: dict[str, Any], microbatches: int = 1) -> str:
     data = plan.get("data_parallel", {})
     replicas, sync = data.get("hsdp") or 1, data.get("sync", "bsp")
     words = [f"HSDP of {replicas} replicas"] * (replicas > 1) + [str(sync)] * (sync != "bsp")
+    words += ["one process for all devices"] * (data.get("kind") == "single_process")
     return ", ".join([layout(plan, microbatches), *words])
 
 

@@ -243,6 +243,8 @@ def test_a_log_beside_a_plan(tmp_path, capsys):
     assert cli.run(["explain", str(path)]) == 0
     assert "step time, s" in capsys.readouterr().out
     assert cli.run(["explain", str(path), "--html", str(tmp_path / "page.html")]) == 2
+    assert "which profiler traces tell; " in (said := capsys.readouterr().err)
+    assert said.endswith("train.log is of kind log; without --html its answer is printed\n")
     assert not (tmp_path / "page.html").exists()
     with pytest.raises(UserError, match=r"plan is not that of .*train\.log: .*step time: 2.00 s logged"):
         explain(log(tmp_path, MEGATRON), plan=plan)
