@@ -187,6 +187,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
         if not json_out(ended.report, values["json_"]):
             _print_interrupted(ended.report, folder)
         return INTERRUPTED
+    for each in (report or {}).get("restarts", ()):
+        _say(f"rank {each['rank']} {each['reason']}: all ranks went on from the last checkpoint")
     if report is not None and not json_out(report, values["json_"]):
         _print(report, folder)
         _print_saved(ready.job)

@@ -74,6 +74,8 @@ def _gradient_losses(s: Subject) -> Iterator[Loss]:
     """Mixes of dtypes that ``DeepSpeedEngine`` refuses."""
     numerics = s.plan.numerics
     if numerics.precision not in ("bf16", "fp16"):
+        if s.chose("grad_dtype") and numerics.grad_dtype != "fp32":
+            yield Loss("grad_dtype", numerics.grad_dtype, "gradients of fp32 parameters are fp32")
         return
     if numerics.grad_dtype == "fp32" and not s.plan.data_parallel.zero:
         yield Loss("grad_dtype", "fp32", "without zero gradients have the dtype of parameters")

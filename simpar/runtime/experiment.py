@@ -8,9 +8,9 @@ from typing import Any
 
 from simpar.architectures.documents import with_documents
 from simpar.files import write_atomic
-from simpar.runtime.failures import RankFailure, WorkerFailure
+from simpar.runtime.failures import RankFailure, WorkerFailure, restarts_of
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
-from simpar.runtime.launch import NodeRendezvous, launch
+from simpar.runtime.launch import TORCHRUN, NodeRendezvous, launch
 from simpar.runtime.request import Ready, on_machine, predict_job, simulate_job
 from simpar.runtime.saved import find_newest
 from simpar.runtime.strategy import replicas_inside
@@ -57,12 +57,19 @@ def conduct(
     report = make_report(ready, job, ranks, predict_job(ready, result))
     if lost:
         report["lost"] = lost
+    if restarted := _restarts(Path(job.folder) / TORCHRUN):
+        report["restarts"] = restarted
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     if trace is not None:
         # one process may drive several devices, and other nodes may use other folders
         here = [path for path in _traces(ready, job) if path.exists()]
         write_both(trace, result.timeline if result else None, here)
     return report
+
+
+def _restarts(log: Path) -> list[dict[str, Any]]:
+    """The processes of this node for whose sake all ranks started again."""
+    return restarts_of(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else []
 
 
 def _on_nodes(ready: Ready, nodes: NodeRendezvous) -> RunJob:

@@ -6,7 +6,7 @@ It names the rank and its stage; for want of memory also what was predicted ther
 import re
 import signal
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
@@ -18,6 +18,7 @@ LOST_PEERS = ("connection closed by peer", "connection reset by peer", "broken p
 """What a rank says whose peer has ended: never the cause."""
 KILLS = Path("/proc/vmstat")
 _ENDED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) \(pid: (\d+)\)")
+_RESTARTED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 _ROOT = "Root Cause"
 RECORDER_PREFIX = "nccl-"
 
@@ -119,6 +120,24 @@ def ended_by_signal(text: str) -> list[tuple[int, int, int]]:
     return sorted({each for each in ended if each[1] != signal.SIGTERM}, key=lambda each: (each[0] not in first, each))
 
 
+def restarts_of(text: str) -> list[dict[str, Any]]:
+    """The process of this node that failed first in each start of all ranks that torchrun repeated, and how it ended.
+
+    ``text`` is torchrun's own output of a run that came to its end.
+    """
+    ended = ((int(process), int(code)) for code, process in _RESTARTED.findall(text))
+    return [{"rank": process, "reason": _ending(code)} for process, code in ended]
+
+
+def _ending(code: int) -> str:
+    """How a process ended by its exit code, which is negative for a signal."""
+    return f"was ended by signal {-code} ({_name_of(-code)})" if code < 0 else f"failed with exit code {code}"
+
+
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name if number in {*signal.Signals} else "unknown"
+
+
 def count_memory_kills() -> int | None:
     """How often the operating system has ended a process for lack of memory since it started; None if not known."""
     try:
@@ -134,9 +153,8 @@ def failure_by_signal(ended: list[tuple[int, int, int]], steps: int, kills: int 
     ``kills`` are the processes that the operating system ended for lack of memory meanwhile (None: it does not say).
     """
     rank, number, pid = ended[0]
-    name = signal.Signals(number).name if number in {*signal.Signals} else "unknown"
     when = f"after {steps} steps" if steps else "before its first step was done"
-    said = f"was ended by signal {number} ({name}) {when}"
+    said = f"{_ending(-number)} {when}"
     if number == signal.SIGKILL and kills:
         counted = f"{kills} process{'es' if kills > 1 else ''} for lack of memory meanwhile"
         return OutOfMemory.on_host(rank, f"{said}: the operating system ended {counted} {logs}")

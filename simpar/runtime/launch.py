@@ -32,6 +32,7 @@ from simpar.runtime.worker import PORT, die_with_parent, listen
 from simpar.units import KIB
 
 GRACE_S = 10.0
+TORCHRUN = "torchrun.log"
 POLL_S = 0.1
 LOCALHOST = "127.0.0.1"
 LEAST_SPACE_BYTES = 64 * KIB
@@ -122,7 +123,7 @@ def start(
             old.unlink()
     begun, kills = time.time(), count_memory_kills()
     command = torchrun(workers, processes, where, max_restarts)
-    with _running(command, _environment(workers, where), folder / "torchrun.log") as process:
+    with _running(command, _environment(workers, where), folder / TORCHRUN) as process:
         while process.poll() is None:
             time.sleep(POLL_S)
             if follow is not None:
@@ -203,7 +204,7 @@ def _raise_signal(folder: Path, begun: float, kills_before: int | None) -> None:
 
     What the others say then is that they lost a peer. ``begun`` is when the ranks were started, in seconds since 1970.
     """
-    ended = ended_by_signal((folder / "torchrun.log").read_text(encoding="utf-8", errors="replace"))
+    ended = ended_by_signal((folder / TORCHRUN).read_text(encoding="utf-8", errors="replace"))
     reasons = _reasons(folder)
     if not ended or any(reason["kind"] != "crash" or not is_lost_peer(reason["message"]) for reason in reasons):
         return
@@ -234,7 +235,7 @@ def _raise_failure(folder: Path, code: int, nodes: int) -> None:
         raise RankFailure(rank, f"{message}{lost} {logs}{describe_recordings(folder)}")
     if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks had no space to record a reason
         raise WorkerFailure(f"{folder}: no space is left on its device; allowed: a folder with space")
-    log = folder / "torchrun.log"
+    log = folder / TORCHRUN
     said = of_torchrun(log.read_text(encoding="utf-8", errors="replace"), log, nodes)
     raise WorkerFailure(f"torchrun ended with {code}: {said}{describe_recordings(folder)}")
 

@@ -70,9 +70,13 @@ class ServedFolder:
         return [name] if name else []
 
     def write_config(self, folder: Path) -> None:
-        """Write config, generation's defaults and tokenizer."""
+        """Write config, generation's defaults and tokenizer.
+
+        The config names the tokens that end texts, too: libraries have numbers of their own where it names none.
+        """
         named = {"architectures": self.architectures} if self.architectures else {}
-        _write(folder / CONFIG, {**self.config, **named, "dtype": self.dtype})
+        ends = {key: at for key, at in self._numbers().items() if not _has(self.config.get(key), at)}
+        _write(folder / CONFIG, {**self.config, **ends, **named, "dtype": self.dtype})
         if self.generation is not None:
             shutil.copyfile(self.generation, folder / GENERATION)
         else:
@@ -116,6 +120,11 @@ class ServedFolder:
         if self.tokenizer is None:
             said.append("no tokenizer: --tokenizer FOLDER gives one")
         return said
+
+
+def _has(stated: Any, number: int) -> bool:
+    """Whether a config states a token by its number, alone or among others."""
+    return number in stated if isinstance(stated, list) else stated == number
 
 
 def sources(job: RunJob) -> list[Path]:

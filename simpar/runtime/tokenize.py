@@ -251,11 +251,24 @@ def tokenize(names: Sequence[str], tokenizer: str, folder: Path, options: Tokeni
         for writer in writers:
             writer.close()
     *held_out, done = [writer.finish(encoder, made_of) for writer in reversed(writers)]
-    for each, share in ((done, "are left to train on"), *((each, "are held out") for each in held_out)):
-        if not each.documents:
-            raise UserError(f"--validation {options.validation:g}: no documents {share}; allowed: another share")
+    if fault := _without_documents(names, done, held_out, options):
+        for each in (folder, folder / VALIDATION):
+            (each / MANIFEST).unlink(missing_ok=True)
+        raise UserError(fault)
     (folder / PROGRESS).unlink(missing_ok=True)
     return done
+
+
+def _without_documents(
+    names: Sequence[str], done: TokenManifest, held_out: Sequence[TokenManifest], options: TokenizeOptions
+) -> str:
+    """What is wrong where a part has no documents; "" if each has some."""
+    if not any(each.documents for each in (done, *held_out)):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0]}{more}: no documents; allowed: a text with some"
+    parts = ((done, "are left to train on"), *((each, "are held out") for each in held_out))
+    share = next((share for each, share in parts if not each.documents), "")
+    return f"--validation {options.validation:g}: no documents {share}; allowed: another share" if share else ""
 
 
 def _digest(sources: Sequence[SourceFile], encoder: Encoder, options: TokenizeOptions) -> str:

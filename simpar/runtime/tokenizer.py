@@ -69,10 +69,16 @@ class TokenizerFiles:
 
 
 def _settings(beside: tuple[Path, ...]) -> dict[str, Any]:
-    """Fields of the files that say what tokens are for; those of tokenizer_config.json come first."""
+    """Fields of the files that say what tokens are for; those of tokenizer_config.json come first.
+
+    Most say 10^30 for a length without limit (``model_max_length``). Raises UserError for what is no JSON.
+    """
     result: dict[str, Any] = {}
     for path in reversed([each for each in beside if each.name in (SETTINGS, SPECIAL)]):
-        data = files.load(path).data
+        try:
+            data = json.loads(files.read_text(path))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: not valid JSON ({printable(str(error))[:120]})") from None
         if isinstance(data, Mapping):
             result |= data
     return result

@@ -104,6 +104,10 @@ def test_what_is_offloaded_is_said_in_its_words():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        (
+            {"zero": 1, "precision": "fp32", "grad_dtype": "bf16"},
+            "grad_dtype = bf16: gradients of fp32 parameters are fp32",
+        ),
         ({"zero": 0, "offload_optimizer": "cpu"}, "offload_optimizer = cpu: is there with zero 1, 2, 3"),
         ({"zero": 2, "offload_optimizer": "nvme"}, "offload_optimizer = nvme: is there with zero 3"),
         ({"zero": 2, "offload_optimizer": "cpu", "offload_ratio": 0.5}, "offload_ratio = 0.5: .*zero 3 only"),

@@ -238,6 +238,8 @@ def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
     assert {step: after[step] for step in before} == before
     assert report["measured"]["losses"] == list(after.values())
     assert report["measured"]["steps_measured"] <= 20 - 6 - 2, "it went on from a checkpoint"
+    assert report["restarts"] == [{"rank": 1, "reason": "was ended by signal 9 (SIGKILL)"}]
+    assert errors == "rank 1 was ended by signal 9 (SIGKILL): all ranks went on from the last checkpoint\n"
     done = simpar_run(*SMALL, "--steps", 20, "--zero", 1, "--checkpoint", "saved")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "20 steps are done; allowed: --steps above 20" in done.stderr

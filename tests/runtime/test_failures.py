@@ -22,6 +22,7 @@ from simpar.runtime.failures import (
     is_memory,
     less_memory,
     of_torchrun,
+    restarts_of,
     stage_of,
 )
 from simpar.runtime.job import Machine
@@ -296,3 +297,15 @@ def test_a_peer_on_another_node_is_said_to_be_elsewhere(tmp_path):
     launch._raise_signal(tmp_path, 0.0, 0)
     with pytest.raises(RankFailure, match="a rank of another node ended first, of which its command says why"):
         launch._raise_failure(tmp_path, 1, 2)
+
+
+def test_restarts_are_read_off_what_torchrun_says():
+    """The process that failed first in each start, by a signal or by itself."""
+    head = "E1130 00:31:45.526000 10601 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: "
+    text = (
+        f"{head}-9) local_rank: 1 (pid: 10855) of binary: python\nother\n{head}1) local_rank: 0 (pid: 7) of binary: p\n"
+    )
+    assert restarts_of(text) == [
+        {"rank": 1, "reason": "was ended by signal 9 (SIGKILL)"}, {"rank": 0, "reason": "failed with exit code 1"},
+    ]  # fmt: skip
+    assert restarts_of("") == []

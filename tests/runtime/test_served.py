@@ -30,7 +30,7 @@ def tiny_tokenizer(folder, *, settings=True):
     folder.mkdir(exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
     if settings:
-        named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": 64}
+        named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": 10**30}
         (folder / "tokenizer_config.json").write_text(json.dumps(named))
     return made
 
@@ -68,6 +68,7 @@ def test_what_is_saved_generates_text(forked, tmp_path, name, given):
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == [{"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[name]]
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == made.token_to_id(END)
+    assert config["eos_token_id"] == made.token_to_id(END)
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer(PROMPT)["input_ids"] == made.encode(PROMPT).ids

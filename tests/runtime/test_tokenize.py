@@ -233,6 +233,7 @@ def _installed(package):
         (b'{"text": "a"}\n{"text": " "}\n', "in.jsonl:2: text is empty; allowed: some text"),
         (b'{"text": "a"}\n\n{"text": "\xff"}\n', "in.jsonl:3: byte 0xff is not UTF-8 .*; allowed: text in UTF-8"),
         (b'{"text": "a"}\n{"text": \n', "in.jsonl:2: is not JSON .*; allowed: one object a line"),
+        (b"", "in.jsonl: no documents; allowed: a text with some"),
         (b'["a"]\n', "in.jsonl:1: is list; allowed: an object with text, or messages, or prompt and completion"),
         (b'{"body": "a"}\n', "in.jsonl:1: has body; allowed: text, or messages, or prompt and completion"),
         (b'{"text": 3}\n', "in.jsonl:1: text is int; allowed: a string"),
