@@ -1,6 +1,7 @@
 """What a simulated post-training step comes to: speed, where it goes, who waits, memory of both sides. SI units."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,14 @@ class PostTrainingFigures(Strict):
 
 @dataclass(frozen=True, repr=False)
 class PostTrainingResult:
-    """The answer, with the timeline of all simulated steps."""
+    """The answer, with the timeline of all simulated steps.
+
+    ``memory`` are curves of (seconds, bytes) for a device of each side, with straight lines between their points.
+    """
 
     figures: PostTrainingFigures
     timeline: Timeline
+    memory: Mapping[str, tuple[tuple[float, float], ...]]
 
     def __repr__(self) -> str:
         speed = self.figures.speed

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from simpar.posttraining.answer import SideMemory
-from simpar.units import format_bytes
+from simpar.posttraining.pools import History, Interval
+from simpar.posttraining.program import TRAINING
+from simpar.units import NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
     from simpar.posttraining.simulate import PostTrainingSetting
@@ -26,6 +30,55 @@ def why_unfit(setting: PostTrainingSetting) -> str:
                 f"{name} needs {format_bytes(side.total_bytes)} of {format_bytes(side.capacity_bytes)} and does not fit"
             )
     return ""
+
+
+Curve = tuple[tuple[float, float], ...]
+"""(Seconds, bytes): straight lines between them."""
+
+
+def curves(setting: PostTrainingSetting, history: History) -> dict[str, Curve]:
+    """Bytes over time of a device that trains, and of one of the replica that fills its cache most.
+
+    Where both are the same device, what one side frees the other takes. A serving engine reserves the whole cache; what
+    is drawn is the part in use, up to what its sequences have when the next one ends.
+    """
+    counts = history.counts
+    fullest = max(range(len(counts)), key=lambda at: (counts[at].peak_blocks, -at))
+    turns = [each for each in history.intervals if each.stream == TRAINING and each.kind != "weights"]
+    return {"training": _trained_over_time(setting, turns), "generation": _served_over_time(setting, history, fullest)}
+
+
+def _trained_over_time(setting: PostTrainingSetting, turns: list[Interval]) -> Curve:
+    """States between updates unless they wait in the host's memory; the peak while a batch is scored and trained on."""
+    states = setting.trained.states_bytes
+    between = 0.0 if setting.section.takes_turns and setting.section.weights.offload else states
+    inside = {"switch": states, "score": setting.trained.peak_bytes, "train": setting.trained.peak_bytes}
+    return ((0.0, between), *_stepped(turns, inside, between))
+
+
+def _served_over_time(setting: PostTrainingSetting, history: History, at: int) -> Curve:
+    """Weights, workspace and the cache in use; nothing while an engine on training devices sleeps."""
+    served, section = setting.served, setting.section
+    base = served.weights_bytes + served.workspace_bytes
+    block = setting.limits.block * served.token_bytes / section.rollout.attention_ranks
+    still = 0.0 if section.weights.sleep else base
+    away = [each for each in history.intervals if each.joins > at and each.kind != "weights"]
+    points = [(time_ns / NS_PER_S, base + blocks * block) for time_ns, blocks in history.cache[at]]
+    points += _stepped(away, dict.fromkeys(("switch", "score", "train"), still), base)
+    return ((0.0, base), *sorted(points, key=lambda point: point[0]))
+
+
+def _stepped(spans: list[Interval], inside: Mapping[str, float], between: float) -> list[tuple[float, float]]:
+    """A curve that has a value by kind inside of spans, which follow each other, and another one between them."""
+    points: list[tuple[float, float]] = []
+    for each, after in zip_longest(spans, spans[1:]):
+        start_s, finish_s = each.start_ns / NS_PER_S, each.finish_ns / NS_PER_S
+        if not points or points[-1][0] < start_s:
+            points.append((start_s, between))
+        points += [(start_s, inside[each.kind]), (finish_s, inside[each.kind])]
+        if after is None or after.start_ns > each.finish_ns:
+            points.append((finish_s, between))
+    return points
 
 
 def _generation(setting: PostTrainingSetting) -> SideMemory:

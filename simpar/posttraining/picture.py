@@ -11,9 +11,9 @@ import numpy as np
 from simpar.posttraining.answer import PostTrainingResult
 from simpar.posttraining.program import KINDS
 from simpar.posttraining.terminal import lead_lines, lists, tables
-from simpar.report.figures import canvas, save_figure
+from simpar.report.figures import clean, new_figure, save_figure
 from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, INK
-from simpar.units import NS_PER_S
+from simpar.units import GIB, NS_PER_S
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,12 +29,15 @@ def save_pools(result: PostTrainingResult, path: str | Path) -> None:
 
 
 def plot_pools(result: PostTrainingResult) -> Figure:
-    """The picture: the training devices first, then replicas, of many every so many."""
+    """The training devices first, then replicas, of many every so many; below, the memory of a device of each side."""
     timeline = result.timeline
     rows, kinds = timeline.slices, [label.kind for label in timeline.labels]
     classes = np.arange(len(timeline.classes))
     shown = classes if len(classes) <= MOST_ROWS else np.unique(np.linspace(0, len(classes) - 1, MOST_ROWS).astype(int))
-    figure, axes = canvas(0.28 * len(shown) + 1.5)
+    figure = new_figure(14.0, 0.28 * len(shown) + 3.5)
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(max(len(shown), 4), 7))
+    clean(axes)
+    clean(below)
     for at, each in enumerate(shown.tolist()):
         mine = np.flatnonzero(rows.class_id == each)
         for kind, colour in COLOUR.items():
@@ -45,7 +48,12 @@ def plot_pools(result: PostTrainingResult) -> Figure:
             axes.broken_barh(spans, (at - BAR / 2, BAR), facecolors=colour, linewidth=0)
     axes.set_yticks(range(len(shown)), [timeline.classes[each].name for each in shown.tolist()])
     axes.invert_yaxis()
-    axes.set_xlabel("seconds", color=INK, fontsize=8)
+    for (name, curve), colour in zip(result.memory.items(), (BACKWARD, FORWARD), strict=True):
+        below.plot(*zip(*((at, used / GIB) for at, used in curve), strict=True), color=colour, label=name, linewidth=1)
+    below.set_ylim(0.0)
+    below.set_ylabel("GiB of a device", color=INK, fontsize=8)
+    below.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+    below.set_xlabel("seconds", color=INK, fontsize=8)
     axes.set_xlim(0.0, timeline.span_ns / NS_PER_S)
     handles = [axes.barh([0], [0], color=colour, label=f"{kind}: {KINDS[kind]}") for kind, colour in COLOUR.items()]
     axes.legend(

@@ -91,12 +91,16 @@ class TrainedStep:
 
 @dataclass(frozen=True)
 class History:
-    """What happened: batches, intervals of all streams, and what replicas did until the last weights."""
+    """What happened: batches, intervals of all streams, and what replicas did until the last weights.
+
+    ``cache`` has, for every replica, (time, blocks of its cache in use) where sequences ended or it was interrupted.
+    """
 
     steps: tuple[TrainedStep, ...]
     intervals: tuple[Interval, ...]
     counts: tuple[Served, ...]
     cut: int
+    cache: tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass
@@ -126,6 +130,7 @@ class Pools:
         self.intervals: list[Interval] = []
         self.busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.cuts: dict[int, set[int]] = defaultdict(set)
+        self.cache: list[list[tuple[int, int]]] = [[] for _ in replicas]
         self.steps: list[TrainedStep] = []
         self.known: dict[int, StepLengths] = {}
         self.version, self.samples, self.cut = 0, 0, 0
@@ -183,6 +188,7 @@ class Pools:
         now_ns = self.replicas[at].now_ns
         if now_ns > begun_ns:
             self.busy[at].append((begun_ns, now_ns))
+            self.cache[at].append((now_ns, self.replicas[at].used_blocks))
         for sample in finished:
             group = self.groups[sample.group]
             group.ended.append((now_ns, at))
@@ -245,7 +251,8 @@ class Pools:
         counts = tuple(
             (self.ahead[at].before if at in self.ahead else replica).counts for at, replica in enumerate(self.replicas)
         )
-        return History(tuple(self.steps), (*self.intervals, *self._generation(end_ns)), counts, self.cut)
+        cache = tuple(tuple(each) for each in self.cache)
+        return History(tuple(self.steps), (*self.intervals, *self._generation(end_ns)), counts, self.cut, cache)
 
     def _lengths(self, groups: list[Group]) -> Ints:
         return np.array([group.prompt + each for group in groups for each in group.responses], dtype=np.int64)

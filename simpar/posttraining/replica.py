@@ -135,6 +135,11 @@ class Replica:
         yield from (each.sample for each in self.filling)
         yield from (sample for sample, _ in self.waiting)
 
+    @property
+    def used_blocks(self) -> int:
+        """Blocks of the cache in use."""
+        return self._used_blocks(0)
+
     def add(self, samples: Iterable[PromptSample], now_ns: int) -> None:
         """Sequences arrive; an idle replica begins with them at once."""
         if self.is_idle:

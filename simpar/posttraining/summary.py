@@ -22,7 +22,7 @@ from simpar.posttraining.answer import (
     WeightsReport,
 )
 from simpar.posttraining.lengths import draw_step
-from simpar.posttraining.memory import sides
+from simpar.posttraining.memory import curves, sides
 from simpar.posttraining.pools import History, Interval
 from simpar.posttraining.program import TRAINING
 from simpar.posttraining.words import assumptions, limits, not_modelled
@@ -71,7 +71,7 @@ def summarise_history(
         not_modelled=tuple(not_modelled(setting)),
         setup=_setup(setting),
     )
-    return PostTrainingResult(figures, timeline_of(setting, program, timing))
+    return PostTrainingResult(figures, timeline_of(setting, program, timing), curves(setting, history))
 
 
 def measured_window(setting: PostTrainingSetting, history: History) -> tuple[int, int]:
@@ -120,7 +120,7 @@ def _parts(setting: PostTrainingSetting, history: History, window: tuple[int, in
     scored = sum(update.passes_s.values())
     total = (window[1] - window[0]) / NS_PER_S / steps
     return TrainingParts(
-        waiting=total - sum(by_kind.values()),
+        waiting=max(0.0, total - sum(by_kind.values())),
         switch=by_kind["switch"],
         passes={name: by_kind["score"] * each / scored for name, each in update.passes_s.items()} if scored else {},
         training=by_kind["train"],

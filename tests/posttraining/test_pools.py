@@ -108,3 +108,14 @@ def test_replicas_apart_go_on_while_others_train(section_of, replica_of):
         beside = [any(m.start_ns < t.finish_ns and t.start_ns < m.finish_ns for m in mine) for t in trained]
         assert any(beside) == (placement == "hybrid")
     assert ends["hybrid"] < ends["colocated"]
+
+
+def test_the_cache_over_time_is_empty_when_the_batch_has_ended(section_of, replica_of):
+    """On policy, what is in use never passes the peak, and no block is kept behind the last sequence of a batch."""
+    section = section_of(prompts=2, steps=2)
+    replicas = [replica_of() for _ in range(2)]
+    history = run(section, replicas, training_ns=10**8)
+    for replica, curve in zip(replicas, history.cache, strict=True):
+        assert [time for time, _ in curve] == sorted(time for time, _ in curve)
+        assert max(used for _, used in curve) <= replica.counts.peak_blocks
+        assert curve[-1] == (max(time for time, _ in curve), 0)
