@@ -6,7 +6,7 @@ from typing import Any
 
 from simpar.architectures.config import Config
 from simpar.architectures.families import DECLARED
-from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED
+from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED, UNSEEN
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_details import details
 from simpar.architectures.transformer import clipped
@@ -14,7 +14,7 @@ from simpar.architectures.vision_reading import TEXT_CONFIGS, TOWERS
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 
-__all__ = ["TOWERS", "read", "reason_unread"]
+__all__ = ["TOWERS", "UNSEEN", "read", "reason_unread"]
 
 
 def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:

@@ -171,6 +171,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     graph = ready.job.graph()
     if parts := ready.job.library_parts:
         how = "data parallel only" if ready.job.cut_graph() is None else "cut into stages"
+        how += ", without the layers that predict further tokens" if graph is not None and graph.auxiliary else ""
         sys.stderr.write(f"model: {', '.join(parts)}: trained with transformers' own class, {how}\n")
     if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")

@@ -14,13 +14,20 @@ from simpar.calls import Strict
 from simpar.plan.optimizers import MOMENTUM
 from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
-from simpar.tracing.library import has_class
+from simpar.tracing.library import has_class, pictured_class
 from simpar.tracing.load import load_config, load_model
 from simpar.units import Count
 
 LOG = "log.jsonl"
 KINETO = "trace-rank{rank}.json"
 SNAPSHOT = "memory-rank{rank}.pickle"
+PICTURES = "a vision tower (images that are made of the tokens)"
+"""A part of models that transformers' class computes."""
+
+
+def sees(graph: ModelGraph) -> bool:
+    """Whether a model has a vision tower."""
+    return "visual.seq" in graph.dims
 
 
 class RunInputs(Strict):
@@ -186,13 +193,17 @@ class RunJob(RunInputs):
         """Parts that the runtime's decoder does not compute and an installed class of transformers does; () if none."""
         if (graph := self.graph()) is None:
             return ()
+        kind = str(config_of(self.model).get("model_type"))
+        if sees(graph):
+            return (PICTURES, *graph.details.unbuilt) if pictured_class(kind) else ()
         captured = ("a family that is not declared",) if "notes" in graph.facts else ()
         parts = graph.details.unbuilt or captured
-        return parts if parts and has_class(str(config_of(self.model).get("model_type"))) else ()
+        return parts if parts and has_class(kind) else ()
 
     def cut_graph(self) -> ModelGraph | None:
         """The graph of a class of transformers of which a pipeline's stages are cut; None where nothing is."""
-        return self.graph() if (self.plan.mesh.pp or 1) > 1 and self.library_parts else None
+        parts = self.library_parts if (self.plan.mesh.pp or 1) > 1 else ()
+        return self.graph() if parts and PICTURES not in parts else None
 
     def built_graph(self) -> ModelGraph | None:
         """The graph that the runtime's decoder builds; None where the model is a module of its own."""

@@ -18,9 +18,10 @@ from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules
-from simpar.runtime.job import RunJob
+from simpar.runtime.job import PICTURES, RunJob
 from simpar.runtime.lengths import measure_lengths
 from simpar.runtime.metrics import check_installed
+from simpar.runtime.pictures import Pictures
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
@@ -112,6 +113,7 @@ def make_ready(
     graph, cut = job.built_graph(), job.cut_graph()
     if cut is not None:
         check_cut(cut, config_of(job.model))
+    _check_pictures(job)
     prepared = prepare(plan, graph, training, world_size, cut)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
@@ -219,6 +221,13 @@ def _check_compiled(prepared: Prepared) -> None:
             f"--compile with schedule {prepared.plan.schedule}: a compiled backward cannot be split into I and W; "
             "allowed: a schedule without W"
         )
+
+
+def _check_pictures(job: RunJob) -> None:
+    """Raise UserError where a class of transformers reads images in a way that a run cannot give it."""
+    whole = job.graph() if PICTURES in job.library_parts else None
+    if whole is not None:
+        Pictures.of(config_of(job.model), whole, job.training.seq_len)
 
 
 def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:

@@ -23,11 +23,12 @@ from simpar.runtime.decoder import Recompute
 from simpar.runtime.engine import TrainingEngine, average_loss
 from simpar.runtime.evaluate import Evaluation
 from simpar.runtime.from_transformers import make_library_model
-from simpar.runtime.job import KINETO, LOG, SNAPSHOT, RunJob, read_log
+from simpar.runtime.job import KINETO, LOG, PICTURES, SNAPSHOT, RunJob, read_log
 from simpar.runtime.measure import Clock, Memory, recording_memory, tracing
 from simpar.runtime.metrics import Sink, figures, open_sinks
 from simpar.runtime.model import Blueprint, Dtypes, place_of
 from simpar.runtime.one_process import as_one_rank
+from simpar.runtime.pictured import make_pictured_model
 from simpar.runtime.prediction import layers_of, next_tokens
 from simpar.runtime.prepare import Prepared, prepare
 from simpar.runtime.ranks import Ranks, ranks_of
@@ -184,7 +185,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
         torch.manual_seed(seed)
-        model = make_library_model(config_of(job.model)) if job.library_parts else load_user_module(str(job.model))
+        model = _own_module(job)
         engine, vocab = (make_own_engine(model, blueprint, job.training, job.learning, ranks), vocabulary(model))
     else:
         engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
@@ -195,6 +196,16 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     shares = ranks.data_rank, plan.mesh.replicas
     loader = Loader(source, job.training.global_batch, *shares, seed)
     return Session(job, prepared, ranks, engine, loader, clock, layers_of(graph), Evaluation.of(job, vocab, *shares))
+
+
+def _own_module(job: RunJob) -> Any:
+    """The user's module, or that of a class of transformers, with images in front of sequences where it sees."""
+    if not (parts := job.library_parts):
+        return load_user_module(str(job.model))
+    config, graph = config_of(job.model), job.graph()
+    if PICTURES in parts and graph is not None:
+        return make_pictured_model(config, graph, job.training.seq_len)
+    return make_library_model(config)
 
 
 def _released(job: RunJob, rank: int) -> Released | None:

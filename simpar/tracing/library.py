@@ -52,6 +52,28 @@ def has_class(model_type: str) -> bool:
     return model_type in tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or str(seen).endswith("ForCausalLM")
 
 
+def pictured_class(model_type: str) -> str:
+    """The installed library's class of a ``model_type`` that reads tokens and images; "" without one."""
+    if not all(installed()):
+        return ""
+    from transformers.models.auto import modeling_auto as tables
+
+    named = str(tables.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type) or "")
+    return "" if named.endswith("ForCausalLM") else named
+
+
+def reads_of(config: Mapping[str, Any], class_name: str) -> tuple[frozenset[str], Any]:
+    """Names of what a class that sees reads, its tower's as "vision_...", and the library's form of the config."""
+    import transformers
+
+    kind = getattr(transformers, class_name)
+    whole = transformers.CONFIG_MAPPING[str(config["model_type"])].from_dict(_fields(config))
+    tower = transformers.MODEL_MAPPING.get(type(whole.vision_config), None)
+    within = inspect.signature(tower.forward).parameters if tower else ()
+    own = inspect.signature(kind.forward).parameters
+    return frozenset([*own, *(f"vision_{name}" for name in within)]), whole
+
+
 def pipeline_parts(config: Mapping[str, Any]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
     """Names of what a model has before its layers, of the layers, and of what is behind them, as pipelines cut it.
 

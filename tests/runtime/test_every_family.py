@@ -19,41 +19,46 @@ from tests.runtime.tiny_models import MODELS, WITHOUT_CLASS
 pytest.importorskip("torch")
 
 LIBRARY = (
-    "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "glm_moe_dsa",
-    "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax",
-    "minimax_m3_vl_text", "mistral4", "nanochat", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+    "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4_text", "glm_moe_dsa",
+    "kimi_linear", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax",
+    "minimax_m3_vl_text", "mistral4", "nanochat", "olmo_hybrid", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 """Trained with transformers' own class: no operator of the decoder stands for some of their parts."""
 TOWERS = "has two towers, or layers that are not causal; the runtime trains decoders"
 PICTURES = (
-    "gemma3", "internvl", "internvl_chat", "llava", "mistral3", "kimi_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
-    "qwen3_vl_moe", "glm4v", "glm4v_moe", "ernie4_5_vl_moe", "exaone4_5", "kimi_k25",
+    "gemma3", "internvl", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+    "glm4v", "glm4v_moe", "exaone4_5", "minimax_m3_vl", "step3p7",
 )  # fmt: skip
+"""Trained with transformers' own class, on images that are made of the tokens."""
+ALONE = "allowed: images_per_sequence = 0 beside its fields"
+OTHER_PICTURES = ("mistral3", "ernie4_5_vl_moe", "kimi_k25", "gemma4", "lfm2_vl", "llama4")
+"""Whose class reads images in a form that no run makes: text alone is what is left."""
 NO_DECODERS = (
     "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
     "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
 )  # fmt: skip
 REFUSED = {
-    **dict.fromkeys((*PICTURES, *NO_DECODERS), TOWERS),
+    **dict.fromkeys(("internvl_chat", "kimi_vl", *NO_DECODERS), TOWERS),
+    **dict.fromkeys(OTHER_PICTURES, ALONE),
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_text", "minimax_m3_vl"), "keys that an indexer chooses: simulated"),
-    **dict.fromkeys(("step3p5", "step3p7"), "gates on heads, of which layers have different numbers: simulated"),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
+    "step3p5": "gates on heads, of which layers have different numbers: simulated",
     "kimi_k3": "simulated, no run computes it",
-    "lfm2_vl": "short convolutions in the place of attention: simulated, no run computes it",
     "phimoe": "its router scores by sparse_mixer; the runtime knows softmax, sigmoid",
 }
 """And why."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
-LONG = (*PICTURES, "minimax_m3_vl", "kimi_k3", "lfm2_vl")
+LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3")
 """Models that see: their sequences are longer than the visual tokens of a picture."""
 
 
 def config_of(kind: str) -> dict[str, Any]:
     """The tiny config of a family, with positions for the test's sequences."""
     tiny = DECLARED[kind].tiny
-    return {**({"text_config": tiny} if kind in WRAPPED else tiny), "model_type": kind}
+    image = {"image_token_id": 7, "image_token_index": 7} if kind in PICTURES else {}
+    return {**({"text_config": tiny} if kind in WRAPPED else tiny), "model_type": kind, **image}
 
 
 def ready(kind: str, tmp_path, monkeypatch) -> None:
@@ -75,8 +80,8 @@ def test_a_family_runs_or_says_why_not(kind, tmp_path, monkeypatch):
         return
     ready(kind, tmp_path, monkeypatch)
     job = RunJob(folder="x", plan={}, model=config_of(kind), training={"seq_len": 16, "global_batch": 2}, steps=1)
-    assert bool(job.library_parts) is (kind in LIBRARY)
-    assert kind in LIBRARY or kind in MODELS or kind in WITHOUT_CLASS
+    assert bool(job.library_parts) is (kind in (*LIBRARY, *PICTURES))
+    assert kind in (*LIBRARY, *PICTURES) or kind in MODELS or kind in WITHOUT_CLASS
 
 
 @pytest.mark.slow

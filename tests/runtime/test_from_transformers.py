@@ -8,6 +8,7 @@ from simpar.architectures.families import DECLARED
 from simpar.errors import UserError
 from simpar.runtime.job import RunJob
 from simpar.runtime.request import load_request, make_ready
+from tests.tracing.test_transformers import SECTIONS
 
 FLAGS = ["--seq-len", 16, "--global-batch", 4, "--micro-batch", 2, "--set", "cluster=null", "--threads", 1]
 UNDECLARED = {
@@ -15,16 +16,32 @@ UNDECLARED = {
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
 
+SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "internvl", "llava")
+"""Models that see: patches of images of any size, images of one size."""
 
-def write(folder, kind):
-    """The tiny config of a family as a file."""
-    config = UNDECLARED if kind == "diffllama" else {**DECLARED[kind].tiny, "model_type": kind}
-    (folder / "model.json").write_text(json.dumps(config))
+
+def config_of(kind):
+    """The tiny config of a family; models that see have 4 visual tokens an image, by the token 7."""
+    if kind == "diffllama":
+        return UNDECLARED
+    config = {**DECLARED[kind].tiny, "model_type": kind}
+    if kind not in SEEING:
+        return config
+    config = {**config, "image_token_id": 7, "image_token_index": 7}
+    if kind in SECTIONS:
+        rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": SECTIONS[kind]}
+        config["text_config"] = {**config["text_config"], "rope_parameters": rope}
+    return {**config, "patches_per_image": 16} if kind.startswith("qwen") else config
+
+
+def write(folder, kind, **more):
+    """A tiny config as a file."""
+    (folder / "model.json").write_text(json.dumps({**config_of(kind), **more}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32", "diffllama"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32", "diffllama", *SEEING])
 def test_shared_states_train_as_one_process_does(forked, tmp_path, kind, zero):
     """DDP and FSDP over two ranks give the losses of one, and the run says whose class it is."""
     write(tmp_path, kind)
@@ -58,6 +75,56 @@ def test_what_such_a_run_cannot_do_is_refused(tmp_path, monkeypatch, values, sai
         options["weights"] = {"save_to": values["weights.save_to"]}
     with pytest.raises(UserError, match=said):
         make_ready(request, 2, 1, options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_model_that_sees_is_the_class_that_reads_images(kind, images):
+    """Its parameters are those that are predicted, logits follow the images, and the tower learns from them."""
+    torch = pytest.importorskip("torch")
+    from simpar.architectures.hf_config import read
+    from simpar.runtime.pictured import made_of, make_pictured_model
+
+    config = {**config_of(kind), "images_per_sequence": images}
+    graph = read(config, kind)
+    torch.manual_seed(0)
+    model = make_pictured_model(config, graph, 16)
+    assert sum(each.numel() for each in model.parameters()) == graph.num_parameters()
+    for each in model.parameters():
+        if not each.any():  # what joins images and text in Gemma 3 is 0 at first
+            torch.nn.init.normal_(each, std=0.02)
+    tokens = torch.randint(0, 96, (2, 16))
+    logits = model(tokens)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    learnt = {name for name, each in model.named_parameters() if each.grad is not None and each.grad.abs().sum() > 0}
+    assert any(("visi" in name or "visual" in name or "projector" in name) for name in learnt)
+    hidden = tokens.clone()
+    hidden[:, 1:5] = (hidden[:, 1:5] + 1) % 96  # under an image: its pixels are others, the text behind it the same
+    assert not torch.equal(model(hidden)[:, -1], logits[:, -1])
+    pixels = made_of(tokens, images, model.pictures.shape)
+    assert len(pixels) == 2 * images * (model.pictures.shape[0] if model.pictures.grid else 1)
+    assert torch.equal(pixels[: len(pixels) // 2], made_of(tokens[:1], images, model.pictures.shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("qwen3_vl", {"image_token_id": 96}, "image_token_id = 96: allowed: one of the 96 tokens"),
+        ("qwen3_vl", {"images_per_sequence": 4}, "training.seq_len = 16: .* has 4 x 4 tokens of images; allowed: more"),
+        ("llama4", {}, "fails once it has read an image .*; allowed: images_per_sequence = 0"),
+        ("mistral3", {}, "reads vision_image_sizes, which no run makes; allowed: images_per_sequence = 0"),
+    ],
+)
+def test_images_that_no_run_makes_are_refused(tmp_path, monkeypatch, kind, more, said):
+    """Before anything is started; text alone is the way out where a class is the reason."""
+    write(tmp_path, kind, **{"patches_per_image": 16, **more} if kind in SEEING else more)
+    monkeypatch.chdir(tmp_path)
+    length = 16 if kind in SEEING else 1024
+    flags = {"model": "model.json", "training.seq_len": length, "training.global_batch": 4}
+    with pytest.raises(UserError, match=said):
+        make_ready(load_request("gpt2-laptop", flags, ["cluster=null"]), 1, 1, {"steps": 1, "folder": "here"})
 
 
 def test_a_model_that_the_decoder_builds_stays_its_own():

@@ -18,3 +18,5 @@ UNCAPTURED = {
     "prophetnet": "streams of attention that predict further tokens",
 }
 """What neither an operator stands for nor a capture of the class finds, by ``model_type``."""
+UNSEEN = {"llama4": "transformers' class of it fails once it has read an image (5.24)"}
+"""Why no run gives a model images that its class should read, by ``model_type``."""
