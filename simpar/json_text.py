@@ -107,6 +107,7 @@ def json_places(text: str) -> Iterator[tuple[Location, int]]:
             if not path:
                 return
             path.pop()
+            is_key = False
         elif token == ",":
             is_key = isinstance(last, str)
             if isinstance(last, int):

@@ -191,6 +191,12 @@ def test_places_of_json_are_those_of_its_values(data: object, indent: int | str 
     assert all(line_in_json(text, place) == line for place, line in told)
 
 
+@pytest.mark.parametrize("text", ["({}!", "{} x", "[]a:b,c", '{"a": 1}} "b"'])
+def test_places_of_what_is_no_json_end_there(text: str) -> None:
+    """Words behind a closed mapping are no keys of it."""
+    assert [place for place, _ in json_places(text)] in ([], [("a",)])
+
+
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     """A path that cannot be read says so."""
     for path in (tmp_path / "none.yaml", tmp_path, "a\0b.yaml"):
