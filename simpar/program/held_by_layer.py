@@ -32,9 +32,9 @@ def activations_by_layer(lowered: Lowered, timing: Timing, class_id: int, at_ns:
         if not isinstance(node, PassNode | UnitsBegin):
             continue
         begun, is_done = timing.start_ns[ops] <= at_ns, timing.finish_ns[ops] <= at_ns
-        for first, count in zip(*np.unique(first_layer[ops[is_done]], return_counts=True), strict=True):
+        for first, count in Counter(first_layer[ops[is_done]].tolist()).items():
             for layer, size in _moved(node, 1.0):
-                held[model_layer(layer, int(first))] += int(count) * size
+                held[model_layer(layer, first)] += count * size
         for op in ops[begun & ~is_done].tolist():
             begin, end = int(timing.start_ns[op]), int(timing.finish_ns[op])
             for layer, size in _moved(node, (at_ns - begin) / (end - begin)):
