@@ -45,7 +45,8 @@ def test_parameters_of_other_kinds_are_words_that_decide():
 
 def test_a_script_with_parameters_alone_trains_adapters():
     """Never answered as full training, even where no rank is said."""
-    text = f"python train.py --model_name_or_path Qwen/Qwen3-30B-A3B --target_parameters {PARAMETERS}"
+    named = "--model_name_or_path Qwen/Qwen3-30B-A3B --per_device_train_batch_size 1"
+    text = f"python train.py {named} --target_parameters {PARAMETERS}"
     values, _, _ = decided(text, "transformers")
     assert (values["lora_rank"], tuple(values["lora_targets"])) == (8, EXPERTS)
 
