@@ -13,8 +13,8 @@ from simpar.architectures.catalogue import config_of, find_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
-from simpar.frameworks.bridge_recipes import KNOWN, adapters_of
-from simpar.frameworks.bridge_words import SEEN, WORDS, without_idle
+from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
+from simpar.frameworks.bridge_words import MIXED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
@@ -170,6 +170,7 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
         plan = plan.model_copy(update={"training": {**(plan.training or {}), "seq_len": seq_len}})
         assumed = (*assumed, Assumed("seq_len", seq_len, "the recipe has it from a file that is not here", (2048,)))
     seen = {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
+    seen |= {MIXED: ", ".join(mixers)} if (mixers := mixers_of(config)) else {}
     read_words = imported.words  # flags that stand for other fields have no word of their own
     plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
     words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
@@ -242,6 +243,8 @@ def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[
         given.used.add(field)
         if isinstance(value, Unresolved):
             value = DTYPES.get(value.text, value)
+        if field == "model.vocab_size" and isinstance(value, Unresolved):
+            continue  # the tokenizer's, which is that of the model by name
         if isinstance(value, Unresolved) and value.text.startswith(BACKENDS):
             value = value.text.removeprefix(BACKENDS)
         if isinstance(value, Unresolved | ConfigCall):  # refused when it is read

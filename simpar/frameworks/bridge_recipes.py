@@ -11,8 +11,15 @@ TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",), "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",), "linear_q": ("q_proj",), "linear_k": ("k_proj",), "linear_v": ("v_proj",),
     "linear_fc1_gate": ("gate_proj",), "linear_fc1_up": ("up_proj",),
+    **dict.fromkeys(("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"), ("q_proj",)),
+    **dict.fromkeys(("linear_kv_down_proj", "linear_kv_up_proj"), ("k_proj",)),
 }  # fmt: skip
-"""The products beside which adapters stand, by Megatron-Core's names and those of Bridge's CanonicalLoRA."""
+"""The products beside which adapters stand, by Megatron-Core's names and those of Bridge's CanonicalLoRA.
+
+Of latent attention, query, and key and value have one adapter beside each of their products.
+"""
+OF_MIXERS = ("in_proj", "out_proj")
+"""Products of Mamba's mixers, beside which a plan has no adapters: they are left out, and a word says so."""
 USUAL_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 USUAL_RANK = 32
 """Defaults of ``LoRA`` (``megatron/bridge/peft/lora.py``; ``nemo/collections/llm/peft/lora.py`` has the same)."""
@@ -41,14 +48,25 @@ def adapters_of(config: ConfigCall, named: str, source: str) -> tuple[dict[str, 
         raise UserError(f"{source}: peft = {name}: allowed: {', '.join(SCHEMES)}, or none")
     fields = scheme.fields if isinstance(scheme, ConfigCall) else {}
     rank, targets = fields.get("dim"), fields.get("target_modules") or list(USUAL_TARGETS)
-    if not isinstance(targets, list) or not set(map(str, targets)) <= set(TARGETS):
+    if (
+        not isinstance(targets, list)
+        or not set(map(str, targets)) <= {*TARGETS, *OF_MIXERS}
+        or not set(targets) & set(TARGETS)
+    ):
         told = ", ".join(map(str, targets)) if isinstance(targets, list) else "code"
         raise UserError(f"{source}: peft.target_modules = {told}: allowed: {', '.join(TARGETS)}")
-    kept = dict.fromkeys(part for each in targets for part in TARGETS[str(each)])
+    kept = dict.fromkeys(part for each in targets for part in TARGETS.get(str(each), ()))
     assumed = [] if rank or name else [
         Assumed("lora_rank", USUAL_RANK, "the recipe's adapters are set in a file that is not here", (8, 16))
     ]  # fmt: skip
     return {"lora_rank": rank or USUAL_RANK, "lora_targets": tuple(kept)}, tuple(assumed)
+
+
+def mixers_of(config: ConfigCall) -> list[str]:
+    """The products of mixers beside which a recipe has adapters."""
+    scheme = config.fields.get("peft")
+    targets = scheme.fields.get("target_modules") if isinstance(scheme, ConfigCall) else None
+    return [str(each) for each in targets if each in OF_MIXERS] if isinstance(targets, list) else []
 
 
 def _set_benchmark(config: Any, *_: Any, **__: Any) -> None:

@@ -10,6 +10,7 @@ from simpar.frameworks.words import ReadWords, WordTable, is_off, is_pattern, ma
 from simpar.plan.plan import Plan
 
 SEEN = "model.vision_model"
+MIXED = "adapters of mixers"
 HALVES = ("bf16", "fp16", "fp32")
 OF_LOW_BITS = (
     r"fp8|fp4|first_last_layers_bf16|num_layers_at_\w+_in_bf16|disable_parameter_transpose_cache|keep_mtp_spec"
@@ -161,6 +162,7 @@ _OWN = WordTable(
         "model.cuda_graph_impl": "graphs of parts that a plan does not name: time and memory",
         "model.moe_flex_dispatcher_backend": "kernels of the exchange of tokens: time",
         "model.window_*": "attention in windows: time",
+        MIXED: "adapters beside projections of Mamba's mixers, which are left out: memory and time",
         SEEN: "an encoder of images beside the language model, and its tokens: time and memory",
         "model.freeze_language_model": "layers that are not trained: time and memory",
     },

@@ -4,7 +4,7 @@ import pytest
 
 from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
-from simpar.frameworks import read
+from simpar.frameworks import load_reader, read
 from simpar.frameworks.bridge_words import WORDS
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.recipe_values import ConfigCall, Unresolved
@@ -87,6 +87,28 @@ def test_adapters_are_never_full_training(checkout):
         text = lone.replace("    return", f"    cfg.peft = {scheme}\n    return")
         with pytest.raises(UserError, match=r"peft.* = .*: allowed: "):
             read(text, "recipe.py", "megatron-bridge")
+
+
+def test_adapters_beside_mixers_and_latent_products():
+    """Nemotron's, of which those beside in_proj and out_proj are left out and said; Moonlight's latent attention."""
+    lone = "def x_peft_config():\n    cfg = ConfigContainer(model=M(), train=T(global_batch_size=8))\n"
+    told = {}
+    for targets in (
+        ["linear_qkv", "in_proj", "out_proj"],
+        ["linear_q_proj", "linear_kv_down_proj", "linear_kv_up_proj"],
+    ):
+        text = f"{lone}    cfg.peft = LoRA(target_modules={targets}, dim=8)\n    return cfg\n"
+        found = read(text, "recipe.py", "megatron-bridge")
+        account = load_reader("megatron-bridge").words.sort(found.words.used, found.words.unread)
+        told[found.plan.lora_targets] = tuple(account.deciding)
+    assert told == {("q_proj", "k_proj", "v_proj"): ("adapters of mixers",), ("q_proj", "k_proj"): ()}
+
+
+def test_the_vocabulary_of_a_tokenizer_is_that_of_the_model(checkout):
+    """Recipes of Gemma 2 set it to len(tokenizer), which only running would tell."""
+    text = BASE.replace("    return cfg\n", "    cfg.model.vocab_size = len(tokenizer)\n    return cfg\n", 1)
+    (checkout / "src" / "megatron" / "bridge" / "recipes" / "base.py").write_text(text)
+    assert imported(checkout, "recipes/base", "base_config").plan.model == "qwen3-8b"
 
 
 @pytest.mark.parametrize(
