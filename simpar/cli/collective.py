@@ -10,6 +10,8 @@ import typer
 from simpar.cli.app import JSON_HELP, app, console, json_out
 
 Value = TypeVar("Value", int, float)
+USUAL = {"bytes": "64KB,256KB,1MB,4MB,16MB,64MB,256MB,1GB,4GB", "nodes": "1,2,4,8,16,32,64"}
+"""What an axis of --over goes over where no values are given."""
 
 
 @app.command(
@@ -21,6 +23,10 @@ def collective(
     *,
     sizes: Annotated[str, typer.Option("--bytes", help="Sizes of the whole tensor, such as 16MB,256MB")] = "256MB",
     nodes: Annotated[str, typer.Option("--nodes", help="Numbers of nodes, such as 1,2,4")] = "1",
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", help="Go over usual numbers or sizes, or over given ones: nodes, bytes, nodes=1,2,4"),
+    ] = None,
     algorithm: Annotated[
         str, typer.Option("--algorithm", help="ring, tree, ... (default: the fastest, as libraries choose)")
     ] = "auto",
@@ -39,11 +45,12 @@ def collective(
     from simpar.report.table import ReportTable
     from simpar.units import parse_quantity
 
+    given = {"bytes": sizes, "nodes": nodes, **dict(_gone_over(each) for each in over or ())}
     rows = time_collectives(
         op,
         hardware,
-        _listed(sizes, "--bytes", lambda each: parse_quantity(each, "bytes"), "sizes with units, such as 16MB,256MB"),
-        _listed(nodes, "--nodes", int, "whole numbers of 1 or more, such as 1,2,4"),
+        _listed(given["bytes"], "--bytes", lambda each: parse_quantity(each, "bytes"), "sizes, such as 16MB,256MB"),
+        _listed(given["nodes"], "--nodes", int, "whole numbers of 1 or more, such as 1,2,4"),
         algorithm=algorithm,
     )
     data = [row.to_dict() for row in rows]
@@ -53,6 +60,15 @@ def collective(
         save_collective_plot(rows, output)
     if not json_out({"collectives": data}, json_):
         console().print(collective_table(rows))
+
+
+def _gone_over(words: str) -> tuple[str, str]:
+    """An axis, and its values as a list with commas. Raises UserError."""
+    from simpar.files import choose
+
+    axis, _, listed = words.partition("=")
+    choose(axis, USUAL, "axis of --over")
+    return axis, listed or USUAL[axis]
 
 
 def _listed(words: str, flag: str, read: Callable[[str], Value], allowed: str) -> list[Value]:
