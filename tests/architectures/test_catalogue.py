@@ -68,7 +68,7 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "qwen3-coder-480b-a35b": (480, 35),
     "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55), "qwen3-next-80b-a3b": (80, 3.9),
     "ling-mini-2.0": (16.26, 1.4), "ling-flash-2.0": (103, 6.1), "ling-1t": (1000, 51), "longcat-flash": (560, 27),
-    "mimo-v2-flash": (309, 15), "mistral-small-4-119b": (119, 6.5), "step-3.5-flash": (196.8, 11),
+    "mimo-v2-flash": (309, 15), "mistral-small-4-119b": (119, 6.5), "step-3.5-flash": (196.8, 11), "step-3": (316, 38),
     "k-exaone-236b-a23b": (236, 23),
     "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
     "minimax-text-01": (456, 45.9), "ernie-4.5-300b-a47b": (300, 47),

@@ -43,6 +43,7 @@ REFUSED = {
     **dict.fromkeys(OTHER_PICTURES, ALONE),
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
     **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
+    **dict.fromkeys(("step3_text", "step3_vl"), "queries that pass a latent, beside a key and a value that all heads"),
     "step3p5": "gates on heads, of which layers have different numbers: simulated",
     "kimi_k3": "simulated, no run computes it",
     "phimoe": "its router scores by sparse_mixer; the runtime knows softmax, sigmoid",
@@ -50,7 +51,7 @@ REFUSED = {
 """And why."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
-LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3")
+LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl")
 """Models that see: their sequences are longer than the visual tokens of a picture."""
 
 

@@ -4,6 +4,7 @@ The vision tower of 3.7 ends with two convolutions that each halve both sides of
 its width [transformers, models/step3p7].
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     if isinstance(kinds, list):  # released configs list the layers that predict further tokens, too
         config = config.having({"layer_types": kinds[: shape.layers]})
     windows = windows_in(config, shape.layers, [False] * shape.layers, default=512)
-    experts = _experts_in(config, shape.layers)
+    experts = experts_in(config, shape.layers, dense=range(3))
     mixture = Mixture(
         config.size("n_routed_experts", default=288), config.size("num_experts_per_tok", default=8),
         config.size("moe_intermediate_size", default=1280),
@@ -76,15 +77,15 @@ def _windowed_heads(config: Config, shape: Shape) -> int:
     return heads
 
 
-def _experts_in(config: Config, count: int) -> list[bool]:
-    """Which layers have experts: those that a list says, or all but three. Raises UserError."""
+def experts_in(config: Config, count: int, dense: Collection[int]) -> list[bool]:
+    """Which layers have experts: those that a list says, or all but the ``dense`` ones. Raises UserError."""
     kinds, listed = config.data.get("mlp_layer_types"), config.data.get("moe_layers_enum")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) < count:
             raise UserError(f"{config.source}: mlp_layer_types = {kinds!r}: allowed: one for each of {count} layers")
         return [kind == "sparse" for kind in kinds[:count]]
     if listed is None:
-        return [at >= 3 for at in range(count)]
+        return [at not in dense for at in range(count)]
     chosen = [str(each).strip() for each in (listed.split(",") if isinstance(listed, str) else listed)]
     return [str(at) in chosen for at in range(count)]
 

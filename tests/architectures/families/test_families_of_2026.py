@@ -108,6 +108,21 @@ def test_released_fields_of_step_say_the_same():
         tiny("step3p5", num_sliding_attention_heads=5)
 
 
+def test_heads_of_step_3_share_a_key_and_a_value():
+    """Products of 32 x 24 and 24 x 64 for queries, 32 x 32 for key and value, 64 x 32 for outputs; 3 experts of 16."""
+    graph = tiny("step3_text")
+    attention = 32 * 24 + 24 + 24 * 64 + 32 * 32 + 64 * 32
+    dense, sparse = 3 * 32 * 48, (8 + 1) * 3 * 32 * 16 + 32 * 8
+    assert graph.num_parameters() == 4 * (attention + 2 * 32) + 2 * (dense + sparse) + 2 * 96 * 32 + 32
+    assert attention_flop_per_token(graph, 64) == 4 * 4 * (4 * 16) * 64
+    rows = {op.name: op.region for op in graph.blocks["layer"].operators if op.kind == "matmul"}
+    assert {name for name, region in rows.items() if region == "sequence"} == {"q_down", "kv"}
+    one, four = (simpar.simulate(graph, "dgx-h100", {"tp": tp, "ep": tp}, TRAINING) for tp in (1, 4))
+    assert four.memory.static_memory_bytes < one.memory.static_memory_bytes
+    with pytest.raises(UserError, match="num_attention_groups = 2: allowed: 1"):
+        tiny("step3_text", num_attention_groups=2)
+
+
 def test_released_fields_of_mimo_say_the_same():
     """Lists of 0 and 1 in the place of words."""
     flags = {"layer_types": None, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1]}
