@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+HOME = "XDG_CACHE_HOME"
+"""The environment's name of the folder of everything that the user's programs keep."""
+
 
 def cache_folder(kind: str) -> Path:
     """The folder of one kind of kept files, ``$XDG_CACHE_HOME/simpar/KIND``."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simpar" / kind
+        return Path(os.environ.get(HOME) or Path.home() / ".cache") / "simpar" / kind
     except RuntimeError:  # a user without a home, as in some containers
         return Path(os.devnull) / kind
 

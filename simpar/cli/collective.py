@@ -49,7 +49,12 @@ def collective(
     rows = time_collectives(
         op,
         hardware,
-        _listed(given["bytes"], "--bytes", lambda each: parse_quantity(each, "bytes"), "sizes, such as 16MB,256MB"),
+        _listed(
+            given["bytes"],
+            "--bytes",
+            lambda each: parse_quantity(each, "bytes"),
+            "sizes with units, such as 16MB,256MB",
+        ),
         _listed(given["nodes"], "--nodes", int, "whole numbers of 1 or more, such as 1,2,4"),
         algorithm=algorithm,
     )

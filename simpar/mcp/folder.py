@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.kept import HOME
 
 OPENS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink")
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "socket.connect", "socket.bind")
@@ -20,6 +21,11 @@ SYSTEM = ("/proc", "/sys", "/dev/null", "/dev/urandom", "/etc/localtime", "/usr/
 LOOPS = "NUMBA_CACHE_DIR"
 """The environment's name of the folder where compiled loops are kept; the server makes one for its workers."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def own_places(folder: str) -> dict[str, str]:
+    """The environment by which workers keep what they keep in a folder of their server: no user's is open to them."""
+    return {LOOPS: folder, HOME: folder}
 
 
 def confine(folder: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import simpar
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.mcp.folder import LOOPS
+from simpar.mcp.folder import own_places
 from simpar.mcp.tools import TOOLS
 from simpar.units import MIB
 
@@ -42,7 +42,7 @@ An error names what is wrong and what is allowed. Names come from `catalogue`; f
 
 
 def _new_folder() -> str:
-    """A folder for compiled loops, which goes with the process."""
+    """A folder for compiled loops and other kept files, which goes with the process."""
     import atexit
     import shutil
     import tempfile
@@ -56,12 +56,12 @@ def _new_folder() -> str:
 class Desk:
     """What a server needs: the folder whose files it may open, and the longest that one call may take, in seconds.
 
-    Workers keep loops that they compile in ``loops``: they may write nothing of the installation.
+    Workers keep compiled loops and parsed profiles in ``kept``: they may write nothing of the installation or the user.
     """
 
     folder: Path
     limit_s: float = LIMIT_S
-    loops: str = field(default_factory=_new_folder)
+    kept: str = field(default_factory=_new_folder)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
@@ -113,7 +113,7 @@ async def run_call(desk: Desk, tool: str, arguments: dict[str, Any], report: Cal
         stderr=asyncio.subprocess.PIPE,
         limit=LINE_BYTES,
         start_new_session=True,
-        env={**os.environ, LOOPS: desk.loops},
+        env={**os.environ, **own_places(desk.kept)},
     )
     assert process.stdin is not None, "standard input is a pipe"
     faults = asyncio.ensure_future(_tail(process.stderr))

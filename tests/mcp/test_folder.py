@@ -7,7 +7,8 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
-from simpar.mcp.folder import make_hook
+from simpar.kept import cache_folder
+from simpar.mcp.folder import make_hook, own_places
 
 
 @pytest.fixture
@@ -57,3 +58,16 @@ def test_no_program_and_no_network(hook, event):
     """A tool needs neither."""
     with pytest.raises(UserError, match="start no program and reach no network"):
         hook[1](event, (sys.executable,))
+
+
+def test_workers_keep_files_in_a_folder_of_their_server(hook, tmp_path, monkeypatch):
+    """The user's own cache is neither read nor written."""
+    users = cache_folder("shipped") / "a.json"
+    for name, place in own_places(str(tmp_path / "kept")).items():
+        monkeypatch.setenv(name, place)
+    refuse = make_hook(hook[0])
+    assert cache_folder("shipped").is_relative_to(tmp_path)
+    for asked in (("rb", os.O_RDONLY), ("wb", os.O_WRONLY | os.O_CREAT)):
+        refuse("open", (str(cache_folder("shipped") / "a.json"), *asked))
+        with pytest.raises(UserError, match="refused"):
+            refuse("open", (str(users), *asked))
