@@ -55,11 +55,11 @@ def latent_attention(
     key_value = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
     ops = []
     if sizes.query:
-        ops += _compress("q", source, term("q_rank"), term("q_rank"), bias=sizes.bias)
+        ops += compress("q", source, term("q_rank"), term("q_rank"), bias=sizes.bias)
         ops.append(project("q_up", "q_norm", term("q_rank"), query))
     else:
         ops.append(project("q_up", source, HIDDEN, query))
-    ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"), bias=sizes.bias)
+    ops += compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"), bias=sizes.bias)
     if sizes.indexer:
         chosen = [] if reuses_keys else _index(source, "q_norm" if sizes.query else source, bool(sizes.query))
         return [*ops, *chosen, *_sparse(sizes, kind, indexed=not reuses_keys)]
@@ -132,7 +132,7 @@ def _sparse(sizes: LatentShape, kind: str, *, indexed: bool) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _compress(name: str, source: str, columns: Size, kept: Size, *, bias: bool) -> list[Operator]:
+def compress(name: str, source: str, columns: Size, kept: Size, *, bias: bool) -> list[Operator]:
     """A product into a latent and the norm behind it."""
     down = project(f"{name}_down", source, HIDDEN, columns, bias=bias, region="sequence")
     weight = Weight(f"{name}_norm.weight", kept, "vector")

@@ -78,10 +78,9 @@ def _attention(op: Operator, time: OperatorTime, sizes: Sizes) -> list[Work]:
     for backward, seconds in ((False, time.forward_s), (True, time.backward_input_s)):
         head_dim = float(kernels.head_dim(*widths, backward=backward))
         shape = (dims["batch"], dims["seq"], dims["heads"], head_dim)
-        pairs = float(dims["batch"] * dims["seq"] * dims["heads"]) * seen
         moved = kernels.attention_moved_bytes(
             shape, all_keys(mask, dims), evaluate(mask.kv_heads, dims), backward=backward
         )
-        flop = 4.0 * pairs * head_dim * (2.5 if backward else 1.0)
+        flop = float(np.asarray(kernels.attention_flop(shape, seen, backward=backward)))
         result.append(Work("backward" if backward else "forward", flop, float(np.asarray(moved)), float(seconds)))
     return result

@@ -204,11 +204,11 @@ class KernelModel:
         wholly where both take long, and the time is the root of the sum of both squares.
         """
         m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
-        deep, narrow, wide = k + self.parameters["gemm_prologue_k"], self.products.operand_bytes, self.activation_bytes
+        deep, narrow = k + self.parameters["gemm_prologue_k"], self.products.operand_bytes
         read = [np.ceil(m / rows) * np.ceil(n / columns) * (rows + columns) * deep * narrow for rows, columns in tiles]
         fed_s = batch * np.minimum.reduce(np.broadcast_arrays(*read)) / (PORT_BYTES * self.clocks_per_s)
         computed_s = np.maximum(fed_s, 2.0 * batch * m * n * k / self._gemm_rate)
-        moved_s = batch * (narrow * (m * k + k * n) + wide * m * n) / self.bandwidth
+        moved_s = self.gemm_moved_bytes(m, n, k, batch=batch) / self.bandwidth
         both_s: Floats = np.hypot(computed_s, moved_s)
         return self.latency_s + both_s
 
@@ -234,10 +234,9 @@ class KernelModel:
     ) -> Numbers:
         """Seconds of core attention over ``context`` keys, of which a query sees ``seen`` on average; sizes broadcast.
 
-        FLOP: 4 b s a d x seen forward, 2.5 times that backward. Every block of queries also pays for filling its
-        pipeline, and the last blocks leave multiprocessors idle, which shows where short sequences of few heads make
-        few blocks. ``drops``: flash kernels drop scores at random, between the products of a block. Unfused kernels
-        compute masked scores too.
+        Every block of queries also pays for filling its pipeline, and the last blocks leave multiprocessors idle, which
+        shows where short sequences of few heads make few blocks. ``drops``: flash kernels drop scores at random,
+        between the products of a block. Unfused kernels compute masked scores too.
         """
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
@@ -265,12 +264,18 @@ class KernelModel:
             for dim in (128.0, head_dim)
         )
         width = usual / 128.0 * head_dim / own
-        flop = 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
+        flop = self.attention_flop((batch, seq, heads, head_dim), seen, backward=backward)
         products_s = flop * stretched / (self.rate(self.activation_dtype) * share * self.attention_rate * width)
         if not drops:
             return self.latency_s + np.maximum(products_s, moved_s)
         dropped_s = DROPOUT_OPS[direction] * batch * seq * seen * heads / (INTEGER_LANES * self.clocks_per_s)
         return self.latency_s + np.maximum(products_s + dropped_s * stretched, moved_s)
+
+    @staticmethod
+    def attention_flop(shape: Heads, seen: Numbers, *, backward: bool) -> Numbers:
+        """FLOP of core attention: 4 b s a d x seen forward, 2.5 times that backward."""
+        batch, seq, heads, head_dim = shape
+        return 4.0 * batch * seq * seen * heads * head_dim * (2.5 if backward else 1.0)
 
     def attention_moved_bytes(
         self, shape: Heads, keys: Numbers, kv_heads: Numbers | None, *, backward: bool

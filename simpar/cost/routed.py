@@ -153,9 +153,8 @@ def _copy_routed(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str)
         return _copy_in_loop(op, sizes, elements)
     kernels = sizes.kernels
     moved = copies * (elements * kernels.activation_bytes)
-    if (
-        sizes.stack.fusion.expert_tiles
-    ):  # dispatch sorts numbers of tokens alone; combine reads all copies and writes one
+    # where products gather, dispatch sorts numbers of tokens alone; combine reads all copies and writes one
+    if sizes.stack.fusion.expert_tiles:
         read = 0.0 if outward == "forward" else elements * (1.0 + 1.0 / dims["topk"])
         moved, launches = np.asarray(read * kernels.activation_bytes), 2 if outward == "forward" else 1
     rows_s = dims["batch"] * dims["seq"] * dims["topk"] * habits.row_s

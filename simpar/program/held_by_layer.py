@@ -58,16 +58,10 @@ def _moved(node: PassNode | UnitsBegin, share: float) -> Iterator[tuple[int, int
         return
     if len(node.passes) > 1 and share == 1.0:  # repeated passes leave nothing behind
         return
-    durations = np.zeros(sum(len(one.units) for one in node.passes))  # a backward of frozen units takes no time at all
-    durations[: len(node.segments)] = [segment.duration_ns for _, segment in node.segments]
-    total, within = float(durations.sum()), share * node.repeats
-    at_ns = (within - min(int(within), node.repeats - 1)) * total
-    begin, begin_ns = 0, 0.0
-    for one in node.passes:
-        ends = begin_ns + np.cumsum(durations[begin : begin + len(one.units)])
-        instants = np.append(begin_ns, ends)
+    passes, within = list(node.instants_ns()), share * node.repeats
+    at_ns = (within - min(int(within), node.repeats - 1)) * float(passes[-1][1][-1])
+    for one, instants in passes:
         yield from _changes(one, 0, int(np.searchsorted(instants, at_ns, side="right")) - 1)
-        begin, begin_ns = begin + len(one.units), float(ends[-1])
 
 
 def _changes(one: UnitPass, first: int, last: int) -> Iterator[tuple[int, int]]:

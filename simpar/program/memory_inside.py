@@ -127,29 +127,22 @@ def _num_rows(node: TemplateNode) -> int:
 def _rows(node: TemplateNode, *, condense: bool) -> _Rows:
     """What stands for the node's own changes of memory."""
     if isinstance(node, UnitsBegin):
-        levels = _levels(node.whole)[0]
+        levels = node.whole.passes[0].levels()
         delta = levels[node.last] - (levels[node.first - 1] if node.first else 0)
         opens, closes = node.first == 0, node.last == len(levels) - 1
         beside = [change for change in _beside(node.whole) if (closes if change.at_finish else opens)]
         return _table(np.zeros(1), delta[None], beside)
     assert isinstance(node, PassNode), "other nodes are not opened"
-    durations = np.array([segment.duration_ns for _, segment in node.segments])
-    shares, deltas, begin, begin_ns = list[Floats](), list[Ints](), 0, 0.0
-    for levels in _levels(node):
-        count = len(levels) - 1
-        ends = begin_ns + np.cumsum(durations[begin : begin + count])
-        kept = _extremes(levels) if condense or node.repeats > MOST_ROUNDS else np.arange(count + 1)
-        shares.append(np.append(begin_ns, ends)[kept])
+    shares, deltas, end_ns = list[Floats](), list[Ints](), 0.0
+    for one, instants in node.instants_ns():
+        levels, end_ns = one.levels(), float(instants[-1])
+        kept = _extremes(levels) if condense or node.repeats > MOST_ROUNDS else np.arange(len(levels))
+        shares.append(instants[kept])
         deltas.append(np.diff(levels[kept], axis=0, prepend=np.zeros((1, 2), dtype=np.int64)))
-        begin, begin_ns = begin + count, float(ends[-1])
-    once, changes = np.concatenate(shares) / begin_ns, np.concatenate(deltas)
+    once, changes = np.concatenate(shares) / end_ns, np.concatenate(deltas)
     rounds = np.unique(np.linspace(0, node.repeats - 1, min(node.repeats, MOST_ROUNDS)).round())
     share = ((rounds[:, None] + once) / node.repeats).ravel()
     return _table(share, np.tile(changes, (len(rounds), 1)), _beside(node))
-
-
-def _levels(node: PassNode) -> list[Ints]:
-    return [each.levels() for each in node.passes]
 
 
 def _extremes(levels: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.figures import clean, new_figure
@@ -83,17 +83,15 @@ def _box(axes: Axes, span: tuple[float, float], row: int, colour: tuple[float, f
 
 def _draw_layers(axes: Axes, held: HeldAtPeak) -> None:
     """A bar for every layer, stacked by category; what belongs to no layer is not in it."""
-    by_layer: dict[str, Mapping[str, float]] = {}
+    by_layer: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(MEMORY_PARTS, 0.0))
     for part in held.parts:
         if is_layer(part.name):
-            known = dict(by_layer.get(part.name, {}))
-            known[part.category] = known.get(part.category, 0.0) + part.size_bytes
-            by_layer[part.name] = known
+            by_layer[part.name][part.category] += part.size_bytes
     names = sorted(by_layer, key=_order)
     below = [0.0] * len(names)
-    shown = [category for category in MEMORY_PARTS if any(by_layer[name].get(category) for name in names)]
+    shown = [category for category in MEMORY_PARTS if any(by_layer[name][category] for name in names)]
     for category in shown:
-        sizes = [by_layer[name].get(category, 0.0) / GIB for name in names]
+        sizes = [by_layer[name][category] / GIB for name in names]
         axes.bar(range(len(names)), sizes, bottom=below, width=0.86, color=MEMORY_COLOUR[category])
         below = [one + size for one, size in zip(below, sizes, strict=True)]
     every = -(-len(names) // 28)

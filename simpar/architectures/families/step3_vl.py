@@ -12,7 +12,8 @@ from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.families.step3 import RENAMED, experts_in
 from simpar.architectures.families.vision_family import vision_family
-from simpar.architectures.graph import ONE, Block, ModelGraph, Operator, Weight, term
+from simpar.architectures.graph import ONE, Block, ModelGraph, Operator, term
+from simpar.architectures.latent import compress
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.products import HIDDEN, TOKENS, project
 from simpar.architectures.reading import llama_shape, mark_unbuilt, style_of, with_experts
@@ -55,11 +56,7 @@ def _in_place_of(op: Operator) -> Iterator[Operator]:
     """What stands for an operator of usual attention."""
     if op.name == "qkv":
         (source,) = op.inputs
-        yield project("q_down", source, HIDDEN, RANK, region="sequence")
-        yield Operator(
-            "q_norm", "norm", TOKENS, RANK, "sequence", weights=(Weight("q_norm.weight", RANK, "vector"),),
-            inputs=("q_down",), saves=("q_down", "stats"),
-        )  # fmt: skip
+        yield from compress("q", source, RANK, RANK, bias=False)
         yield project("q_up", "q_norm", RANK, QUERY)
         yield project("kv", source, HIDDEN, SHARED, region="sequence")
     elif op.name == "rope":

@@ -11,9 +11,11 @@ schedule's actions; this module decides what stands in them. The data-parallel r
   buffers for gathered parameters and two for gradients, however many passes run (:class:`Await`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+
+import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
@@ -21,7 +23,7 @@ from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
 from simpar.program.structure.hooks import LOOK_AHEAD, BlockBytes, Copies, SyncPolicy
 from simpar.program.structure.pass_memory import MemoryChange, UnitPass, backward_memory, forward_memory, transient
-from simpar.units import to_ns
+from simpar.units import Floats, to_ns
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -88,6 +90,17 @@ class PassNode(TemplateNode):
     """
 
     passes: tuple[UnitPass, ...] = ()
+
+    def instants_ns(self) -> Iterator[tuple[UnitPass, Floats]]:
+        """Each pass of one round, and when it enters its units and ends, float64[units + 1] ns after the round begins.
+
+        A pass that takes no time at all, of frozen units, has no segments.
+        """
+        begin, durations = 0, [segment.duration_ns for _, segment in self.segments]
+        starts = np.cumsum([0.0, *(durations or [0] * sum(len(one.units) for one in self.passes))])
+        for one in self.passes:
+            yield one, starts[begin : begin + len(one.units) + 1]
+            begin += len(one.units)
 
 
 @dataclass(frozen=True)
