@@ -59,6 +59,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     for axis in ("pp", "cp"):
         yield from rules.no_axis(s, axis, "the exporter knows the mesh axes data, fsdp, expert and tensor for it")
     yield from _axes_that_do_not_fit(s)
+    yield from rules.no_lone_shards(s, "plain data parallelism")
     if data.zero in (1, 2):
         yield Loss("zero", data.zero, "states and parameters are sharded together (fsdp), or nothing: zero 0 or 3")
     if s.plan.memory.recompute not in REMAT:

@@ -16,6 +16,13 @@ def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
         yield Loss(axis, size, reason)
 
 
+def no_lone_shards(s: Subject, instead: str) -> Iterator[Loss]:
+    """Replicas of sharded states that are one rank each, which the target runs as ``instead``."""
+    data = s.plan.data_parallel
+    if data.zero and data.hsdp > 1 and s.dp * s.plan.mesh.cp == data.hsdp:
+        yield Loss("hsdp", data.hsdp, f"replicas of one rank shard nothing, and run {instead}: zero 0")
+
+
 def only_rank_orders(s: Subject, *orders: str) -> Iterator[Loss]:
     """The rank orders that a target can lay out, such as "tp-cp-dp-pp"; axes of size 1 may be anywhere."""
     order = _trimmed(s, s.plan.mesh.order)

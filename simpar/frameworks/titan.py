@@ -133,8 +133,8 @@ def _data_parallel(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", 0, "context parallelism comes with FSDP over its ranks: zero 2 or 3")
     if data.hsdp > 1 and s.dp % data.hsdp:
         yield Loss("hsdp", data.hsdp, f"replicas are data-parallel ranks: a divisor of {s.dp}")
-    elif data.zero and data.hsdp > 1 and s.dp * cp == data.hsdp:
-        yield Loss("hsdp", data.hsdp, "replicas of one rank shard nothing, and run DDP: zero 0")
+    else:
+        yield from rules.no_lone_shards(s, "DDP")
     if data.kind == "fsdp" and not data.zero and s.chose("kind"):
         yield Loss("kind", "fsdp", "without sharding parameters are replicated")
 

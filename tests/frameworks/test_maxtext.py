@@ -16,6 +16,15 @@ from simpar.plan.plan import Plan
 from .conftest import TRAINING, checked, exported
 
 
+@pytest.mark.parametrize("target", ["maxtext", "torchtitan"])
+def test_replicas_of_one_rank_shard_nothing(target):
+    """Frameworks reduce their gradients as plain replicas', at another time than shards'."""
+    for replicas, lost in ((2, True), (1, False)):
+        plan = checked("llama-3.1-8b", tp=4, dp=2, zero=3, hsdp=replicas, recompute="full")
+        reasons = unsupported(plan, load_model("llama-3.1-8b"), TRAINING, target)
+        assert any("hsdp = 2: replicas of one rank shard nothing" in each for each in reasons) is lost
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
