@@ -454,4 +454,4 @@ def _write(result: SearchResult, values: Mapping[str, Any]) -> None:
         return
     if values["json_"]:
         result.save(values["json_"])
-    print_search(result, console(), is_verbose=bool(values["verbose"]))
+    print_search(result, console(), is_verbose=bool(values["verbose"]), saved=values["output"])

@@ -81,13 +81,16 @@ def add_explanation(result: Result, *, critical: Mapping[str, float] | None = No
     return replace(result, why=result.why.model_copy(update=said))
 
 
-def _binds(result: Result) -> Iterator[str]:
-    step = result.step_time_s
-    parts = result.time_breakdown_s.model_dump()
+def where_time_goes(step_s: float, parts: Mapping[str, float]) -> str:
+    """How much of a step is compute, and what most of the rest is lost to; ``parts`` are the account's, in seconds."""
     losses = sorted(((parts[name], words) for name, words in WORDS.items()), reverse=True)
-    sentence = f"compute takes {parts['compute'] / step:.1%} of the step"
-    worst = [f"{words} {format_seconds(value)} ({value / step:.1%})" for value, words in losses if value >= 0.01 * step]
-    yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
+    sentence = f"compute takes {parts['compute'] / step_s:.1%} of the step"
+    worst = [f"{words} {format_seconds(lost)} ({lost / step_s:.1%})" for lost, words in losses if lost >= 0.01 * step_s]
+    return f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
+
+
+def _binds(result: Result) -> Iterator[str]:
+    yield where_time_goes(result.step_time_s, result.time_breakdown_s.model_dump())
     yield from _waiting_sentences(result)
     if result.why.emulated:
         yield result.why.emulated

@@ -134,6 +134,14 @@ def print_lines(console: Console, lines: Iterable[str], title: str = "", *, mark
         console.print(f"{mark}{line}", soft_wrap=True)
 
 
+def print_rule(console: Console, title: str = "details") -> None:
+    """Print what separates an answer from what stands behind it."""
+    if console.is_terminal:
+        console.rule(title, align="left", style="dim")
+    else:
+        console.print(f"--- {title} ---")
+
+
 def _safe(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "-") else cell
 

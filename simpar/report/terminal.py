@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simpar.report.table import Column, ReportTable, print_lines, text
+from simpar.report.table import Column, ReportTable, print_lines, print_rule, text
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.words import (
     assumptions,
@@ -36,7 +36,6 @@ MEMORY_NOTE = (
     "overhead: context, communication buffers, fragmentation; transient: workspaces, gathered parameters, gradients in "
     "flight"
 )
-DETAILS = "details"
 ADVISE_HINT = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
@@ -49,10 +48,7 @@ def print_report(result: Result, console: Console) -> None:
     for name, words in in_brief(result):
         console.print(f"{name:8}{words}", soft_wrap=True, markup=False, highlight=False)
     console.print()
-    if console.is_terminal:
-        console.rule(DETAILS, align="left", style="dim")
-    else:
-        console.print(f"--- {DETAILS} ---")
+    print_rule(console)
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))
     for title, table in (

@@ -73,6 +73,7 @@ def _candidate(
         "tokens_per_s": result.tokens_per_s,
         "bubble_fraction": result.bubble_fraction,
         "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+        "capacity_bytes": result.memory.capacity_bytes,
         "time_breakdown_s": result.time_breakdown_s.model_dump(),
         "cost_usd_per_step": bill.cost_usd_per_step,
         "energy_j_per_step": bill.energy_j_per_step,

@@ -13,8 +13,9 @@ from simpar.planner.problem import BY_REGRET
 from simpar.planner.result import Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
+from simpar.report.explain import where_time_goes
 from simpar.report.run_rows import run_rows
-from simpar.report.table import Column, ReportTable, print_lines, text
+from simpar.report.table import Column, ReportTable, print_lines, print_rule, text
 from simpar.report.words import interval_words, layout, probably
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
@@ -31,63 +32,88 @@ EXTRA = {
 """Additional columns by objective: title and figure."""
 WORTH_SAYING = 0.005
 """Share of a step below which a plan that was not simulated is not worth a word."""
-TO_DO = "-o plan.json saves the best plan; simpar export plan.json --to TARGET writes how to start it"
-VERBOSE_HINT = "--verbose also says which values were searched and which were left out."
+SAVE = "-o plan.json saves the first for simpar export"
+VERBOSE_HINT = (
+    "--verbose also says why the others come after the first, what other kinds of layouts cost, which layouts take "
+    "less memory, and what was searched and left out."
+)
 TIMES = (BY_REGRET, "time")
 """Objectives that minimise the step time."""
 TITLES = {BY_REGRET: "time"}
 """Names of objectives in titles where they differ from the option's name."""
 
 
-def print_search(result: SearchResult, console: Console, *, is_verbose: bool = False) -> None:
-    """Print the answer to a rich console; ``is_verbose``: also the values that were searched and left out."""
+def print_search(result: SearchResult, console: Console, *, is_verbose: bool = False, saved: str | None = None) -> None:
+    """Print the answer to a rich console: what to know in few lines, and below a rule what stands behind it.
+
+    ``is_verbose`` adds what other layouts cost, and what was searched and left out. ``saved`` is the file that holds
+    the best plan already.
+    """
     console.print(headline(result), style="bold", soft_wrap=True)
     print_lines(console, [f"assumed: {each}" for each in result.details["model"].get("assumed", ())])
     console.print()
-    for name, words in in_brief(result):
-        console.print(f"{name:6}{words}", soft_wrap=True, markup=False, highlight=False)
+    for name, words in in_brief(result, saved):
+        console.print(f"{name:8}{words}", soft_wrap=True, markup=False, highlight=False)
     console.print()
+    print_rule(console)
     _print_candidates(result, console)
     print_lines(console, ties(result))
     console.print()
     print_lines(console, certificate(result))
-    sections = (
-        ("The whole run of the first, without failures", describe_whole_run(result.best)),
-        ("Why the first wins", list(result.best.why)),
-        ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in result.candidates[1:]]),
-        ("Chosen without a search", [describe_baseline(one) for one in result.details.get("naive", ())]),
-        ("What other kinds of layouts cost", [_kind(one, result) for one in result.details.get("kinds", ())]),
-        ("Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]),
-        ("What the space holds", list(_scope(result)) if is_verbose else []),
-    )
-    for title, lines in sections:
+    for title, lines in _sections(result, is_verbose=is_verbose):
         print_lines(console, lines, title, mark="- ")
     if not is_verbose:
         console.print(f"\n{VERBOSE_HINT}", soft_wrap=True)
 
 
-def in_brief(result: SearchResult) -> list[tuple[str, str]]:
-    """The answer in four lines: the best plan with its figures, what limits it, how sure it is, what to do."""
+def _sections(result: SearchResult, *, is_verbose: bool) -> Iterator[tuple[str, list[str]]]:
+    """Titles and lines below the certificate."""
+    yield "The whole run of the first, without failures", describe_whole_run(result.best)
+    yield "Why the first wins", [line for line in result.best.why if line != _limit(result.best)]
+    yield "Chosen without a search", [describe_baseline(one) for one in result.details.get("naive", ())]
+    if is_verbose:
+        yield "Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in result.candidates[1:]]
+        yield "What other kinds of layouts cost", [_kind(one, result) for one in result.details.get("kinds", ())]
+        yield "Less memory", [_point(one, _asked(result)) for one in result.details.get("pareto", ())[1:]]
+        yield "What the space holds", list(_scope(result))
+
+
+def in_brief(result: SearchResult, saved: str | None = None) -> list[tuple[str, str]]:
+    """The answer in few lines: the best plan, whether it fits, how fast it is, what limits it, what to do."""
     best, training = result.best, result.details["training"]
     rate = training["global_batch"] * training["seq_len"] / best.step_time_s
     spread = best.figures.get("step_time_interval_s")
     step = format_seconds(best.step_time_s) + (f" (90 % interval {interval_words(spread)})" if spread else "")
-    figures = f"{step} a step, {format_count(rate)} tokens/s, MFU {best.mfu:.1%}"
-    fits = f"{probably(best.figures['fit_probability'])} to fit"
-    tied = result.details.get("tie", {}).get("candidates")
+    reserved = format_bytes(best.figures["peak_reserved_bytes"])
+    capacity = best.figures.get("capacity_bytes")
+    size = f"{reserved} of {format_bytes(capacity)}" if capacity else f"{reserved} reserved"
+    limit = _limit(best)
     return [
-        ("best", f"{describe(best.to_dict()['plan'], _asked(result))}: {figures}, {fits}"),
-        *[("limit", line) for line in best.why[:1]],
-        ("sure", _sureness(result) + (f"; {tied} layouts are as good within the error of predictions" if tied else "")),
-        ("to do", TO_DO),
+        ("best", describe(best.to_dict()["plan"], _asked(result))),
+        ("memory", f"{size}, {probably(best.figures['fit_probability'])} to fit"),
+        ("speed", f"{step} a step, {format_count(rate)} tokens/s, MFU {best.mfu:.1%}"),
+        *([("limit", limit)] if limit else []),
+        ("to do", _to_do(result, saved)),
     ]
 
 
-def _sureness(result: SearchResult) -> str:
-    """Whether something better may have been missed."""
-    if result.certified_optimal:
-        return "certified: nothing better was missed in what was searched"
-    return f"not certified: a better one by up to {result.gap:.2%} may have been missed"
+def _limit(best: Candidate) -> str:
+    """What limits the best plan; empty if its account is not known."""
+    parts = best.figures.get("time_breakdown_s")
+    return where_time_goes(best.step_time_s, parts) if parts else ""
+
+
+def _to_do(result: SearchResult, saved: str | None) -> str:
+    """What follows from the answer: search on, measure, or take it; and the command for the next step."""
+    tied = result.details.get("tie", {}).get("candidates") or 0
+    then = f"simpar export {saved} --to TARGET writes how to start it" if saved else SAVE
+    if not result.certified_optimal:
+        left = f"one up to {result.gap:.2%} better" if 0 < result.gap < 1 else "a better one"
+        return f"search longer, for {left} may have been missed; {then}"
+    if tied > 1:
+        which = f"1 {'to' if tied > 2 else 'and'} {tied}"
+        return f"measure {which}, which predictions cannot tell apart (--suggest 3); {then}"
+    return f"take it: nothing of what was searched is predicted to be better; {then}"
 
 
 def describe_baseline(one: Mapping[str, Any]) -> str:

@@ -121,15 +121,16 @@ def _what_decided(
     first, *others = [at for at in order if stands.tied[at]]
     least = min(others, key=lambda at: float(stands.expected_regret[at]))
     lost = stands.expected_regret
-    said = f"candidates 1 {'to' if others[1:] else 'and'} {len(others) + 1} are tied; the expected regret of 1 is "
+    tied = f"candidates 1 {'to' if others[1:] else 'and'} {len(others) + 1} are tied"
+    behind = f"{lost[first]:.1%} of a step on average"
     if lost[first] <= lost[least]:
-        return (f"{said}the least: {lost[first]:.1%} of a step, the next {lost[least]:.1%}",)
+        return (f"{tied}; if predictions err, 1 loses least: {behind}, the next {lost[least]:.1%}",)
     reason = (
         "no tensor or context group of it spans several scale-up domains"
         if complexity[first][0] < complexity[least][0]
         else f"it uses fewer axes: {', '.join(_axes(plans[first])) or 'none'}, not {', '.join(_axes(plans[least]))}"
     )
-    return (f"{said}as small as any ({lost[first]:.1%} of a step), and {reason}",)
+    return (f"{tied}; if predictions err, 1 loses as little as any ({behind}), and {reason}",)
 
 
 def _axes(plan: Plan) -> list[str]:

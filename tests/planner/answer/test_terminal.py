@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 from simpar.plan.plan import Plan
+from simpar.planner.answer.explanations import CAUSES
 from simpar.planner.answer.terminal import certificate, headline, in_brief, print_search
 from simpar.planner.result import Candidate, Counts, SearchResult
+from simpar.units import GIB
 
 COUNTS = Counts(1000, 400, 400, 20, 3)
 
@@ -64,29 +66,62 @@ def test_the_margin_stands_in_place_of_the_warning():
     assert "with --fit-probability 0.5: nothing faster that was tried" in list(none)
 
 
-def test_four_lines_lead_and_the_space_is_behind_a_flag():
-    """What is best and how good, what limits it, how sure it is, what to do; axes and what was left out on request."""
+PARTS = dict.fromkeys(["compute", *CAUSES], 0.0) | {"compute": 0.9, "bubble": 0.1}
+
+
+def whole(**details):
+    """An answer with all figures of its candidate."""
     scope = {"searched": {"tp": [1, 2]}, "held": {}, "restricted": [], "left_out": ["cp 8"]}
-    found = answer(
-        certified=True, model={"name": "tiny"}, stack="fsdp", scope=scope,
-        cluster={"hardware": "dgx-h100", "nodes": 1, "devices": 8, "device": "h100"},
-        training={"global_batch": 8, "seq_len": 128}, tie={"candidates": 3},
+    result = answer(
+        model={"name": "tiny"}, stack="fsdp", scope=scope, training={"global_batch": 8, "seq_len": 128},
+        cluster={"hardware": "dgx-h100", "nodes": 1, "devices": 8, "device": "h100"}, **details,
     )  # fmt: skip
-    figures = {**found.best.figures, "peak_reserved_bytes": 2e9, "step_time_interval_s": (0.9, 1.2)}
-    found = replace(found, candidates=(replace(found.best, figures=figures, why=("compute takes all",)),))
-    lead = dict(in_brief(found))
-    assert list(lead) == ["best", "limit", "sure", "to do"]
+    figures = {"peak_reserved_bytes": 2 * GIB, "capacity_bytes": 4 * GIB, "step_time_interval_s": (0.9, 1.2)}
+    best = replace(result.best, figures={**result.best.figures, **figures, "time_breakdown_s": PARTS})
+    return replace(result, candidates=(best,))
+
+
+def test_an_answer_leads_with_few_lines():
+    """The plan, whether it fits, its speed, what limits it, what to do."""
+    lead = dict(in_brief(whole(certified=True, tie={"candidates": 3})))
+    assert list(lead) == ["best", "memory", "speed", "limit", "to do"]
+    assert lead["memory"] == "2.00 GiB of 4.00 GiB, 99 % sure to fit"
     # 8 x 128 tokens in 1 s
-    assert lead["best"].endswith(
-        ": 1.00 s (90 % interval 900 ms to 1.20 s) a step, 1.02 K tokens/s, MFU 40.0%, 99 % sure to fit"
-    )
-    assert lead["sure"].endswith("; 3 layouts are as good within the error of predictions")
-    printed = {verbose: StringIO() for verbose in (False, True)}
-    for verbose, text in printed.items():
-        print_search(found, Console(file=text, width=200), is_verbose=verbose)
-    brief, whole = (text.getvalue() for text in printed.values())
-    assert "left out: cp 8" in whole
-    assert "left out: " not in brief
+    assert lead["speed"] == "1.00 s (90 % interval 900 ms to 1.20 s) a step, 1.02 K tokens/s, MFU 40.0%"
+    assert lead["limit"] == "compute takes 90.0% of the step; lost to pipeline bubble 100 ms (10.0%)"
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        ({"certified": True, "tie": {"candidates": 3}}, "measure 1 to 3, which predictions cannot tell apart"),
+        ({"certified": True}, "take it: nothing of what was searched is predicted to be better"),
+        ({"gap": 0.05}, "search longer, for one up to 5.00% better may have been missed"),
+        ({"gap": 1.0}, "search longer, for a better one may have been missed"),
+    ],
+)
+def test_what_to_do_follows_from_the_answer(details, words):
+    """And from whether the plan is saved already."""
+    assert dict(in_brief(whole(**details)))["to do"].startswith(words)
+    assert "-o plan.json saves the first" in dict(in_brief(whole(**details)))["to do"]
+    saved = dict(in_brief(whole(**details), "best.json"))["to do"]
+    assert saved.endswith("; simpar export best.json --to TARGET writes how to start it")
+
+
+def test_details_are_below_a_rule_or_behind_a_flag():
+    """What other layouts cost and what was left out, on request only."""
+    texts = []
+    for verbose in (False, True):
+        text = StringIO()
+        print_search(
+            whole(kinds=[{"kind": "tp 2", "plan": None, "why": "-"}]), Console(file=text, width=200), is_verbose=verbose
+        )
+        texts.append(text.getvalue())
+    brief, long = texts
+    assert brief.index("to do") < brief.index("--- details ---") < brief.index("slower by")
+    assert "left out: cp 8" in long
+    assert "tp 2" in long
+    assert "tp 2" not in brief
     assert "--verbose" in brief
 
 

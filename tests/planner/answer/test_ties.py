@@ -59,7 +59,7 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
     assert [one.step_time_s for one in found.candidates] == [1.001, 1.0, 2.0]
     assert [one.figures["tied"] for one in found.candidates] == [True, True, False]
     assert found.shortest.rank == 2
-    assert found.best.why[0].startswith("candidates 1 and 2 are tied; the expected regret of 1 is as small as any")
+    assert found.best.why[0].startswith("candidates 1 and 2 are tied; if predictions err, 1 loses as little as any (")
     assert found.best.why[0].endswith("and it uses fewer axes: dp, not tp, dp, pp")
     assert found.candidates[1].why[0].startswith("predicted faster by 1.00 ms (0.1%)")
     said = list(certificate(found))
@@ -152,7 +152,7 @@ def test_what_loses_more_is_not_chosen_for_being_simple(problem: Problem) -> Non
     choice = rank_results(problem, alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.02)))
     assert [one.step_time_s for one in choice.results] == [1.0, 1.02]
     assert all(one["tied"] for one in choice.figures)
-    assert "the expected regret of 1 is the least" in choice.why[0]
+    assert "if predictions err, 1 loses least: " in choice.why[0]
 
 
 @pytest.mark.parametrize("objective", ["time", "cost"])
