@@ -25,7 +25,7 @@ TRAINING = simpar.Training(seq_len=1024, global_batch=32)
 
 STACKS = sorted(set(bundled("stacks")) - {"kempnerforge"})
 """All but the one that keeps the vocabulary whole, which operators in roles of their own split."""
-GATE = ("deepspeed", "megatron", "torchtitan")
+GATE = ("deepspeed", "fsdp", "megatron", "torchtitan")
 IN_ROLES = ("maxtext", "nanotron", "simpar")
 """Stacks that are tried in the gate, each with one of two laws."""
 MODELS = ("llama-3.2-1b", "gpt2-medium", "gemma-3-1b")

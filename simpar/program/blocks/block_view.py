@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 
+import numpy as np
+
 from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.cost.operators import operator_times
 from simpar.cost.products import OperatorTime
@@ -73,10 +75,16 @@ class BlockView(ABC):
     def dtensors_s(self, pairs: Iterable[tuple[Operator, OperatorTime]], share: float = 1.0) -> Numbers:
         """Seconds of the host for tensor-parallel modules as DTensors, in a forward or ``share`` of one; 0 without."""
         launch = self.job.stack.launch
-        if not launch.host_time_per_dtensor_s or not self.changes or "step" in launch.graphs:
+        if not launch.host_time_per_dtensor_s or not self._is_split or "step" in launch.graphs:
             return 0.0
         modules = sum(time.modules for op, time in pairs if op.kind == "matmul")
         return modules * share * launch.host_time_per_dtensor_s
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether its tensors change states among several ranks: roles have states on axes of one rank, too."""
+        moves = (move for change in self.changes for move in (*change.forward, *change.backward))
+        return any(np.any(np.asarray(self.ranks(move.axis)) > 1) for move in moves)
 
     def hooks_s(self, modules: Numbers, units: float) -> Numbers:
         """Seconds of the host in the hooks of ``modules`` with parameters and of wrapped ``units`` in a pass.
