@@ -7,6 +7,7 @@ from simpar.architectures.graph import HIDDEN, INPUT, AttentionPattern, Block, O
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.choice_roles import chosen_mask
+from simpar.tracing.compressed_roles import shared_key_mask
 from simpar.tracing.expert_roles import expert_weights
 from simpar.tracing.latent_roles import LATENT_KEY, latent_mask
 from simpar.tracing.nodes import times
@@ -254,6 +255,8 @@ class BlockReader:
             value_dim=term("head_dim") if same else ((core.value_dim, ()),),
             context=context,
         )
+        if "o_groups" in self.dims:
+            return shared_key_mask(pattern, draft, self.made)
         latent, chosen = "qk_dim" in self.dims, bool(core.chosen)
         if latent:
             pattern = latent_mask(pattern, sparse=chosen)

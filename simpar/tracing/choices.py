@@ -13,10 +13,10 @@ from math import prod
 from simpar.architectures.indexer import Indexer
 from simpar.dataclass import dataclass
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import CONSTANT, DATA, INDEX, CallNode, refs_of, times
+from simpar.tracing.eager import HEAVY, Attended, attended
+from simpar.tracing.nodes import CONSTANT, DATA, INDEX, CallNode, times
+from simpar.tracing.pools import PooledAttention, pooled_attentions, pools
 from simpar.tracing.raw_operators import ChoiceDraft
-
-_STOPS = (*known.PRODUCTS, *known.NORMS, *known.GROUPED, known.ATTENTION, "embedding", "placeholder")
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,22 @@ class TracedChoice:
     tokens: CallNode
 
 
-def choices(nodes: Mapping[str, CallNode]) -> dict[str, TracedChoice]:
-    """By the name of every attention whose mask is made of a choice of keys, that choice."""
+def choices(
+    nodes: Mapping[str, CallNode], pooled: Mapping[str, PooledAttention] | None = None
+) -> dict[str, TracedChoice]:
+    """By the name of every attention whose mask is made of a choice of keys, that choice.
+
+    ``pooled`` are the attentions to pooled keys by name, which are chosen among these.
+    """
     result: dict[str, TracedChoice] = {}
     by_pick: dict[str, TracedChoice | None] = {}
     for node in nodes.values():
-        if node.op != known.ATTENTION or (reached := _picked(nodes, node)) is None:
+        seen = attended(nodes, node)
+        if seen is None or (reached := _picked(nodes, seen.masks)) is None:
             continue
         pick, masking = reached
         if pick not in by_pick:
-            by_pick[pick] = _choice(nodes, nodes[pick], node)
+            by_pick[pick] = _choice(nodes, nodes[pick], seen, (pooled or {}).get(node.name))
         if (choice := by_pick[pick]) is not None:
             result[node.name] = replace(choice, calls=choice.calls | masking)
     return result
@@ -50,20 +56,20 @@ def choices(nodes: Mapping[str, CallNode]) -> dict[str, TracedChoice]:
 
 def unread_choices(nodes: Mapping[str, CallNode]) -> int:
     """Attentions in whose masks some values were picked, of which it was not understood which keys they leave."""
-    read = choices(nodes)
-    cores = [node for node in nodes.values() if node.op == known.ATTENTION and node.name not in read]
-    return sum(_sorts_in(nodes, node) for node in cores)
+    read = choices(nodes, pooled_attentions(nodes, pools(nodes)))
+    others = (attended(nodes, node) for node in nodes.values() if node.name not in read)
+    return sum(_sorts_in(nodes, each.masks) for each in others if each is not None)
 
 
-def _sorts_in(nodes: Mapping[str, CallNode], attention: CallNode) -> bool:
-    """Whether an attention's mask is made of a choice of the largest, as far as products and norms before it."""
-    waiting = [*refs_of(attention.args[3:4])]
+def _sorts_in(nodes: Mapping[str, CallNode], masks: tuple[str, ...]) -> bool:
+    """Whether a mask is made of a choice of the largest, as far as products and norms before it."""
+    waiting = [*masks]
     seen: set[str] = set()
     while waiting:
         node = nodes[waiting.pop()]
         if known.base(node.op) in known.SORTS:
             return True
-        if node.name not in seen and node.kind not in (CONSTANT, INDEX) and known.base(node.op) not in _STOPS:
+        if node.name not in seen and node.kind not in (CONSTANT, INDEX) and known.base(node.op) not in HEAVY:
             seen.add(node.name)
             waiting += node.refs
     return False
@@ -78,12 +84,12 @@ def choice_draft(choice: TracedChoice, values: tuple[str, ...]) -> ChoiceDraft:
     )  # fmt: skip
 
 
-def _picked(nodes: Mapping[str, CallNode], attention: CallNode) -> tuple[str, frozenset[str]] | None:
-    """The call that picks what an attention's mask is made of, and the calls between; None where there is not just one.
+def _picked(nodes: Mapping[str, CallNode], masks: tuple[str, ...]) -> tuple[str, frozenset[str]] | None:
+    """The call that picks what masks are made of, and the calls between; None where there is not just one.
 
     A mask that is made of anything else than picked places, positions and constants is not a choice's.
     """
-    waiting = [*refs_of(attention.args[3:4])]
+    waiting = [*masks]
     picks: set[str] = set()
     between: set[str] = set()
     while waiting:
@@ -92,18 +98,20 @@ def _picked(nodes: Mapping[str, CallNode], attention: CallNode) -> tuple[str, fr
             continue
         if known.base(node.op) in known.SORTS:
             picks.add(node.name)
-        elif known.base(node.op) in _STOPS:
+        elif known.base(node.op) in HEAVY:
             return None
         else:
             between.add(node.name)
-            waiting += node.refs
+            waiting += () if known.base(node.op) in known.FILLED else node.refs
     return (next(iter(picks)), frozenset(between)) if len(picks) == 1 else None
 
 
-def _choice(nodes: Mapping[str, CallNode], pick: CallNode, attention: CallNode) -> TracedChoice | None:
+def _choice(
+    nodes: Mapping[str, CallNode], pick: CallNode, attention: Attended, pooled: PooledAttention | None
+) -> TracedChoice | None:
     """What a call picks among the keys of an attention; None where its scores are no product of two activations."""
     own, reads = _scoring(nodes, pick)
-    query, scored = nodes[attention.args[0].name], nodes[pick.refs[0]]
+    query, scored = attention.query, nodes[pick.refs[0]]
     inside = [node for node in nodes.values() if node.name in own]
     products = [node for node in inside if node.op == "matmul" and all(nodes[r].kind == DATA for r in node.refs)]
     places = next((node for node in nodes.values() if node.op == "getitem" and node.refs == (pick.name,)), None)
@@ -111,7 +119,7 @@ def _choice(nodes: Mapping[str, CallNode], pick: CallNode, attention: CallNode) 
         return None
     rows = query.sizes[0] * query.sizes[-2]
     length, made = products[0].sizes[-1], scored.sizes[-1]
-    if length != nodes[attention.args[1].name].sizes[-2]:  # of pools of keys, not of keys
+    if length != (pooled.pool.pieces if pooled else attention.count):  # of other keys than the attention's
         return None
     cut = (node.sizes[-1] for node in inside if node.sizes[-2:-1] == (made,))
     block = 1 if made == length else next((each for each in cut if -(-length // each) == made), 0)
@@ -119,13 +127,18 @@ def _choice(nodes: Mapping[str, CallNode], pick: CallNode, attention: CallNode) 
         return None
     indexer = Indexer(
         prod(products[0].sizes) // (rows * length), nodes[products[0].refs[0]].sizes[-1], places.sizes[-1] * block,
-        block=block, apart=prod(scored.sizes) > rows * made,
+        pooled.pool.ratio if pooled else 1, block, apart=prod(scored.sizes) > rows * made,
     )  # fmt: skip
     return TracedChoice(pick, frozenset([*own, pick.name]), tuple(reads), indexer, query)
 
 
 def _scoring(nodes: Mapping[str, CallNode], pick: CallNode) -> tuple[set[str], list[str]]:
-    """The calls of a picking module that lead to its pick, and what other modules make for them, in order."""
+    """The calls of a picking module that lead to its pick, and what other modules make for them, in order.
+
+    A module inside it that multiplies two activations scores the keys, and is part of it.
+    """
+    inside = [node for node in nodes.values() if node.path.startswith(f"{pick.path}.") and node.op == "matmul"]
+    paths = {pick.path, *(node.path for node in inside if all(nodes[ref].kind == DATA for ref in node.refs))}
     own: set[str] = set()
     outer: set[str] = set()
     waiting = [*pick.refs]
@@ -133,7 +146,7 @@ def _scoring(nodes: Mapping[str, CallNode], pick: CallNode) -> tuple[set[str], l
         node = nodes[waiting.pop()]
         if node.kind != DATA or node.name in own:
             continue
-        if node.path == pick.path and known.base(node.op) != "placeholder":
+        if node.path in paths and known.base(node.op) != "placeholder":
             own.add(node.name)
             waiting += node.refs
         else:

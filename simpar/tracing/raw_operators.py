@@ -85,6 +85,13 @@ class ChoiceDraft(OperatorDraft):
     indexer: Indexer | None = None
 
 
+@dataclass(frozen=True)
+class PoolDraft(OperatorDraft):
+    """Keys that each stand for several tokens, as every token's share of them; pieces that a sequence has."""
+
+    pieces_of_sequence: int = 0
+
+
 def merge_drafts(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
     """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}

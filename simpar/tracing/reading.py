@@ -5,13 +5,14 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from simpar.architectures.graph import Size
+from simpar.architectures.graph import Selection, Size
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.choices import TracedChoice, choice_draft, choices
 from simpar.tracing.clusters import PointwiseGroup, classify
+from simpar.tracing.eager import SOFT, EagerAttention, eager_attention
 from simpar.tracing.experts import drafts_of, mixtures
 from simpar.tracing.fused import convolution_draft, recurrence_draft
 from simpar.tracing.nodes import (
@@ -29,9 +30,9 @@ from simpar.tracing.nodes import (
     times,
     turned,
 )
+from simpar.tracing.pools import PooledAttention, pool_draft, pooled_attentions, pools
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft, with_unread
 
-_SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
 _WEIGHT_AT = {"linear": 1, "addmm": 2, "mm": 1, "matmul": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 _NORM_WEIGHTS = {
     "layer_norm": (2, 3), "rms_norm": (2,), "group_norm": (2, 3), "batch_norm": (1, 2), "instance_norm": (1, 2),
@@ -54,9 +55,10 @@ class _CallReader:
     clusters: list[PointwiseGroup] = field(default_factory=list)
     member: dict[str, PointwiseGroup] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    eager: dict[str, tuple[str, Mask | None]] = field(default_factory=dict)
+    eager: dict[str, EagerAttention] = field(default_factory=dict)
     inside: dict[str, str] = field(default_factory=dict)
     choices: dict[str, TracedChoice] = field(default_factory=dict)
+    pooled: dict[str, PooledAttention] = field(default_factory=dict)
 
     @property
     def nodes(self) -> Any:
@@ -65,10 +67,9 @@ class _CallReader:
     def run(self) -> list[OperatorDraft]:
         """All drafts in order, each cluster in place of its last member."""
         for node in self.nodes.values():
-            if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
-                self._note_eager(node)
+            self._note_eager(node)
         order: list[tuple[str, OperatorDraft | PointwiseGroup]] = []
-        mixed = {**self._mixtures(), **self._choices()}
+        mixed = {**self._mixtures(), **self._pools(), **self._choices()}
         for node in self.nodes.values():
             order += [(draft.name, draft) for draft in mixed.get(node.name, ())]
             if node.name in self.taken:
@@ -102,12 +103,27 @@ class _CallReader:
 
     def _choices(self) -> dict[str, list[OperatorDraft]]:
         """Operators of every choice of keys, by the call that picks."""
-        self.choices = choices(self.nodes)
+        self.choices = choices(self.nodes, self.pooled)
         result: dict[str, list[OperatorDraft]] = {}
         for choice in self.choices.values():
             values = tuple(dict.fromkeys(self.value(name) for name in choice.reads))
             result[choice.pick.name] = [choice_draft(choice, values)]
             self._take((name for name in self.nodes if _call(name) in choice.calls), choice.pick.name)
+        return result
+
+    def _pools(self) -> dict[str, list[OperatorDraft]]:
+        """Operators of keys that stand for several tokens, by the call that adds up; attentions that see them."""
+        every = pools(self.nodes)
+        self.pooled = pooled_attentions(self.nodes, every)
+        result: dict[str, list[OperatorDraft]] = {}
+        for name, pool in every.items():
+            values = tuple(self.value(each.name) for each in pool.reads)
+            places = {piece.node: piece for each in pool.calls for piece in self._pieces(self.nodes[each])}
+            vectors = tuple(replace(piece, kind="vector") for piece in places.values())
+            result[name] = [pool_draft(pool, values, vectors)]
+            self._take(pool.calls, name)
+        for name, attention in self.pooled.items():
+            self._take(attention.calls, name)
         return result
 
     def _take(self, names: Iterable[str], end: str) -> None:
@@ -321,15 +337,14 @@ class _CallReader:
         causal = bool(node.args[5]) if len(node.args) > 5 else False
         mask = Mask(causal=True) if causal else node.mask or Mask()
         draft = self._core(node, (query, key, value), mask, dropout=isinstance(rate, float) and rate > 0)
-        if (choice := self.choices.get(node.name)) is not None and draft.core is not None:
-            chosen = choice.pick.name
-            core = replace(draft.core, selection=choice.indexer.selection, chosen=chosen)
-            draft = replace(draft, inputs=(*draft.inputs, chosen), saves=(chosen, *draft.saves), core=core)
         return replace(draft, pieces=self._pieces(node, (3,)))
 
     def _core(
         self, node: CallNode, qkv: tuple[CallNode, CallNode, CallNode], mask: Mask, *, dropout: bool
     ) -> OperatorDraft:
+        pooled, choice = self.pooled.get(node.name), self.choices.get(node.name)
+        if pooled is not None:
+            qkv, mask = (qkv[0], pooled.own, pooled.own), pooled.mask
         query, key, value = qkv
         width, value_width = query.sizes[-1], value.sizes[-1]
         queries, keys = query.shape[-2] if query.shape else (), key.shape[-2] if key.shape else ()
@@ -340,6 +355,12 @@ class _CallReader:
         )  # fmt: skip
         rows = divide_size(times(node.numel), heads * value_width)
         sources = tuple(dict.fromkeys(self.value(each.name) for each in qkv))
+        if pooled is not None:
+            sources = (*sources, self.value(pooled.keys))
+            core = replace(core, selection=Selection(ratio=pooled.pool.ratio))
+        if choice is not None:
+            sources = (*sources, choice.pick.name)
+            core = replace(core, selection=choice.indexer.selection, chosen=choice.pick.name)
         return OperatorDraft(
             node.name, "attention", rows, heads * value_width, sources, (node.name,), node.owners,
             saves=(*sources, node.name, "lse"), core=core,
@@ -366,54 +387,29 @@ class _CallReader:
 
     def _note_eager(self, node: CallNode) -> None:
         """Note softmax(q k^T) v written out: the calls from one product to the other are core attention."""
-        result = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
-        if result is None:
-            return
-        scores, between, softmax = result
-        if softmax:
-            mask = narrowest(self.nodes[name].mask for name in between)
-            self.eager[node.name] = (scores, mask)
-            self._take(self._beside(scores, between, node.name), node.name)
+        if (eager := eager_attention(self.nodes, node)) is not None:
+            self.eager[node.name] = eager
+            self._take(self._beside(eager, node.name), node.name)
 
-    def _beside(self, scores: str, between: list[str], end: str) -> set[str]:
+    def _beside(self, eager: EagerAttention, end: str) -> set[str]:
         """The product of the scores, the calls to the values' product, and others on the scores (their maximum)."""
         names = list(self.nodes)
-        result = {scores, *between}
-        for name in names[names.index(scores) : names.index(end)]:
+        result = {eager.scores.name, *eager.between}
+        for name in names[names.index(eager.scores.name) : names.index(end)]:
             node = self.nodes[name]
-            if node.floating and known.base(node.op) in _SOFT and result & {*node.refs}:
+            if node.floating and known.base(node.op) in SOFT and result & {*node.refs}:
                 result.add(name)
         return result
 
-    def _scores(self, name: str) -> tuple[str, list[str], bool] | None:
-        """(Product of the scores, calls from it to ``name``, whether a softmax is among them), or None."""
-        between: list[str] = []
-        softmax = False
-        while True:
-            node = self.nodes[name]
-            op = known.base(node.op)
-            if op in ("matmul", "bmm", "baddbmm"):
-                return (name, between, softmax)
-            if op not in _SOFT or node.op == "placeholder":
-                return None
-            softmax = softmax or op in ("softmax", "_softmax")
-            between.append(name)
-            data = [ref for ref in node.refs if self.nodes[ref].kind == DATA]
-            if not data:
-                return None
-            name = data[0]
-
     def _eager_attention(self, node: CallNode) -> OperatorDraft:
-        scores, mask = self.eager[node.name]
-        product = self.nodes[scores]
-        operands = product.args[1:3] if known.base(product.op) == "baddbmm" else product.args[:2]
-        query, key = (self.nodes[arg.name] for arg in operands)
-        flipped = replace(key, sizes=turned(key.sizes), shape=turned(key.shape or ()))
-        result = self._scores(node.args[0].name)
-        between = [self.nodes[name] for name in result[1]] if result else []
+        eager = self.eager[node.name]
+        query, key = (self.nodes[each] for each in eager.operands)
+        between = [self.nodes[name] for name in eager.between]
         dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
-        value = self.nodes[node.args[1].name]
-        core = self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)
+        flipped = replace(key, sizes=turned(key.sizes), shape=turned(key.shape or ()))
+        read = (query, flipped, self.nodes[node.args[1].name])
+        mask = narrowest(each.mask for each in between) or Mask()
+        core = self._core(node, read, mask, dropout=dropout)
         sinks = [each for each in between if known.base(each.op) == "cat"]  # a logit per head without a key
         return replace(core, pieces=tuple(piece for each in sinks for piece in self._pieces(each)))
 

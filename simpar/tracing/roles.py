@@ -1,20 +1,22 @@
 """Which products of a block are column- and row-parallel in attention and MLP: by data flow, not by names."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import field, replace
 
 from simpar.architectures.graph import Size, term
 from simpar.dataclass import dataclass
 from simpar.tracing.choice_roles import choice_roles, loss_roles, with_losses
+from simpar.tracing.compressed_roles import by_token, grouped_outputs, shared_key_roles
 from simpar.tracing.expert_roles import mixture_roles, shared_last, without_shared_gate
+from simpar.tracing.hyper_roles import hyper_connections
 from simpar.tracing.latent_roles import LATENT_KEY, latent_roles, latents
+from simpar.tracing.paths import behind_draft, path_to, readers_of
 from simpar.tracing.raw_operators import INPUT_VALUE, Core, OperatorDraft, makers, merge_drafts
 from simpar.tracing.recurrence_roles import recurrence_roles, recurrences, short_convolution_roles
 from simpar.tracing.stream_roles import mixed_streams, stream_roles
 from simpar.tracing.vocabulary import CONVOLUTION
 
-_UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
 HEAD_DIM = ("head_dim",)
 
 
@@ -62,14 +64,15 @@ def find_roles(
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
     values that other blocks read, ``arrives`` is the output of the block before.
     """
-    streams, mixing = mixed_streams(list(drafts))
+    connected, named = hyper_connections(by_token(grouped_outputs(list(drafts))))
+    streams, mixing = mixed_streams(connected)
     plain, passes = recurrences(_summed(streams, live))
     turned = _scaled(_turned(plain))
     joined, compressed = latents(without_shared_gate(_joined(turned)))
     joined = with_losses(joined)
     roles = Roles(joined, arrives, _keys_as_values(turned))
     made = dict(makers(joined))
-    stream_roles(roles, mixing)
+    stream_roles(roles, named | mixing)
     mixture_roles(roles, made)
     for layer in passes:
         recurrence_roles(roles, layer)
@@ -80,11 +83,12 @@ def find_roles(
         latent_roles(roles, each)
     choice_roles(roles, made)
     loss_roles(roles, LATENT_KEY if compressed else term(*HEAD_DIM))
+    shared = shared_key_roles(roles, made)
     ends = {each.core.name: each.end for each in compressed}
     for draft in joined:
         if draft.name in ends:
             _output(roles, made, made[ends[draft.name]], prefix="")
-        elif draft.core is not None:
+        elif draft.core is not None and draft.name not in shared:
             _attention(roles, made, draft, memory)
     for draft in joined:
         if draft.kind in ("activation", "gated_activation") and draft.name not in roles.names:
@@ -153,7 +157,7 @@ def _keys_as_values(drafts: list[OperatorDraft]) -> Set[str]:
     for draft in drafts:
         if draft.core is None:
             continue
-        paths = [[*_path(value, made)] for value in draft.inputs]
+        paths = [[*path_to(value, made)] for value in draft.inputs]
         products = {path[-1].name: path[-1].columns for path in paths if path and path[-1].kind == "matmul"}
         if [*products.values()][1:] == [draft.core.kv_heads * draft.core.key_dim]:
             result.add(draft.name)
@@ -176,7 +180,7 @@ def _joined(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
             continue
         gates = _gates(drafts, draft) if draft.core is not None else ()
         for value in (*draft.inputs, *gates):
-            path = list(_path(value, made))
+            path = list(path_to(value, made))
             product = path[-1] if path and path[-1].kind == "matmul" else None
             if product is None:
                 continue
@@ -195,38 +199,6 @@ def _gates(drafts: list[OperatorDraft], attention: OperatorDraft) -> tuple[str, 
     if len(readers) != 1 or not readers[0].kind.endswith("activation"):
         return ()
     return tuple(value for value in readers[0].inputs if value not in attention.outputs)
-
-
-def _path(value: str, made: dict[str, OperatorDraft]) -> Iterator[OperatorDraft]:
-    """Drafts from a value back to the first that is not unary, such as its product."""
-    seen = 0
-    while value in made and seen < 32:
-        draft = made[value]
-        yield draft
-        if draft.kind not in _UNARY or not _has_one_source(draft, made):
-            return
-        value, seen = draft.inputs[0], seen + 1
-
-
-def _has_one_source(draft: OperatorDraft, made: dict[str, OperatorDraft]) -> bool:
-    return len({made[value].name if value in made else value for value in draft.inputs}) == 1
-
-
-def _readers(roles: Roles, draft: OperatorDraft) -> list[OperatorDraft]:
-    return [other for other in roles.drafts if set(draft.outputs) & set(other.inputs)]
-
-
-def _behind(
-    roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft
-) -> tuple[list[OperatorDraft], OperatorDraft | None]:
-    """Unary drafts after one, and the only product that reads the last of them (None where there is none)."""
-    between: list[OperatorDraft] = []
-    readers = _readers(roles, draft)
-    while len(readers) == 1 and readers[0].kind in _UNARY and _has_one_source(readers[0], made):
-        between.append(readers[0])
-        readers = _readers(roles, readers[0])
-    product = readers[0] if len(readers) == 1 and readers[0].kind == "matmul" else None
-    return between, product
 
 
 def _widths(core: Core) -> tuple[Size, Size, Size]:
@@ -253,7 +225,7 @@ def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraf
     # of a product are shared out: q = heads x key_dim, k = kv_heads x key_dim, v = kv_heads x value_dim; one product of
     # all is "qkv", one of k and v "kv". Cross attention reads keys and values of another sequence, the memory. A layer
     # that shares the keys and values of an earlier one has a product of queries alone.
-    paths = [list(_path(source, made)) for source in draft.inputs]
+    paths = [list(path_to(source, made)) for source in draft.inputs]
     products = {path[-1].name: path[-1] for path in paths if path and path[-1].kind == "matmul"}
     shared = draft.name in roles.keys_as_values
     kv_heads = core.kv_heads if shared else _kv_heads(core, list(products.values()))
@@ -305,11 +277,11 @@ def _reads_earlier_keys(roles: Roles, made: dict[str, OperatorDraft], draft: Ope
 
 def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, *, prefix: str) -> None:
     """Name the output projection after an attention, and the drafts between, a gate among them."""
-    between, product = _behind(roles, made, draft)
+    between, product = behind_draft(roles.drafts, made, draft)
     if product is None and (gate := _gate(roles, made, between[-1] if between else draft)) is not None:
         path, gated = gate
         _name_gate(roles, path, roles.columns[draft.name], draft.columns, prefix)
-        more, product = _behind(roles, made, gated)
+        more, product = behind_draft(roles.drafts, made, gated)
         between += [gated, *more]
     if product is None or product.contraction != draft.columns:
         roles.refusal = roles.refusal or "an attention without an output projection"
@@ -328,11 +300,11 @@ def _gate(
 
     Gated attention [Qiu et al. 2025, arXiv 2505.06708].
     """
-    readers = _readers(roles, draft)
+    readers = readers_of(roles.drafts, draft)
     others = [value for value in readers[0].inputs if value not in draft.outputs] if len(readers) == 1 else []
     if len(others) != 1 or not readers[0].kind.endswith("activation"):
         return None
-    path = list(_path(others[0], made))
+    path = list(path_to(others[0], made))
     return (path, readers[0]) if path and path[-1].kind == "matmul" else None
 
 
@@ -387,8 +359,8 @@ def _mlp(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, out
     first = made[draft.inputs[0]]
     limit = first if first.kind == "clamp" and first.inputs[0] in made else None
     up, reader = (made[limit.inputs[0]], limit) if limit else (first, draft)
-    between, down = _behind(roles, made, draft)
-    plain = up.kind == "matmul" and up.name not in roles.names and _readers(roles, up) == [reader]
+    between, down = behind_draft(roles.drafts, made, draft)
+    plain = up.kind == "matmul" and up.name not in roles.names and readers_of(roles.drafts, up) == [reader]
     if not plain or down is None or down.contraction != draft.columns or up.columns % draft.columns:
         return
     shared = any(each.kind == "router" for each in roles.drafts)
@@ -430,8 +402,8 @@ def _norms_and_sums(roles: Roles, made: dict[str, OperatorDraft]) -> None:
         "shared_down": "mlp",
     }
     for draft in roles.drafts:
-        read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
-        behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}
+        read_by = {roles.names.get(reader.name, "") for reader in readers_of(roles.drafts, draft)}
+        behind = {roles.names.get(d.name, "") for v in draft.inputs for d in path_to(v, made)}
         if draft.kind == "norm" and (readers := [branch[name] for name in read_by if name in branch]):
             roles.name(draft, f"{min(readers)}_norm")
         if draft.kind == "add" and len(draft.inputs) > 1:

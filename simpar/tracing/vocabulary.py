@@ -21,6 +21,9 @@ VIEWS = _words(
 )
 """Views of the same elements, and casts and copies that compilers fold into their neighbours."""
 
+FILLED = _words("empty_like zeros_like ones_like full_like new_zeros new_ones new_empty new_full")
+"""Those of them that make a tensor of one value, of whose argument they read the size."""
+
 POINTWISE = _words(
     """
     add sub rsub mul multiply subtract divide div neg pow rsqrt sqrt square reciprocal exp log log1p log2
