@@ -137,9 +137,20 @@ def as_text(content: bytes, path: Path | str) -> str:
 
 
 def look_beside(name: str, source: str) -> Path | None:
-    """The file that a text names: as it says, beside the text's own file, or from a folder above; None if not there."""
-    places = (Path(os.path.expanduser(name)), *(above / name for above in Path(source).parents))
+    """The file that a text names: as it says, beside the text's own file, or from a folder above; None if not there.
+
+    Folders above the current one count up to that of the repository which the text's file is in.
+    """
+    own = Path(source)
+    places = (Path(os.path.expanduser(name)), *(above / name for above in (*own.parents, *_in_repository(own))))
     return next((path for path in places if os.path.isfile(path)), None)
+
+
+def _in_repository(path: Path) -> tuple[Path, ...]:
+    """The folders of a file from its own up to its repository's; none if it is in no repository."""
+    folders = path.absolute().parents if path.is_file() else ()
+    above = next((count for count, folder in enumerate(folders) if (folder / ".git").exists()), -1)
+    return tuple(folders[: above + 1])
 
 
 def find_beside(name: str, source: str) -> Path:

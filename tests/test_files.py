@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import UserError
-from simpar.files import bundled, choose, find, load, parse, suggest, write_atomic
+from simpar.files import bundled, choose, find, load, look_beside, parse, suggest, write_atomic
 from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile
 from simpar.json_text import json_places, line_in_json
@@ -369,3 +369,18 @@ def test_the_nearest_name_begins_like_the_one_given(name: str, nearest: str | No
     """Else it has it inside, or the fewest changes."""
     names = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "http-node")
     assert suggest(name, names) == (f"; did you mean {nearest!r}?" if nearest else "")
+
+
+def test_a_file_of_the_repository_is_seen_from_inside_of_it(tmp_path, monkeypatch):
+    """A text that is named from its own folder names files from the repository's; what is above that is not seen."""
+    (tmp_path / "ds.json").write_text("{}")
+    repository = tmp_path / "repository"
+    (repository / ".git").mkdir(parents=True)
+    (repository / "scripts").mkdir()
+    (repository / "configs").mkdir()
+    (repository / "configs" / "z3.json").write_text("{}")
+    (repository / "scripts" / "train.sh").write_text("")
+    monkeypatch.chdir(repository / "scripts")
+    assert look_beside("configs/z3.json", "train.sh").samefile(repository / "configs" / "z3.json")
+    assert look_beside("ds.json", "train.sh") is None
+    assert look_beside("configs/z3.json", "the command") is None

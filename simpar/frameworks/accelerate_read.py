@@ -6,8 +6,8 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import rules
-from simpar.frameworks.deepspeed_read import PARTS, home_of
 from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
+from simpar.frameworks.deepspeed_read import home_of, parts_of
 from simpar.frameworks.deepspeed_states import of_script, of_versions
 from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.recipes import ConfigReader, without_auto
@@ -119,8 +119,8 @@ def _fsdp(given: ConfigReader) -> dict[str, Any]:
 
 def _deepspeed(given: ConfigReader) -> dict[str, Any]:
     prefix = "deepspeed_config."
-    homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in PARTS.items()}
-    stage = given.whole(f"{prefix}zero_stage", 0)
+    stage = given.whole(f"{prefix}zero_stage", 0) or 0
+    homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in parts_of(stage)}
     return {"stack": "deepspeed", "zero": stage, **homes}
 
 
@@ -148,7 +148,8 @@ WORDS = WordTable(
         "fsdp_config.fsdp_use_orig_params", "fsdp_config.fsdp_forward_prefetch",
         "deepspeed_config.gradient_clipping", "dynamo_config*", "downcast_bf16", "deepspeed_config.zero3_*",
         "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.*_nvme_path",
-        "deepspeed_config.deepspeed_hostfile", "deepspeed_config.gradient_accumulation_steps", "mpirun_config*",
+        "deepspeed_config.offload_param_device", "deepspeed_config.deepspeed_hostfile",
+        "deepspeed_config.gradient_accumulation_steps", "mpirun_config*",
         "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
         "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_sharding_strategy",  # where FSDP does not run
         "parallelism_config.*_backend", "machine_*", "fp16", "quiet",

@@ -20,6 +20,8 @@ MAPPINGS = ("zero_optimization", "bf16", "fp16")
 BESIDE = ("steps_per_print", "gradient_accumulation_steps", "gradient_clipping", "wall_clock_breakdown", "optimizer")
 """What a config has beside a batch of all devices, which other front ends name so, too."""
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+EARLIER = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_params"}
+"""Switches that sections stand for since DeepSpeed 0.3.16, and that are still read (``runtime/zero/config.py``)."""
 """What a plan may offload, by DeepSpeed's names."""
 MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
 CONFIG_FILE = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
@@ -135,18 +137,30 @@ def _zero(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     return {
         "zero": stage,
         "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
-        **_offload(given),
+        **_offload(given, stage),
         "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
     }
 
 
-def _offload(given: ConfigReader) -> dict[str, Any]:
+def _offload(given: ConfigReader, stage: int) -> dict[str, Any]:
     """What is offloaded to the host or to drives. Raises UserError."""
-    values: dict[str, Any] = {}
-    for name, part in PARTS.items():
-        values[name] = home_of(given, f"zero_optimization.{part}.device")
+    values = {name: _home_of_part(given, part) for name, part in parts_of(stage)}
     ratio = given.get("zero_optimization.offload_optimizer.ratio")
     return values | {"offload_ratio": ratio if values["offload_optimizer"] not in (None, "none") else None}
+
+
+def parts_of(stage: int) -> Iterator[tuple[str, str]]:
+    """What a stage can offload: parameters are stage 3's alone, and the section of others is not looked at.
+
+    Valid only with stage 3 [``runtime/zero/config.py``, offload_param].
+    """
+    return ((name, part) for name, part in PARTS.items() if part != "offload_param" or stage == 3)
+
+
+def _home_of_part(given: ConfigReader, part: str) -> str | None:
+    """Where a part of the states is; None if neither its section nor its earlier switch says so. Raises UserError."""
+    earlier = "cpu" if given.get(f"zero_optimization.{EARLIER[part]}") is True else None
+    return home_of(given, f"zero_optimization.{part}.device") or earlier
 
 
 def home_of(given: ConfigReader, key: str) -> str | None:
@@ -171,7 +185,7 @@ def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     # Adam that the config names is DeepSpeed's fused one, unless it says torch_adam or the host runs it
     # (``runtime/engine.py``, _configure_basic_optimizer)
     own = "optimizer.type" in given and "adam" in kind and not given.get("optimizer.params.torch_adam")
-    fused = own and home_of(given, f"zero_optimization.{PARTS['offload_optimizer']}.device") in (None, "none")
+    fused = own and _home_of_part(given, PARTS["offload_optimizer"]) in (None, "none")
     return {
         "precision": half,
         "grad_dtype": None if half == "fp32" else grads,
@@ -195,9 +209,11 @@ WORDS = WordTable(
         "zero_optimization.stage3_model_persistence_threshold", "zero_optimization.round_robin_gradients",
         "zero_optimization.ignore_unused_parameters", "aio*", "seed", "monitor_config*", "comms_config*",
         "zero_optimization.gather_16bit_weights_on_model_save", "zero_optimization.max_live_parameters",
-        "zero_optimization.max_reuse_distance",
+        "zero_optimization.max_reuse_distance", "zero_optimization.cpu_offload*", "zero_optimization.offload_param*",
         "zero_optimization.stage3_module_granularity_threshold", "zero_optimization.load_from_fp32_weights",
-        "zero_optimization.stage3_use_all_reduce_for_fetch_params", "zero_optimization.elastic_checkpoint",
+        "activation_checkpointing.profile", "activation_checkpointing.synchronize*",
+        "activation_checkpointing.number_checkpoints", "zero_optimization.elastic_checkpoint",
+        "zero_optimization.stage3_use_all_reduce_for_fetch_params",
     ),
     deciding={
         "zero_optimization.zero_hpz_partition_size": "a second copy of the weights in each node: memory and time",
@@ -208,6 +224,7 @@ WORDS = WordTable(
         "zero_optimization.*super_offload": "which parameters the host updates: time",
         "activation_checkpointing.partition_activations": "how saved activations are shared: memory",
         "activation_checkpointing.cpu_checkpointing": "where saved activations wait: memory and time",
+        "activation_checkpointing.contiguous_memory_optimization": "where saved activations are kept: memory",
         "compile*": "fused operators: time",
         "sparse_attention*": "attention of a part of the keys: time",
         "data_efficiency*": "lengths of sequences: time and memory",

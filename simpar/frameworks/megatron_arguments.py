@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
+from pathlib import PurePath
 from typing import Any
 
 from simpar import files
@@ -27,6 +28,8 @@ AXES = {
 }  # fmt: skip
 TELLING = (*AXES, "--micro-batch-size")
 """Flags by which a command of Megatron-LM is recognised: it has at least one."""
+OF_TRAINERS = ("--model-name-or-path", "--base-model", "--per-device-train-batch-size")
+"""Flags of trainers on Hugging Face's, whose scripts may have a micro-batch and a name with ``pretrain_``, too."""
 CORE_NAMES = {
     "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",
@@ -119,6 +122,14 @@ class Arguments:
     def misspelt(self) -> tuple[str, ...]:
         """Notes on unused arguments that look like misspelt flags."""
         return misspelt((flag for flag in self.values if flag not in self.used), self.used - set(self.values))
+
+
+def starts_megatron(words: Sequence[str]) -> bool:
+    """Whether a command is Megatron-LM's or a relative's, by its flags or by the name of its script."""
+    flags = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    if flags & set(OF_TRAINERS) and not flags & set(AXES):
+        return False
+    return bool(flags & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
 
 
 def read_arguments(text: str, source: str) -> Arguments:

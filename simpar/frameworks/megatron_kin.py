@@ -18,7 +18,7 @@ from simpar.frameworks.deepspeed_read import WORDS as WORDS_OF_DEEPSPEED
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
-from simpar.frameworks.megatron_arguments import TELLING, Arguments, read_arguments
+from simpar.frameworks.megatron_arguments import Arguments, read_arguments, starts_megatron
 from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
 from simpar.frameworks.overrides import text_beside
@@ -180,8 +180,7 @@ def _asks(flags: Sequence[str]) -> Callable[[Sequence[str]], bool]:
 
     def starts(words: Sequence[str]) -> bool:
         given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
-        known = bool(given & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
-        return known and bool(given & set(flags))
+        return starts_megatron(words) and bool(given & set(flags))
 
     return starts
 

@@ -1,10 +1,9 @@
 """Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from pathlib import PurePath
 from typing import Any, get_args
 
 from simpar.architectures.recompute import (
@@ -18,7 +17,15 @@ from simpar.architectures.recompute import (
 )
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note
-from simpar.frameworks.megatron_arguments import AXES, SIZES, TELLING, Arguments, of_mapping, read_arguments
+from simpar.frameworks.megatron_arguments import (
+    AXES,
+    SIZES,
+    TELLING,
+    Arguments,
+    of_mapping,
+    read_arguments,
+    starts_megatron,
+)
 from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
@@ -419,11 +426,6 @@ def _notes(given: Arguments) -> Iterator[str]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."
 
 
-def _starts(words: Sequence[str]) -> bool:
-    flags = {word.partition("=")[0].replace("_", "-") for word in words}
-    return bool(flags & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
-
-
 def _owns(data: Mapping[str, Any]) -> bool:
     """Whether a mapping has arguments of Megatron-LM: axes or sizes, and a batch or sizes.
 
@@ -439,7 +441,7 @@ READER = Reader(
     name="megatron",
     description="Megatron-LM: arguments in a command, a script or YAML",
     read=read,
-    starts=_starts,
+    starts=starts_megatron,
     owns=_owns,
     words=MEGATRON_WORDS,
     written_as="megatron",

@@ -18,7 +18,9 @@ SUFFIXES = (".yaml", ".yml", ".json")
 BEFORE = "a value, or variables before the command: simpar check -- NAME=VALUE ./script.sh"
 """What is allowed in place of a value that refers to what the text does not say."""
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\-/]*)=(.*)", re.DOTALL)
-_CONFIG = ("--config", "--config_file", "--config-file")
+OF_ARGUMENTS = ("--config", "--train_args_file")
+"""Flags of scripts whose value is a file of their arguments."""
+_CONFIG = (*OF_ARGUMENTS, "--config_file", "--config-file")
 _IN_PLACE: ContextVar[Mapping[str, str]] = ContextVar("in_place", default={})  # noqa: B039
 
 

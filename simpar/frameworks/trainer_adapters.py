@@ -8,11 +8,13 @@ Front ends that look for Linear modules themselves (LLaMA-Factory, ms-swift) fin
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
+from simpar.errors import UserError
 from simpar.frameworks.trainer_arguments import TrainerArguments, words_of
-from simpar.frameworks.words import Assumed
+from simpar.frameworks.words import Assumed, WordTable, is_off, plain
 from simpar.plan.choices.tuning import Tuning
 
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
@@ -38,6 +40,26 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "llm.model.")
 """Where models keep the layers of their decoder."""
 ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
+ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft", "enable_lora", "train_lora",
+          "low_rank_training", "with_lora", "is_lora", "lora_training")  # fmt: skip
+"""Switches of adapters, by the names that scripts give them."""
+IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
+           "use_bnb_4bit")  # fmt: skip
+IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
+BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit", "load_in_bits")
+"""Bits of frozen weights."""
+KIND = ("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method")
+"""Options that name what is trained."""
+PERHAPS_KIND = ("train_mode", "adapter_name", "peft_type", "finetune_type", "tuning_type", "sft_type", "tuning_mode")
+"""Options that name it in some scripts, by their values, and in others something else."""
+KINDS, OTHER_KINDS = ("lora", "qlora", "full", "freeze", "none"), (
+    "adalora", "adapterh", "adapterp", "bottleneck", "ia3", "loha", "lokr", "oft", "p_tuning", "parallel", "prefix",
+    "prefix_tuning", "prompt", "prompt_tuning", "ptuning", "vera",
+)  # fmt: skip
+"""What is trained, and what PEFT trains besides."""
+PREFIXES = ("pre_seq_len", "num_virtual_tokens", "prefix_length", "prompt_tuning_num_tokens")
+SPEAKS = re.compile(r"(?:^|_)(?:q?lora|dora|peft|adapters?|low_rank|prefix_tuning|prompt_tuning|p_?tuning)(?:_|$)")
+"""Names of options that only adapters have."""
 PARAMETERS = ("lora_target_parameters", "target_parameters")
 WORD = "adapters of fused experts"
 WHAT = (
@@ -48,6 +70,49 @@ FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """Projections in the parameters of experts."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LOOKS_FOR_LINEAR = ("llama-factory", "swift")
+
+
+def kind_of(given: TrainerArguments) -> str:
+    """What the arguments say is trained: adapters of a kind, "full", "freeze"; "" for nothing. Raises UserError."""
+    if prefix := next((key for key in PREFIXES if given.number(key)), None):
+        raise given.refused(
+            prefix, "none: prefixes before keys and values are not modelled; adapters are those of LoRA"
+        )
+    told = str(given.one(*KIND) or "").lower()
+    if told:
+        return told
+    for key in PERHAPS_KIND:
+        value = str(given.told(key) or "").lower().replace("-", "_")
+        if value in OTHER_KINDS:
+            raise given.refused(key, ", ".join(KINDS))
+        if value in KINDS:
+            return value
+    return ""
+
+
+def assume_qlora(given: TrainerArguments, names: Iterable[str]) -> tuple[Assumed, ...]:
+    """Suppose 4 bits beside adapters where the name of a file or script says QLoRA, and no argument says how many."""
+    says = next((name for name in (PurePath(each).name for each in names) if "qlora" in name.lower()), None)
+    told = given.on(*IN_FOUR, *IN_EIGHT) is not None or given.number(*BITS) or given.on(*ADAPTS) is False
+    if says is None or told or kind_of(given) not in ("", "qlora"):
+        return ()
+    given.suppose(load_in_4bit=True)
+    return (Assumed("frozen_dtype", "nf4", f"{says} is named after QLoRA, and no argument says bits", ("bf16",)),)
+
+
+def refuse_unknown_adapters(given: TrainerArguments, table: WordTable) -> None:
+    """Refuse to take a launch as the training of all parameters where a word that is new speaks of adapters.
+
+    Raises UserError.
+    """
+    unread = given.words().unread
+    unknown = table.sort((), unread).unknown
+    for word in unknown:
+        if SPEAKS.search(plain(word)) and not is_off(unread[word]):
+            raise UserError(
+                f"{given.source}: {word} = {unread[word]!r}: speaks of adapters, by a name that is not known here; "
+                f"allowed: {', '.join(ADAPTS[:2])} or {KIND[0]} beside it (lora, qlora; full for none)"
+            )
 
 
 def projections_of(parameters: Iterable[Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.overrides import OF_ARGUMENTS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
@@ -56,8 +57,8 @@ class TrainerCommand:
     @property
     def configs(self) -> tuple[str, ...]:
         """Files of arguments that it names: the value of ``--config``, and loose words."""
-        told = self.flags.get("config")
-        named = (told,) if isinstance(told, str) else ()
+        told = (self.flags.get(plain(flag)) for flag in OF_ARGUMENTS)
+        named = (each for each in told if isinstance(each, str))
         return (*named, *(word for word in self.loose if word.endswith(CONFIGS)))
 
 

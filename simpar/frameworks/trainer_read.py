@@ -13,17 +13,25 @@ from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.trainer_adapters import (
+    ADAPTS,
     ALL_LINEAR,
+    BITS,
+    IN_EIGHT,
+    IN_FOUR,
+    KINDS,
     PARAMETERS,
     TARGETS,
     USUAL_TARGETS,
     WORD,
     adapts_experts,
+    assume_qlora,
     assumed_targets,
+    kind_of,
+    refuse_unknown_adapters,
     targets_of,
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
-from simpar.frameworks.trainer_shape import MICRO_BATCH, shape_of
+from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
 from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
@@ -35,16 +43,9 @@ from simpar.precisions import LONG_NAMES
 DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
-ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft", "enable_lora", "train_lora")
-"""Switches of adapters, by the names that scripts give them."""
-IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
-           "use_bnb_4bit")  # fmt: skip
-IN_EIGHT = ("load_in_8bit", "use_8bit", "use_8bit_quantization", "use_8bit_qunatization", "use_int8")
 IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
 """What the name of a model says of the bits that its weights are stored in."""
 EIGHT_IN_ITS_NAME = re.compile(r"(int|w)8(?!\d)|8[-_]?bit", re.IGNORECASE)
-BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit")
-"""Bits of frozen weights."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
 DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()} | {"half": "fp16", "float": "fp32"}
 OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
@@ -117,8 +118,10 @@ class Habits:
 def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
     """The plan in the arguments of a trainer. Raises UserError naming file, option and value."""
     model, named = _model(given)
-    micro = given.number(*MICRO_BATCH) or habits.micro_batch
+    micro, of_batch = micro_batch_of(given, habits.micro_batch)
     accumulation = given.number("gradient_accumulation_steps") or 1
+    names = (given.source, *(() if command is None else (command.script, *command.configs)))
+    of_name = () if habits.states else assume_qlora(given, names)
     adapters = _adapters(given, habits, model)
     precision = _precision(given, habits, adapts="lora_rank" in adapters)
     sharding = sharding_of(given, command, Filled(micro, accumulation, precision, model), habits.presets)
@@ -135,7 +138,9 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         **adapters,
     }
     kernel = values.get("attention_kernel") or habits.attention
-    training, of_data = shape_of(given, habits.length, kernel, joins=habits.name == "llama-factory")
+    pairs = model is not None and "buckets" in load_model(model).dims  # T5's: source and target apart
+    usual = length_of(given, habits.length, pairs=pairs)
+    training, of_data = shape_of(given, usual, kernel, joins=habits.name == "llama-factory")
     values["training"] = training
     values |= {key: value for key, value in sharding.values.items() if value is not None}
     if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
@@ -149,7 +154,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
         values["dp"] = 1
     stack = values.setdefault("stack", "ddp")
-    assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data
+    assumed = *sharding.assumed, *_assumed(given, habits, values, sharding, command), *of_data, *of_batch, *of_name
     of_experts = adapts_experts(model, values) and habits.name != "unsloth"  # which has kernels of its own
     if of_experts:
         said = str(given.one(*TARGETS) or "all").lower() not in ALL_LINEAR
@@ -304,7 +309,7 @@ def _pieces(model: str | None) -> int:
 
 def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dict[str, Any]:
     """What is trained: adapters, the last layers, or all parameters."""
-    kind = str(given.one("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method") or "").lower()
+    kind = kind_of(given)
     rank = given.number(*RANK)
     bits = given.number(*BITS) or habits.adapters.bits
     packed = _packed(given)  # bits of the checkpoint itself
@@ -324,8 +329,10 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     open_ = not kind and uses is None and (rank is not None or bool(parameters))
     adapts = _first(uses, kind not in ("full", "none", "") or open_)
     if trains_all or (not adapts and not (four or eight)):
+        if not (trains_all or uses is False or kind):
+            refuse_unknown_adapters(given, WORDS)
         return {}
-    if kind not in ("lora", "qlora", "full", "none", ""):
+    if kind not in (*KINDS, ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
     return {
         "lora_rank": rank or habits.adapters.rank,
@@ -394,7 +401,7 @@ def _is_started_alone(command: TrainerCommand | None) -> bool:
 def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | None) -> Iterator[str]:
     if _is_started_alone(command):
         yield ONE_PROCESS
-    if given.number(*MICRO_BATCH) is None:
+    if given.number(*MICRO_BATCH, BATCH) is None:
         own = habits.name if habits.micro_batch != Habits.micro_batch else "transformers"
         yield f"The micro-batch is the default of {own}: {habits.micro_batch}."
     if given.on(*IN_EIGHT) or given.number(*BITS) == 8:

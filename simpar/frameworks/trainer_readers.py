@@ -6,13 +6,14 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.frameworks.overrides import load_beside, mapping
+from simpar.frameworks.overrides import OF_ARGUMENTS, load_beside, mapping
 from simpar.frameworks.reader import Reader, trains_on_preferences
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_words import WORDS
+from simpar.frameworks.words import plain
 from simpar.plan.choices.tuning import Tuning
 
 TELLING = ("per_device_train_batch_size", "gradient_checkpointing", "model_max_length", "per_gpu_train_batch_size")
@@ -27,6 +28,8 @@ OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_on
           "dataset_mixer", "dataset_mixture", "dataset_name")  # fmt: skip
 KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deepspeed", "model_init_kwargs")
 """Options whose value is a mapping."""
+OF_ADAPTERS = "lora_config"
+"""The flag of scripts that names a file with PEFT's options."""
 TRL_STAGES = ("sft",)
 OF_MEGATRON_CORE = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
@@ -54,6 +57,11 @@ TRL = replace(
 QLORA = Habits("transformers", recompute=True, length=1280, states="fp32", attention="sdpa",
                adapters=Adapters(64, EVERY, bits=4, frozen="fp32", dropout=0.0))  # fmt: skip
 """``qlora.py`` of artidoro/qlora: adapters of all projections beside 4 bits, 1,024 + 256 tokens."""
+ALPACA_LORA = Habits("transformers", precision="fp16", recompute=True, length=256, states="fp32", micro_batch=4,
+                     adapters=Adapters(bits=8, dropout=0.05))  # fmt: skip
+"""``finetune.py`` of tloen/alpaca-lora: 8 bits, whose preparation by PEFT checkpoints."""
+LLM_ADAPTERS = replace(ALPACA_LORA, recompute=False, adapters=replace(ALPACA_LORA.adapters, bits=None))
+"""That of AGI-Edgerunners/LLM-Adapters, which loads 16 bits unless told otherwise."""
 SCRIPTS = {"qlora.py": QLORA}
 """Scripts of the Trainer whose own defaults are known, by name."""
 LLAMA_FACTORY = Habits(
@@ -109,12 +117,21 @@ def _reading(
         values: dict[str, Any] = {}
         for config in command.configs:
             values |= flat_options(load_beside(config, name))
-        given = _arguments({**values, **command.flags}, name, command.written)
+        of_adapters = _of_adapters(command, name)
+        given = _arguments({**values, **of_adapters, **command.flags}, name, command.written)
+        if of_adapters:
+            given.get(OF_ADAPTERS)
         check(given, command)
         result = plan_of(given, _habits_of(given, habits, command.script), command)
         return replace(result, written_as="") if len(command.configs) > 1 else result
 
     return read
+
+
+def _of_adapters(command: TrainerCommand, name: str) -> dict[str, Any]:
+    """What a file says that a command names for its adapters alone. Raises UserError."""
+    file = command.flags.get(OF_ADAPTERS)
+    return flat_options(load_beside(file, name)) if isinstance(file, str) and file.endswith(CONFIGS) else {}
 
 
 def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> TrainerArguments:
@@ -134,6 +151,9 @@ def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str
 
 def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Habits:
     """A script of the Trainer with arguments of TRL's SFTConfig has its habits, and some have their own."""
+    if habits is TRANSFORMERS and PurePath(script).name == "finetune.py" and "base_model" in given:
+        given.suppose(batch_size=128)
+        return LLM_ADAPTERS if given.get("adapter_name") else ALPACA_LORA
     if habits is TRANSFORMERS and (own := SCRIPTS.get(PurePath(script).name)) is not None:
         return own
     return SFT if habits is TRANSFORMERS and any(key in given for key in OF_SFT) else habits
@@ -259,7 +279,7 @@ def _config(words: Sequence[str]) -> str | None:
     if (
         command is None
         or len(command.configs) != 1
-        or set(command.flags) - {"config"}
+        or set(command.flags) - {plain(flag) for flag in OF_ARGUMENTS}
         or (command.loose[:1] and command.loose[0] in OTHER_COMMANDS)
         or command.launched_by == "accelerate"
     ):

@@ -240,9 +240,9 @@ def _sizes(
                      if (value := value_of(words, _INCLUDED))), None)  # fmt: skip
     if included is not None:
         of_included, devices = _included(included)
-        nodes, per_node = (of_included, devices) if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None else (
-            nodes, per_node
-        )  # fmt: skip
+        if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None:
+            nodes, per_node = of_included, devices
+        nodes = nodes or of_included
     if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
         ranks = ranks or ranks_of_jsrun(sets)
     if per_node is None and ranks is None:

@@ -7,7 +7,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
-from simpar.frameworks import read, unsupported
+from simpar.frameworks import load_reader, read, unsupported
 from simpar.frameworks.subject import settle
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import OFFLOAD, state_choices
@@ -266,3 +266,21 @@ def test_sharded_models_are_built_in_shards(values, there):
     compile(text, "train.py", "exec")
     assert ("HfDeepSpeedConfig(given.deepspeed)" in text) is there
     assert not there or text.index("HfDeepSpeedConfig(") < text.index("from_config(config")
+
+
+@pytest.mark.parametrize(
+    ("zero", "optimizer", "parameters"),
+    [
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, "none", "none"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}, "cpu", "cpu"),
+        ({"stage": 2, "cpu_offload": True}, "cpu", "none"),
+        ({"stage": 3, "cpu_offload": True, "cpu_offload_params": True}, "cpu", "cpu"),
+        ({"stage": 2, "cpu_offload": False}, "none", "none"),
+    ],
+)
+def test_parameters_leave_the_device_at_stage_3_alone(zero, optimizer, parameters):
+    """DeepSpeed does not look at their section at other stages; switches of earlier versions mean the same."""
+    found = read(json.dumps({"train_batch_size": 8, "zero_optimization": zero}), "z.json", "deepspeed")
+    values = found.plan.flat_values()
+    assert (values["offload_optimizer"] or "none", values["offload_parameters"] or "none") == (optimizer, parameters)
+    assert load_reader("deepspeed").words.sort((), found.words.unread).is_understood

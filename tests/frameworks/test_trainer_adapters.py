@@ -2,6 +2,7 @@
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
 from simpar.frameworks.trainer_adapters import WORD
 
@@ -59,3 +60,53 @@ def test_all_targets_of_llama_factory_are_assumed():
         found = decided(text.format(targets), "llama-factory", "a.yaml")[2]
         told[targets] = [(each.value, each.others) for each in found.assumed if each.key == "lora_targets"]
     assert told == {"all": [((*ATTENTION, *EXPERTS), (ATTENTION,))], "q_proj,up_proj": []}
+
+
+ALONE = "python train.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 1 --bf16"
+
+
+@pytest.mark.parametrize(
+    "words", ["--pre_seq_len 128", "--adapter_name prefix-tuning", "--peft_type IA3", "--my_lora_layers 8",
+              "--with_adapters True", "--enable_low_rank_updates"]
+)  # fmt: skip
+def test_adapters_that_are_not_known_are_no_full_training(words):
+    """Other kinds of them, and words that speak of them by names that are new: refused by the word."""
+    with pytest.raises(UserError, match=words.split()[0]):
+        read(f"{ALONE} {words}", "train.sh", "transformers")
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "frozen"),
+    [
+        ("--my_lora_layers 0", None, None),
+        ("--use_lora False --my_lora_layers 8", None, None),
+        ("--train_mode full", None, None),
+        ("--train_mode pretrain", None, None),
+        ("--train_mode qlora", 8, "nf4"),
+        ("--adapter_name lora --lora_r 32", 32, "bf16"),
+        ("--low_rank_training True", 8, "bf16"),
+        ("--low_rank_training False", None, None),
+    ],
+)
+def test_what_scripts_call_their_adapters(words, rank, frozen):
+    """Switches and kinds by several names; what is off is off."""
+    values = read(f"{ALONE} {words}", "train.sh", "transformers").plan.flat_values()
+    assert values.get("lora_rank") == rank
+    assert rank is None or values["frozen_dtype"] == frozen
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "frozen"),
+    [
+        ("train_qlora.py", "--lora_r 8", "nf4"),
+        ("train.py", "--lora_r 8", "bf16"),
+        ("train_qlora.py", "--lora_r 8 --load_in_8bit", "int8"),
+        ("train_qlora.py", "--lora_r 8 --load_in_4bit False", "bf16"),
+    ],
+)
+def test_a_script_named_after_qlora_is_assumed_to_load_4_bits(script, words, frozen):
+    """Unless its arguments say bits."""
+    found = read(f"{ALONE.replace('train.py', script)} {words}", "train.sh", "transformers")
+    assert found.plan.flat_values()["frozen_dtype"] == frozen
+    assumed = {each.value for each in found.assumed if each.key == "frozen_dtype"}
+    assert ("nf4" in assumed) is (frozen == "nf4")

@@ -436,3 +436,31 @@ def test_a_dtype_of_weights_that_is_said_is_not_assumed():
     for said, open_ in (("--dtype float32", False), ("", True)):
         assumed = read(f"{TRAIN} --bf16 {said}", "train.sh", "transformers").assumed
         assert ("parameter_dtype" in [each.key for each in assumed]) is open_
+
+
+@pytest.mark.parametrize(
+    ("command", "reader"),
+    [
+        ("python finetune.py --base_model x --micro_batch_size 4 --lora_target_modules [q_proj]", "transformers"),
+        ("deepspeed pretrain_clm.py --model_name_or_path x --gradient_accumulation_steps 4 --deepspeed z.json",
+         "transformers"),
+        ("torchrun pretrain_clm.py --model_name_or_path x --seq_length 512 --micro_batch_size 4", "transformers"),
+        ("torchrun pretrain_gpt.py --micro-batch-size 4", "megatron"),
+        ("torchrun pretrain_gpt.py --micro-batch-size 4 --lora-target-modules x", "mindspeed"),
+    ],
+)  # fmt: skip
+def test_megatron_s_words_in_other_scripts(command, reader):
+    """Scripts of the Trainer may be called pretrain_*.py, and have a micro-batch."""
+    assert kinds(command) == reader
+
+
+def test_a_prompt_and_its_answer_are_one_sequence():
+    """But for models with an encoder, whose decoder's length is named; batch_size alone is a device's, and assumed."""
+    words = "--max_source_length 512 --max_target_length 128 --batch_size 4"
+    for model, length in (("google-t5/t5-3b", 512), ("meta-llama/Llama-3.1-8B", 640)):
+        found = read(f"python t.py --model_name_or_path {model} {words} --learning_rate 1", "t.sh", "transformers")
+        assert found.plan.training == {"seq_len": length}
+        assert found.plan.micro_batch == 4
+        assert "micro_batch" in {each.key for each in found.assumed}
+        account = load_reader("transformers").words.sort((), found.words.unread)
+        assert ("--max_target_length" in account.deciding) is (length == 512)
