@@ -105,11 +105,14 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
         from simpar.report.trace import write_trace
 
         write_trace(result.timeline, values["trace"], metadata={"simpar_version": __version__})
-    for name in ("timeline", "html"):
-        if values[name]:
-            from simpar.posttraining.picture import save_pools
+    if values["timeline"]:
+        from simpar.posttraining.picture import save_pools
 
-            save_pools(result, values[name])
+        save_pools(result, values["timeline"])
+    if values["html"]:
+        from simpar.posttraining.page import save_page
+
+        save_page(result, values["html"])
     code = INFEASIBLE if values["require_fit"] and not result.fits else 0
     if values["json_"]:
         text = json.dumps(result.to_dict(), allow_nan=False) + "\n"

@@ -6,7 +6,7 @@ Training itself is the rest of the scenario: ``training.global_batch`` responses
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from simpar.calls import Strict
 from simpar.units import US, Count, PositiveFraction, Seconds
@@ -27,6 +27,14 @@ class Lengths(Strict):
     p99: float | None = Field(None, ge=1, allow_inf_nan=False)
     histogram: dict[Count, float] | None = Field(None, description="length in tokens: weight")
     file: str | None = Field(None, description="a text file with one length in tokens a line")
+
+    @field_validator("histogram", mode="before")
+    @classmethod
+    def _keys_of_json(cls, given: object) -> object:
+        """JSON has no keys that are numbers."""
+        if not isinstance(given, dict):
+            return given
+        return {int(key) if isinstance(key, str) and key.isdecimal() else key: each for key, each in given.items()}
 
     @model_validator(mode="after")
     def _one_distribution(self) -> Self:

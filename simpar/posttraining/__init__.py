@@ -5,5 +5,5 @@ skipped in closed form; training and passes over finished responses are today's 
 the same time or in turns (:mod:`simpar.posttraining.pools`) and become one Program.
 """
 
-OPEN = ("exports", "picture", "search", "search_terminal", "simulate", "terminal")
+OPEN = ("answer", "exports", "page", "picture", "search", "search_terminal", "simulate", "terminal", "trained")
 """The modules that other rooms may import; all others are inner."""

@@ -160,12 +160,14 @@ class PostTrainingFigures(Strict):
 class PostTrainingResult:
     """The answer, with the timeline of all simulated steps.
 
-    ``memory`` are curves of (seconds, bytes) for a device of each side, with straight lines between their points.
+    ``memory`` are curves of (seconds, bytes) for a device of each side, with straight lines between their points; that
+    of generation is of ``fullest_replica``.
     """
 
     figures: PostTrainingFigures
     timeline: Timeline
     memory: Mapping[str, tuple[tuple[float, float], ...]]
+    fullest_replica: int
 
     def __repr__(self) -> str:
         speed = self.figures.speed

@@ -42,10 +42,15 @@ def curves(setting: PostTrainingSetting, history: History) -> dict[str, Curve]:
     Where both are the same device, what one side frees the other takes. A serving engine reserves the whole cache; what
     is drawn is the part in use, up to what its sequences have when the next one ends.
     """
-    counts = history.counts
-    fullest = max(range(len(counts)), key=lambda at: (counts[at].peak_blocks, -at))
+    fullest = fullest_replica(history)
     turns = [each for each in history.intervals if each.stream == TRAINING and each.kind != "weights"]
     return {"training": _trained_over_time(setting, turns), "generation": _served_over_time(setting, history, fullest)}
+
+
+def fullest_replica(history: History) -> int:
+    """The first of the replicas that fill most blocks of their cache."""
+    counts = history.counts
+    return max(range(len(counts)), key=lambda at: (counts[at].peak_blocks, -at))
 
 
 def _trained_over_time(setting: PostTrainingSetting, turns: list[Interval]) -> Curve:

@@ -34,7 +34,6 @@ from simpar.planner.space.jobs import without_axes
 from simpar.posttraining.answer import PostTrainingResult
 from simpar.posttraining.bounds import step_bound_s
 from simpar.posttraining.engine import ServingEngine
-from simpar.posttraining.lengths import draw_step
 from simpar.posttraining.memory import why_unfit
 from simpar.posttraining.simulate import PostTrainingSetting, as_section, check_section, simulate_setting
 from simpar.posttraining.trained import TrainingSide
@@ -158,6 +157,8 @@ class PostTrainingSearch:
         """The first candidate. Raises Infeasible if there is none."""
         if not self.candidates:
             reasons = "; ".join(sorted(self.refused, key=lambda one: -self.refused[one])[:1])
+            if not reasons:
+                raise Infeasible("the search ended before a point of the space was simulated")
             raise Infeasible(f"no placement and layout of the space runs: {reasons}")
         return self.candidates[0]
 
@@ -317,13 +318,9 @@ class _Space:
                             yield PoolChoice(placement, size, rest, rank, replica, synchrony)
 
     def update(self, nodes: int) -> Training:
-        """An update of the first step's lengths, in rows that any number of replicas of a pool can share."""
+        """The update that a training layout on a pool is searched for."""
         side = TrainingSide(self.graph, self.pool(nodes), self.plan, self.training, self.section, self.wanted.stack)
-        tokens = int(draw_step(self.section, self.training.seq_len, 0).total.sum())
-        world = self.pool(nodes).world_size
-        rows = -(-tokens // side.updates // self.training.seq_len)
-        rows = -(-rows // world) * world
-        return self.training.model_copy(update={"global_batch": rows, "documents": side.documents})
+        return side.shared_rows()
 
     def plans(self, nodes: int, time_limit_s: float | None) -> list[Plan]:
         """The best layouts of an update on a pool; none where nothing fits."""
@@ -365,6 +362,15 @@ class _BoundedSearch:
     def __init__(self, space: _Space, objective: str, progress: SearchProgress, report: Callable[[str], None]) -> None:
         self.space, self.objective, self.progress, self.report = space, objective, progress, report
         self.refused: dict[str, int] = {}
+        self.is_stopped = False
+        self.is_partial = False  # ended before every point was bounded: then the gap is unknown
+
+    def tell(self, words: str) -> None:
+        """Report progress; a KeyboardInterrupt in it ends the search with the best so far."""
+        try:
+            self.report(words)
+        except KeyboardInterrupt:
+            self.is_stopped = True
 
     def worth(self, choice: PoolChoice, step_s: float) -> float:
         """What the objective makes of a step: seconds, or dollars."""
@@ -379,20 +385,21 @@ class _BoundedSearch:
         space = self.space
         plans = {}
         for size in space.sizes:
-            self.report(f"training layouts on {size} nodes")
-            plans[size] = [] if self._is_over() else space.plans(size, self._left_s())
+            self.tell(f"training layouts on {size} nodes")
+            self.is_partial |= self._is_over()
+            plans[size] = [] if self.is_partial else space.plans(size, self._left_s())
         bounded = sorted(self._bounded(plans), key=lambda one: one[0])
         candidates: list[PoolCandidate] = []
         best, left = np.inf, list(bounded)
-        while left and left[0][0] < best and not self._is_over():
+        while left and left[0][0] < best and not (candidates and self._is_over()):
+            self.tell(f"simulated {len(candidates)} of at most {len(bounded)}")
             _, choice = left.pop(0)
-            self.report(f"simulated {len(candidates)} of at most {len(bounded)}")
             plan = plans[choice.training_nodes][choice.rank]
             result = simulate_setting(space.setting(choice, plan))
             worth = self.worth(choice, result.step_time_s)
             candidates.append(PoolCandidate(choice, plan, result, worth))
             best = min(best, worth)
-        gap = 0.0 if not left or left[0][0] >= best else 1.0 - left[0][0] / best if np.isfinite(best) else 1.0
+        gap = 1.0 if self.is_partial else 0.0 if not left or left[0][0] >= best else 1.0 - left[0][0] / best
         candidates.sort(key=lambda one: (one.objective, one.choice.nodes))
         refused = sum(self.refused.values())
         counts = {"space": refused + len(bounded), "refused": refused, "simulated": len(candidates)}
@@ -407,6 +414,7 @@ class _BoundedSearch:
         """Every point that fits, with the least that its objective can be."""
         for choice in self.space.choices(plans):
             if self._is_over():
+                self.is_partial = True
                 return
             try:
                 setting = self.space.setting(choice, plans[choice.training_nodes][choice.rank])
@@ -427,4 +435,4 @@ class _BoundedSearch:
 
     def _is_over(self) -> bool:
         limit = self.progress.time_limit_s
-        return limit is not None and self.progress.seconds >= limit
+        return self.is_stopped or (limit is not None and self.progress.seconds >= limit)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simpar.plan.choices.mesh import PIPELINE
 from simpar.posttraining.search import PoolCandidate, PostTrainingSearch
 from simpar.posttraining.terminal import lead_lines
+from simpar.posttraining.words import replica_words
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.words import layout
 from simpar.units import format_figure, format_seconds, number_of
@@ -52,11 +52,8 @@ def _pools(one: PoolCandidate) -> str:
 
 def _replicas(one: PoolCandidate) -> str:
     replica = one.choice.replica
-    words = [f"tp{replica.tp}", *([f"{PIPELINE}{replica.stages}"] if replica.stages > 1 else [])]
-    words += [f"ep{replica.ep}"] if replica.ep > 1 else []
-    words += [replica.precision] if replica.precision != "bf16" else []
-    words += [f"{replica.cache_dtype} cache"] if replica.cache_dtype not in (None, "bf16") else []
-    return f"{number_of(one.result.figures.generation.replicas, 'replica')} of {' '.join(words)}"
+    cache = f" {replica.cache_dtype} cache" if replica.cache_dtype not in (None, "bf16") else ""
+    return f"{number_of(one.result.figures.generation.replicas, 'replica')} of {replica_words(replica)}{cache}"
 
 
 def _synchrony(one: PoolCandidate) -> str:

@@ -22,7 +22,7 @@ from simpar.posttraining.answer import (
     WeightsReport,
 )
 from simpar.posttraining.lengths import draw_step
-from simpar.posttraining.memory import curves, sides
+from simpar.posttraining.memory import curves, fullest_replica, sides
 from simpar.posttraining.pools import History, Interval
 from simpar.posttraining.program import TRAINING
 from simpar.posttraining.words import assumptions, limits, not_modelled
@@ -71,7 +71,8 @@ def summarise_history(
         not_modelled=tuple(not_modelled(setting)),
         setup=_setup(setting),
     )
-    return PostTrainingResult(figures, timeline_of(setting, program, timing), curves(setting, history))
+    drawn = timeline_of(setting, program, timing)
+    return PostTrainingResult(figures, drawn, curves(setting, history), fullest_replica(history))
 
 
 def measured_window(setting: PostTrainingSetting, history: History) -> tuple[int, int]:

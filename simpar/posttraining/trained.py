@@ -115,6 +115,15 @@ class TrainingSide:
         rows = -(-tokens // self.training.seq_len)
         return -(-rows // self.at_a_time) * self.at_a_time
 
+    def shared_rows(self) -> Training:
+        """An update of the first step's lengths, in rows that any number of replicas of the cluster can share."""
+        tokens = int(draw_step(self.section, self.training.seq_len, 0).total.sum())
+        world = self.cluster.world_size
+        rows = -(-tokens // self.updates // self.training.seq_len)
+        return self.training.model_copy(
+            update={"global_batch": -(-rows // world) * world, "documents": self.documents}
+        )  # fmt: skip
+
     def batch(self, lengths: Ints) -> BatchCost:
         """What responses of ``lengths`` (with their prompts) take."""
         tokens = int(lengths.sum())

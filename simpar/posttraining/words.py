@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simpar.plan.choices.mesh import PIPELINE
 from simpar.posttraining.answer import GenerationReport, StepSpeed, TrainingParts
 from simpar.units import format_seconds, number_of
 
 if TYPE_CHECKING:
+    from simpar.plan.post_training import Rollout
+    from simpar.posttraining.search import ReplicaChoice
     from simpar.posttraining.simulate import PostTrainingSetting
 
 CLEAR = 0.05
@@ -61,6 +64,14 @@ def generation_words(generation: GenerationReport) -> str:
         f"{inside.key_share:.0%} reads cached keys and values, {1.0 - inside.key_share:.0%} weights, products, "
         f"communication and launches ({inside.prompt_share:.0%} in iterations with prompts)"
     )
+
+
+def replica_words(replica: Rollout | ReplicaChoice) -> str:
+    """Layout and precision of a replica in a few words."""
+    words = [f"tp{replica.tp}", *([f"{PIPELINE}{replica.stages}"] if replica.stages > 1 else [])]
+    words += [f"ep{replica.ep}"] if replica.ep > 1 else []
+    words += [replica.precision] if replica.precision != "bf16" else []
+    return " ".join(words)
 
 
 def assumptions(setting: PostTrainingSetting) -> Iterator[str]:

@@ -1,22 +1,28 @@
 """The results for a state: the figures of a step at once, its timeline and memory over time, and changes to try."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from simpar.errors import UserError
 from simpar.neighbours import advise
 from simpar.operate.whole_run import add_operation
+from simpar.posttraining import page as rl_page
+from simpar.posttraining.answer import PostTrainingResult
+from simpar.posttraining.simulate import post_train
 from simpar.report.html import sections
 from simpar.report.html.data import page_data, series
 from simpar.report.result import Result
 from simpar.report.words import layout
 from simpar.simulation import simulate
 from simpar.ui.choices import choices
+from simpar.ui.section import fields
 from simpar.ui.state import ResolvedRequest, as_state
 
 NUMBER_SECTIONS = ("figures", "how_sure", "why", "memory_key", "memory_table", "breakdown", "communication")
 """Sections of the result page that need no timeline."""
 DRAWN_SECTIONS = ("timeline", "memory_chart", "why", "breakdown")
+RL_DRAWN_SECTIONS = ("timeline", "memory_chart")
 
 
 def start_compiled_engine() -> None:
@@ -73,6 +79,41 @@ def numbers(asked: ResolvedRequest) -> dict[str, Any]:
 def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[str, str]:
     """The figure in place of failures until they are counted, or if they cannot be."""
     return {**figure, "value": value, "detail": detail} if figure["name"] == "failures" else figure
+
+
+def simulate_rl(asked: ResolvedRequest) -> PostTrainingResult:
+    """The step of reinforcement learning of a state. Raises UserError if it cannot be simulated."""
+    scenario, section = asked.scenario, asked.scenario.post_training
+    assert section is not None, "asked for only with a section"
+    if scenario.perturbation != type(scenario.perturbation)():
+        raise UserError("perturbation: is of one update; allowed with post_training: none")
+    return post_train(asked.graph, asked.cluster, asked.plan, scenario.training, section, stack=asked.stack)
+
+
+def rl_parts(asked: ResolvedRequest, *, brief: bool) -> list[dict[str, Any]]:
+    """Parts of the answer for a step of reinforcement learning: figures and sections; its charts unless ``brief``.
+
+    Raises UserError.
+    """
+    result = simulate_rl(asked)
+    page = rl_page.page_data(result)
+    told = {
+        "state": as_state(asked.scenario),
+        "title": page["title"],
+        "layout": page["title"].partition(": ")[2],
+        "plan": result.figures.setup["plan"],
+        "fits": result.fits,
+        "values": rl_page.values(result.figures),
+        "html": {**rl_page.sections(page, *NUMBER_SECTIONS), "what_to_try": ""},
+    }
+    drawn = {"html": rl_page.sections(page, *RL_DRAWN_SECTIONS), "series": page["series"]}
+    return [{"numbers": told}, *([] if brief else [{"drawn": drawn}])]
+
+
+def section_fields(asked: ResolvedRequest, names: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    """The form of a section, as plain data."""
+    section = asked.scenario.post_training
+    return [] if section is None else fields(section, tuple(names["models"]), tuple(names["hardware"]))
 
 
 def add_failures(result: Result, asked: ResolvedRequest) -> dict[str, Any] | None:

@@ -53,7 +53,10 @@ def choices(asked: ResolvedRequest) -> list[MenuChoice]:
     plan = asked.plan
     if plan.pipeline.stages or plan.schedule == CUSTOM:
         return []
-    verdicts = _Verdicts(asked)
+    try:
+        verdicts = _Verdicts(asked)
+    except UserError:  # responses do not fill updates: said beside, and no plan would do
+        return []
     resolved = resolve(plan, asked.stack)
     return [
         _choice(verdicts, name, value_of(resolved, name), values)
@@ -67,7 +70,7 @@ class _Verdicts:
     def __init__(self, asked: ResolvedRequest) -> None:
         self.asked = asked
         self.target = Workload(
-            asked.graph, asked.scenario.training, asked.cluster.world_size, asked.cluster.profile.devices_per_node
+            asked.graph, asked.update, asked.cluster.world_size, asked.cluster.profile.devices_per_node
         )
 
     def __call__(self, change: Change) -> str | None:

@@ -10,12 +10,15 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import draft
+from simpar.frameworks import Exported, draft
 from simpar.frameworks.source import SourceFlags, load_source
 from simpar.plain import printable
+from simpar.posttraining.exports import TARGETS as OF_POST_TRAINING
+from simpar.posttraining.exports import export_post_training
 from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
+from simpar.translate import Files
 from simpar.ui.state import SOURCE, Allowed, as_state, read_state
 from simpar.units import format_seconds
 
@@ -33,6 +36,9 @@ def as_yaml(scenario: Scenario) -> str:
 
 def export_archive(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, Any]:
     """The files of another framework as an archive, with losses and notes. Raises UserError."""
+    if target in OF_POST_TRAINING:
+        return _download(str(target), export_post_training(scenario, str(target), lossy=lossy))
+    scenario.require_update()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.yaml"
         files.write_atomic(path, as_yaml(scenario))
@@ -49,6 +55,11 @@ def export_archive(scenario: Scenario, target: object, *, lossy: bool) -> dict[s
     )
     said = f"Under {drafted.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
     made = drafted.written(step_and_memory(there), f"{said}{format_seconds(there.step_time_s)} a step.")
+    return _download(str(target), made)
+
+
+def _download(target: str, made: Exported | Files) -> dict[str, Any]:
+    """Files as an archive, with what is lost and noted."""
     return {
         "name": f"{target}.zip",
         "base64": base64.b64encode(_archive(made.files)).decode(),

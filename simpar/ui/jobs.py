@@ -22,9 +22,11 @@ from simpar.planner.problem import BY_REGRET, OBJECTIVES, Constraints, make_prob
 from simpar.planner.progress import SearchProgress, in_words
 from simpar.planner.result import Candidate, Counts
 from simpar.planner.space.jobs import without_axes
+from simpar.posttraining import page as rl_page
 from simpar.report.html import render
 from simpar.report.words import layout
-from simpar.ui.answers import add_failures, draw_sections, simulate_request, try_neighbours
+from simpar.ui.answers import add_failures, draw_sections, simulate_request, simulate_rl, try_neighbours
+from simpar.ui.pool_search import search_pools
 from simpar.ui.state import SOURCE, as_state, ask
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import DAY_S
@@ -76,6 +78,9 @@ def draw_timeline(room: JobSlot) -> None:
 def write_page(room: JobSlot) -> None:
     """The result page of a state, as ``simpar simulate --html`` writes it."""
     asked = ask(room.scenario)
+    if asked.scenario.post_training is not None:
+        room.say({"file": {"name": "report.html", "text": rl_page.render(simulate_rl(asked))}})
+        return
     result = simulate_request(asked, with_timeline=True)
     result = add_operation(result, asked.inputs(), None)
     advised = advise(result, asked.inputs(), room.report_trial)
@@ -85,6 +90,21 @@ def write_page(room: JobSlot) -> None:
 def search_plans(room: JobSlot) -> None:
     """The best layouts of a job; if stopped, the best so far with its gap."""
     asked = ask(room.scenario)
+    last, last_s = "", 0.0
+
+    def tell(phase: str, words: Callable[[], str]) -> None:
+        nonlocal last, last_s
+        if room.is_stopped():
+            raise KeyboardInterrupt  # makes a search return the best so far
+        if phase != last or time.monotonic() - last_s > EVERY_S:
+            last, last_s = phase, time.monotonic()
+            room.say({"progress": words()})
+
+    fixed = _fixed(resolve(asked.plan, asked.stack), room.options.get("hold", []))
+    if asked.scenario.post_training is not None:
+        with _ended_when(room.is_stopped):
+            room.say({"found": search_pools(asked, room.options, fixed, lambda words: tell("", lambda: words))})
+        return
     problem = make_problem(
         asked.graph,
         asked.cluster,
@@ -93,20 +113,11 @@ def search_plans(room: JobSlot) -> None:
         base=without_axes(asked.plan),
         perturbation=asked.scenario.perturb(),
         objective=_objective(room.options),
-        constraints=Constraints(
-            fit_probability=_probability(room.options),
-            fixed=_fixed(resolve(asked.plan, asked.stack), room.options.get("hold", [])),
-        ),
+        constraints=Constraints(fit_probability=_probability(room.options), fixed=fixed),
     )
-    last, last_s = "", 0.0
 
     def report(phase: str, counts: Counts, best: float | None) -> None:
-        nonlocal last, last_s
-        if room.is_stopped():
-            raise KeyboardInterrupt  # makes a search return the best so far
-        if phase != last or time.monotonic() - last_s > EVERY_S:
-            last, last_s = phase, time.monotonic()
-            room.say({"progress": in_words(phase, counts, best)})
+        tell(phase, lambda: in_words(phase, counts, best))
 
     progress = SearchProgress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
     try:

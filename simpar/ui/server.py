@@ -23,7 +23,9 @@ from simpar.dataclass import dataclass
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
-from simpar.ui.answers import legal, numbers, start_compiled_engine
+from simpar.posttraining.exports import TARGETS as OF_POST_TRAINING
+from simpar.posttraining.search import OBJECTIVES as POOL_OBJECTIVES
+from simpar.ui.answers import legal, numbers, rl_parts, section_fields, start_compiled_engine
 from simpar.ui.downloads import as_yaml, export_archive, open_document
 from simpar.ui.guard import Guard, TooLarge, describe_body_limit
 from simpar.ui.jobs import HOLDABLE
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 HOST, USUAL_PORT = "127.0.0.1", 8877
 STATIC = Path(__file__).parent / "static"
 REPORT = Path(simpar.__file__).parent / "report" / "html"
-MODULES = ("asking.js", "pins.js", "plan.js", "search.js", "state.js", "ui.js")
+MODULES = ("asking.js", "pins.js", "plan.js", "search.js", "section.js", "state.js", "ui.js")
 FILES = {
     "/": (STATIC / "index.html", "text/html"),
     "/ui.css": (STATIC / "ui.css", "text/css"),
@@ -101,8 +103,9 @@ class AppState:
             "models": list(dict.fromkeys([*catalogue(), *allowed.models])),
             "hardware": list(dict.fromkeys([*files.bundled("clusters"), *allowed.hardware])),
             "stacks": list(dict.fromkeys([*files.bundled("stacks"), *allowed.stacks])),
-            "targets": list(TARGETS),
+            "targets": [*TARGETS, *OF_POST_TRAINING],
             "objectives": list(OBJECTIVES),
+            "pool_objectives": list(POOL_OBJECTIVES),
             "hold": list(HOLDABLE),
         }
 
@@ -222,26 +225,37 @@ async def _answer(desk: AppState, body: dict[str, Any], request: Request) -> Asy
     except UserError as error:
         yield {"error": str(error)}
         return
+    brief = bool(body.get("brief"))
     async with desk.turn:
         if await request.is_disconnected():
             return
         try:
-            yield {"numbers": await _apart(lambda: numbers(asked))}
+            for part in await _apart(lambda: _first_parts(asked, brief=brief)):
+                yield part
         except UserError as error:
             yield {"error": str(error), "state": as_state(asked.scenario)}
-            if not body.get("brief"):
+            if not brief:
+                yield {"section": section_fields(asked, desk.names())}
                 yield {"choices": await _apart(lambda: legal(asked))}
             return
-        if body.get("brief"):
+        if brief:
             return
+        yield {"section": section_fields(asked, desk.names())}
         yield {"choices": await _apart(lambda: legal(asked))}
-    if body.get("look"):
+    if body.get("look") and asked.scenario.post_training is None:
         await asyncio.sleep(QUIET_S)
         if await request.is_disconnected():
             return
         async with aclosing(desk.looking.run("look", asked.scenario, {})) as parts:
             async for part in parts:
                 yield part
+
+
+def _first_parts(asked: ResolvedRequest, *, brief: bool) -> list[dict[str, Any]]:
+    """What answers a change at once. Raises UserError."""
+    if asked.scenario.post_training is not None:
+        return rl_parts(asked, brief=brief)
+    return [{"numbers": numbers(asked)}]
 
 
 async def _search(desk: AppState, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:

@@ -7,7 +7,7 @@ command line named.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import lru_cache
 from typing import Any
@@ -25,13 +25,17 @@ from simpar.layout.moves import reset_dependents
 from simpar.plain import printable
 from simpar.plan.choices import choice, made_for
 from simpar.plan.plan import Plan
+from simpar.posttraining.trained import TrainingSide
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, to_cluster_section
 from simpar.settings import with_value
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.ui.section import FILES, HARDWARE, KEYS, MODELS, SECTION, value_at, with_section
 
 SOURCE = "the page"
-STATE_SECTIONS = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")
+STATE_SECTIONS = (
+    "model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens", SECTION,
+)  # fmt: skip
 """Parts of a scenario that the page supports; campaigns and published figures belong to other commands."""
 
 
@@ -49,15 +53,22 @@ class Allowed:
     models: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # files with lengths
 
     @staticmethod
     def by(scenario: Scenario) -> Allowed:
         """The names in a scenario that the user gave."""
-        model, hardware = scenario.model, scenario.cluster.hardware
+        section = scenario.post_training
+
+        def names(*given: object, keys: Iterable[str] = ()) -> tuple[str, ...]:
+            inner = () if section is None else (value_at(section, key) for key in keys)
+            return tuple(each for each in (*given, *inner) if isinstance(each, str))
+
         return Allowed(
-            (model,) if isinstance(model, str) else (),
-            (hardware,) if isinstance(hardware, str) else (),
-            tuple(name for name in (scenario.stack, scenario.plan.stack) if name),
+            names(scenario.model, keys=MODELS),
+            names(scenario.cluster.hardware, keys=(HARDWARE,)),
+            names(scenario.stack or None, scenario.plan.stack or None),
+            names(keys=FILES),
         )
 
 
@@ -75,6 +86,17 @@ class ResolvedRequest:
         """The layout as it was asked for, with open choices left open."""
         return self.scenario.plan
 
+    @property
+    def update(self) -> Training:
+        """What the plan splits: the training of the scenario, or of a step of reinforcement learning an update's rows.
+
+        Raises UserError where responses do not fill updates.
+        """
+        training, section = self.scenario.training, self.scenario.post_training
+        if section is None:
+            return training
+        return TrainingSide(self.graph, self.cluster, self.plan, training, section, self.stack).shared_rows()
+
     def inputs(self) -> dict[str, Any]:
         """The inputs of simulate."""
         return {
@@ -89,11 +111,7 @@ class ResolvedRequest:
 
 
 def as_state(scenario: Scenario) -> dict[str, Any]:
-    """A scenario as the page keeps it: plain data, with the plan in flat keys and without open values.
-
-    Raises UserError for a step of reinforcement learning, which the page does not have.
-    """
-    scenario.require_update()
+    """A scenario as the page keeps it: plain data, with the plan in flat keys and without open values."""
     cluster = scenario.cluster.model_dump(mode="json", exclude_none=True)
     if (price := scenario.cluster.price_per_device_hour) is not None:
         cluster["price_per_device_hour"] = f"{price!r} USD/h"
@@ -114,6 +132,7 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
         "stack": scenario.stack or scenario.plan.stack,
         "perturbation": scenario.perturbation.model_dump(mode="json", exclude_defaults=True),
         "noise_scale_tokens": scenario.noise_scale_tokens,
+        SECTION: None if scenario.post_training is None else as_written(scenario.post_training, EXACT),
     }
     return {key: value for key, value in data.items() if value not in (None, {})}
 
@@ -138,10 +157,11 @@ def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UserError for other keys.
     """
-    result = dict(data)
+    own = {key: value for key, value in job.items() if key in KEYS}
+    result, job = with_section(data, own), {key: value for key, value in job.items() if key not in own}
     for key, value in job.items():
         if key not in JOB:
-            raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(key, JOB) or files.allowed(JOB)}")
+            raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(key, (*JOB, *KEYS)) or files.allowed(JOB)}")
         result = with_value(result, key, value)
     if not job or not isinstance(result.get("plan", {}), dict):
         return result
@@ -169,6 +189,14 @@ def read_state(data: Any, allowed: Allowed) -> Scenario:
         if isinstance(each, ClusterProfile):  # otherwise files that it names would be opened
             _known("cluster.hardware.device", each.device, tuple(files.bundled("devices")))
             _known("cluster.hardware.reliability", each.reliability, tuple(files.bundled("reliability")))
+    if (section := scenario.post_training) is not None:
+        wanted = {
+            **dict.fromkeys(MODELS, (*catalogue(), *allowed.models)),
+            HARDWARE: (*files.bundled("clusters"), *allowed.hardware),
+            **dict.fromkeys(FILES, allowed.texts),
+        }
+        for key, names in wanted.items():
+            _known(f"{SECTION}.{key}", value_at(section, key), names)
     for name in (scenario.stack, scenario.plan.stack):
         _known("stack", name, (*files.bundled("stacks"), *allowed.stacks))
     return scenario

@@ -25,6 +25,19 @@ def state() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def rl_state() -> dict[str, Any]:
+    """A small step of reinforcement learning on a node."""
+    lengths = {"prompt": {"fixed": 128}, "response": {"mean": 100, "p99": 300}}
+    return {
+        "model": "qwen2.5-0.5b",
+        "cluster": {"hardware": "dgx-h100", "nodes": 1},
+        "training": {"seq_len": 1024, "global_batch": 32},
+        "plan": {"zero": 3},
+        "post_training": {"prompts": 8, "samples": 4, "lengths": lengths, "steps": 2},
+    }
+
+
+@pytest.fixture(scope="session")
 def client() -> Iterator[Any]:
     """Asks the application as a page on this machine does."""
     testing = pytest.importorskip("starlette.testclient", reason="starlette is not installed")

@@ -7,7 +7,7 @@ from simpar.neighbours import as_flags, from_flags
 from simpar.planner.api import search
 from simpar.scenario import Scenario
 from simpar.simulation import simulate
-from simpar.ui.answers import add_failures, numbers
+from simpar.ui.answers import add_failures, numbers, simulate_rl
 from simpar.ui.jobs import JobSlot, Stopped, draw_timeline, search_plans, write_page
 from simpar.ui.state import Allowed, ask, read_state
 
@@ -43,6 +43,46 @@ def test_a_search_of_the_page_is_that_of_the_library(state):
     taken = read_state(best["state"], Allowed())
     assert taken.plan.mesh.pp == 2
     assert taken.plan.flat_values() == known.best.plan.flat_values()
+
+
+HELD = {"hold": ["tp", "pp", "cp", "ep", "zero", "recompute", "micro_batch"], "staleness": 0}
+
+
+def test_a_search_of_pools_is_that_of_the_library(rl_state):
+    """The same best point, with a state that is simulated to it; the page is written, too."""
+    node = {**rl_state, "cluster": {"hardware": "dgx-h100", "nodes": 1}, "plan": {"zero": 3, "recompute": "none"}}
+    found = said(search_plans, node, {**HELD, "objective": "time"})[-1]["found"]
+    best = found["candidates"][0]
+    assert found["certified"]
+    taken = ask(read_state(best["state"], Allowed()))
+    assert simulate_rl(taken).step_time_s == best["step_time_s"]
+    steps = [one["step_time_s"] for one in found["candidates"]]
+    assert steps == sorted(steps)
+    page = said(write_page, node)[-1]["file"]["text"]
+    assert "Both pools over time" in page
+    with pytest.raises(UserError, match="allowed with post_training: time, cost"):
+        said(search_plans, node, {"objective": "regret"})
+    with pytest.raises(UserError, match="staleness = 'a'"):
+        said(search_plans, node, {"staleness": "a"})
+
+
+@pytest.mark.slow
+def test_a_search_of_pools_that_is_stopped_has_its_best_so_far(rl_state):
+    """Its gap is unknown until every point is bounded; nothing at all is said where it was stopped at once."""
+    parts = []
+
+    def say(part):
+        parts.append(part)
+
+    def is_stopped():
+        return sum("simulated" in part.get("progress", "") for part in parts) > 0
+
+    room = JobSlot(Scenario.model_validate(rl_state), {**HELD, "objective": "time"}, say, is_stopped)
+    search_plans(room)
+    assert parts[-1]["found"]["stopped"]
+    assert len(parts[-1]["found"]["candidates"]) == 2
+    with pytest.raises(UserError, match="stopped before"):
+        said(search_plans, rl_state, HELD, is_stopped=True)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """The page in a real headless browser: a plan changed by keyboard, pinned, linked, searched, on a narrow screen."""
 
+import json
 import re
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -161,6 +163,42 @@ def test_a_search_can_be_stopped_by_hand(visit):
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Search", exact=True).and_(page.locator(":enabled")).wait_for()
     assert page.locator("#progress").inner_text().startswith("stopped")
+
+
+def rl_link(address: str, state: dict[str, Any]) -> str:
+    """The link of a state with a section."""
+    sections = ("cluster", "training", "plan", "post_training")
+    parts = {f"{name}.{key}": value for name in sections for key, value in state[name].items()}
+    words = {key: value if isinstance(value, str) else json.dumps(value) for key, value in parts.items()}
+    return f"{address}#{urlencode({'model': state['model'], **words})}"
+
+
+def test_a_step_of_reinforcement_learning_is_planned_by_hand(visit, address, rl_state, faults_for_readers):
+    """Both pools over time, waits and staleness; pools apart by a menu, updates off policy by keyboard, and a link."""
+    page = visit(rl_link(address, rl_state))
+    settle(page, "GRPO colocated, on policy")
+    page.wait_for_selector("#rows[data-to]")
+    figures = page.locator("#figures").inner_text().lower()
+    for words in ("training waits", "a replica waits", "staleness", "responses/s"):
+        assert words in figures
+    assert page.locator("#stage option").count() == 2
+    assert page.locator("label", has_text="Responses an update").count() == 1
+    assert faults_for_readers(page) == {}
+
+    page.get_by_label("Placement").select_option("split")
+    settle(page, "1 node to generate: GRPO split")
+    page.get_by_label("Updates off policy", exact=True).fill("2")
+    page.get_by_label("Updates off policy", exact=True).press("Enter")
+    settle(page, "split, 2 off policy")
+    page.get_by_role("button", name="Pin").click()
+    assert "training waits" in page.locator("#pins").inner_text()
+    page.get_by_label("Nodes that only generate").fill("3")
+    page.get_by_label("Nodes that only generate").press("Enter")
+    settle(page, "3 nodes to generate: GRPO split, 2 off policy")
+    again = visit(page.url)
+    settle(again, "3 nodes to generate: GRPO split, 2 off policy")
+    page.go_back()
+    settle(page, "1 node to generate: GRPO split, 2 off policy")
 
 
 def test_names_are_shown_and_never_run(visit, address):

@@ -4,6 +4,7 @@ const drawTimeline = (simpar) => {
   const { data, stages, span, view } = simpar;
   const rows = document.getElementById("rows"), map = document.getElementById("map");
   const tip = document.getElementById("tip"), spoken = document.getElementById("spoken");
+  const unit = data.unit ?? "microbatch", whole = data.unit ? "all steps" : "whole step", everything = `all ${data.unit ? "steps" : "microbatches"}`;
   const usedLanes = [0, 1, 2].filter((lane) => lane === 0 || stages.some((stage) => stage.lanes[lane].begin.length));
   const top = 22, rowHeight = Math.round(Math.min(40, Math.max(13, 620 / stages.length)));
   const height = top + rowHeight * stages.length + 4;
@@ -110,9 +111,8 @@ const drawTimeline = (simpar) => {
       context.globalAlpha = 1;
     }
     drawMap(palette);
-    const whole = view.to - view.from >= span;
-    document.getElementById("window").textContent = whole
-      ? `whole step, ${simpar.time(span)}` : `${simpar.time(view.from)} to ${simpar.time(view.to)} (${simpar.time(view.to - view.from, 3)} of ${simpar.time(span)})`;
+    document.getElementById("window").textContent = view.to - view.from >= span
+      ? `${whole}, ${simpar.time(span)}` : `${simpar.time(view.from)} to ${simpar.time(view.to)} (${simpar.time(view.to - view.from, 3)} of ${simpar.time(span)})`;
     rows.dataset.from = view.from; rows.dataset.to = view.to;
     rows.dataset.microbatch = view.microbatch === null ? "" : view.microbatch;
   };
@@ -169,7 +169,7 @@ const drawTimeline = (simpar) => {
   const describe = ({ stage, index, row }) => {
     const column = stages[stage].lanes[index], begin = column.begin[row], end = column.end[row];
     const lines = [data.kinds[column.kind[row]].name, `${stages[stage].name}${lastChunk > 0 && column.chunk[row] >= 0 ? `, chunk ${column.chunk[row]}` : ""}`];
-    if (column.microbatch[row] >= 0) lines.push(`microbatch ${column.microbatch[row]}`);
+    if (column.microbatch[row] >= 0) lines.push(`${unit} ${column.microbatch[row]}`);
     return [...lines, `start ${simpar.time(begin, 6)}`, `duration ${simpar.time(end - begin)}`];
   };
   const waiting = ({ stage, index, ns }) => {
@@ -257,7 +257,7 @@ const drawTimeline = (simpar) => {
     if (!view.focus) return;
     const microbatch = stages[view.focus.stage].lanes[view.focus.index].microbatch[view.focus.row];
     view.microbatch = microbatch < 0 || microbatch === view.microbatch ? null : microbatch;
-    spoken.textContent = view.microbatch === null ? "all microbatches" : `following microbatch ${microbatch}`;
+    spoken.textContent = view.microbatch === null ? everything : `following ${unit} ${microbatch}`;
     simpar.redraw();
   };
   const keys = {
@@ -266,7 +266,7 @@ const drawTimeline = (simpar) => {
     ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1),
     "+": () => simpar.zoom(0.6, centre()), "=": () => simpar.zoom(0.6, centre()), "-": () => simpar.zoom(1 / 0.6, centre()),
     0: () => simpar.show(0, span), Enter: follow,
-    Escape: () => { view.microbatch = null; view.focus = null; spoken.textContent = "all microbatches"; simpar.redraw(); },
+    Escape: () => { view.microbatch = null; view.focus = null; spoken.textContent = everything; simpar.redraw(); },
   };
   rows.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;

@@ -1,21 +1,31 @@
 // The search of the page: what to look for, how far it is, and what it found, each to be taken over.
-import { gib, lines, make, percent, seconds, surely } from "./asking.js";
+import { gib, lines, make, percent, seconds, surely, three } from "./asking.js";
 
 const $ = (id) => document.getElementById(id);
 
 export class Search {
   constructor(names, stateNow, take) {
     this.stateNow = stateNow; this.take = take;
-    $("objective").append(...names.objectives.map((name) => make("option", { value: name, textContent: name })));
+    this.objectives = names.objectives; this.ofPools = names.pool_objectives;
+    this.showFor({});
     $("hold").append(...names.hold.map((name) => make("label", {}, make("input", { type: "checkbox", value: name }), ` ${name.replace("_", "-")}`)));
     $("start").addEventListener("click", () => this.start());
     $("stop").addEventListener("click", () => { this.stopping = true; this.said("stopping"); fetch("api/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" }); });
   }
 
+  // What may be asked for: of a step of reinforcement learning other objectives and a staleness, of an update a probability.
+  showFor(state) {
+    const isRl = Boolean(state.post_training), names = isRl ? this.ofPools : this.objectives;
+    $("sure").parentElement.hidden = isRl; $("off").parentElement.hidden = !isRl;
+    if ($("objective").dataset.names === String(names)) return;
+    $("objective").dataset.names = names;
+    $("objective").replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
+  }
+
   async start() {
-    if (!$("sure").reportValidity()) return;
+    if (![$("sure"), $("off")].every((input) => input.reportValidity())) return;
     const body = {
-      state: this.stateNow(), objective: $("objective").value, fit_probability: Number($("sure").value),
+      state: this.stateNow(), objective: $("objective").value, fit_probability: Number($("sure").value), staleness: Number($("off").value),
       hold: [...$("hold").querySelectorAll("input:checked")].map((box) => box.value),
     };
     $("found").replaceChildren();
@@ -45,11 +55,12 @@ export class Search {
   show(found) {
     const sure = found.certified ? "certified: no layout of the space is better" : `stopped: another may be up to ${percent(found.gap)} better`;
     this.said(`${sure}; ${found.space_size ? `${found.space_size.toLocaleString("en")} layouts, ` : ""}${found.simulated} simulated, ${seconds(found.seconds)}`);
-    const head = ["layout", "step time", "MFU", "reserved", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
+    const isRl = found.candidates[0]?.mfu === null;
+    const head = ["layout", "step time", isRl ? "responses/s" : "MFU", "reserved", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
     const rows = found.candidates.map((one, at) => {
       const button = make("button", { type: "button", textContent: "Take", ariaLabel: `Take layout ${at + 1}` });
       button.addEventListener("click", () => this.take(one.state));
-      const cells = [seconds(one.step_time_s), percent(one.mfu), gib(one.peak_reserved_bytes), surely(one.fit_probability)];
+      const cells = [seconds(one.step_time_s), isRl ? three(one.samples_per_s) : percent(one.mfu), gib(one.peak_reserved_bytes), surely(one.fit_probability)];
       return make("tr", {}, make("th", { scope: "row", textContent: one.layout + (one.tied ? " (not told apart)" : "") }), ...cells.map((text) => make("td", { textContent: text })), make("td", {}, button));
     });
     $("found").replaceChildren(make("div", { className: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));

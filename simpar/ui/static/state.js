@@ -6,7 +6,7 @@ const plain = (value) => {
 };
 const meant = (text) => { try { return JSON.parse(text); } catch { return text; } };
 const isSection = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-const SECTIONS = ["cluster", "training", "plan"];
+const SECTIONS = ["cluster", "training", "plan", "post_training"];
 
 const flattened = (state) => Object.entries(state).flatMap(([key, value]) =>
   SECTIONS.includes(key) && isSection(value) ? Object.entries(value).map(([name, each]) => [`${key}.${name}`, plain(each)]) : [[key, plain(value)]]);

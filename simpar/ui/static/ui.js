@@ -1,13 +1,14 @@
 // The page: asks for every change, shows the parts of an answer as they come, keeps the link.
-import { download, lines, make, percent, seconds, surely, whole } from "./asking.js";
+import { download, lines, make, percent, seconds, surely, three, whole } from "./asking.js";
 import { Pins } from "./pins.js";
+import { SectionForm } from "./section.js";
 import { Form } from "./plan.js";
 import { Search } from "./search.js";
 import { fromLink, toLink } from "./state.js";
 
 const $ = (id) => document.getElementById(id);
 const slots = new Map([...document.querySelectorAll("[data-slot]")].map((slot) => [slot.dataset.slot, slot]));
-const page = { state: null, change: {}, job: {}, pins: null, asking: null, charts: null, form: null, numbers: null, restored: null };
+const page = { state: null, change: {}, job: {}, pins: null, asking: null, charts: null, form: null, section: null, numbers: null, restored: null };
 const MOST_BYTES = 8 * 2 ** 20;
 const LATER = ["timeline", "memory_chart", "what_to_try"];
 
@@ -31,12 +32,14 @@ const hearers = {
     $("title").textContent = found.title;
     document.title = `simpar: ${found.title}`;
     page.form.showState(found.state, found.plan.mesh.dp);
+    page.search.showFor(found.state);
     page.pins.showNow(found);
     keepLink();
     const figures = [...slots.get("figures").querySelectorAll("dt")].slice(0, 1).map((dt) => `${dt.textContent} ${dt.nextElementSibling.textContent}`);
     const fits = `${found.fits ? "fits" : "does not fit"}${found.values.fit_probability === null ? "" : `, ${surely(found.values.fit_probability)} sure`}`;
     $("spoken").textContent = `${figures.join(", ")}, ${fits}`;
-    $("brief").textContent = `${seconds(found.values.step_time_s)} · MFU ${percent(found.values.mfu)} · ${fits}`;
+    const speed = found.values.mfu === null ? `${three(found.values.samples_per_s)} responses/s` : `MFU ${percent(found.values.mfu)}`;
+    $("brief").textContent = `${seconds(found.values.step_time_s)} · ${speed} · ${fits}`;
     $("brief").classList.toggle("misfit", !found.fits);
     $("took").textContent = `answered in ${Math.round(performance.now() - page.begun)} ms`;
     $("figures").dataset.answered = page.begun;
@@ -46,6 +49,7 @@ const hearers = {
     if (part.state) { page.state = part.state; page.change = {}; page.job = {}; page.form.showState(part.state, null); keepLink(); }
     for (const slot of slots.values()) slot.classList.add("stale");
   },
+  section: (found) => page.section.show(found),
   choices: (found) => page.form.showChoices(found),
   drawn: (found) => {
     fill(found.html);
@@ -172,6 +176,7 @@ const begin = async () => {
   $("version").textContent = start.version;
   page.start = start.state;
   page.form = new Form(start.names, ask);
+  page.section = new SectionForm(ask);
   page.pins = new Pins(take, keepLink);
   page.search = new Search(start.names, () => page.state, take);
   tools(start.names);
