@@ -276,7 +276,7 @@ def _meant(problems: Sequence[Any]) -> Sequence[Any]:
     inside = [item for item in problems if item["loc"][: len(place)] == place and item is not text]
     count = Counter(item["loc"][len(place)] for item in inside)
     nearest = min(count, key=lambda name: count[name], default=None)
-    meant = [{**text, "loc": place, "msg": "Input should be a text or a mapping"}]
+    meant = [{**text, "loc": place, "msg": "allowed: a text or a mapping"}]
     if isinstance(text["input"], Mapping):
         own = [item for item in inside if item["loc"][len(place)] == nearest]
         meant = [{**item, "loc": (*place, *item["loc"][len(place) + 1 :])} for item in own]
@@ -303,12 +303,17 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
         return f"{place}: {key} is missing"
     if item["type"] in NO_MAPPING:
         return f"{place}: {key} = {short(item['input'])}: {_mapping(model, location, item['input'])}"
-    message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
+    message = wording(item)
     message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
-    message = message.replace("Input should be ", "allowed: ") if item["type"] == "literal_error" else message
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
         return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
     return f"{place}: {key} = {short(item.get('input'))}: {message}"
+
+
+def wording(item: Any) -> str:
+    """What a pydantic problem says, in the words of simpar's own."""
+    message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
+    return message.replace("Input should be ", "allowed: ").partition(", unable to parse")[0]
 
 
 def _mapping(model: type[BaseModel], location: tuple[Any, ...], value: Any) -> str:

@@ -113,7 +113,7 @@ class Scenario(Strict):
 
     description: str = ""
     model: str | dict[str, Any] = Field(
-        description="shipped name, config.json file, transformers:CLASS, module:function of yours, or a config inline"
+        description="shipped name, config.json or its folder, transformers:CLASS, module:function, or a config inline"
     )
     cluster: ClusterChoice
     training: Training
@@ -218,6 +218,8 @@ def read_as(
     data = _left_open(data, dict(laid_over))
     for key, value in laid_over:
         data = with_value(data, key, value)
+    if isinstance(data.get("model"), str):
+        data = {**data, "model": _in_folder(data["model"])}
     required = (
         *(REMEDY if needs is None else needs),
         *(key for key in PARTS if _has(data, key.rpartition(".")[0]) and not _has(data, INSTEAD.get(key, ""))),
@@ -404,11 +406,18 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with the files that a scenario names looked up in its own folder."""
     result = dict(data)
     if isinstance(data.get("model"), str):
-        result["model"] = _relative(data["model"], folder)
+        result["model"] = _relative(_in_folder(data["model"], folder), folder)
     cluster = data.get("cluster")
     if isinstance(cluster, dict) and "hardware" in cluster:
         result["cluster"] = cluster | {"hardware": _hardware_beside(cluster["hardware"], folder)}
     return result
+
+
+def _in_folder(name: str, folder: Path = Path()) -> str:
+    """The config in a downloaded folder that is named, relative to ``folder``; any other name as it is."""
+    from simpar.architectures.catalogue import in_folder
+
+    return in_folder(name, folder)
 
 
 def _hardware_beside(hardware: Any, folder: Path) -> Any:

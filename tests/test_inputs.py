@@ -67,12 +67,12 @@ def test_constraints_may_be_a_dict_of_fields_and_axes() -> None:
         (lambda: simpar.Cluster(3), "profile = 3: is of type int; allowed: Cluster, "),
         (lambda: simpar.Cluster("dgx-h100", node=2), "Cluster() got an unexpected keyword argument 'node'; did you"),
         (lambda: simpar.Plan(tpp=4), "Plan: tpp = 4: is not a key of a plan; did you mean 'tp'?"),
-        (lambda: simpar.Plan(tp=2).with_values(tp=0), "Plan: tp = 0: Input should be greater than or equal to 1"),
+        (lambda: simpar.Plan(tp=2).with_values(tp=0), "Plan: tp = 0: allowed: greater than or equal to 1"),
         (lambda: simpar.Training(seqlen=8, global_batch=8), "Training: unknown key seqlen; did you mean 'seq_len'?"),
         (lambda: simpar.Training(seq_len=8), "Training: global_batch is missing"),
         (lambda: simpar.Training(8, 8), "Training: takes its values by name, as in Training(seq_len=...)"),
         (lambda: simpar.Perturbation(slow={1: 2}), "Perturbation: unknown key slow; did you mean 'slow_ranks'?"),
-        (lambda: simpar.Mesh(tp=0), "Mesh: tp = 0: Input should be greater than or equal to 1"),
+        (lambda: simpar.Mesh(tp=0), "Mesh: tp = 0: allowed: greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line(call: Callable[[], Any], words: str) -> None:

@@ -132,6 +132,10 @@ def test_files_named_in_a_scenario_lie_beside_it(tmp_path, scenario_file):
     """A relative config.json is looked for next to the scenario, not in the current folder."""
     scenario_file.write_text(scenario_file.read_text().replace("llama-3-8b", "config.json"))
     assert load_scenario(scenario_file).model == str(tmp_path / "config.json")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("{}")
+    scenario_file.write_text(scenario_file.read_text().replace("config.json", "own"))
+    assert load_scenario(scenario_file).model == str(tmp_path / "own" / "config.json")
 
 
 def test_perturbations_reach_the_program():

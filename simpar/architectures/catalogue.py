@@ -10,6 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
+from simpar.errors import UserError
 from simpar.units import format_count
 
 PATH, NAMES = (Path(__file__).with_name(name) for name in ("catalogue.yaml", "names.yaml"))
@@ -25,6 +26,8 @@ _VARIANT = re.compile(
     r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"
 )
 """What may stand at the end of a name without changing sizes: its tuning, precision, context, version and month."""
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-](?<!\.json)(?<!\.yaml)")
+CONFIG = "config.json"
 _FAMILY, _MODELS = "  - source:", "\n    models:\n"
 """How the text of a family, and that of its models, begins. Only the families asked for are parsed, because the whole
 file takes a tenth of a second."""
@@ -116,6 +119,21 @@ def is_file(name: str) -> bool:
     return name.endswith((".json", ".yaml")) or "/" in name
 
 
+def in_folder(name: str, beside: Path = Path()) -> str:
+    """The config in a downloaded folder that is named, relative to ``beside``; any other name as it is.
+
+    A shipped name means that model, whatever folders there are. Raises UserError for a folder without a config.
+    """
+    folder = beside / name
+    if not os.path.isdir(folder) or not name or find_shipped(name) is not None:  # names may be longer than paths
+        return name
+    if (folder / CONFIG).is_file():
+        return str(Path(name) / CONFIG)
+    if find_model(name) is not None:
+        return name
+    raise UserError(f"{folder}: is a folder without {CONFIG}; a model is a shipped name, a {CONFIG} or its folder")
+
+
 def find_model(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     whole = _plain(text.rpartition("/")[2].lower().replace("config", ""))
@@ -174,9 +192,15 @@ def _graph_of(name: str) -> ModelGraph:
 
 def find_config(name: str) -> tuple[Any, str]:
     """(Config, name) of a model of the catalogue, of a file or of the hub's local cache. Raises UserError."""
-    if is_file(name) and (Path(name).exists() or find_model(name) is None):
-        path = name if Path(name).exists() else find_cached(name) or name
-        return files.load(Path(path), finite=False).data, name
+    name = in_folder(name)
+    if is_file(name) and (os.path.isfile(name) or find_model(name) is None):
+        path = name if os.path.exists(name) else find_cached(name)
+        if path is None and _HUB_ID.fullmatch(name):
+            try:
+                load_shipped(name.rpartition("/")[2].lower())
+            except UserError as error:
+                raise UserError(f"{name}: no such file, nor an id in the cache of the hub; {error}") from None
+        return files.load(Path(path or name), finite=False).data, name
     if find_shipped(name) is None:
         name = find_model(name) or name
     return load_shipped(name), name

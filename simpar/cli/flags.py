@@ -146,7 +146,7 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
                 values, told = _values_of(name), joined or value
                 hint = f"; allowed: {', '.join(map(str, values))}" if values else written_out(told)
                 return f"Invalid value for '{name}': {told!r} is no whole number{hint}"
-    return message
+    return message.replace("Input should be ", "allowed: ")
 
 
 def _values_of(flag: str) -> tuple[Any, ...]:

@@ -355,6 +355,6 @@ def read(text: str, name: str, target: str) -> Imported:
         raise with_line(error, text, name) from None
     except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]
-        raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
+        raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {files.wording(told)}") from None
     except RecursionError:
         raise UserError(f"{name}: nested too deeply to be read") from None

@@ -15,7 +15,7 @@ from simpar import formats
 from simpar.dataclass import dataclass
 from simpar.deprecated import renamed_method
 from simpar.errors import Infeasible, UserError
-from simpar.files import location_of, write_atomic
+from simpar.files import location_of, wording, write_atomic
 from simpar.plain import dotted, printable
 from simpar.plan.plan import Plan
 
@@ -135,7 +135,7 @@ class SearchResult:
             first = error.errors()[0]
             where, value = dotted(location_of(first)), printable(repr(first["input"])[:60])
             said = where if first["type"] == "missing" else f"{where} = {value}"
-            raise UserError(f"{source}: {said}: {first['msg']}; not a whole search") from None
+            raise UserError(f"{source}: {said}: {wording(first)}; not a whole search") from None
 
     def with_details(self, more: Mapping[str, object]) -> SearchResult:
         """The same result with more details."""

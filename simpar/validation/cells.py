@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from simpar.files import suggest
+from simpar.files import suggest, wording
 
 Row = Mapping[str, str]
 
@@ -102,5 +102,5 @@ def check_value(part: BaseModel, key: str, value: Any, column: str) -> Any:
         changed = {**dict(part), name: {**kept, rest: value} if rest else value}
         read = getattr(type(part).model_validate(changed), name)
     except ValidationError as error:
-        raise Unmodelled(f"{column} = {value!r}: {error.errors()[0]['msg']}") from None
+        raise Unmodelled(f"{column} = {value!r}: {wording(error.errors()[0])}") from None
     return read[rest] if rest else read

@@ -120,7 +120,7 @@ def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool)
         Plan.model_validate(plan)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Unmodelled(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
+        raise Unmodelled(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {files.wording(first)}") from None
     return plan
 
 
@@ -365,7 +365,7 @@ def _documents(row: Row) -> Documents | None:
     try:
         return Documents.model_validate(given if isinstance(given, Mapping) else {"mean": given})
     except ValidationError as error:
-        raise Unmodelled(f"documents = {given!r}: {error.errors()[0]['msg']}") from None
+        raise Unmodelled(f"documents = {given!r}: {files.wording(error.errors()[0])}") from None
 
 
 # --- what was measured -----------------------------------------------------------------------------------------

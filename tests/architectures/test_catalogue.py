@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from simpar import files
-from simpar.architectures.catalogue import NAMES, catalogue, find_model, list_shipped, load_model
+from simpar.architectures.catalogue import NAMES, catalogue, config_of, find_model, list_shipped, load_model
 from simpar.architectures.training import Training
+from simpar.errors import UserError
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
 from simpar.plan.plan import Plan
@@ -184,3 +187,27 @@ def test_shards_add_up(name: str) -> None:
 def test_nemotron_h_is_as_large_as_printed(size: str, billions: float) -> None:
     """The names round [NVIDIA 2025, arXiv 2504.03624]; counts of the model cards."""
     assert load_model(f"nemotron-h-{size}").num_parameters() / 10**9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_downloaded_folder_is_its_config(tmp_path, monkeypatch) -> None:
+    """With a slash or without; a folder of a shipped name does not hide the model, one without a config is refused."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("own", "llama-3-8b", "meta-llama/Llama-3.1-8B", "empty"):
+        Path(folder).mkdir(parents=True)
+    Path("own/config.json").write_text(json.dumps(config_of("gpt2")))
+    for name in ("own", "./own", "own/", str(tmp_path / "own")):
+        assert load_model(name).num_parameters() == PUBLISHED["gpt2"]
+    for name in ("llama-3-8b", "meta-llama/Llama-3.1-8B"):
+        assert load_model(name).num_parameters() == PUBLISHED["llama-3-8b"]
+    with pytest.raises(UserError, match=r"^empty: is a folder without config.json; "):
+        load_model("empty")
+
+
+def test_an_unknown_id_of_the_hub_names_what_is_like_it() -> None:
+    """It is neither a file nor in the cache; a path is a file that is not there."""
+    with pytest.raises(UserError, match=r"^meta-llama/Llama-9-8B: no such file, nor .*nearest: llama-3-8b, "):
+        load_model("meta-llama/Llama-9-8B")
+    with pytest.raises(UserError, match=r"^nothing/config.json: cannot be read"):
+        load_model("nothing/config.json")
+    with pytest.raises(UserError, match="unknown model"):
+        load_model("x" * 10_000)  # longer than any path

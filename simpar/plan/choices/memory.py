@@ -52,7 +52,7 @@ class MemoryPolicy(Section):
     @classmethod
     def _known(cls, value: str) -> str:
         if not recompute.is_known(value):
-            raise ValueError(f"allowed {recompute.ALLOWED}")
+            raise ValueError(f"allowed: {recompute.ALLOWED}")
         return value
 
 
