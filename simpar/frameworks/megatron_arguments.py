@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
-from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.shell_words import UNKNOWN, split
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import RATES, ReadWords, rate_of
 
@@ -116,7 +116,7 @@ class Arguments:
     def words(self) -> ReadWords:
         """Arguments that were asked for, and the others with their values, by their names in the file."""
         left = {flag: values for flag, values in self.values.items() if flag not in self.used}
-        used = tuple(self.name(flag) for flag in self.values if flag in self.used)
+        used = tuple(dict.fromkeys(self.name(flag) for flag in self.values if flag in self.used))
         return ReadWords(used, {self.name(flag): " ".join(values) if values else True for flag, values in left.items()})
 
     def misspelt(self) -> tuple[str, ...]:
@@ -130,6 +130,13 @@ def starts_megatron(words: Sequence[str]) -> bool:
     if flags & set(OF_TRAINERS) and not flags & set(AXES):
         return False
     return bool(flags & set(TELLING)) or any(PurePath(word).name.startswith("pretrain_") for word in words)
+
+
+def renamed(given: Arguments, names: Mapping[str, str]) -> Arguments:
+    """The arguments with some by their name in Megatron-LM, which errors and accounts know by their own."""
+    values = {names.get(flag, flag): value for flag, value in given.values.items()}
+    own = {theirs: given.name(flag) for flag, theirs in names.items() if flag in given.values}
+    return replace(given, values=values, names={**given.names, **own}, used=set())
 
 
 def read_arguments(text: str, source: str) -> Arguments:
@@ -183,11 +190,11 @@ def _words(words: Iterable[str]) -> list[str]:
     """The words of a command; the text for another shell (``bash -c``) and flags quoted together are split again."""
     result: list[str] = []
     for word in words:
-        if "--" in word and len(word.split()) > 1:
+        if "--" in word and len(split(word)) > 1:
             try:
-                inner = shlex.split(word, comments=True)
+                inner = split(word, lambda text: shlex.split(text, comments=True))
             except ValueError:
-                inner = word.split()
+                inner = split(word)
             result += inner if inner == [word] else _words(inner)
         else:
             result.append(word)

@@ -6,7 +6,7 @@ adds models and data to Megatron-LM. Sources: deepspeedai/Megatron-DeepSpeed 4ef
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -18,7 +18,7 @@ from simpar.frameworks.deepspeed_read import WORDS as WORDS_OF_DEEPSPEED
 from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
-from simpar.frameworks.megatron_arguments import Arguments, read_arguments, starts_megatron
+from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed, starts_megatron
 from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
 from simpar.frameworks.overrides import text_beside
@@ -183,13 +183,6 @@ def _asks(flags: Sequence[str]) -> Callable[[Sequence[str]], bool]:
         return starts_megatron(words) and bool(given & set(flags))
 
     return starts
-
-
-def renamed(given: Arguments, names: Mapping[str, str]) -> Arguments:
-    """The arguments with some by their name in Megatron-LM, which errors and accounts know by their own."""
-    values = {names.get(flag, flag): value for flag, value in given.values.items()}
-    own = {theirs: given.name(flag) for flag, theirs in names.items() if flag in given.values}
-    return replace(given, values=values, names={**given.names, **own}, used=set())
 
 
 def read_megatron_deepspeed(text: str, name: str) -> Imported:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.architectures.catalogue import config_of, load_model
+from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.architectures.graph import ModelGraph
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
@@ -27,6 +27,10 @@ WINDOWED = ("mistral", "qwen2", "qwen3", "qwen3_moe", "starcoder2", "mixtral")
 """Families whose layers may have windows, as a config says layer by layer."""
 OF_GPT2 = ("GPT2BPETokenizer", "")
 """Tokenizers of so many words: GPT-2's, which is also taken where none is named."""
+OF_LLAMA_2 = 32000
+"""Words of Llama 2's tokenizer. Llama2Tokenizer reads any file of SentencePiece: only the file's path tells."""
+MOST_FOLDERS = 6
+"""Names of a tokenizer's path, from its end on, that may be a model's."""
 DIVISOR = 128
 """Vocabularies are padded to a multiple of this, for every tensor-parallel rank (make_vocab_size_divisible_by)."""
 
@@ -68,15 +72,19 @@ def sizes_asked(given: Arguments) -> dict[str, int]:
 def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], Mapping[str, Any] | None, list[str]]:
     """The shipped models that arguments state, the config of one that is not shipped, and notes."""
     kind = kind_asked(given)
+    sizes = _with_width(given, sizes)
     models = _narrowed(given, models_with(sizes, kind))
     if models or not is_telling(sizes):
-        return _with_vocabulary(given, sizes, models) if is_telling(sizes) else (models, None, [])
+        if not is_telling(sizes):
+            return models, None, []
+        released, other, said = _with_vocabulary(given, sizes, models)
+        return released, other, [*said, *_unsaid(given, models[0])]
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
-        return [], {**config_of(same[0]), "vocab_size": words}, [note]
+        return [], {**config_of(same[0]), "vocab_size": words}, [note, *_unsaid(given, same[0])]
     if kind == "other":
         return [], None, []
     vocabulary = _vocabulary(given, sizes)
@@ -87,10 +95,47 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
     if config is None:
         return [], None, []
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
+    width = sizes.get("ffn") or sizes.get("expert_ffn")
+    if width and "--ffn-hidden-size" not in given.values and "--moe-ffn-hidden-size" not in given.values:
+        notes.append(f"An MLP's width is {width}, as Megatron-LM takes where no --ffn-hidden-size says one.")
     if "vocab" not in sizes and "--padded-vocab-size" not in given.values:
         named = given.text("--tokenizer-model") if vocabulary != GPT2_VOCABULARY else "GPT-2's tokenizer"
         notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as {named} has, padded.")
     return [], config, notes
+
+
+def _with_width(given: Arguments, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes with the width that Megatron-LM gives MLPs where no argument says one."""
+    if "--ffn-hidden-size" in given.values or "hidden" not in sizes:
+        return sizes
+    width = _usual_ffn(sizes["hidden"], gated=_is_gated(given))
+    if sizes["num_experts"] and "expert_ffn" not in sizes:
+        return {**sizes, "expert_ffn": width}
+    return sizes if sizes["num_experts"] else {**sizes, "ffn": width}
+
+
+def _is_gated(given: Arguments) -> bool:
+    """Whether MLPs have a gate."""
+    return any(given.has(flag) for flag in ("--swiglu", "--gated-linear-unit", "--quick-geglu"))
+
+
+def _unsaid(given: Arguments, model: str) -> list[str]:
+    """A note on what decides of a model's layers and is not in the text: Megatron-LM would train others."""
+    graph = load_model(model)
+    style, head = architecture(graph), graph.dims.get("head_dim")
+    usual = graph.dims["hidden"] // graph.dims["heads"]
+    absent = {
+        "--swiglu": style.gated and not _is_gated(given),
+        "--untie-embeddings-and-output-weights": not style.tied
+        and "--untie-embeddings-and-output-weights" not in given.values,
+        f"--kv-channels {head}": head not in (None, usual)
+        and not {"--kv-channels", "--multi-latent-attention"} & set(given.values),
+    }
+    unsaid = [flag for flag, is_absent in absent.items() if is_absent]
+    if not unsaid:
+        return []
+    named = f"The sizes are those of {model}, and so are its layers here"
+    return [f"{named}; without {', '.join(unsaid)}, which the text does not have, Megatron-LM trains others."]
 
 
 def _with_vocabulary(
@@ -152,7 +197,7 @@ def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
 def _unlike(given: Arguments, graph: ModelGraph) -> int:
     """In how many ways a model's layers are not those that arguments, and Megatron-LM's defaults, ask for."""
     style, kind = architecture(graph), given.text("--position-embedding-type")
-    gated = given.has("--swiglu") or given.has("--gated-linear-unit") or given.has("--quick-geglu")
+    gated = _is_gated(given)
     rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
     width = given.number("--ffn-hidden-size") or _usual_ffn(graph.dims["hidden"], gated=gated)
@@ -185,11 +230,15 @@ def _vocabulary(given: Arguments, sizes: Mapping[str, int]) -> int | None:
     told = sizes.get("vocab") or given.number("--padded-vocab-size")
     if told is not None:
         return told
-    if (given.text("--tokenizer-type") or "") in OF_GPT2:
+    kind = given.text("--tokenizer-type") or ""
+    if kind in OF_GPT2:
         return GPT2_VOCABULARY
     named = "".join(given.values.get("--tokenizer-model", [])[:1])
     model = find_released(named, given.source) if named else None
-    return None if model is None else load_model(model).dims["vocab"]
+    model = model or next(filter(None, map(find_model, reversed(named.split("/")[-MOST_FOLDERS:]))), None)
+    if model is not None:
+        return load_model(model).dims["vocab"]
+    return OF_LLAMA_2 if kind == "Llama2Tokenizer" and re.search(r"llama[-_.]?2\b", named.lower()) else None
 
 
 def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None:
@@ -201,7 +250,7 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
     if not {"layers", "hidden", "heads"} <= set(sizes):
         return None
     hidden, heads = sizes["hidden"], sizes["heads"]
-    gated = given.has("--swiglu") or given.has("--gated-linear-unit") or given.has("--quick-geglu")
+    gated = _is_gated(given)
     ffn = given.number("--ffn-hidden-size") or _usual_ffn(hidden, gated=gated)
     result: dict[str, Any] = {
         "vocab_size": _padded(given, sizes["vocab"]),

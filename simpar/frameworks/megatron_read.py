@@ -24,6 +24,7 @@ from simpar.frameworks.megatron_arguments import (
     Arguments,
     of_mapping,
     read_arguments,
+    renamed,
     starts_megatron,
 )
 from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
@@ -58,6 +59,11 @@ OPTIMIZERS = {
 FRACTION = "--optimizer-offload-fraction"
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 RECOMPUTED = "--recompute-num-layers"
+OF_2021 = {
+    "--activations-checkpoint-method": "--recompute-method", "--activations-checkpoint-num-layers": RECOMPUTED,
+    "--distribute-checkpointed-activations": "--distribute-saved-activations",
+}  # fmt: skip
+"""Arguments of recomputation by their names until May 2022, when all of a layer was recomputed or nothing."""
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Strategies of Megatron-FSDP; the last is the default of the argument since April 2026, before it was the first."""
@@ -90,6 +96,7 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
     """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
     refuse_other_models(given)
+    given = _with_todays_names(given)
     if given.values.get(RECOMPUTED) == ["0"]:  # of the first layers, none
         whole = given.values.get("--recompute-method") == ["block"]
         given.used |= {RECOMPUTED, *(["--recompute-granularity"] if whole else [])} & set(given.values)
@@ -117,6 +124,16 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     plan = Plan.model_validate(values)
     asks = {"model": notes[0] if asked else note, **about}
     return Imported(plan, given.words(), said, local, sizes=told, asks=asks, expert_balance=balance, config=config)
+
+
+def _with_todays_names(given: Arguments) -> Arguments:
+    if not set(OF_2021) & set(given.values):
+        return given
+    given = renamed(given, OF_2021)
+    if "--recompute-method" in given.values and "--recompute-granularity" not in given.values:
+        return replace(given, values={**given.values, "--recompute-granularity": ["full"]},
+                       names={**given.names, "--recompute-granularity": given.name("--recompute-method")})  # fmt: skip
+    return given
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:

@@ -95,7 +95,7 @@ MEGATRON_WORDS = WordTable(
         "disable_tensorboard", "debug", "fully_parallel_save", "kill_switch_path", "trigger_path",
         "export_te_mcore_model", "finetune_hf_dataset", "mup", "norm_target_loss", "loss_on_targets_only",
         "reset_progress", "valid_num_workers", "test_weighted_split_paths*", "create_attention_mask*",
-        "torch_profiler*", "use_nsys_profiler",
+        "torch_profiler*", "use_nsys_profiler", "use_mpi",
         # choices of kernels that Megatron-Core's profiles have, or that change next to nothing
         "bias_gelu_fusion", "bias_swiglu_fusion",
         "bias_dropout_fusion", "bias_activation_fusion", "apply_rope_fusion", "masked_softmax_fusion",
@@ -185,6 +185,7 @@ MEGATRON_WORDS = WordTable(
         "megatron_fsdp_main_params_dtype": "the dtype of the optimizer's parameters: memory",
         "megatron_fsdp_grad_comm_dtype": "the dtype in which gradients are reduced: communication",
         "store_param_remainders": "how the optimizer keeps 32-bit parameters: memory",
+        "use_z_loss": "one more sum over the logits: time and memory of the loss",
         "distribute_saved_activations": "inputs of recomputed layers are split over tensor-parallel ranks: memory",
         "num_microbatches_with_partial*": "how many microbatches recompute: time and memory",
         "moe_layer_recompute": "mixtures are recomputed: time and memory",

@@ -28,6 +28,8 @@ _LISTS = re.compile(r"\$\{(\w+\[@\](?::[\s\d:]+)?|@(?::[\s\d:]+)?)\}|\$(@)")
 """Expansions to several words, also inside quotes."""
 ALL_ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 _ASSIGNED = re.compile(r"\s*(\w+)\s*([-+*/%]?)=(?!=)(.+)", re.DOTALL)
+_SPACE = "\0"
+"""Stands for a space that parts no words; no argument of a program has one."""
 _TENS = re.compile(r"\$(\d)(\d+)")
 
 
@@ -85,7 +87,7 @@ class Variables(dict[str, list[str]]):
         if kind in ("simple_expansion", "expansion", "command_substitution"):
             expanded = self._expanded(text) if kind != "command_substitution" else [self.put_in(text)]
             is_whole = not is_split or any(word.startswith(("$(", "${")) for word in expanded)
-            return [" ".join(expanded)] if is_whole else [part for word in expanded for part in word.split()]
+            return [" ".join(expanded)] if is_whole else [part for word in expanded for part in split(word)]
         if kind == "arithmetic_expansion":
             value = self.arithmetic(text.removeprefix("$((").removesuffix("))"))
             return [text if value is None else str(value)]
@@ -265,6 +267,21 @@ def text_of(node: Node) -> str:
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
+
+
+def split(text: str, separated: Callable[[str], list[str]] = str.split) -> list[str]:
+    """The words of an expanded text; what a command would print is left in one piece, with the command's own words.
+
+    ``separated`` parts a text in which no such command has spaces.
+    """
+    kept, at = list[str](), 0
+    while match := _NEXT.search(text, at):
+        is_output = match.group(0) in ("$((", "$(", "`")
+        end = _end_of(text, match.end(), match.group(0)) if is_output else None
+        kept.append(text[at : match.end() if end is None else match.start()])
+        kept.append("" if end is None else re.sub(r"\s", _SPACE, text[match.start() : end]))
+        at = match.end() if end is None else end
+    return [word.replace(_SPACE, " ") for word in separated("".join((*kept, text[at:])))]
 
 
 def _end_of(text: str, at: int, opens: str) -> int | None:

@@ -11,9 +11,8 @@ from typing import Any
 from simpar.architectures.catalogue import find_model
 from simpar.errors import UserError
 from simpar.frameworks.data_sets import pack_documents
-from simpar.frameworks.megatron_arguments import Arguments, flags_of, with_layers
+from simpar.frameworks.megatron_arguments import Arguments, flags_of, renamed, with_layers
 from simpar.frameworks.megatron_execution import loss_notes, with_loss
-from simpar.frameworks.megatron_kin import renamed
 from simpar.frameworks.megatron_read import plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS, OTHER_LOOP
 from simpar.frameworks.overrides import command_of, is_config, load_beside, mapping

@@ -120,6 +120,8 @@ IDLE = (
     "--mpi", "--membind", "--mem-bind", "--cpunodebind", "--cpu-bind", "--unbuffered", "--qos", "--constraint",
     "--chdir", "--join", "--cluster-time-out", "--bind-core", "--allow-run-as-root", "--bind-to", "--map-by", "--mca",
     "--report-bindings", "--oversubscribe", "--tag-output", "--host", "--hosts", "--depth", "--cc",
+    "--force-multi", "--no-ssh*", "--no-local-rank", "--enable-each-rank-log", "--save-pid", "--bind-cores*",
+    "--launcher-args", "--venv-script",
 )  # fmt: skip
 """Launchers' flags that change neither the layout nor the time of a step, as patterns."""
 

@@ -92,6 +92,24 @@ def test_modules_are_read_as_they_are_named(modules, policy, notes):
     assert sum("recompute-modules" in note for note in found.notes) == notes
 
 
+@pytest.mark.parametrize(
+    ("old", "policy", "used"),
+    [
+        ("--activations-checkpoint-method uniform", "full", ["--activations-checkpoint-method"]),
+        ("--activations-checkpoint-method uniform --activations-checkpoint-num-layers 2", "segments:2",
+         ["--activations-checkpoint-method", "--activations-checkpoint-num-layers"]),
+        ("--distribute-checkpointed-activations", "none", []),
+    ],
+)  # fmt: skip
+def test_recomputation_by_its_names_of_2021(old, policy, used):
+    """Megatron-LM recomputed whole layers, or none, and the account has the names of the text."""
+    sizes = "--num-layers 4 --pipeline-model-parallel-size 2 --micro-batch-size 1"
+    found = read(f"{sizes} {old}", "args.txt", "megatron")
+    assert found.plan.memory.recompute == policy
+    assert [word for word in found.words.used if "activations" in word] == used
+    assert "--recompute-method" not in {*found.words.used, *found.words.unread}
+
+
 def test_fsdp_does_not_limit_connections():
     """Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS = 1."""
     text = command(tp=2, dp=4, zero=3)

@@ -199,6 +199,11 @@ def test_a_tokenizer_of_a_known_model_has_its_vocabulary():
     words = LLAMA_8B.replace("14336", "8192")
     found = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B")
     assert found.config["vocab_size"] == 128256
+    for path in ("/fsx/llama2/tokenizer.model", "data/llama-7b/tokenizer.model", "/x/Llama-2-70b-hf/tokenizer.model"):
+        found = imported(f"{words} --tokenizer-type Llama2Tokenizer --tokenizer-model {path}")
+        assert (found.config["vocab_size"], found.notes[1][:41]) == (32000, "The vocabulary is not said: 32000 words, ")
+    found = imported(f"{words} --tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/Qwen3-8B/")
+    assert found.config["vocab_size"] == 151936
     found = imported(f"{words} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model")
     asked = "The vocabulary of /data/tokenizer.model is not known: give --vocab-size N in the text, or --model."
     assert (found.asks["model"], found.notes[0], found.config) == (asked, asked, None)
@@ -231,6 +236,24 @@ def test_of_models_of_equal_sizes_the_likest_is_taken(words, model):
     """By positions, norms, gates and the width of an MLP that is not said."""
     heads = "" if "attention-heads" in words else "--num-attention-heads 32"
     assert imported(f"{words} {heads}").plan.model == model
+
+
+@pytest.mark.parametrize(
+    ("words", "width"),
+    [
+        ("--swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights", 21824),
+        ("--swiglu", 21824),
+        ("", 32768),
+    ],
+)
+def test_a_width_that_is_not_said_is_megatrons(words, width):
+    """Llama 2 70B has 28672, and 69 billion parameters; a script of its sizes without a width trains 55 billion."""
+    sizes = "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --group-query-attention --num-query-groups 8"
+    rope = "--position-embedding-type rope --vocab-size 32000 --tensor-model-parallel-size 4"
+    found = imported(f"{sizes} {rope} {words}")
+    assert (found.plan.model, found.config["intermediate_size"]) == (None, width)
+    assert any(f"{width}, as Megatron-LM takes where no --ffn-hidden-size" in note for note in found.notes)
+    assert imported(f"{sizes} {rope} {words} --ffn-hidden-size 28672").plan.model == "llama-2-70b"
 
 
 QWEN_SIZED = (

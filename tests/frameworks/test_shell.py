@@ -203,3 +203,17 @@ def test_comments_between_the_lines_of_a_command():
     """Substitutions of nothing, in any language; the words go on."""
     text = "run --a 1 \\\n  `# 批次大小 (batch)` \\\n  --b 2 `#  c`\necho '完成'\n"
     assert Script(text, "x.sh").commands[0] == ["run", "--a", "1", "--b", "2"]
+
+
+def test_what_a_program_would_print_is_one_piece():
+    """Its own options are none of the command, however the substitution stands in a word or is passed on."""
+    text = """
+HOST=$(hostname --ip-address)
+GPUS=$(($(nvidia-smi --query-gpu=name --format=csv | wc -l) - 2))
+NAME=run_g${GPUS}_x; LINES=`rocm-smi --showid | wc -l`
+ARGS="--master-addr $HOST --out /out/${NAME}/y --tag $(git log --oneline)-$LINES"
+eval torchrun $ARGS train.py --lines $LINES
+"""
+    (command,) = (words for words in Script(text, "a.sh").commands if "train.py" in words)
+    assert command[0] == "torchrun"
+    assert [word for word in command if word.startswith("--")] == ["--master-addr", "--out", "--tag", "--lines"]
