@@ -301,7 +301,8 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
 
     screen, result = console(), report["measured"]
     losses = result["losses"]
-    screen.print(f"{report['model']}: {layout(report['plan'])}; {report['ranks']} ranks", style="bold", soft_wrap=True)
+    ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
+    screen.print(f"{report['model']}: {layout(report['plan'])}; {ranks}", style="bold", soft_wrap=True)
     for name, predicted, measured, error in table(report):
         screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)
     if losses:

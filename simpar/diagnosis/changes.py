@@ -7,7 +7,7 @@ so. A gain is the measured step times the share by which the simulated step gets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,8 @@ class ObservedStep:
     """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others.
 
     ``slow_hosts_s`` are ranks whose hosts launch late: by how much later than others, and how long one of these waits.
+    ``kernels_s`` are the same two of the ranks whose kernels are slow, the largest of each; None in a pipeline, where a
+    rank's delay is not the step's.
     """
 
     step_time_s: float
@@ -110,6 +112,7 @@ class ObservedStep:
     slow_ranks: Mapping[int, float]
     scatter: float = 0.0
     slow_hosts_s: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    kernels_s: tuple[float, float] | None = None
 
     @staticmethod
     def of_traces(measured: MeasuredStep, result: Result) -> ObservedStep:
@@ -120,7 +123,9 @@ class ObservedStep:
             for each in measured.stragglers
             if each.because == LAUNCHES
         }
-        return ObservedStep(measured.step_time_s, _measured_parts(measured), slow, slow_hosts_s=late)
+        parts = _measured_parts(measured, slow, late)
+        kernels = None if result.plan.mesh.sizes.is_pipelined or not slow else _delay_of_kernels(measured, slow)
+        return ObservedStep(measured.step_time_s, parts, slow, slow_hosts_s=late, kernels_s=kernels)
 
     @staticmethod
     def of_log(step_time_s: float, scatter: float) -> ObservedStep:
@@ -149,8 +154,14 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
         }
     base = simulate(**{**inputs, "with_timeline": False})
     gain_of = _Comparison(seen.step_time_s, base).gain
-    gains = [_host_gain(rank, seen, base) for rank in seen.slow_hosts_s]
-    if slow:
+    late = seen.slow_hosts_s.items()
+    gains = [
+        _measured_gain(f"rank {rank}'s host as fast as the others'", min(said), said, seen.step_time_s, base)
+        for rank, said in late
+    ]
+    if seen.kernels_s is not None:
+        gains.append(_measured_gain(NO_STRAGGLER, seen.kernels_s[0], seen.kernels_s, seen.step_time_s, base))
+    elif slow:
         hear(f"trying {NO_STRAGGLER} ...")
         gains.append(gain_of(NO_STRAGGLER, simulate(**{**even, "with_timeline": False})))
     run = PlanChanger.of(base, inputs, lambda flags: hear(f"trying {flags} ..."))
@@ -170,12 +181,10 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
     return Changes(tuple(sorted(_distinct(gains), key=_rating)), fitted, slow, tuple(remarks))
 
 
-def _host_gain(rank: int, seen: ObservedStep, base: Result) -> Gain:
-    """What a host as fast as the others' would gain, as measured in two ways: its delay, and the wait for it."""
-    low, high = sorted(seen.slow_hosts_s[rank])
+def _measured_gain(change: str, gain_s: float, said_s: tuple[float, float], step_s: float, base: Result) -> Gain:
+    """What a rank as fast as the others would gain, as measured in two ways: its delay, and the wait for it."""
     sure = None if base.certainty is None else base.certainty.fit_probability
-    name = f"rank {rank}'s host as fast as the others'"
-    return Gain(name, low, (low, high), seen.step_time_s - low, base.fits, sure)
+    return Gain(change, gain_s, (min(said_s), max(said_s)), step_s - gain_s, base.fits, sure)
 
 
 def _rating(gain: Gain) -> tuple[bool, bool, bool, float]:
@@ -207,6 +216,15 @@ def slow_ranks(measured: MeasuredStep, plan: Plan) -> dict[int, float]:
         if straggler.because == KERNELS and peers and mine > float(np.median(peers)) > 0:
             result[straggler.rank] = mine / float(np.median(peers))
     return result
+
+
+def _delay_of_kernels(measured: MeasuredStep, slow: Mapping[int, float]) -> tuple[float, float]:
+    """How much longer than on the others kernels take on the slowest rank, and the longest wait for such a rank, in s.
+
+    ``slow`` are factors over the median of the others, by rank.
+    """
+    delays = [each.compute_s * (1.0 - 1.0 / slow[each.rank]) for each in measured.ranks if each.rank in slow]
+    return max(delays), max(each.longest_s for each in measured.stragglers if each.rank in slow)
 
 
 def _graphs(inputs: Mapping[str, Any], stack: Stack) -> Iterator[Change]:
@@ -302,16 +320,21 @@ def _fit(seen: ObservedStep, scenario: Scenario, result: Result) -> Learned | No
     return learn(told, quantity=quantity) if told else None
 
 
-def _measured_parts(measured: MeasuredStep) -> dict[str, float]:
-    """The parts to fit to, in s: the median rank's kernels, exposed transfers, and the host."""
+def _measured_parts(measured: MeasuredStep, slow: Collection[int], late: Collection[int]) -> dict[str, float]:
+    """The parts to fit to, in s: the median rank's kernels, exposed transfers, and the host.
 
-    def median(of: Callable[[Mapping[str, float]], float]) -> float:
-        return float(np.median([of(each.causes_s) for each in measured.ranks]))
+    Ranks whose kernels are ``slow``, or whose host is ``late``, are left out of that part: they are slower than what
+    is fitted to, by what was measured.
+    """
+
+    def median(of: Callable[[Mapping[str, float]], float], without: Collection[int] = ()) -> float:
+        ranks = [each for each in measured.ranks if each.rank not in without] or measured.ranks
+        return float(np.median([of(each.causes_s) for each in ranks]))
 
     return {
-        "kernels": median(lambda causes: causes.get("compute", 0.0) + causes.get("optimizer", 0.0)),
+        "kernels": median(lambda causes: causes.get("compute", 0.0) + causes.get("optimizer", 0.0), slow),
         "transfers": median(lambda causes: sum(s for name, s in causes.items() if name.startswith("exposed_"))),
-        "host": median(lambda causes: causes.get("host", 0.0)),
+        "host": median(lambda causes: causes.get("host", 0.0), late),
     }
 
 

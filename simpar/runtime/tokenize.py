@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +38,8 @@ VERSION = 1
 AT_ONCE, AT_ONCE_CHARACTERS = 512, 4 * MIB
 """Documents, and characters, that are encoded together, by the tokenizer's own threads."""
 BYTE_VALUES = 256
+KEPT_EVERY_S = 1.0
+"""Seconds between two notes of how far a call has come: it waits for the disk each time."""
 DIGITS = 12
 """Of a digest, in the name of a folder."""
 TO_16_BITS = 1 << 16
@@ -233,20 +238,30 @@ def tokenize(names: Sequence[str], tokenizer: str, folder: Path, options: Tokeni
         if done.made_of != made_of:
             raise UserError(f"{folder}: has tokens of other text, tokenizer or options; allowed: a new folder")
         return done
+    with _alone_in(folder):
+        return _tokenized(names, sources, encoder, folder, options, made_of)
+
+
+def _tokenized(
+    names: Sequence[str], sources: Sequence[SourceFile], encoder: Encoder, folder: Path, options: TokenizeOptions,
+    made_of: str,
+) -> TokenManifest:  # fmt: skip
     progress = _progress(folder, made_of)
     dtype = "uint16" if encoder.size <= TO_16_BITS else "uint32"
     writers = [Writer(folder, dtype)]
     writers += [Writer(folder / VALIDATION, dtype)] if options.validation else []
     for writer, state in zip(writers, progress.get("writers") or [{}] * len(writers), strict=True):
         writer.resume(state)
+    first, kept = (progress.get("source", 0), progress.get("position", 0)), time.monotonic()
+    _keep(folder, made_of, first, writers)
     try:
-        for number, source in enumerate(sources):
-            if number < progress.get("source", 0):
-                continue
-            after = progress.get("position", 0) if number == progress.get("source", 0) else 0
+        for number, source in enumerate(sources[first[0] :], start=first[0]):
+            after = first[1] if number == first[0] else 0
             for position, batch in _batches(read(source, encoder.render, after)):
                 _write(batch, encoder, writers, options)
-                _keep(folder, made_of, number, position, writers)
+                if time.monotonic() - kept > KEPT_EVERY_S:
+                    _keep(folder, made_of, (number, position), writers)
+                    kept = time.monotonic()
     finally:
         for writer in writers:
             writer.close()
@@ -277,22 +292,47 @@ def _digest(sources: Sequence[SourceFile], encoder: Encoder, options: TokenizeOp
     return hashlib.sha256(said.encode()).hexdigest()
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """A folder that no other process writes meanwhile: two would append to the same files. Raises UserError."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another process writes tokens there; allowed: when it has ended, or a new folder"
+        ) from None
+    finally:
+        os.close(held)
+
+
 def _progress(folder: Path, made_of: str) -> dict[str, Any]:
-    """How far an interrupted call came; {} if there was none. Raises UserError for anything else in the folder."""
+    """How far an interrupted call came; {} if there was none, or if it kept nothing.
+
+    Raises UserError for anything else in the folder.
+    """
     path = folder / PROGRESS
     if path.is_file():
         loaded = files.load(path).data
         if isinstance(loaded, dict) and loaded.get("made_of") == made_of:
             return loaded
+        if isinstance(loaded, dict) and (loaded.get("source"), loaded.get("position")) == (0, 0):
+            shutil.rmtree(folder / VALIDATION, ignore_errors=True)
+            return {}
         raise UserError(f"{folder}: has unfinished tokens of other text, tokenizer or options; allowed: a new folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    if any(folder.iterdir()):
         raise UserError(f"{folder}: is not empty and has no {MANIFEST}; allowed: a new folder")
     return {}
 
 
-def _keep(folder: Path, made_of: str, source: int, position: int, writers: Sequence[Writer]) -> None:
+def _keep(folder: Path, made_of: str, until: tuple[int, int], writers: Sequence[Writer]) -> None:
+    """Note how far a call has come: the number of the source, and the position behind its last document."""
     states = [writer.state() for writer in writers]
-    said = {"made_of": made_of, "source": source, "position": position, "writers": states}
+    said = {"made_of": made_of, "source": until[0], "position": until[1], "writers": states}
     files.write_atomic(folder / PROGRESS, json.dumps(said) + "\n")
 
 

@@ -176,6 +176,20 @@ def test_a_late_host_is_a_change(tmp_path):
     assert not gain.undecided
 
 
+def test_slow_kernels_are_sized_as_measured(tmp_path):
+    """Of two ranks one takes 1.5 times as long: fitted to is the other, and the step loses what it computes longer."""
+    made = [data_parallel_step(r, slow=[1.0, 1.5], world_size=2, overlapped=False) for r in range(2)]
+    measured = explain(*(each.save(tmp_path) for each in made)).measured
+    plan = scenario(**{"cluster.devices": 2})
+    result = simulate(**plan.inputs())
+    seen = ObservedStep.of_traces(measured, result)
+    assert seen.slow_ranks == {1: pytest.approx(1.5)}
+    assert seen.parts_s["kernels"] == pytest.approx(0.003 + 0.0001)
+    assert seen.kernels_s == pytest.approx((0.0015, 0.0015))
+    gain = next(each for each in find_changes(seen, plan, result).gains if each.change == NO_STRAGGLER)
+    assert (gain.gain_s, gain.interval_s) == (seen.kernels_s[0], tuple(sorted(seen.kernels_s)))
+
+
 @pytest.mark.parametrize("overlapped", [True, False])
 def test_overlap_is_lost_whatever_the_network_is_predicted_to_take(tmp_path, overlapped):
     """Transfers that take ten times as long as predicted, all of them exposed: lost. Under the backward pass: not."""

@@ -122,6 +122,7 @@ def test_templates_are_rendered_as_transformers_does(tmp_path, words):
 def test_an_interrupted_call_goes_on_to_the_same_bytes(tmp_path, words, monkeypatch):
     """Stopped behind any batch, then called again: every file is that of an undisturbed call."""
     monkeypatch.setattr(tokenize, "AT_ONCE", 3)
+    monkeypatch.setattr(tokenize, "KEPT_EVERY_S", -1.0)
     rows = [{"prompt": f"the cat {n} ", "completion": "sat on the mat " * (1 + n % 4)} for n in range(11)]
     names = [str(rows_file(tmp_path / "a.jsonl", *rows)), str(rows_file(tmp_path / "b.jsonl", *rows[::-1]))]
     options = TokenizeOptions(validation=0.3)
@@ -148,6 +149,35 @@ def test_an_interrupted_call_goes_on_to_the_same_bytes(tmp_path, words, monkeypa
         assert {path.relative_to(out) for path in out.rglob("*") if path.is_file()} == files
         for name in files:
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (stop, name)
+
+
+def test_a_text_that_is_mended_is_read_anew(tmp_path, words):
+    """A fault before anything is kept leaves nothing that stands in the way of the next call."""
+    path = rows_file(tmp_path / "a.jsonl", {"text": "the cat"}, {"text": ""})
+    with pytest.raises(UserError, match=r"a.jsonl:2: text is empty"):
+        tokenize.tokenize([str(path)], str(words), tmp_path / "out", TokenizeOptions(validation=0.5))
+    rows_file(path, {"text": "the cat"}, {"text": "the dogs"})
+    made = tokenize.tokenize([str(path)], str(words), tmp_path / "out", PLAIN)
+    assert made.documents == 2
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["ends.bin", "tokens.bin", "tokens.json"]
+
+
+def test_two_calls_do_not_write_one_folder(tmp_path, words, monkeypatch):
+    """The second is refused in one line, and the first ends as if it had been alone."""
+    path = rows_file(tmp_path / "a.jsonl", {"text": "the cat"})
+    read, refused = tokenize.read, []
+
+    def meanwhile(*arguments):
+        with pytest.raises(UserError) as raised:
+            tokenize.tokenize([str(path)], str(words), tmp_path / "out", PLAIN)
+        refused.append(str(raised.value))
+        return read(*arguments)
+
+    monkeypatch.setattr(tokenize, "read", meanwhile)
+    assert tokenize.tokenize([str(path)], str(words), tmp_path / "out", PLAIN).documents == 1
+    assert refused == [
+        f"{tmp_path / 'out'}: another process writes tokens there; allowed: when it has ended, or a new folder"
+    ]
 
 
 def test_what_is_there_is_not_made_again(tmp_path, words, monkeypatch):
