@@ -16,8 +16,8 @@ STYLE = Style(
 )  # fmt: skip
 
 
-def encoder(name: str, shape: Shape, *, token_types: int, dropout: bool) -> ModelGraph:
-    """A BERT-like model with ``token_types`` kinds of segments."""
+def encoder(name: str, shape: Shape, *, token_types: int, dropout: bool, tied: bool = True) -> ModelGraph:
+    """A BERT-like model with ``token_types`` kinds of segments, whose logits' table may be its own."""
     return ModelGraph(
         name=name,
         dims={**shape.dims, "token_types": token_types},
@@ -25,7 +25,7 @@ def encoder(name: str, shape: Shape, *, token_types: int, dropout: bool) -> Mode
         layers=("layer",) * shape.layers,
         embedding=_with_types(embedding(shape, STYLE, dropout)),
         head=Block("head", _head()),
-        tied_embeddings=True,
+        tied_embeddings=tied,
         facts={"norm": "layer"},
     )
 

@@ -73,9 +73,9 @@ class Weights:
 
     ``layer`` maps modules of a layer (under the prefix ``layers`` and its number) to theirs, ``ends`` those outside of
     layers. ``packed`` are several modules that are one of theirs. ``transposed`` are modules whose matrices are stored
-    transposed. ``experts`` are the modules of one expert's gate, up and down products, under ``experts_in`` and its
-    number. ``tensors`` names single tensors of theirs that have no module's name and ending, or several that are one
-    parameter here. ``without`` renames modules in layers that lack another one.
+    transposed. ``experts`` are the modules of one expert's gate ("" without one), up and down products, under
+    ``experts_in`` and its number. ``tensors`` names single tensors of theirs that have no module's name and ending, or
+    several that are one parameter here. ``without`` renames modules in layers that lack another one.
     """
 
     layers: str

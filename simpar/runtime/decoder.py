@@ -263,7 +263,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
 
     def activation(op: Operator) -> nn.Module:
         limit = details.caps.projections if op.name == CLIP else None
-        return Activation(_activation(details)) if limit is None else Clip(limit)
+        return gated(op) if limit is None else Clip(limit)
 
     def dropout(op: Operator) -> nn.Module:
         rates = details.dropout

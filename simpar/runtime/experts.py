@@ -131,7 +131,7 @@ class Router(nn.Module):
         if how.normalised:
             best = best / best.sum(dim=-1, keepdim=True)
         if bias is not None and added is None:
-            best = best + 0.0 * bias.sum()  # gives the bias a (zero) gradient, as data parallelism expects
+            best = best + (0.0 * bias).sum()  # gives the bias a gradient of zeros, as data parallelism expects
         return (best * how.factor).to(x.dtype), experts
 
     def _in_groups(self, scores: Tensor) -> Tensor:
@@ -234,14 +234,18 @@ class Combine(nn.Module):
 
 
 class GroupedExperts(nn.Module):
-    """A grouped product: the copies of every local expert times its own matrix, with one or two outputs."""
+    """A grouped product: the copies of every local expert times its own matrix, with one or two outputs.
+
+    Experts without a gate have one output of the first product.
+    """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
-        experts, hidden, ffn = dims["num_experts"], dims["hidden"], dims["expert_ffn"]
-        self.splits = 2 if op.name.endswith("up") else 1
-        outer = (2, ffn) if self.splits > 1 else (hidden,)
-        self.weight = nn.Parameter(torch.empty(experts, *outer, hidden if self.splits > 1 else ffn))
+        experts, hidden, ffn = dims["num_experts"], dims.get("expert_hidden", dims["hidden"]), dims["expert_ffn"]
+        self.widens = op.name.endswith("up")
+        self.splits = op.columns[0][0] if self.widens else 1
+        outer = (hidden,) if not self.widens else (2, ffn) if self.splits > 1 else (ffn,)
+        self.weight = nn.Parameter(torch.empty(experts, *outer, hidden if self.widens else ffn))
         self.bias = nn.Parameter(torch.empty(experts, *outer)) if len(op.weights) > 1 else None
         self.slices = 1
 
@@ -250,7 +254,9 @@ class GroupedExperts(nn.Module):
         names = mesh.mesh_dim_names or ()
         self.slices = mesh["etp"].size() if "etp" in names else 1
         for name, whole in list(self.named_parameters(recurse=False)):
-            features = Shard(2) if whole.ndim > 2 else Replicate()  # a bias after a sum over slices stays whole
+            last = whole.ndim - (2 if self.widens and name == "weight" else 1)
+            summed = name == "bias" and not self.widens  # a bias after a sum over slices stays whole
+            features = Replicate() if summed else Shard(last)
             placements = [Shard(0) if axis == "ep" else features for axis in names]
             shape = list(whole.shape)
             for axis, placement in zip(names, placements, strict=True):
@@ -273,7 +279,7 @@ class GroupedExperts(nn.Module):
         if self.bias is None:
             return None
         bias = _local(self.bias).to(x.dtype).flatten(1)
-        return bias if self.splits > 1 else Shared.apply(bias, self.slices)
+        return bias if self.widens else Shared.apply(bias, self.slices)
 
 
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
@@ -316,16 +322,16 @@ class ExpertClamp(nn.Module):
 
 
 class ExpertActivation(nn.Module):
-    """act(gate) x up of the experts' copies."""
+    """act(gate) x up of the experts' copies, or act(up) of experts without a gate."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
         self.activation = activation
 
     def forward(self, copies: tuple[Any, ...]) -> tuple[Any, ...]:
-        """([copies, ffn], [copies, ffn], routing) to ([copies, ffn], routing)."""
-        gate, up, routing = copies
-        return self.activation((gate, up)), routing
+        """([copies, ffn], [copies, ffn], routing), or one of them, to ([copies, ffn], routing)."""
+        *parts, routing = copies
+        return self.activation(tuple(parts) if len(parts) > 1 else parts[0]), routing
 
 
 def _local(parameter: Any) -> Tensor:

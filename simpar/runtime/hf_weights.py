@@ -105,7 +105,7 @@ def _in_layer(model_type: str, layer: str, names: Sequence[str], dims: Mapping[s
             yield rule((name,), (theirs,) if isinstance(theirs, str) else theirs, packing)
         elif module in ("expert_up", "expert_down"):
             kinds = weights.experts[:2] if module == "expert_up" else weights.experts[2:]
-            numbered = product(kinds, range(dims["num_experts"]))
+            numbered = product(filter(None, kinds), range(dims["num_experts"]))
             tensors = [f"{weights.experts_in}.{number}.{kind}.{leaf}" for kind, number in numbered]
             yield rule((name,), tensors, Packing.EXPERT_TENSORS)
         elif module in packed:

@@ -416,11 +416,11 @@ def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
 
 
 def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
-    """State-space layers need whole sequences on a rank."""
-    if graph.is_mixture:
+    """State-space layers need whole sequences on a rank; files of none name layers that predict further tokens."""
+    if graph.auxiliary:
         raise UserError(
-            f"model {graph.name}: has state-space layers and experts; the runtime trains hybrids of state-space "
-            "layers, attention and dense MLPs"
+            f"model {graph.name}: predicts further tokens behind state-space layers; allowed: "
+            "num_nextn_predict_layers = 0"
         )
     if plan.mesh.cp > 1:
         raise UserError(f"plan.cp = {plan.mesh.cp}: the runtime passes no states on; allowed: 1")

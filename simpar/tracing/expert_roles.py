@@ -31,6 +31,7 @@ def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
         "topk": dispatch.rows[0][0] // router.rows[0][0],
     }  # fmt: skip
     wide = term("expert_ffn", times=up.columns // down.contraction)
+    _latent_roles(roles, made, router)
     for draft in roles.drafts:
         before = _made_by(made, draft)
         if draft.kind == "router":
@@ -56,6 +57,29 @@ def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
             roles.name(draft, "expert_activation")
         if draft.kind in ROUTED_KINDS or roles.names.get(draft.name, "").startswith(ROUTED_NAMES):
             roles.rows[draft.name], roles.regions[draft.name] = ROUTED, "expert"
+
+
+def _latent_roles(roles: Roles, made: Mapping[str, OperatorDraft], router: OperatorDraft) -> None:
+    """Name the products around experts that read tokens narrower than the router's; ranks make those of their rows."""
+    latent = term("expert_hidden")
+    for draft in roles.drafts:
+        before = made.get(draft.inputs[0]) if draft.inputs else None
+        if before is None or draft.columns == router.contraction == before.columns:
+            continue
+        if draft.kind == "dispatch" and before.kind == "matmul" and before.contraction == router.contraction:
+            roles.dims["expert_hidden"] = draft.columns
+            roles.columns[draft.name] = roles.columns[before.name] = latent
+            roles.name(before, "latent_down")
+            roles.regions[before.name] = "sequence"
+        elif "expert_hidden" in roles.dims and draft.kind == "grouped_matmul":
+            sized = roles.contractions if before.kind == "dispatch" else roles.columns
+            sized[draft.name] = latent
+        elif "expert_hidden" in roles.dims and draft.kind == "combine":
+            roles.columns[draft.name] = latent
+        elif "expert_hidden" in roles.dims and draft.kind == "matmul" and before.kind == "combine":
+            roles.contractions[draft.name] = latent
+            roles.name(draft, "latent_up")
+            roles.regions[draft.name] = "sequence"
 
 
 def _count(down: OperatorDraft) -> int:

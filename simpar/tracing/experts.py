@@ -25,7 +25,8 @@ Pieces = Callable[[CallNode], tuple[DraftWeight, ...]]
 class TracedMixture:
     """One mixture: the router's product, its input, both grouped products, the final sum, the calls between.
 
-    Tokens are ``hidden`` wide; the input of the down product is ``narrow`` wide. ``count`` matrices are stacked.
+    Tokens are ``hidden`` wide, and ``width`` those that the router reads, of which experts may read a latent; the input
+    of the down product is ``narrow`` wide. ``count`` matrices are stacked.
     ``chosen`` experts are a token's where every expert reads every token, scaled by 0 unless it was chosen; else 0.
     """
 
@@ -39,6 +40,12 @@ class TracedMixture:
     narrow: int
     count: int
     chosen: int = 0
+    width: int = 0
+
+    @property
+    def routed_by(self) -> str:
+        """The call that the router reads."""
+        return self.source if self.width == self.hidden else self.router.refs[0]
 
 
 def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
@@ -119,7 +126,9 @@ def _mixture(
             behind.add(node.name)
     between = tuple(node for node in before if node.name in behind)
     narrow = nodes[down.refs[1]].sizes[-2]
-    return TracedMixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow, count, chosen)
+    router, hidden = products[-1], source.sizes[-1]
+    width = nodes[router.refs[0]].sizes[-1]
+    return TracedMixture(router, source.name, up, down, end, between, hidden, narrow, count, chosen, width)
 
 
 def _chooses(readers: Mapping[str, list[CallNode]], product: CallNode, count: int) -> bool:
@@ -158,8 +167,8 @@ def _before(nodes: Mapping[str, CallNode], end: CallNode, source: str) -> list[C
     return [node for name, node in nodes.items() if name in names]
 
 
-def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[OperatorDraft]:
-    """The operators of a mixture, the router first, which reads the value ``source``."""
+def drafts_of(mixture: TracedMixture, source: str, routed: str, pieces: Pieces) -> list[OperatorDraft]:
+    """The operators of a mixture that reads the value ``source``, the router first, which reads ``routed``."""
     router, up, end = mixture.router, mixture.up, mixture.end
     experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
     tokens = divide_size(router.numel, experts)
@@ -167,7 +176,7 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
     own = pieces(router)
     held = dict.fromkeys(piece for node in mixture.between for piece in pieces(node) if piece not in own)
     up_pieces, down_pieces, rest = _shared_out(list(held), mixture, pieces)
-    sized = [replace(each, kind="matrix" if each.numel == experts * hidden else "vector") for each in own]
+    sized = [replace(each, kind="matrix" if each.numel == experts * mixture.width else "vector") for each in own]
     others = [replace(piece, kind="vector") for piece in rest]
 
     def draft(name: str, kind: str, size: tuple[Size, int], *inputs: str) -> OperatorDraft:
@@ -176,11 +185,14 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
     dispatch, enter, clamp, act, leave = (f"{end.name}.{part}" for part in range(5))
     inner = mixture.between[mixture.between.index(up) : mixture.between.index(mixture.down)]
     clamps = any(known.base(n.op) in known.LIMITS and not known.is_unlimited(n.op, n.args) for n in inner)
-    first = draft(router.name, "router", (tokens, experts), source)
+    first = draft(router.name, "router", (tokens, experts), routed)
     entering = draft(enter, "grouped_matmul", (rows, wide), dispatch)
     leaving = draft(leave, "grouped_matmul", (rows, hidden), act)
     return [
-        replace(first, contraction=hidden, pieces=(*sized, *others), saves=(source, router.name), owners=router.owners),
+        replace(
+            first, contraction=mixture.width, pieces=(*sized, *others), saves=(routed, router.name),
+            owners=router.owners,
+        ),
         replace(draft(dispatch, "dispatch", (rows, hidden), source, router.name), saves=()),
         replace(entering, contraction=hidden, pieces=tuple(up_pieces)),
         *([draft(clamp, "clamp", (rows, wide), enter)] if clamps else []),
@@ -189,7 +201,7 @@ def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[Opera
         ),
         replace(leaving, contraction=narrow, pieces=tuple(down_pieces)),
         replace(draft(end.name, "combine", (tokens, hidden), leave), saves=()),
-    ]
+    ]  # fmt: skip
 
 
 def _shared_out(

@@ -95,7 +95,8 @@ class _CallReader:
         """Operators of every mixture, by the call in whose place they stand."""
         result: dict[str, list[OperatorDraft]] = {}
         for mixture in mixtures(self.nodes):
-            router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
+            read, routed = self.value(mixture.source), self.value(mixture.routed_by)
+            router, *rest = drafts_of(mixture, read, routed, self._pieces)
             result |= {mixture.router.name: [router], mixture.end.name: rest}
             calls = {_call(node.name) for node in mixture.between}
             self._take((name for name in self.nodes if _call(name) in calls), mixture.end.name)

@@ -6,6 +6,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import attention_flop_per_token
+from simpar.architectures.hf_config import read
 from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.plan import Plan
@@ -18,6 +19,16 @@ from simpar.simulation import simulate
 def test_parameters_are_those_of_masked_language_models(name: str, count: int) -> None:
     """BertForMaskedLM and RobertaForMaskedLM of Hugging Face count as many."""
     assert load_model(name).num_parameters() == count
+
+
+def test_logits_may_have_a_table_of_their_own() -> None:
+    """A BERT whose output embeddings are untied holds the vocabulary twice: 96 x 32 more."""
+    config = {
+        "model_type": "bert", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 64,
+    }  # fmt: skip
+    tied, own = (read({**config, "tie_word_embeddings": flag}, "tiny") for flag in (True, False))
+    assert own.num_parameters() - tied.num_parameters() == 96 * 32
 
 
 def test_nothing_is_masked() -> None:

@@ -32,6 +32,13 @@ def test_every_letter_is_a_layer() -> None:
     assert not any(op.kind == "rope" for block in graph.blocks.values() for op in block.operators)
 
 
+def test_heads_that_a_config_does_not_size() -> None:
+    """Are as wide as transformers makes them, or as first configs say by another name."""
+    unsaid = {key: value for key, value in CONFIG.items() if key != "head_dim"}
+    assert read(unsaid).dims["head_dim"] == 128
+    assert read({**unsaid, "attention_head_dim": 64}).dims["head_dim"] == 64
+
+
 def test_kinds_may_be_listed() -> None:
     """Newer configs list the kinds instead of letters."""
     listed = ["mamba", "mlp", "mamba", "attention", "mlp"]

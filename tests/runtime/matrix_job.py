@@ -79,6 +79,16 @@ MODELS["hybrid"] = {
     "hybrid_override_pattern": "M-*M", "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 8,
     "mamba_head_dim": 4, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 5,
 }  # fmt: skip
+MODELS["hybrid experts"] = {
+    **MODELS["hybrid"], "hybrid_override_pattern": "ME*E", "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "moe_latent_size": 12, "moe_shared_expert_intermediate_size": 24,
+}  # fmt: skip
+MODELS["mixers and experts"] = {
+    "model_type": "granitemoehybrid", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 24,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 8,
+    "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 5, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "shared_intermediate_size": 24, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
 SHORT = {"num_hidden_layers": 2, "n_layer": 2, "first_k_dense_replace": 1}  # of models of four layers
 TRAINING = Training(seq_len=16, global_batch=8)
 STEPS, FEW = 3, 2

@@ -78,10 +78,11 @@ SHIPPED = (
 IN_GATE = (
     "llama", "llama-biased", "llama-yarn", "gpt2", "gpt_neox", "gptj", "opt", "falcon", "bloom", "gemma2", "phi3",
     "cohere2", "granite", "olmo-clipped", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe", "dbrx", "mamba2",
-    "falcon_h1", "nemotron_h",
+    "falcon_h1", "nemotron_h", "nemotron_h-latent",
 )  # fmt: skip
 """Biases, scaled and interleaved rotations, positions that are learnt or slopes, fused weights, caps, windows,
-multipliers, every kind of router, latent attention, sinks, and state-space layers alone and beside attention."""
+multipliers, every kind of router, latent attention, sinks, and state-space layers alone, beside
+attention, and beside experts without a gate that read latents."""
 
 
 @cache

@@ -243,6 +243,17 @@ WIDE_FOUR = [
      "model": "mixtral", "capacity_factor": 1.0},
     {"dp": 4, "ep": 2, "zero": 1, "model": "further", "capacity_factor": 1.0},
 ]  # fmt: skip
+BESIDE_EXPERTS = [
+    {"dp": 4, "ep": 4, "model": "hybrid experts", **CLIPPED},
+    {"dp": 4, "ep": 2, "zero": 3, "recompute": "full", "model": "hybrid experts"},
+    {"dp": 2, **SEQUENCE, "ep": 2, "zero": 1, "model": "hybrid experts", **CLIPPED},
+    {"dp": 2, **SLICED, "model": "hybrid experts"},
+    {"dp": 2, **SLICED, "sequence_parallel": False, "zero": 3, "model": "hybrid experts", "capacity_factor": 1.0},
+    {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-v", "model": "hybrid experts"},
+    {"dp": 2, **SLICED, "ep": 2, "zero": 2, "model": "mixers and experts", **CLIPPED},
+    {"pp": 2, "dp": 2, "ep": 2, "schedule": "interleaved", "zero": 1, "model": "mixers and experts"},
+    {"dp": 4, "ep": 2, "zero": 3, "model": "mixers and experts", "then": {"dp": 2, "tp": 2, "ep": 2}},
+]  # fmt: skip
 CONTINUED = [
     {"dp": 4, "zero": 3, "then": {"dp": 4, "zero": 3}},
     {"dp": 2, **SEQUENCE, "zero": 3, "then": {"tp": 2, "pp": 2, "schedule": "zb-v"}},
@@ -382,6 +393,12 @@ def test_state_space_layers_split_by_heads_train_like_one_process(run_matrix):
     """Groups of heads on each rank, of sequences that are whole or divided between the layers, clipped or not."""
     cases = [{"tp": 2, "model": "hybrid"}, {**SEQUENCE, "recompute": "full", "model": "hybrid", **CLIPPED}]
     assert_equal(run_matrix(prepared({"micro_batch": 4, **case} for case in cases), 2))
+
+
+@pytest.mark.slow
+def test_state_space_layers_beside_experts_train_like_one_process(run_matrix):
+    """Experts without a gate that read latents, in layers of their own, and gated ones behind every mixer."""
+    assert_equal(run_matrix(prepared(BESIDE_EXPERTS), 4))
 
 
 @pytest.mark.slow

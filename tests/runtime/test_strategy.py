@@ -65,7 +65,7 @@ def test_zero_decides_what_is_sharded():
         ({"precision": "fp16", "sync": "local-sgd", "sync_every": 2, "dp": 4}, "plan.precision = fp16 with sync"),
         ({"precision": "mxfp8"}, "plan.precision = mxfp8"),
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
-        ({"model": "nemotron-3-nano"}, "nemotron-3-nano: has state-space layers and experts"),
+        ({"model": "nemotron-3-super"}, "nemotron-3-super: predicts further tokens behind state-space layers"),
         ({"model": "mamba2-1.3b", "tp": 2}, "plan.tp = 2: does not divide the groups of state-space layers 1"),
         ({"model": "t5-3b"}, "model t5-3b: has two towers, or layers that are not causal; the runtime trains decoders"),
         ({"dp": 3}, "plan.dp = 3: .*leaves 4"),

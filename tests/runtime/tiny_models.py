@@ -39,6 +39,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-linear": {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama-yarn": {**LLAMA, "rope_scaling": {**YARN, "mscale": None, "mscale_all_dim": None}},
     "llama-biased": {**LLAMA, "attention_bias": True, "mlp_bias": True},
+    "granitemoehybrid-experts": {**DECLARED["granitemoehybrid"].tiny, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h-experts": {
+        **DECLARED["nemotron_h"].tiny, "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba"],
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": 24, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    },
+    "nemotron_h-latent": {
+        **DECLARED["nemotron_h"].tiny, "layers_block_type": ["mamba", "moe", "attention", "moe"],
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "moe_latent_size": 8,
+        "moe_shared_expert_intermediate_size": 24,
+    },
     "mamba2-limited": {**DECLARED["mamba2"].tiny, "time_step_limit": [0.02, 0.05]},
     "olmo-clipped": {**LLAMA, "clip_qkv": 0.5},
     "deepseek_v3-yarn": {**DECLARED["deepseek_v3"].tiny, "n_group": 1, "topk_group": 1, "rope_scaling": YARN},

@@ -48,6 +48,20 @@ def test_roles_of_a_mixture():
     assert {roles.regions[name] for name in ("sent", "up", "act", "down")} == {"expert"}
 
 
+def test_experts_that_read_a_latent():
+    """The products around them are a rank's own rows; experts, their copies and the sum are as wide as the latent."""
+    inner = [replace(each, inputs=tuple("narrow" if v == "x" else v for v in each.inputs)) for each in mixture()[1:]]
+    router = draft("router", "router", 4, "x", contraction=32)
+    down = draft("narrow", "matmul", 16, "x", contraction=32)
+    roles = find_roles([router, down, *inner, draft("wide", "matmul", 32, "out", contraction=16)], "")
+    assert (roles.names["narrow"], roles.names["wide"]) == ("latent_down", "latent_up")
+    assert {roles.regions[name] for name in ("narrow", "wide")} == {"sequence"}
+    assert roles.dims["expert_hidden"] == 16
+    latent = term("expert_hidden")
+    assert {name for name, size in roles.columns.items() if size == latent} == {"narrow", "sent", "down", "out"}
+    assert {name for name, size in roles.contractions.items() if size == latent} == {"up", "wide"}
+
+
 def test_without_a_router_nothing_is_a_mixture():
     """No name, no size."""
     roles = find_roles(mixture()[1:2], "")

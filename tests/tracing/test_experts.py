@@ -61,6 +61,19 @@ def test_a_mixture_is_found() -> None:
     assert (found.hidden, found.narrow) == (HIDDEN, NARROW)
 
 
+def test_the_router_of_experts_that_read_a_latent() -> None:
+    """Scores of tokens twice as wide as what is sent; its parameters are as many as it reads."""
+    nodes = mixture()
+    nodes["w_router"] = replace(nodes["w_router"], sizes=(EXPERTS, 2 * HIDDEN))
+    nodes = {"wide": call("wide", "linear", "x", **wide(2 * HIDDEN)), **nodes}
+    nodes["scores"] = replace(nodes["scores"], args=(Ref("wide"), Ref("w_router")))
+    (found,) = mixtures(nodes)
+    assert (found.source, found.routed_by, found.width, found.hidden) == ("x", "wide", 2 * HIDDEN, HIDDEN)
+    router, dispatch = drafts_of(found, "narrow", "tokens", pieces)[:2]
+    assert (router.inputs, router.saves, router.contraction) == (("tokens",), ("tokens", "scores"), 2 * HIDDEN)
+    assert (dispatch.inputs, dispatch.columns) == (("narrow", "scores"), HIDDEN)
+
+
 @pytest.mark.parametrize("missing", ["picked", "down", "out", "scores"])
 def test_half_a_mixture_is_none(missing: str) -> None:
     """Without a choice of tokens, a second product, a sum or a router it is something else."""
@@ -72,7 +85,7 @@ def test_half_a_mixture_is_none(missing: str) -> None:
 def test_its_operators() -> None:
     """Seven calls are six operators; every parameter has its place, expert by expert."""
     (found,) = mixtures(mixture())
-    drafts = drafts_of(found, "stream", pieces)
+    drafts = drafts_of(found, "stream", "stream", pieces)
     assert [each.kind for each in drafts] == [
         "router", "dispatch", "grouped_matmul", "gated_activation", "grouped_matmul", "combine",
     ]  # fmt: skip
@@ -90,10 +103,10 @@ def test_its_operators() -> None:
 def test_clamps_and_plain_activations() -> None:
     """A clamp in between is a pass of its own; one activation of one width is not gated."""
     (found,) = mixtures(mixture(clamps=True))
-    clamp, act = drafts_of(found, "x", pieces)[3:5]
+    clamp, act = drafts_of(found, "x", "x", pieces)[3:5]
     assert (clamp.kind, act.inputs) == ("clamp", clamp.outputs)
     (plain,) = mixtures(mixture(gate=1))
-    assert drafts_of(plain, "x", pieces)[3].kind == "activation"
+    assert drafts_of(plain, "x", "x", pieces)[3].kind == "activation"
 
 
 def scaled(rows: int) -> dict[str, CallNode]:
@@ -113,7 +126,7 @@ def test_every_expert_on_every_token_is_routing() -> None:
     """Where tokens are repeated for all experts and scaled by scores of 0 but for the chosen: Llama 4's own code."""
     (found,) = mixtures(scaled(EXPERTS * TOKENS))
     assert found.chosen == TOP
-    assert drafts_of(found, "x", pieces)[1].rows == ROWS
+    assert drafts_of(found, "x", "x", pieces)[1].rows == ROWS
 
 
 def test_shared_experts_weighed_by_scores_are_no_routing() -> None:
@@ -133,5 +146,5 @@ def test_weights_below_each_other_are_one_stack() -> None:
             return (DraftWeight("b", "b", EXPERTS * 2 * NARROW, "matrix"),)
         return pieces(node)
 
-    up = drafts_of(found, "x", several)[2]
+    up = drafts_of(found, "x", "x", several)[2]
     assert [(each.node, each.kind) for each in up.pieces] == [("w1", "expert"), ("v1", "expert"), ("b", "vector")]

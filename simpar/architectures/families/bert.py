@@ -20,7 +20,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     types = config.size("type_vocab_size", default=2)
     usual = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
     rate = config.having(usual, unless_given=True).rate(*usual)
-    return encoder(name, shape, token_types=types, dropout=rate > 0)
+    return encoder(name, shape, token_types=types, dropout=rate > 0, tied=config.tied(default=True))
 
 
 FAMILIES = (

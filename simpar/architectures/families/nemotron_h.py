@@ -16,7 +16,7 @@ from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, llama_shape, mark_unbuilt, style_of
 from simpar.architectures.state_space import BARE_CONVOLUTION
 from simpar.architectures.transformer import Style
-from simpar.architectures.weights import LLAMA
+from simpar.architectures.weights import LLAMA, Packing
 from simpar.errors import UserError
 
 NEWER = {"linear_attention": "M", "full_attention": "*"}
@@ -26,7 +26,9 @@ NEWER = {"linear_attention": "M", "full_attention": "*"}
 def _read(config: Config, name: str) -> ModelGraph:
     pattern = _pattern(config)
     width = config.data.get("intermediate_size") or 1
-    shape = llama_shape(config.having({"num_hidden_layers": len(pattern), "intermediate_size": width}))
+    head_dim = config.size("attention_head_dim", default=128)
+    sizes = config.having({"num_hidden_layers": len(pattern), "intermediate_size": width})
+    shape = llama_shape(sizes, head_dim=head_dim)
     if "-" in pattern:
         config.size("intermediate_size")
     experts = _experts(config) if "E" in pattern else None
@@ -108,8 +110,13 @@ FAMILIES = (
             layer={
                 "mamba_norm": "norm", "attention_norm": "norm", "mlp_norm": "norm", "query": "mixer.q_proj",
                 "key": "mixer.k_proj", "value": "mixer.v_proj", "o_proj": "mixer.o_proj", "up": "mixer.up_proj",
-                "mlp_down": "mixer.down_proj",
+                "mlp_down": "mixer.down_proj", "router": "mixer.gate", "shared_up": "mixer.shared_experts.up_proj",
+                "shared_down": "mixer.shared_experts.down_proj", "latent_down": "mixer.fc1_latent_proj",
+                "latent_up": "mixer.fc2_latent_proj",
             },
+            tensors={"router.bias": ("mixer.gate.e_score_correction_bias", Packing.SAME)},
+            experts_in="mixer.experts",
+            experts=("", "up_proj", "down_proj"),
             ends={"token_embedding": "backbone.embeddings", "final_norm": "backbone.norm_f"},
         ).with_mixer("mixer"),
         {
