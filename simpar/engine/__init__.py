@@ -61,7 +61,13 @@ class _PlainEngine:
     spent_ops: float = 0.0
 
     def run(self, program: Program) -> Timing:
-        """Start and finish of every op; the compiled engine takes over where links are shared so often that it pays."""
+        """Start and finish of every op; what repeats in a step is run for some microbatches only."""
+        from simpar.engine import periodic
+
+        return periodic.run(program, self._whole)
+
+    def _whole(self, program: Program) -> Timing:
+        """Every op is run; the compiled engine takes over where links are shared so often that it pays."""
         from simpar.engine.plain import PlainRun
 
         left = max(_most_plain_ops() - self.spent_ops - len(program), 0.0)
