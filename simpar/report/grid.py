@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CELL_WIDTH, CELL_HEIGHT = 1.6, 1.02
 GRID_CAPTION = "MFU and memory; predicted step and its 90 % interval; layout"
 SWEEP_CAPTION = "MFU and memory; predicted step and its 90 % interval"
-FRONTIER_CAPTION = "heavy line: where it stops to fit"
+FRONTIER_CAPTION = "heavy line: beyond it nothing fits"
 OUTSIDE_INK = "#666666"
 DARK_SHARE = 0.6  # share of the colour scale above which letters are white
 

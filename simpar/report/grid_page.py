@@ -64,8 +64,9 @@ def _shown(cell: Cell | None, cells: list[Cell]) -> dict[str, str]:
 
 
 def _listed(grid: Mapping[str, Any]) -> ReportTable:
-    """A row per cell: its values, step and interval, MFU, memory, whether it fits, and the layout."""
-    table = ReportTable([*grid["axes"], "step", "90 % interval", "MFU", "memory", text("fits"), text("layout")])
+    """A row per cell: its values, step and interval, MFU, memory, whether it fits, and the layout if cells have any."""
+    last = [text("layout")] if any(_plan(cell) or not cell["best"] for cell in grid["cells"]) else []
+    table = ReportTable([*grid["axes"], "step", "90 % interval", "MFU", "memory", text("fits"), *last])
     for cell in grid["cells"]:
         values, best = [str(cell[axis]) for axis in grid["axes"]], cell["best"]
         if not best:
@@ -74,7 +75,7 @@ def _listed(grid: Mapping[str, Any]) -> ReportTable:
         interval = best.get("step_time_interval_s")
         step, between = format_seconds(best["step_time_s"]), interval_words(interval) if interval else ""
         figures = step, between, f"{best['mfu']:.1%}", format_bytes(best["peak_reserved_bytes"])
-        table.add(*values, *figures, _fits(best), _plan(cell))
+        table.add(*values, *figures, _fits(best), *([_plan(cell)] if last else []))
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.planner.answer.terminal import certificate, describe, ties
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 CANDIDATES = "candidates, 95 % sure to fit"
-FRONT = "the shortest step in so much memory, as sure as was asked"
+FRONT = "the shortest step found in so much memory"
 
 
 def found_section(result: SearchResult) -> dict[str, Any]:
@@ -54,8 +54,13 @@ def candidate_table(result: SearchResult) -> ReportTable:
 def plot_front(result: SearchResult) -> Figure:
     """Step against the memory that a plan surely fits in: the candidates, and the plans that nothing beats in both."""
     figure, axes = canvas(4.0, width=8.5)
-    front = sorted(map(_point, result.details.get("pareto", ())))
-    points = [(_surely_bytes(each.figures) / GIB, each.step_time_s) for each in result.candidates]
+    others = [_point(one) for one in result.details.get("pareto", ())]
+    needed = {seconds: memory for memory, seconds in others}  # of candidates that are among them
+    points = [
+        (needed.get(each.step_time_s, _surely_bytes(each.figures) / GIB), each.step_time_s)
+        for each in result.candidates
+    ]
+    front = _unbeaten([*points, *others]) if others else []
     longest_s = max(seconds for _, seconds in (*points, *front))
     scale, unit = (1.0, "s") if longest_s >= 1 else (MS, "ms")
     if front:
@@ -63,7 +68,7 @@ def plot_front(result: SearchResult) -> Figure:
         axes.plot(*_columns(front, scale), "s", color=BACKWARD, ms=6)
     axes.plot(*_columns(points, scale), "o", color=FORWARD, ms=7, label=CANDIDATES, mec=INK, mew=0.5)
     memory, seconds = points[0][0], points[0][1] / scale
-    axes.annotate("1", (memory, seconds), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK)
+    axes.annotate("1", (memory, seconds), (8, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
     axes.set_xlabel("memory in which a plan surely fits, GiB", color=INK)
     axes.set_ylabel(f"step ({unit})", color=INK)
     axes.grid(alpha=0.3)
@@ -80,6 +85,15 @@ def _surely_bytes(figures: Mapping[str, Any]) -> float:
 def _point(one: Mapping[str, Any]) -> tuple[float, float]:
     """Memory in GiB and seconds of a plan on the front."""
     return one["needed_bytes"] / GIB, one["step_time_s"]
+
+
+def _unbeaten(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of pairs of memory and seconds those with no shorter step in as little memory, from the least memory on."""
+    kept: list[tuple[float, float]] = []
+    for memory, seconds in sorted(points):
+        if not kept or seconds < kept[-1][1]:
+            kept.append((memory, seconds))
+    return kept
 
 
 def _columns(points: list[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:

@@ -1,5 +1,8 @@
 """What a search found, on its page: candidates, ties, the certificate, time against memory."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 import simpar
@@ -25,18 +28,31 @@ def test_a_row_a_candidate(found):
 
 
 def test_the_picture_has_every_candidate_and_the_front(found):
-    """By the memory in which they surely fit; no candidate is below the front."""
+    """By the memory in which they surely fit."""
     axes = plot_front(found).axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     points = lines[CANDIDATES].get_xydata()
     assert len(points) == len(found.candidates)
-    assert points[0][0] == pytest.approx(found.best.figures["reserved_memory_interval_bytes"][1] / GIB)
-    front = [(one["needed_bytes"] / GIB, one["step_time_s"]) for one in found.details["pareto"]]
-    assert FRONT in lines
-    scale = found.best.step_time_s / points[0][1]
-    for memory, seconds in points:
-        best = min((step for needed, step in front if needed <= memory * 1.0001), default=0.0)
-        assert seconds * scale >= best * 0.9999
+    needed = {one["step_time_s"]: one["needed_bytes"] / GIB for one in found.details["pareto"]}
+    assert points[0][0] == pytest.approx(needed[found.best.step_time_s])
+    assert points[1][0] == pytest.approx(found.candidates[1].figures["reserved_memory_interval_bytes"][1] / GIB)
+
+
+def test_no_candidate_lies_below_the_front(found):
+    """Its stairs go down from left to right; a candidate that takes less memory than the first is a step of it."""
+    spare = replace(
+        found.candidates[1],
+        step_time_s=1.001 * found.best.step_time_s,
+        figures={**found.candidates[1].figures, "reserved_memory_interval_bytes": (1.0 * GIB, 2.0 * GIB)},
+    )
+    lines = {
+        line.get_label(): line for line in plot_front(replace(found, candidates=(found.best, spare))).axes[0].lines
+    }
+    stairs = [tuple(each) for each in lines[FRONT].get_xydata()]
+    assert (2.0, pytest.approx(lines[CANDIDATES].get_xydata()[1][1])) in stairs
+    assert all(one[0] < two[0] and one[1] > two[1] for one, two in pairwise(stairs))
+    for memory, seconds in lines[CANDIDATES].get_xydata():
+        assert min(step for needed, step in stairs if needed <= memory) <= seconds
 
 
 def test_reports_of_searches_show_it(found, tmp_path):

@@ -54,6 +54,15 @@ def test_the_page_filters_and_orders_its_rows(swept, tab):
     assert tab.locator("#tradeoff svg circle").count() == len(fits)
 
 
+def test_a_column_of_layouts_is_there_if_cells_have_any(tmp_path):
+    """A layout, or why there is none; cells of a sweep have neither."""
+    page, plain = tmp_path / "grid.html", {key: value for key, value in BEST.items() if key != "plan"}
+    for best, titles in ((BEST, 1), (None, 1), (plain, 0)):
+        cells = [{"nodes": 1, "best": best, "reason": "memory"}]
+        save_grid_page({"axes": ["nodes"], "cells": cells, "title": "t"}, page)
+        assert page.read_text().count("layout</th>") == titles
+
+
 def test_the_page_is_read_without_scripts(swept, browser):
     """The table stands alone, with what its texts hold as text."""
     page = browser.new_page(java_script_enabled=False)
