@@ -141,9 +141,15 @@ def look_beside(name: str, source: str) -> Path | None:
 
     Folders above the current one count up to that of the repository which the text's file is in.
     """
-    own = Path(source)
-    places = (Path(os.path.expanduser(name)), *(above / name for above in (*own.parents, *_in_repository(own))))
-    return next((path for path in places if os.path.isfile(path)), None)
+    places = (Path(os.path.expanduser(name)), *(above / name for above in Path(source).parents))
+    here = next((path for path in places if os.path.isfile(path)), None)
+    above = look_above(name, source) if here is None else None
+    return here if above is None else Path(above)
+
+
+def look_above(name: str, source: str = "") -> str | None:
+    """The file that a text names in the folders of the repository which the text's own file is in; None if none."""
+    return next((str(path) for above in _in_repository(Path(source)) if os.path.isfile(path := above / name)), None)
 
 
 def _in_repository(path: Path) -> tuple[Path, ...]:

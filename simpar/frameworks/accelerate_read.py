@@ -14,7 +14,18 @@ from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import WordTable
 
-KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+KINDS = (
+    "NO",
+    "MULTI_GPU",
+    "MULTI_CPU",
+    "MULTI_XPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_HPU",
+    "FSDP",
+    "DEEPSPEED",
+    "MEGATRON_LM",
+)
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
 """Strategies by number, starting at 1, as in older configs."""
@@ -25,6 +36,8 @@ CONFIG_FILE = ("--config_file", "--config-file")
 OWN_KEYS = {"distributed_type", "num_processes"}
 BESIDE = {"num_machines", "machine_rank", "mixed_precision", "compute_environment", "main_training_function"}
 """What a config has beside a number of processes, which other tools have, too."""
+AXIS = "parallelism_config.parallelism_config_{}_size"
+SP = AXIS.format("sp")
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
@@ -93,8 +106,7 @@ def _fsdp(given: ConfigReader) -> dict[str, Any]:
         strategy = NUMBERED[strategy - 1]
     if strategy is not None and str(strategy) not in SHARDING:
         raise UserError(f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}")
-    axis = "parallelism_config.parallelism_config_{}_size"
-    sizes = {name: given.whole(axis.format(name), 0) or 1 for name in AXES}
+    sizes = {name: given.whole(AXIS.format(name), 0) or 1 for name in AXES}
     hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine
     replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
     away = "cpu" if given.get(f"{prefix}offload_params") else "none"
@@ -121,7 +133,12 @@ def _deepspeed(given: ConfigReader) -> dict[str, Any]:
     prefix = "deepspeed_config."
     stage = given.whole(f"{prefix}zero_stage", 0) or 0
     homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in parts_of(stage)}
-    return {"stack": "deepspeed", "zero": stage, **homes}
+    shared = given.whole(SP) or 1
+    sequence = {"cp": shared, "cp_method": "ulysses", "cp_balance": "contiguous"} if shared > 1 else {}
+    if sequence:  # what is left of the ranks has its share of the states (ALST)
+        for axis in ("tp", "dp_shard", "dp_replicate"):
+            given.whole(AXIS.format(axis), 0)
+    return {"stack": "deepspeed", "zero": stage, **homes, **sequence}
 
 
 def _megatron(given: ConfigReader) -> dict[str, Any]:
@@ -152,7 +169,7 @@ WORDS = WordTable(
         "deepspeed_config.gradient_accumulation_steps", "mpirun_config*",
         "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_exclusion_filter",
         "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_sharding_strategy",  # where FSDP does not run
-        "parallelism_config.*_backend", "machine_*", "fp16", "quiet",
+        "parallelism_config.*_backend", "parallelism_config.*_is_variable", "machine_*", "fp16", "quiet",
     ),
     deciding={
         "deepspeed_config.deepspeed_config_file": "how states are shared out, in another file: memory and time",
@@ -160,6 +177,7 @@ WORDS = WordTable(
         "fsdp_config.fsdp_min_num_params": "how many layers are gathered at a time: memory",
         "fsdp_config.fsdp_activation_checkpointing_offload": "where saved activations wait: memory and time",
         "parallelism_config.parallelism_config_sp_attn_implementation": "the kernel of attention: time",
+        "deepspeed_config.seq_parallel_communication_data_type": "bits of what is sent: time between devices",
         "dynamo_backend": "fused operators: time and memory",  # of configs before dynamo_config
         "megatron_lm_config*": "how Megatron-LM runs it: time and memory",
     },

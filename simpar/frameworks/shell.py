@@ -120,7 +120,7 @@ class Script:
         """The path of a file that the script names: from where it is, is started, or lies; None if there is none."""
         beside = [folder for path in reversed(self.stack) if os.path.isdir(folder := os.path.dirname(path))]
         paths = dict.fromkeys(os.path.join(folder, name) for folder in (self.folder, "", *beside))
-        return next((path for path in paths if os.path.isfile(path)), None)
+        return next((path for path in paths if os.path.isfile(path)), None) or files.look_above(name, *self.stack[:1])
 
     def text_of_file(self, name: str) -> tuple[str, str] | None:
         """(Path, text) of a file that the script writes, or that exists; None if there is none. Raises UserError."""

@@ -47,6 +47,14 @@ NOT_MODELLED = {"teacher_": "a teacher's passes", "ref_checkpointer": "preferenc
                 "ppo_": "rewards", "grpo_": "rewards"}  # fmt: skip
 """Beginnings of options by which recipes of other kinds are known, and what those do."""
 USUAL_SEQ_LEN = 2048
+LAYERS_OF = {"llama2": "llama", "llama3": "llama", "llama3_1": "llama", "mistral": "mistral", "qwen2": "qwen2"}
+"""Builders of models of any size (torchtune, ``models/*/_component_builders.py``), by the family of their layers."""
+SIZES_OF_BUILDERS = {
+    "vocab_size": "vocab_size", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads", "embed_dim": "hidden_size", "intermediate_dim": "intermediate_size",
+}  # fmt: skip
+FFN_IN = 256
+"""Llama's MLP is 8/3 of the width, in steps of this (``scale_hidden_dim_for_mlp``), where no width is said."""
 ALIKE = {"llama3_3_70b": "llama-3.1-70b"}
 """Models of torchtune that have the architecture of a shipped one of another name."""
 
@@ -113,7 +121,7 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
     _check_trains(given)
     component = str(given.get("model._component_")).rpartition(".")[2]
     stem = re.sub(r"^(lora|qlora|dora|qdora)_", "", component)
-    model = ALIKE.get(stem) or find_model(stem)
+    model, config = _model(given, stem)
     micro, steps = given.whole("batch_size") or 1, given.whole("gradient_accumulation_steps") or 1
     alone = "single_device" in recipe
     sizes = {axis: given.whole(f"{key}_parallel_dim") or 1 for axis, key in (("tp", "tensor"), ("cp", "context"))}
@@ -144,9 +152,33 @@ def _plan(given: ConfigReader, recipe: str) -> Imported:
     loss = str(given.get("loss._component_") or "").rpartition(".")[2]
     chunks = given.whole("loss.num_output_chunks")
     values["loss_chunks"] = chunks or (1 if loss == "CrossEntropyLoss" else None)
-    ask = "" if model else f"The model {stem} is not shipped: give --model."
+    ask = "" if model or config else f"The model {stem} is not shipped: give --model."
     notes = tuple(filter(None, (ask, *given.misspelt())))
-    return Imported(plan_said(values), given.words(), notes, micro * steps, asks={"model": ask}, assumed=assumed)
+    return Imported(
+        plan_said(values), given.words(), notes, micro * steps, asks={"model": ask}, config=config, assumed=assumed
+    )
+
+
+def _model(given: ConfigReader, stem: str) -> tuple[str | None, dict[str, Any] | None]:
+    """The shipped model, or the config of one of the sizes that are said: of a builder of layers. Raises UserError."""
+    sizes = {ours: given.whole(f"model.{theirs}") for theirs, ours in SIZES_OF_BUILDERS.items()}
+    if sizes["num_hidden_layers"] is None:
+        return ALIKE.get(stem) or find_model(stem), None
+    missing = next((theirs for theirs, ours in SIZES_OF_BUILDERS.items() if sizes[ours] is None), None)
+    if stem not in LAYERS_OF or missing not in (None, "intermediate_dim"):
+        what = f"{stem} with sizes of its own" if stem not in LAYERS_OF else f"model.{missing} is missing"
+        raise UserError(f"{given.source}: model._component_: {what}; allowed: {', '.join(LAYERS_OF)} with all sizes")
+    hidden = sizes["hidden_size"] or 0
+    ffn = sizes["intermediate_size"] or -(-(8 * hidden // 3) // FFN_IN) * FFN_IN
+    theta = given.get("model.rope_base")
+    rope = {"rope_theta": theta} if theta else {}
+    return None, {
+        **sizes,
+        "intermediate_size": ffn,
+        "model_type": LAYERS_OF[stem],
+        "tie_word_embeddings": False,
+        **rope,
+    }
 
 
 def _sequence(given: ConfigReader) -> tuple[dict[str, Any], tuple[Assumed, ...]]:
@@ -270,6 +302,8 @@ READER = Reader(
             "use_distributed_state_dict",
             "compile.*",
             "model.use_dora",
+            "model.norm_eps",
+            "model.*dropout",
             "model.*_len",
         ),
         deciding={

@@ -143,6 +143,8 @@ def targets_of(given: TrainerArguments, usual: tuple[str, ...], parameters: list
     ``usual`` are those where the text names none, ``parameters`` those of experts that are named beside them or alone.
     Raises UserError for others.
     """
+    if given.number("lora_dim"):
+        return _of_chat(given)
     chosen, further = given.one(*TARGETS), projections_of(parameters)
     if parameters and not further:
         given.leave(*PARAMETERS)
@@ -161,6 +163,19 @@ def targets_of(given: TrainerArguments, usual: tuple[str, ...], parameters: list
     if any(name not in PROJECTIONS for name in names) and not _matched(chosen):
         given.leave(*TARGETS)
     return tuple(target for target in Tuning().lora_targets if target in own)
+
+
+def _of_chat(given: TrainerArguments) -> tuple[str, ...]:
+    """The projections whose names contain one of those that are told, as DeepSpeed-Chat asks. Raises UserError."""
+    parts = words_of(given.one("lora_module_name") or "decoder.layers.")
+    chosen = tuple(
+        name for name in Tuning().lora_targets
+        if any(part in f"decoder.layers.0.{'mlp' if name in MLP else 'self_attn'}.{name}" for part in parts)
+        or any(name in PROJECTIONS.get(part, ()) for part in parts)
+    )  # fmt: skip
+    if not chosen:
+        raise given.refused("lora_module_name", "a part of the names of layers, such as layers. or self_attn")
+    return chosen
 
 
 def _matched(chosen: Any) -> set[str]:

@@ -19,6 +19,10 @@ from simpar.frameworks.words import OFF, RATES, ReadWords, plain, rate_of
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
 """Programs that start a training script themselves; their first word says what they do."""
 NAMED = "a value that the text says: put variables before the script (NAME=VALUE ./train.sh) and its arguments after it"
+INSTALLS = ("install", "uninstall", "download")
+"""Words of package managers, behind which names are those of packages."""
+ABOUT_FILES = ("git", "cd", "ls", "cp", "mv", "rm", "mkdir", "ln", "chmod", "wget", "curl", "tar", "rsync", "which")
+"""Programs that start none: names behind them are those of files and folders."""
 CONFIGS = (".yaml", ".yml", ".json")
 _ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<"}
 
@@ -65,7 +69,7 @@ class TrainerCommand:
 def split_command(words: Sequence[str]) -> TrainerCommand | None:
     """The parts of a command; None if it starts neither a script nor a program of a trainer."""
     at = _script_at(words)
-    if at is None or PurePath(words[0]).name in PRINTING:
+    if at is None or PurePath(words[0]).name in (*PRINTING, *ABOUT_FILES):
         return None
     flags, written, loose = _flags(words[at + 1 :])
     return TrainerCommand(tuple(words[:at]), words[at], flags, written, loose)
@@ -74,6 +78,8 @@ def split_command(words: Sequence[str]) -> TrainerCommand | None:
 def _script_at(words: Sequence[str]) -> int | None:
     for at, word in enumerate(words):
         name = PurePath(word).name
+        if word in INSTALLS:
+            return None
         if name.endswith(".py") or (name in PROGRAMS and (at == 0 or words[at - 1] not in ("-m", "--module"))):
             return at
         if word in ("-m", "--module") and at + 1 < len(words) and words[at + 1] not in (*LAUNCHED_AS, *LAUNCHERS):
@@ -158,7 +164,7 @@ class TrainerArguments(ConfigReader):
         result = None
         for key in keys:
             value = self.get(key)
-            if isinstance(value, str) and UNKNOWN.search(value):
+            if _is_untold(value):
                 raise self.refused(key, NAMED)
             result = value if result is None else result
         return result
@@ -166,7 +172,7 @@ class TrainerArguments(ConfigReader):
     def told(self, *keys: str) -> Any:
         """The first value that the text tells under one of these names; None where only running would."""
         values = (self.get(key) for key in keys)
-        told = [value for value in values if not (isinstance(value, str) and UNKNOWN.search(value))]
+        told = [value for value in values if not _is_untold(value)]
         return next((value for value in told if value is not None), None)
 
     def rate(self, *keys: str, usual: float | None = None) -> float | None:
@@ -225,6 +231,12 @@ class TrainerArguments(ConfigReader):
             tuple(spelt.get(key, key) for key in read.used if key not in self.supposed),
             {spelt.get(key, key): value for key, value in read.unread.items() if key not in self.supposed},
         )
+
+
+def _is_untold(value: Any) -> bool:
+    """Whether only running would tell a value; a sum of variables without quotes is several words."""
+    words = value if isinstance(value, list) else [value]
+    return any(isinstance(word, str) and UNKNOWN.search(word) for word in words)
 
 
 def words_of(value: Any) -> list[str]:

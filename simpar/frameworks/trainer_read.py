@@ -40,7 +40,7 @@ from simpar.plan.choices.tuning import Tuning
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
-DROPOUT = ("lora_dropout", "peft_config.lora_dropout", "peft_lora_dropout")
+DROPOUT = ("lora_dropout", "lora_droppout", "peft_config.lora_dropout", "peft_lora_dropout")
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
 IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
@@ -458,7 +458,7 @@ def _assumed_adapters(given: TrainerArguments, values: Mapping[str, Any], shardi
         yield Assumed("lora_rank", values["lora_rank"], "the script's own; PEFT's is 8", (16, 64))
     if values["lora_dropout"] is None:
         yield Assumed("lora_dropout", USUAL_DROPOUT, "the script's own; PEFT's is 0", (0.0,))
-    if given.one(*TARGETS) in (None, False):
+    if given.one(*TARGETS) in (None, False) and not given.number("lora_dim"):
         yield Assumed("lora_targets", values["lora_targets"], "the script's own; PEFT's of most families",
                       (Tuning().lora_targets,))  # fmt: skip
     is_low = values["precision"] in ("bf16", "fp16") and values["frozen_dtype"] == "bf16"

@@ -167,7 +167,8 @@ def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> No
     if trains_on_preferences(script):
         raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
     if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
-        given.suppose(fp16=True)  # DeepSpeed-Chat's main.py
+        given.suppose(fp16=True, per_device_train_batch_size=16, max_seq_len=512, lora_dropout=0.0)
+        # DeepSpeed-Chat's main.py
 
 
 def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:

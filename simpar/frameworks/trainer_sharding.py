@@ -100,14 +100,14 @@ def _joined(launched: Sharding, own: Sharding, words: ReadWords) -> Sharding:
 def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
     """The DeepSpeed config of a script with the switches ``--deepspeed --zero_stage N`` and ``--offload``.
 
-    They are those of DeepSpeed-Chat (``dschat/utils/ds_utils.py``), which trains all parameters beside adapters unless
-    told otherwise.
+    They are those of DeepSpeed-Chat (``dschat/utils/ds_utils.py``), which trains embeddings, norms and biases beside
+    adapters unless told otherwise (``utils/module/lora.py``).
     """
     stage = given.one("zero_stage")
     if stage is None:
         raise given.refused("deepspeed", "a file, or --zero_stage N beside it")
     if given.number("lora_dim") and not given.on("only_optimize_lora"):
-        raise given.refused("lora_dim", "--only_optimize_lora beside it: else adapters and all else are trained")
+        given.leave("lora_dim")  # what has no adapter is trained as well
     home = {"device": "cpu" if given.on("offload") else "none"}
     zero = {"stage": stage, "offload_optimizer": home, "offload_param": home}
     return {filled.precision: {"enabled": True}, "zero_optimization": zero}

@@ -45,7 +45,7 @@ def _imports(names: str) -> str:
 UNREAD = (
     Unread("ColossalAI", r"colossalai|.*[Cc]olossal[-\w]*/.*\.py", text=_imports("colossalai")),
     Unread("OLMo", text=_imports("olmo"), config=_in("model", "mlp_ratio", "mlp_hidden_size", "block_type")),
-    Unread("OLMo-core", text=_imports("olmo_core")),
+    Unread("OLMo-core", r"(.*/)?(olmo_core_finetune|OLMo[\w.]*-sft|Olmo[\w.-]*-SFT)\.py", text=_imports("olmo_core")),
     Unread("Levanter", r"(.*/)?levanter(\.main\..*|/.*\.py)|.*/train_lm\.py", text=_imports("levanter"),
            config=_in("trainer", "num_train_steps", "tracker", "per_device_parallelism", "model_axis_size", "mp")),
     Unread("KempnerForge", r".*kempnerforge.*",
@@ -65,6 +65,7 @@ UNREAD = (
     Unread("ArcticTraining", r"arctic_training", config=lambda data: (
         _in("model", "name_or_path")(data) and _in("data", "sources")(data))),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
+    Unread("AWS's example of FSDP (train.py)", argument=r"--max_context_width(=.*)?"),
     Unread("llama-cookbook", argument=r"--(batch_size_training|enable_fsdp)(=.*)?"),
     Unread("ms-swift's Ray", config=lambda data: "rlhf_type" in data and isinstance(data.get("train"), Mapping)),
     Unread("MindSpeed's FSDP2 back end", r"train_fsdp2\.py|mindspeed_llm\.fsdp2.*"),

@@ -180,7 +180,7 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
         script = next((word for word in launch.words if word.endswith(".py")), None)
         what = f"{script} is no script that is known here" if script else "no launch of a framework that is known here"
-        raise UserError(missing[0]) if missing else _refusal(source, what)
+        raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what)
     if launch.config is None and (file := _file_of_script(launch, source)) is not None:
         return _with_file(text, source, chosen, file, launch, before)
     if launch.config is None:

@@ -4,7 +4,7 @@ Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only r
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from math import prod
 from pathlib import PurePath
@@ -161,6 +161,7 @@ class LaunchCommand:
 def launch_of(text: str, source: str) -> LaunchCommand:
     """What a command or a shell script starts. Raises UserError if it is not shell text."""
     script = script_of(text, source)
+    _refuse_broken_lines(script, text)
     target, config, started = None, None, list[str]()
     environment = {name: " ".join(words) for name, words in script.variables.items()}
     pairs = zip(script.commands, script.environments, strict=True)
@@ -179,7 +180,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
                 break
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in _asked(script, told)]
-    notes = list(script.notes)
+    notes = [*script.notes, *_others(script, target, started)]
     nodes, per_node, ranks = _sizes(told, environment, target, notes)
     if (hosts := _hosts(told, script)) is not None:
         nodes, per_node = nodes or hosts[0], per_node or hosts[1]
@@ -204,6 +205,34 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
         is_single, gaps={**script.gaps, **({} if _any(environment, OF_NODES) else _gaps(told, nodes))},
     )  # fmt: skip
+
+
+_BROKEN = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)+[ \t]*(?=--?[A-Za-z])|\\[ \t]+\n[ \t]*(?=--?[A-Za-z])")
+"""A line that goes on, to a comment or to nothing: the command ends there."""
+
+
+def _refuse_broken_lines(script: Script, text: str) -> None:
+    """Refuse a command that ends where the next line begins with a flag. Raises UserError naming that line."""
+    if not any(words and re.match(r"--?[A-Za-z]", words[0]) for words in script.commands[1:]):
+        return
+    if match := _BROKEN.search(text):
+        line = text.count("\n", 0, match.end()) + 1
+        what = "a comment behind \\" if "#" in match[0] else "a blank behind \\"
+        raise UserError(
+            f"{script.source}:{line}: {what} ends the command, and what follows is none of its words; allowed: lines "
+            "that go on, one after another"
+        )
+
+
+def _others(script: Script, target: str | None, started: Sequence[str]) -> Iterator[str]:
+    """A note where a script starts several trainings of a framework that differ: the first one is read."""
+    if target is None:
+        return
+    reader = load_reader(target)
+    own = (words for words in script.commands if not _prints(words) and reader.starts(words) and reader.trains(words))
+    count = len({tuple(words) for words in own} | {tuple(started)})
+    if count > 1:
+        yield f"{count} commands of {target} that differ are started: the first is read (simpar check -- COMMAND)."
 
 
 def _asked(script: Script, told: Sequence[tuple[str, list[str]]]) -> list[list[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from simpar import files
 from simpar.dataclass import dataclass
+from simpar.errors import UserError
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
@@ -31,9 +32,13 @@ class StartedCommand:
 
 
 def manifest_of(text: str, source: str) -> StartedCommand | None:
-    """The command that a YAML starts; None if it starts none. Raises UserError for invalid YAML."""
+    """The command that a YAML starts; None if it starts none. Raises UserError for invalid YAML.
+
+    So it does for pods without a command: what they start is in their image.
+    """
     if STARTS.search(text) is None:
         return None
+    has_pods = False
     for part in re.split(r"(?m)^---[ \t]*$", text):
         data = files.read_yaml(part, source) if STARTS.search(part) else None
         if (
@@ -41,6 +46,12 @@ def manifest_of(text: str, source: str) -> StartedCommand | None:
             and (result := next(filter(None, (each(data) for each in KINDS)), None)) is not None
         ):
             return result
+        has_pods = has_pods or (isinstance(data, Mapping) and "apiVersion" in data and any(_pod_containers(data)))
+    if has_pods:
+        raise UserError(
+            f"{source}: no container of it has a command: what its image starts is not in the text; allowed: that "
+            "command behind --, or a manifest with command or args"
+        )
     return None
 
 
@@ -154,7 +165,7 @@ def _of_dstack(data: Mapping[str, Any]) -> StartedCommand | None:
     nodes, resources = _count(data.get("nodes")) or 1, data.get("resources")
     asked = resources.get("gpu") if isinstance(resources, Mapping) else None
     count = asked.get("count") if isinstance(asked, Mapping) else str(asked or "").rpartition(":")[2]
-    devices = _count(count)
+    devices = _count(count) or (1 if asked and not re.search(r"\.\.", str(count)) else None)  # one where none is said
     variables = {
         **_plain(data.get("env")), "DSTACK_NODES_NUM": nodes, "DSTACK_NODE_RANK": 0,
         **({"DSTACK_GPUS_PER_NODE": devices, "DSTACK_GPUS_NUM": devices * nodes} if devices else {}),
@@ -226,8 +237,9 @@ def _count(value: Any) -> int | None:
 
 
 def _plain(values: Any) -> dict[str, Any]:
-    """Variables with values."""
-    given = values if isinstance(values, Mapping) else {}
+    """Variables with values: of a mapping, or of a list of NAME=VALUE."""
+    listed = [str(each).partition("=") for each in values if "=" in str(each)] if isinstance(values, list) else []
+    given = values if isinstance(values, Mapping) else {name: value for name, _, value in listed}
     return {
         str(key): value
         for key, value in given.items()

@@ -80,6 +80,16 @@ def test_files_are_found_beside_the_script(folder):
     assert commands("readlink x; A=$(realpath jobs/../jobs); run ${A##*/}")[1:] == [["run", "jobs"]]
 
 
+def test_a_sourced_file_may_lie_in_a_folder_of_the_repository(folder, monkeypatch):
+    """As it is named from the top, where scripts are meant to be started."""
+    (folder / ".git").mkdir()
+    (folder / "jobs" / "a.sh").write_text("source jobs/env.sh\nrun $FROM\n")
+    (folder / "jobs" / "env.sh").write_text("FROM=5\n")
+    script = (folder / "jobs" / "a.sh").read_text()
+    monkeypatch.chdir(folder / "jobs")
+    assert Script(script, "a.sh").commands[-1] == ["run", "5"]
+
+
 def test_files_that_a_script_writes_are_known(folder):
     """Here-documents and printed words, with their values put in."""
     script = Script('S=3\ncat > ds.json <<EOF\n{"stage": $S}\nEOF\necho "a: $S" > a.yaml\necho "b: 1" >> a.yaml', "x")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
 from simpar.frameworks.torchtune_read import BUILT_IN
@@ -100,3 +101,24 @@ def test_every_built_in_config_is_read() -> None:
         assert result.words.unread.keys() <= {"custom_sharded_layers"} or all(
             word.startswith(("model.", "loss.", "optimizer.")) for word in result.words.unread
         ), name
+
+
+@pytest.mark.parametrize(
+    ("component", "sizes", "parameters"),
+    [
+        ("llama2.llama2", "embed_dim: 2048, num_heads: 32, num_kv_heads: 4, num_layers: 22", 1.1),  # TinyLlama
+        ("qwen2.qwen2", "embed_dim: 896, num_heads: 14, num_kv_heads: 2, num_layers: 24, intermediate_dim: 4864", 0.42),
+        ("llama2.lora_llama2", "embed_dim: 2048, num_heads: 32, num_kv_heads: 4, num_layers: 22", 1.1),
+    ],
+)
+def test_a_builder_of_layers_has_the_sizes_that_are_said(component: str, sizes: str, parameters: float) -> None:
+    """Never those of the shipped model of its name; the width of Llama's MLP follows from its own."""
+    model = f"{{_component_: torchtune.models.{component}, vocab_size: 32000, {sizes}}}"
+    text = f"model: {model}\nbatch_size: 1\noptimizer: {{_component_: torch.optim.AdamW}}\n"
+    found = read(text, "a.yaml", "torchtune")
+    assert (found.plan.model, found.asks) == (None, {"model": ""})
+    assert read_config(found.config).num_parameters() / 1e9 == pytest.approx(parameters, rel=0.02)
+    with pytest.raises(UserError, match=r"model\.num_heads is missing"):
+        read(text.replace("num_heads: 32, ", "").replace("num_heads: 14, ", ""), "a.yaml", "torchtune")
+    with pytest.raises(UserError, match="gemma2 with sizes of its own"):
+        read(text.replace(component, "gemma2.gemma2"), "a.yaml", "torchtune")

@@ -464,3 +464,21 @@ def test_a_prompt_and_its_answer_are_one_sequence():
         assert "micro_batch" in {each.key for each in found.assumed}
         account = load_reader("transformers").words.sort((), found.words.unread)
         assert ("--max_target_length" in account.deciding) is (length == 512)
+
+
+def test_ranks_that_share_a_sequence_under_deepspeed():
+    """ALST: Accelerate's axis of sequences, whose ranks are no replicas; other accelerators start as many."""
+    text = (
+        "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: 3}\n"
+        "parallelism_config: {parallelism_config_sp_size: 4, parallelism_config_dp_shard_size: 2}\n"
+    )
+    values = read(text, "a.yaml", "accelerate").plan.flat_values()
+    assert (values["cp"], values["dp"], values["zero"], values["cp_method"]) == (4, 2, 3, "ulysses")
+    of_xpu = "distributed_type: MULTI_XPU\nnum_processes: 8\n"
+    assert read(of_xpu, "a.yaml", "accelerate").plan.flat_values()["dp"] == 8
+
+
+def test_a_sum_of_what_is_not_known_is_one_value():
+    """Without quotes it is several words."""
+    with pytest.raises(UserError, match="a value that the text says"):
+        read(f"{TRAIN} --gradient_accumulation_steps $((${{B}} / ${{M}}))", "t.sh", "transformers")

@@ -33,6 +33,8 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         (f"bash -c 'torchrun -m xtuner.v1.train.cli.sft --config a.py {SIZES}'", "XTuner"),
         ("torchrun --nproc-per-node 8 tasks/train_text.py configs/text/qwen3.yaml", "VeOmni"),
         ("arctic_training run.yml", "ArcticTraining"),
+        ("torchrun open_instruct/olmo_core_finetune.py --model_name_or_path a --max_seq_length 8", "OLMo-core"),
+        ("torchrun train.py --max_context_width=8 --gradient_checkpointing=True", "AWS's example of FSDP (train.py)"),
         ("torchrun -m apps.main.train config=apps/main/configs/llama_1B.yaml", "Lingua"),
     ],
 )

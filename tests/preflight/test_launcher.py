@@ -131,6 +131,34 @@ def test_a_line_may_go_on_behind_the_end() -> None:
     assert launch_of(f"torchrun --nnodes 2 {TRAIN} \\\n  --bf16 \\\n", "job.sh").nodes == 2
 
 
+@pytest.mark.parametrize(("between", "line"), [("# the model\n  ", 3), ("# a\n# b\n", 4), ("", None), (" \n", 2)])
+def test_a_line_that_goes_on_to_nothing_is_refused(between: str, line: int | None) -> None:
+    """A comment or a blank behind a backslash ends the command: the flags that follow are none of it."""
+    text = f"torchrun train.py \\\n{between}--model_name_or_path a \\\n --per_device_train_batch_size 1\n"
+    text = text if between != " \n" else text.replace("\\\n \n", "\\ \n", 1)
+    if line is None:
+        assert launch_of(text, "job.sh").target == "transformers"
+        return
+    with pytest.raises(UserError, match=rf"job.sh:{line}: a (comment|blank) behind"):
+        launch_of(text, "job.sh")
+
+
+def test_of_several_trainings_the_first_is_read_and_said() -> None:
+    """Equal ones, and those of other programs, are none."""
+    train = "python train.py --model_name_or_path a --per_device_train_batch_size {}"
+    for others, count in (([2], 2), ([2, 4], 3), ([1], 0), ([], 0)):
+        text = "\n".join(train.format(each) for each in (1, *others))
+        notes = [note for note in launch_of(f"{text}\npython plot.py --out a.png", "job.sh").notes if "differ" in note]
+        assert [note.partition(" ")[0] for note in notes] == [str(count)] * bool(count)
+
+
+def test_names_of_packages_and_folders_start_nothing() -> None:
+    """A program is what is started, not what is installed, cloned or entered."""
+    text = "pip install trl -U\ngit clone https://example.org/axolotl\ncd trl\n{} --stage sft\n"
+    assert launch_of(text.format("python x.py"), "job.sh").target is None
+    assert launch_of(text.format("llamafactory-cli train a.yaml"), "job.sh").target == "llama-factory"
+
+
 def test_a_file_of_arguments_tells_whose_a_script_is(tmp_path: Path) -> None:
     """`accelerate launch train.py recipe.yaml` is what the YAML is of; so is `--config recipe.yaml`."""
     (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\nfinetuning_type: full\ncutoff_len: 8\n")
@@ -152,6 +180,7 @@ def test_what_a_program_submits_is_what_counts(submit: str) -> None:
     assert (found.target, found.per_node, found.words[0]) == ("megatron", 4, "torchrun")
     assert "starts what stands after --" in " ".join(found.notes)
     assert launch_of(f"srun -N 2 -- torchrun --nproc-per-node 4 {TRAIN}", "job.sh").nodes == 2
+    assert launch_of(f"{submit} uv run torchrun --nproc-per-node 4 {TRAIN}", "job.sh").per_node == 4
 
 
 def test_nodes_that_a_launcher_is_not_told_may_decide() -> None:

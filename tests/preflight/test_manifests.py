@@ -114,6 +114,12 @@ env: {{MODEL: Qwen/Qwen3-8B}}
 resources: {{gpu: "H100:8"}}
 commands: ["torchrun --nnodes $DSTACK_NODES_NUM --nproc_per_node $DSTACK_GPUS_PER_NODE {TRAIN}"]
 """,
+    "dstack_list": f"""type: task
+nodes: 16
+env: [TOKEN, MODEL=Qwen/Qwen3-8B]
+resources: {{gpu: 24GB}}
+commands: ["torchrun --nnodes $DSTACK_NODES_NUM --nproc_per_node $DSTACK_GPUS_PER_NODE {TRAIN}"]
+""",
     "azure": f"""$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
 command: python {NAMED}
 resources: {{instance_count: 2}}
@@ -196,3 +202,14 @@ def test_python_in_pods_that_trainers_do_not_join_is_refused(tmp_path: Path) -> 
 def test_other_yaml_is_none(text: str) -> None:
     """Neither a task nor a pod with a command."""
     assert manifest_of(text, "x.yaml") is None
+
+
+def test_pods_whose_image_starts_the_training_are_refused(tmp_path: Path) -> None:
+    """A configuration beside them, and no command."""
+    path = tmp_path / "job.yaml"
+    pod = (
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {template: {spec: {containers: [{name: a, image: b}]}}}\n"
+    )
+    path.write_text(f"apiVersion: v1\nkind: ConfigMap\ndata: {{a: b}}\n---\n{pod}")
+    with pytest.raises(UserError, match="no container of it has a command"):
+        given_words([str(path)])

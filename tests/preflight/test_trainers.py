@@ -53,8 +53,16 @@ def test_a_script_with_defaults_is_read_as_started_without_arguments(tmp_path, c
     _, found = checked(capsys, "--hardware", "dgx-h100", "--", str(script), "out", "3")
     assert found["plan"]["data_parallel"]["zero"] == 3
     script.write_text(CHAT.format("--lora_dim 8"))
-    assert run(["check", "--hardware", "dgx-h100", "--", str(script), "out", "2"]) == 2
-    assert "only_optimize_lora" in capsys.readouterr().err
+    code, found = checked(capsys, "--hardware", "dgx-h100", "--", str(script), "out", "2")
+    tuning = found["plan"]["tuning"]
+    assert (code, tuning["lora_rank"], len(tuning["lora_targets"]), tuning["lora_dropout"]) == (3, 8, 7, 0)
+    assert "--lora_dim" in found["words"]["not_modelled"]
+    script.write_text(CHAT.format("--lora_dim 8 --only_optimize_lora --lora_module_name self_attn"))
+    _, found = checked(capsys, "--hardware", "dgx-h100", str(script))
+    assert (len(found["plan"]["tuning"]["lora_targets"]), found["words"]["not_modelled"]) == (4, {})
+    script.write_text(CHAT.format("--lora_dim 8 --lora_module_name nothing"))
+    assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
+    assert "--lora_module_name = 'nothing'" in capsys.readouterr().err
     script.write_text(CHAT.replace("if", "#").format(""))
     assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
     assert "--zero_stage = '${2}'" in capsys.readouterr().err
