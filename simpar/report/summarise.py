@@ -36,6 +36,7 @@ from simpar.report.sent import sent_bytes
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
     IdleSpans,
+    Later,
     Overview,
     RankClass,
     Timeline,
@@ -98,11 +99,9 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
         return add_explanation(result)
     curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
     timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
-    view = replace(
-        _overview(timeline, accounts, between_s),
-        held=held_at_peak(context, held),
-        roofline=roofline_of(context, critical),
-    )
+    pictures = {"held": lambda: held_at_peak(context, held), "roofline": lambda: roofline_of(context, critical)}
+    later = {name: Later(make) for name, make in pictures.items()}
+    view = replace(_overview(timeline, accounts, between_s), **later)  # type: ignore[arg-type]
     result = replace(result, overview=view, timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding, accounts.inside_shares)
     path["host"] = path.get("host", 0.0) + between_s

@@ -7,8 +7,8 @@ it) and a thinned memory curve; it is part of the result's JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -308,6 +308,36 @@ class Overview:
     step_time_s: float
     held: HeldAtPeak | None = None
     roofline: Roofline | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields, with what has not been asked for."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+class _WhenAsked:
+    """A field that may be given as a :class:`Later`, which is made when the field is first read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        value = None if instance is None else instance.__dict__[self.name]
+        if isinstance(value, Later):
+            value = instance.__dict__[self.name] = value.make()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__[self.name] = value
+
+
+@dataclass(frozen=True)
+class Later:
+    """What makes a value that only some who read a result need."""
+
+    make: Callable[[], HeldAtPeak | Roofline | None]
+
+
+Overview.held, Overview.roofline = (_WhenAsked(name) for name in ("held", "roofline"))  # type: ignore[assignment]
 
 
 def overview(timeline: Timeline) -> Overview:

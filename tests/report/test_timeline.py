@@ -1,6 +1,7 @@
 """The timeline and its compact form."""
 
 import json
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 
 import simpar
 from simpar.program.ir.program import Timing
+from simpar.report import summarise
 from simpar.report import timeline as timelines
 from simpar.report.timeline import IDLE_CAUSES, KINDS, Blocks, IdleSpans, MemoryCurve, RankClass, overview
 
@@ -156,3 +158,18 @@ def test_cutting_leaves_other_blocks_and_idle_time_outside_of_passes():
     assert cut.of_kind("forward").duration_s.tolist() == [4.0, 4.0]
     assert cut.of_kind("forward").microbatch.tolist() == [3, 3]
     assert cut.of_kind("pp").duration_s.tolist() == [10.0]
+
+
+def test_what_only_pictures_show_is_made_when_it_is_read(monkeypatch):
+    """Neither is made with the result; both once for all readers, in JSON, in copies and in other processes."""
+    made = []
+    for name in ("held_at_peak", "roofline_of"):
+        whole = getattr(summarise, name)
+        monkeypatch.setattr(summarise, name, lambda *given, name=name, whole=whole: made.append(name) or whole(*given))
+    result = simpar.simulate("tiny-llama", "dgx-h100", {"micro_batch": 1}, {"seq_len": 256, "global_batch": 8})
+    assert not made
+    other = pickle.loads(pickle.dumps(result))
+    assert made == ["held_at_peak", "roofline_of"]
+    assert other.to_json() == result.to_json()
+    assert other.overview.held == result.overview.held is not None
+    assert len(made) == 2
