@@ -99,6 +99,18 @@ FORMATS = (
         tokens_per_s_per_device=(rf"\btps [\d.]+\({NUMBER}/gpu\)", 1.0),
         allocated_bytes=(rf"\bmem {NUMBER} GiB", GIB),
     ),
+    _format(
+        "Nanochat", "| dt: ", r"\bstep (\d+)(?:/\d+)? \([\d.]+%\) \| loss: .*\| dt: ",
+        step_time_s=(rf"\| dt: {NUMBER}ms", MS),
+    ),
+    _format(
+        "modded-nanogpt", "step_avg:", r"^step:(\d+)/\d+ .*\btrain_time:\S+ step_avg:",
+        mean_step_time_s=(rf"\bstep_avg:{NUMBER}ms", MS),
+    ),
+    _format(
+        "llm.c", "tok/s", r"^step\s+(\d+)/\d+ \| .*loss .*\| [\d.]+ ms \| .*tok/s",
+        step_time_s=(rf"\| {NUMBER} ms \|", MS),
+    ),
     _format("nanoGPT", "loss ", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
     _format(
         "ms-swift", "global_step/max_steps", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
@@ -109,8 +121,8 @@ FORMATS = (
 """The formats in the order in which they are tried.
 
 torchtitan's memory is the reserved peak of one device; its tokens are those of a data-parallel rank divided by the
-ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes. What ms-swift calls speed is the mean since
-the run began.
+ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes. What ms-swift calls speed, and
+modded-nanogpt step_avg, is the mean since the run began.
 """
 BLOCKS = (
     _format(
@@ -122,14 +134,16 @@ BLOCKS = (
         reserved_bytes=(rf"\bmemory/peak_reserved_mem: {NUMBER}", GIGA),
     ),
     _format(
-        "OLMo", "[step=", r"\[step=(\d+)(?:/\d+)?(?:,epoch=\S+)?\]",
-        steps_per_s=(rf"\bthroughput/device/batches_per_second={NUMBER}", 1.0),
-        tokens_per_s_per_device=(rf"\bthroughput/device/tokens_per_second={NUMBER}", 1.0),
+        "OLMo", "[step=", r"\[step=(\d+)(?:/[\d?]+)?(?:,epoch=[^\]]+)?\]",
+        steps_per_s=(rf"\bthroughput/device/(?:batches_per_second|BPS)={NUMBER}", 1.0),
+        tokens_per_s_per_device=(rf"\bthroughput/device/(?:tokens_per_second|TPS)={NUMBER}", 1.0),
+        tflops=(rf"\bthroughput/device/flopsPS={NUMBER}", 1e-12),
         allocated_bytes=(rf"\bSystem/Peak GPU Memory \(MB\)={NUMBER}", GIGA / 1000),
+        reserved_bytes=(rf"\bgpu_memory/GPU reserved mem \(GiB\)={NUMBER}", GIB),
     ),
 )  # fmt: skip
 """Formats whose figures stand in lines of their own below the line of the step."""
-BELOW = ("throughput/", "memory/peak_", "Peak GPU Memory")
+BELOW = ("throughput/", "memory/peak_", "Peak GPU Memory", "GPU reserved mem")
 """What is in the lines of those figures."""
 MICRO_BATCHES = line_pattern(
     "iter time:",

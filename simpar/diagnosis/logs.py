@@ -12,7 +12,8 @@ with the memory that Axolotl and TRL add; ms-swift adds ``train_speed``), torcht
 (AMD-AGI/Primus: current and mean value in one, and the device's memory), NeMo Automodel's log_train_metrics
 (NVIDIA-NeMo/Automodel, recipes/llm/train_ft.py), nanoGPT's train.py, LitGPT's lines of micro-batches
 (Lightning-AI/litgpt, finetune and pretrain), the console of Composer (mosaicml/composer) and that of OLMo
-(allenai/OLMo, olmo/train.py; its MB are 10**6 bytes).
+(allenai/OLMo, olmo/train.py; its MB are 10**6 bytes) and of OLMo-core (train/callbacks/console_logger.py), nanochat's
+base_train.py and chat_sft.py, modded-nanogpt's train_gpt.py and llm.c's train_gpt2.cu.
 """
 
 import bz2

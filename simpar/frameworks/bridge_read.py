@@ -120,6 +120,12 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     named, config = recipes.made(recipe, _is_config)
     for field, value in changes.items():
         config.put(field, value)
+    return of_config(named, config, path, recipes.notes)
+
+
+def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> Imported:
+    """The plan in what the recipe of a name returns; ``remarks`` are notes of it. Raises UserError."""
+    said_notes = [*remarks]
     listed = sorted(config.flat(), key=lambda pair: pair[0].startswith(OVER))  # what these say goes over the others
     fields = {moved: value for key, value in listed if (moved := _moved(key)) not in ("model", "trainer")}
     untold: set[str] = set()
@@ -128,7 +134,7 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     elif config.called not in ("", "fn") and not config.called.endswith("ConfigContainer"):
         fields = OF_RECIPES | fields
         untold = {flag for flag, wanted in SWITCHES.items() if not set(wanted) & set(fields)}
-        recipes.notes.append(
+        said_notes.append(
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
         )
@@ -145,8 +151,7 @@ def _read_recipe(text: str, path: str, recipe: str, changes: Mapping[str, Any]) 
     else:
         values = _of_provider(values, made, hub, path)
     names = {flag: field for field, flag in _plain().items()}
-    notes = (*recipes.notes, *_unsure(given))
-    arguments = Arguments(values, path, notes, names, untold)
+    arguments = Arguments(values, path, (*said_notes, *_unsure(given)), names, untold)
     imported = plan_of(arguments, model)
     if tower and (stages := imported.plan.pipeline.layers):  # it stands before the first stage's own layers
         plan = imported.plan.with_values(layers=(stages[0] + tower, *stages[1:]))

@@ -13,7 +13,7 @@ from typing import Any
 from simpar import files
 from simpar.architectures.catalogue import find_model, load_model
 from simpar.errors import UserError
-from simpar.frameworks import primus_maxtext
+from simpar.frameworks import primus_bridge, primus_maxtext
 from simpar.frameworks.match import kind_of
 from simpar.frameworks.maxtext_read import READER as OF_MAXTEXT
 from simpar.frameworks.megatron_arguments import SIZES, of_mapping, with_layers
@@ -31,13 +31,13 @@ from simpar.frameworks.words import ReadWords, WordTable
 DEFAULTS = {
     "bf16": True, "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024, "use_distributed_optimizer": True,
 }  # fmt: skip
-MEGATRON, TITAN, MAXTEXT = "megatron", "torchtitan", "maxtext"
-READ = (MEGATRON, TITAN, MAXTEXT)
+MEGATRON, TITAN, MAXTEXT, BRIDGE = "megatron", "torchtitan", "maxtext", "megatron_bridge"
+READ = (MEGATRON, TITAN, MAXTEXT, BRIDGE)
 """Back ends whose configs are read."""
-FRAMEWORKS = (*READ, "megatron_bridge", "maxdiffusion", "hummingbirdxt")
+FRAMEWORKS = (*READ, "maxdiffusion", "hummingbirdxt")
 KERNEL = "another kernel, or how kernels run: time"
 TURBO = "a kernel of Primus-Turbo in place of Transformer Engine's: time"
-WORDS = MEGATRON_WORDS | TITAN_WORDS | OF_MAXTEXT.words | WordTable(
+WORDS = MEGATRON_WORDS | TITAN_WORDS | OF_MAXTEXT.words | primus_bridge.WORDS | WordTable(
     idle=("*sink_level", "moe_use_legacy_grouped_gemm",
           "disable_*", "auto_continue_train", "primus_*", "mock_dataset", "enable_primus_turbo",
           "profile*", "patch_*", "wall_clock_step_timer", "data_sharding", "trainable", "log_avg*", "hf_path", "sft_*",
@@ -93,6 +93,8 @@ def read(text: str, name: str) -> Imported:
         return read_module(asked, {key: _settled(value) for key, value in overrides.items()}, name)
     if framework == MAXTEXT:
         return primus_maxtext.read_module(asked, said, name)
+    if framework == BRIDGE:
+        return primus_bridge.read_module(asked, said, name)
     if asked.startswith("diffusion"):
         raise UserError(f"{name}: model = {asked}: images are not modelled; allowed: language models")
     given = of_mapping({**DEFAULTS, **said}, name)
@@ -146,7 +148,7 @@ def _starts(words: Sequence[str]) -> bool:
 
 READER = Reader(
     name="primus",
-    description="AMD Primus on Megatron-LM, torchtitan and MaxText: the YAML of an experiment",
+    description="AMD Primus on Megatron-LM, Megatron-Bridge, torchtitan and MaxText: the YAML of an experiment",
     read=read,
     starts=_starts,
     config=lambda words: value_of(words, ("--config", "--exp")),

@@ -92,6 +92,22 @@ OLMO = (
     "    throughput/device/tokens_per_second=2,048\n    throughput/device/batches_per_second=0.5\n"
     "    System/Peak GPU Memory (MB)=38,912"
 )
+OLMO_CORE = (
+    "2025-11-02 10:00:01.000\tnode:0\tolmo_core.train.callbacks.console_logger:68\tINFO\t"
+    "[step={i}/???,epoch=1,eta=1d2h(hard stop)]\n    gpu_memory/GPU reserved mem (GiB)=61.25\n"
+    "    throughput/device/TPS=2,048\n    throughput/device/TPS (actual avg)=1,024\n"
+    "    throughput/device/BPS=0.5\n    throughput/device/flopsPS=3.125e+14"
+)
+NANOCHAT = (
+    "step {i:05d}/21400 (0.47%) | loss: 7.100000 | lrm: 1.00 | dt: {ms:.2f}ms | tok/sec: 1,066,100 | bf16_mfu: 47.91 | "
+    "epoch: 1 | total time: 0.10m"
+)
+NANOCHAT_SFT = (
+    "step {i:05d} (0.47%) | loss: 7.1 | lrm: 1.00 | dt: {ms:.2f}ms | tok/sec: 1,066,100 | mfu: 47.91 | epoch: 1"
+)
+LLM_C = (
+    "step {i:4d}/19560 | loss 11.0 (+nanz)| norm 1.0 (+nanz)| lr 1e-04 | {ms:.2f} ms | 45.1% bf16 MFU | 175000 tok/s"
+)
 HF_SAYS = {"step_time_s": 2.0, "allocated_bytes": 44.5 * GIB, "reserved_bytes": 46.5 * GIB}
 MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
 
@@ -134,6 +150,10 @@ def log(folder, template, **values):
         (COMPOSER, "Composer",
          {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "reserved_bytes": 28.3 * GIGA}),
         (OLMO, "OLMo", {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "allocated_bytes": 38.912 * GIGA}),
+        (OLMO_CORE, "OLMo",
+         {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "tflops": 312.5, "reserved_bytes": 61.25 * GIB}),
+        (NANOCHAT, "Nanochat", {"step_time_s": 2.0}), (NANOCHAT_SFT, "Nanochat", {"step_time_s": 2.0}),
+        (LLM_C, "llm.c", {"step_time_s": 2.0}),
         (TRAINER_BAR, "Hugging Face Trainer", HF_SAYS), (AXOLOTL, "Hugging Face Trainer", HF_SAYS),
         (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
          {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
@@ -333,3 +353,16 @@ def test_logs_that_are_none(tmp_path):
         read_log(path)
     with pytest.raises(UserError, match="cannot be read"):
         explain(tmp_path / "nothing.log")
+
+
+def test_a_mean_since_the_run_began_is_undone(tmp_path):
+    """modded-nanogpt prints the mean of all steps so far: four of 2 s behind one of 10 s."""
+    times = [10.0, 2.0, 2.0, 2.0, 2.0]
+    sums = [sum(times[: at + 1]) for at in range(5)]
+    path = tmp_path / "log.txt"
+    path.write_text("".join(
+        f"step:{at + 1}/1750 train_time:{total * 1e3:.0f}ms step_avg:{total * 1e3 / (at + 1):.2f}ms\n"
+        for at, total in enumerate(sums)
+    ))  # fmt: skip
+    found = read_log(path)
+    assert (found.framework, found.figures["step_time_s"]) == ("modded-nanogpt", pytest.approx(2.0, rel=1e-3))

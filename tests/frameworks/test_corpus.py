@@ -141,8 +141,13 @@ def maxtext(facts):
 
 def primus(facts):
     """An experiment of Primus: a model by the name of its file, and what is laid over the defaults."""
-    overrides = {key: value for key, value in facts.items() if key != "model"}
-    module = {"framework": "megatron", "config": "pre_trainer.yaml", "model": facts["model"], "overrides": overrides}
+    overrides = {key: value for key, value in facts.items() if key not in ("model", "framework")}
+    module = {
+        "framework": facts.get("framework", "megatron"),
+        "config": "pre_trainer.yaml",
+        "model": facts["model"],
+        "overrides": overrides,
+    }
     return json.dumps({"modules": {"pre_trainer": module}})
 
 

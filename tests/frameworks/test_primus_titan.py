@@ -69,5 +69,5 @@ def test_models_that_are_not_shipped_are_asked_for_and_back_ends_refused():
     """By their names."""
     found, _ = imported("llama4_17Bx16E.yaml", training={"steps": 50})
     assert "llama4_17Bx16E" in found.asks["model"]
-    with pytest.raises(UserError, match=r"framework = megatron_bridge: .*allowed: megatron, torchtitan, maxtext"):
-        read(experiment("x.yaml", framework="megatron_bridge"), "experiment.yaml", "primus")
+    with pytest.raises(UserError, match=r"framework = hummingbirdxt: .*allowed: megatron, torchtitan, maxtext, meg"):
+        read(experiment("x.yaml", framework="hummingbirdxt"), "experiment.yaml", "primus")
