@@ -29,6 +29,8 @@ OF_GPT2 = ("GPT2BPETokenizer", "")
 """Tokenizers of so many words: GPT-2's, which is also taken where none is named."""
 OF_LLAMA_2 = 32000
 """Words of Llama 2's tokenizer. Llama2Tokenizer reads any file of SentencePiece: only the file's path tells."""
+ROTARY = ("rope", "yarn", "mrope")
+"""Positions that are rotations of queries and keys."""
 MOST_FOLDERS = 6
 """Names of a tokenizer's path, from its end on, that may be a model's."""
 DIVISOR = 128
@@ -159,6 +161,7 @@ def _with_vocabulary(
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     """Those with the text's tokenizer, biases and windows, and of several those with its rotary base."""
+    models = [name for name in models if not _contradicts(given, load_model(name))]
     tokenizer = "".join(given.values.get("--tokenizer-model", [])[:1])
     named = (
         find_released(tokenizer, given.source) if models and tokenizer and "--vocab-size" not in given.values else None
@@ -194,11 +197,27 @@ def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
     return like or models
 
 
+def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
+    """Whether a decoder's layers are not those that arguments name: gates, rotations, biases of scores, norms."""
+    if "qk_dim" in graph.dims or graph.has_state:
+        return False
+    style, kind = architecture(graph), given.text("--position-embedding-type")
+    rotary = kind in ROTARY or "--use-rotary-position-embeddings" in given.values
+    rms = (given.text("--normalization") or "").lower() == "rmsnorm"
+    return (
+        style.residual == "parallel"  # which no argument says
+        or (_is_gated(given) and not style.gated)
+        or (rotary and style.positions != "rope")
+        or (kind == "alibi" and not graph.details.positions.alibi)
+        or (rms and style.norm != "rms")
+    )
+
+
 def _unlike(given: Arguments, graph: ModelGraph) -> int:
     """In how many ways a model's layers are not those that arguments, and Megatron-LM's defaults, ask for."""
     style, kind = architecture(graph), given.text("--position-embedding-type")
     gated = _is_gated(given)
-    rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
+    rotary = kind in ROTARY or given.has("--use-rotary-position-embeddings")
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
     width = given.number("--ffn-hidden-size") or _usual_ffn(graph.dims["hidden"], gated=gated)
     return (
@@ -281,7 +300,7 @@ def _dense(given: Arguments, result: dict[str, Any], *, gated: bool) -> dict[str
     heads, hidden, ffn = result["num_attention_heads"], result["hidden_size"], result["intermediate_size"]
     biased = not given.has("--disable-bias-linear")
     kind = given.text("--position-embedding-type")
-    rotary = kind in ("rope", "yarn", "mrope") or given.has("--use-rotary-position-embeddings")
+    rotary = kind in ROTARY or given.has("--use-rotary-position-embeddings")
     if given.has("--multi-latent-attention"):
         return None  # latent attention without experts: no family
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"

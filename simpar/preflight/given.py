@@ -16,7 +16,7 @@ from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
-from simpar.frameworks.overrides import files_of_script, flagged, with_texts
+from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
 from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
@@ -179,6 +179,8 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if chosen is None:
         missing = [note for note in launch.notes if NO_FILE in note and not ENVIRONMENTS.search(note)]
         script = next((word for word in launch.words if word.endswith(".py")), None)
+        if script and (other := _unread_script(script, source)):
+            raise _refusal(source, f"{script} is a file of {other}, which is not read")
         what = f"{script} is no script that is known here" if script else "no launch of a framework that is known here"
         raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what)
     if launch.config is None and (file := _file_of_script(launch, source)) is not None:
@@ -186,6 +188,12 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
     if launch.config is None:
         return _config(text, source, chosen, "shell", launch, before)
     return _of_command(text, source, chosen, launch, before)
+
+
+def _unread_script(script: str, source: str) -> str | None:
+    """The front end that a script in Python belongs to, by what it imports; None if it is not here or of none."""
+    beside = text_beside(script, source)
+    return None if beside is None else unread_text(beside[1])
 
 
 def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:

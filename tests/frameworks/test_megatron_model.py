@@ -256,6 +256,22 @@ def test_a_width_that_is_not_said_is_megatrons(words, width):
     assert imported(f"{sizes} {rope} {words} --ffn-hidden-size 28672").plan.model == "llama-2-70b"
 
 
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("--ffn-hidden-size 4096", "mpt-350m"),
+        ("--ffn-hidden-size 4096 --position-embedding-type alibi", "mpt-350m"),
+        ("--ffn-hidden-size 4096 --swiglu", None),
+        ("--ffn-hidden-size 4096 --use-rotary-position-embeddings", None),
+        ("--ffn-hidden-size 4096 --normalization RMSNorm", None),
+    ],
+)
+def test_a_model_of_other_layers_is_not_taken_for_its_sizes(words, model):
+    """A public script of 24 gated and rotary layers of 1024 was MPT 350M, whose layers have neither."""
+    sizes = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --disable-bias-linear"
+    assert imported(f"{sizes} --tokenizer-type GPT2BPETokenizer {words}").plan.model == model
+
+
 QWEN_SIZED = (
     "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 5504 --num-attention-heads 16 --swiglu "
     "--normalization RMSNorm --untie-embeddings-and-output-weights"

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from simpar.errors import UserError
-from simpar.preflight.given import given_text
+from simpar.preflight.given import given_text, given_words
 
 SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-heads 32"
 
@@ -125,3 +125,14 @@ def test_a_word_that_several_have_names_none(data, suffix):
     text = json.dumps(data) if suffix == ".json" else yaml.safe_dump(data)
     with pytest.raises(UserError, match="no config that is known here"):
         given_text(text, f"job{suffix}", suffix=suffix)
+
+
+def test_a_script_that_is_here_is_refused_by_what_it_imports(tmp_path):
+    """Its name says nothing; one that is not here, or imports nothing of these, is only not known."""
+    (tmp_path / "OLMo2-1B.py").write_text("import sys\nfrom olmo_core.internal.experiment import main\n")
+    (tmp_path / "plain.py").write_text("import torch\n")
+    for script, told in (("OLMo2-1B", "is a file of OLMo-core, which is not read"), ("plain", "is no script that is")):
+        file = tmp_path / "run.sh"
+        file.write_text(f"torchrun ./{script}.py train a --train_module.rank_microbatch_size=16384\n")
+        with pytest.raises(UserError, match=told):
+            given_words([str(file)])
