@@ -6,7 +6,7 @@ from typing import Any
 
 from simpar.architectures.config import Config
 from simpar.architectures.families import DECLARED
-from simpar.architectures.families.unmodelled import UNCAPTURED, UNMODELLED, UNSEEN
+from simpar.architectures.families.unmodelled import OF_OTHER_CODE, UNCAPTURED, UNMODELLED, UNSEEN
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_details import details
 from simpar.architectures.transformer import clipped
@@ -14,7 +14,7 @@ from simpar.architectures.vision_reading import TEXT_CONFIGS, TOWERS
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 
-__all__ = ["TOWERS", "UNSEEN", "read", "reason_unread"]
+__all__ = ["TEXT_CONFIGS", "TOWERS", "UNSEEN", "read", "reason_unread"]
 
 
 def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
@@ -40,10 +40,13 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     kind = str(_unwrapped(config)[0].get("model_type") or "")
     if not kind and made_by in DECLARED:
         return ""
-    if kind in UNCAPTURED:
+    classes = config.get("architectures")
+    other = next((OF_OTHER_CODE[str(each)] for each in classes or () if str(each) in OF_OTHER_CODE), "")
+    if kind in UNCAPTURED or other:
         raise UserError(
-            f"{name}: model_type = {kind!r}: {UNCAPTURED[kind]} are neither modelled nor captured; allowed: a model "
-            "without them, as a config or as module:function"
+            f"{name}: {'architectures' if other else 'model_type'} = {classes if other else kind!r}: "
+            f"{other or UNCAPTURED[kind]} are neither modelled nor captured; allowed: a model without them, as a "
+            "config or as module:function"
         )
     if not kind and made_by:
         read_ones = ", ".join(kind for kind in DECLARED if kind.endswith("DModel"))

@@ -1,6 +1,6 @@
 """From the blocks of a traced module to its ModelGraph."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
 from math import prod
@@ -16,7 +16,7 @@ from simpar.tracing.choice_roles import LOSS
 from simpar.tracing.choices import unread_choices
 from simpar.tracing.code import LIBRARY, call_user_function
 from simpar.tracing.fused import SELECTIVE
-from simpar.tracing.library import installed, make_module
+from simpar.tracing.library import installed, make_module, parts_left_out
 from simpar.tracing.reading import read_drafts
 from simpar.tracing.segments import DraftSegment, segments
 from simpar.tracing.written_out import SOFTMAX
@@ -29,25 +29,27 @@ OF_LENGTH = ("seq", "context", MEMORY)
 @lru_cache(maxsize=8)
 def trace_code(name: str, seq_len: int) -> ModelGraph:
     """The graph of the torch module that the user's ``module:function`` returns. Raises UserError."""
-    return _traced(name, seq_len, partial(call_user_function, name), "")
+    return _traced(name, capture(name, seq_len, partial(call_user_function, name)), "")
 
 
 def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len: int, why: str) -> ModelGraph:
     """The graph of the module that a library makes of a config (:mod:`simpar.tracing.library`). Raises UserError.
 
-    Of a class that reads tokens alone of what its config describes, towers are left out.
+    Of a class that reads tokens alone of what its config describes, towers are left out, which is said.
     """
+    captured = capture(name, seq_len, partial(make_module, config, class_name, why))
+    origin = f" of {LIBRARY} {installed()[1]}"
     towers = tuple(tower for tower in TOWERS if config.get(tower))
-    make = partial(make_module, config, class_name, why)
-    return _traced(name, seq_len, make, f" of {LIBRARY} {installed()[1]}", towers)
-
-
-def _traced(name: str, seq_len: int, make: Callable[[], Any], origin: str, towers: tuple[str, ...] = ()) -> ModelGraph:
-    captured = capture(name, seq_len, make)
     if towers and (unread := _unread(captured)):
         kept = {each: sizes for each, sizes in captured.parameters.items() if each not in unread}
         origin += f" without {sum(unread.values()):,} parameters of {' and '.join(towers)}"
         captured = replace(captured, parameters=kept)
+    if parts := parts_left_out(config, captured.module):
+        origin += f" (text only: it has no {' and no '.join(parts)})"
+    return _traced(name, captured, origin)
+
+
+def _traced(name: str, captured: Capture, origin: str) -> ModelGraph:
     chain = segments(name, read_drafts(name, captured))
     _require_head(name, chain[-1])
     graph = _assembled(name, _read_all(name, chain))

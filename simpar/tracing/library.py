@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from simpar.architectures.hf_config import TEXT_CONFIGS
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.tracing.code import LIBRARY
@@ -95,6 +96,19 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}
 
 
+def parts_left_out(config: Mapping[str, Any], class_name: str) -> tuple[str, ...]:
+    """Parts of a config (towers, talkers) that a class for its language model alone does not have."""
+    import transformers
+
+    own = getattr(getattr(getattr(transformers, class_name, None), "config_class", None), "model_type", None)
+    nested = [key for key, part in config.items() if isinstance(part, Mapping) and not OF_A_MODEL.isdisjoint(part)]
+    return () if own in (None, config.get("model_type")) else tuple(key for key in nested if key not in TEXT_CONFIGS)
+
+
+OF_A_MODEL = frozenset(["model_type", "hidden_size", "d_model", "embed_dim"])
+"""Fields of which a model within another one has some."""
+
+
 def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[Any, Any]:
     """The library's module for a config, on torch's default device, and its example inputs (None: tokens alone).
 
@@ -108,7 +122,7 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
     if class_name and not kind:
         kind = _class(class_name, why).config_class.model_type
     if kind not in transformers.CONFIG_MAPPING:
-        near = suggest(kind, transformers.CONFIG_MAPPING)
+        near = "" if "did you mean" in why else suggest(kind, transformers.CONFIG_MAPPING)
         raise UserError(f"{why}{near}; transformers {transformers.__version__} has no class for it either: {UPGRADE}")
     library_config = transformers.CONFIG_MAPPING[kind].from_dict(_fields(config))
     module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)

@@ -43,6 +43,8 @@ REFUSED = {
     **dict.fromkeys(OTHER_PICTURES, ALONE),
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
     **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
+    "mimo": "layers that predict further tokens under names of their own",
+    "minicpm": "MiniCPM's scales of embeddings, branches and logits",
     **dict.fromkeys(("step3_text", "step3_vl"), "queries that pass a latent, beside a key and a value that all heads"),
     "step3p5": "gates on heads, of which layers have different numbers: simulated",
     "kimi_k3": "simulated, no run computes it",

@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.architectures.families import DECLARED
+from simpar.architectures.families.family import TINY
 from simpar.architectures.graph import Operator, term
 from simpar.architectures.hf_config import read
 from simpar.tracing.blocks import Traced
@@ -68,3 +69,17 @@ def test_towers_that_text_reads_nothing_of_are_left_out():
     whole, text = read(config).num_parameters(), read({**config, "images_per_sequence": 0}).num_parameters()
     assert graph.num_parameters() == text
     assert f"without {whole - text:,} parameters of vision_config" in graph.facts["notes"][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_language_model_within_another_says_what_it_leaves_out():
+    """Where the class of the text has no tower at all, as behind a speech encoder."""
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "voxtral", "hidden_size": 32, "text_config": {**TINY, "head_dim": 8, "model_type": "llama"},
+        "audio_config": {"model_type": "voxtral_encoder", "hidden_size": 32, "num_hidden_layers": 1},
+    }  # fmt: skip
+    graph = trace_library(config, "", "heard", 16, "")
+    assert graph.num_parameters() == read({**TINY, "model_type": "llama"}).num_parameters()
+    assert "LlamaForCausalLM of transformers" in graph.facts["notes"][0]
+    assert "(text only: it has no audio_config)" in graph.facts["notes"][0]

@@ -217,7 +217,7 @@ def test_products_of_parameters_count_once_a_pass():
     """Of a matrix and its low-rank change, joined before they meet the batch: 2 x 48 x 4 x 32 FLOP."""
     hidden = [each for _ in range(2) for each in (torch.nn.Sequential(Joined(), torch.nn.Linear(48, 32)),)]
     model = torch.nn.Sequential(torch.nn.Embedding(96, 32), *hidden, torch.nn.Linear(32, 96, bias=False))
-    graph = _traced("m", SEQ, lambda: model, "")
+    graph = _traced("m", capture("m", SEQ, lambda: model), "")
     assert graph.num_parameters() == sum(each.numel() for each in model.parameters())
     each = 2 * 48 * 4 * 32 / SEQ + 2 * 48 * 32 + 2 * 48 * 32
     assert matmul_flop_per_token(graph, SEQ) == pytest.approx(2 * each + 2 * 32 * 96)

@@ -26,7 +26,7 @@ WITHOUT_CLASS = (
     "bailing_moe", "bailing_moe_v2", "deepseek", "kimi_k2", "grok-1", "kimi_vl", "internvl_chat", "minimax_m1",
     "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
     "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel",
-    "WanTransformer3DModel", "step3_text", "step3_vl",
+    "WanTransformer3DModel", "step3_text", "step3_vl", "mimo", "minicpm",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",

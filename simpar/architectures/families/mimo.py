@@ -1,4 +1,6 @@
-"""MiMo-V2-Flash: experts behind one dense layer; five layers of six have a short window, twice the keys and sinks.
+"""MiMo: Qwen 2 with layers that predict further tokens [Xiaomi 2025, arXiv 2505.07608]; and MiMo-V2-Flash.
+
+MiMo-V2-Flash: experts behind one dense layer; five layers of six have a short window, twice the keys and sinks.
 
 Values are narrower than queries and keys in all layers [Xiaomi 2026, arXiv 2601.02780; transformers,
 models/mimo_v2_flash].
@@ -19,9 +21,10 @@ from simpar.architectures.reading import (
     style_of,
     with_experts,
 )
-from simpar.architectures.transformer import LayerVariant, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.errors import UserError
 
+FURTHER = "layers that predict further tokens under names of their own"
 NARROW = "values narrower than keys, and key-value heads that differ by layer"
 WINDOWED = "window.kv_heads"
 """The dim that counts key-value heads of layers with a window."""
@@ -52,6 +55,17 @@ def _read(config: Config, name: str) -> ModelGraph:
         WINDOWED: config.size("swa_num_key_value_heads", default=2 * shape.kv_heads),
     }  # fmt: skip
     return mark_unbuilt(replace(graph, dims=dims, blocks=blocks), NARROW)
+
+
+def _read_dense(config: Config, name: str) -> ModelGraph:
+    shape = llama_shape(config)
+    further = config.optional_size("num_nextn_predict_layers")
+    layers = (*[LayerVariant()] * shape.layers, *[LayerVariant(prediction=True)] * further)
+    style = style_of(config, Style(qkv_bias=True), {"attention_bias": ("qkv_bias",)})
+    graph = build(name, shape, style, layers=layers)
+    for field in ("use_sliding_window", "sliding_window"):
+        config.data.get(field)
+    return mark_unbuilt(graph, FURTHER) if further else graph
 
 
 def _flags(config: Config, count: int, kinds: str, kind: str, numbers: str) -> list[bool] | None:
@@ -88,6 +102,12 @@ def _with_heads(block: Block, windowed: bool) -> Block:
 
 
 FAMILIES = (
+    ModelFamily(
+        "mimo",
+        _read_dense,
+        Details(norm_eps=0.000001),
+        tiny={**TINY, "num_nextn_predict_layers": 1},
+    ),
     ModelFamily(
         "mimo_v2_flash",
         _read,

@@ -40,6 +40,10 @@ def test_every_name_is_declared_once():
             "of two widths in a layer, are neither modelled nor captured",
         ),
         ({"model_type": "blt"}, "patches that data cut from bytes are neither .*; allowed: a model without them"),
+        (
+            {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]},
+            r"theirs: architectures = \['BailingMoeV2_5ForCausalLM'\]: lightning attention beside latent attention",
+        ),
         ({"_class_name": "UNet2DModel"}, "this class of diffusers is not read; allowed: .*, or a model_type"),
     ],
 )

@@ -150,3 +150,31 @@ def test_ling_1t_chooses_experts_in_groups():
     """Eight groups, of which a token chooses four."""
     dims = load_model("ling-1t").dims
     assert (dims["expert_groups"], dims["chosen_groups"], dims["topk"]) == (8, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "predicting"),
+    [
+        (
+            {"model_type": "mimo", "vocab_size": 151680, "hidden_size": 4096, "intermediate_size": 11008,
+             "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+             "attention_bias": True, "num_nextn_predict_layers": 1},
+            7.62, 0.21,
+        ),
+        (
+            {"model_type": "minicpm", "vocab_size": 73448, "hidden_size": 4096, "intermediate_size": 16384,
+             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 2, "scale_emb": 12,
+             "scale_depth": 1.4, "dim_model_base": 256, "mup_denominator": 32},
+            8.19, 0,
+        ),
+    ],
+    ids=["MiMo-7B", "MiniCPM4-8B"],
+)  # fmt: skip
+def test_decoders_with_code_of_their_own(config, billions, predicting):
+    """Published sizes are 7.83 B with the layer that predicts a further token, and 8.19 B; every field is read."""
+    graph = read(config, "theirs")
+    assert graph.num_parameters() / 1e9 == pytest.approx(billions, abs=0.005)
+    further = sum(graph.blocks[name].parameters(graph.dims) for name in graph.layers if name in graph.auxiliary)
+    assert further / 1e9 == pytest.approx(predicting, abs=0.005)
+    assert graph.details.unread == ()
+    assert graph.details.unbuilt
