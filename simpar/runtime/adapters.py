@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
-from simpar.architectures.tuning import PARTS
+from simpar.architectures.tuning import MIXTURES, PARTS
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part
+from simpar.runtime.experts import GroupedExperts
 from simpar.runtime.operators import CastingLinear, Projection, SharedDropout
 
 
@@ -100,7 +101,12 @@ def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any, alpha: float | None 
 
 def adapter_of(module: nn.Module) -> Adapter | None:
     """How the adapters of a module are made, all of them alike; None without any."""
-    return next((each.adapter for each in module.modules() if isinstance(each, AdaptedLinear)), None)
+    for each in module.modules():
+        if isinstance(each, AdaptedLinear):
+            return each.adapter
+        if isinstance(each, GroupedExperts) and each.rank:
+            return Adapter(each.rank, each.scale)
+    return None
 
 
 def num_still(parts: Sequence[Part], tuning: Tuning, *, tied: bool) -> int:
@@ -125,10 +131,13 @@ def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
 
 def _adapt(block: BlockModule, tuning: Tuning, adapter: Adapter) -> None:
     targets = list(_targets(block, tuning.lora_targets))
-    for projection, number in targets:
-        plain = projection.parts[number]
+    for product, number in targets:
+        if isinstance(product, GroupedExperts):
+            product.adapt(adapter.rank, adapter.scale)
+            continue
+        plain = product.parts[number]
         assert isinstance(plain, CastingLinear), "a product has one adapter"
-        projection.parts[number] = AdaptedLinear(plain, adapter).to(plain.weight.dtype)
+        product.parts[number] = AdaptedLinear(plain, adapter).to(plain.weight.dtype)
     if not targets:
         raise UserError(
             f"plan.lora_targets = {', '.join(tuning.lora_targets)}: the model has none of these products; "
@@ -136,14 +145,18 @@ def _adapt(block: BlockModule, tuning: Tuning, adapter: Adapter) -> None:
         )
 
 
-def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection, int]]:
-    """Every target's packed product and the index of its output in it: query, key, value; gate, up."""
+def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection | GroupedExperts, int]]:
+    """Every target's packed product and the index of its output in it: query, key, value; gate, up.
+
+    Those of experts are all outputs of a grouped product, with index 0.
+    """
     order: dict[str, list[str]] = {}
     for name, (packed, _) in PARTS.items():
         order.setdefault(packed, []).append(name)
     for packed, parts in order.items():
-        projection = getattr(block, packed, None)
-        if not isinstance(projection, Projection):
-            continue
-        outputs = parts[-len(projection.parts) :]  # without a gate, up is the only output
-        yield from ((projection, at) for at, name in enumerate(outputs) if name in names)
+        for product in (getattr(block, name, None) for name in (packed, *MIXTURES.get(packed, ()))):
+            if isinstance(product, Projection):
+                outputs = parts[-len(product.parts) :]  # without a gate, up is the only output
+                yield from ((product, at) for at, name in enumerate(outputs) if name in names)
+            elif isinstance(product, GroupedExperts) and {*parts} & {*names}:
+                yield product, 0

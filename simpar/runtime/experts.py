@@ -236,7 +236,8 @@ class Combine(nn.Module):
 class GroupedExperts(nn.Module):
     """A grouped product: the copies of every local expert times its own matrix, with one or two outputs.
 
-    Experts without a gate have one output of the first product.
+    Experts without a gate have one output of the first product. Every expert may have low-rank adapters of its own
+    beside them, one for each output.
     """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
@@ -247,7 +248,15 @@ class GroupedExperts(nn.Module):
         outer = (hidden,) if not self.widens else (2, ffn) if self.splits > 1 else (ffn,)
         self.weight = nn.Parameter(torch.empty(experts, *outer, hidden if self.widens else ffn))
         self.bias = nn.Parameter(torch.empty(experts, *outer)) if len(op.weights) > 1 else None
-        self.slices = 1
+        self.slices, self.rank, self.scale = 1, 0, 1.0
+
+    def adapt(self, rank: int, scale: float) -> None:
+        """Add adapters of a ``rank``, whose products are added ``scale`` times."""
+        *outer, width = self.weight.shape[1:]
+        experts, like = len(self.weight), {"dtype": self.weight.dtype, "device": self.weight.device}
+        self.lora_down = nn.Parameter(torch.empty(experts, *outer[:-1], rank, width, **like))
+        self.lora_up = nn.Parameter(torch.empty(experts, *outer, rank, **like))
+        self.rank, self.scale = rank, scale
 
     def spread(self, mesh: DeviceMesh) -> None:
         """Keep this rank's part of every weight: experts are sharded along axis ep, their features along etp."""
@@ -273,7 +282,16 @@ class GroupedExperts(nn.Module):
         x, routing = copies
         weight = _local(cast(self.weight, x.dtype)).flatten(1, -2)
         y = grouped_product(x, weight, self._bias(x), routing.counts)
+        y = y + self._added(x, routing.counts) if self.rank else y
         return (*y.chunk(self.splits, dim=-1), routing)
+
+    def _added(self, x: Tensor, counts: Tensor) -> Tensor:
+        """What the adapters add: [rows, in] to [rows, out]."""
+        down = _local(cast(self.lora_down, x.dtype)).flatten(1, -2)
+        ups = _local(cast(self.lora_up, x.dtype)).unflatten(1, (self.splits, -1)).flatten(2, -2)
+        inner = grouped_product(x, down, None, counts).chunk(self.splits, dim=-1)
+        outer = [grouped_product(part, ups[:, at], None, counts) for at, part in enumerate(inner)]
+        return self.scale * torch.cat(outer, dim=-1)
 
     def _bias(self, x: Tensor) -> Tensor | None:
         if self.bias is None:

@@ -24,6 +24,8 @@ from simpar.runtime.sharded import plain
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MATRIX, DOWN, UP = "weight", "lora_down", "lora_up"
+DIMS = 3
+"""Of half an adapter of experts with one output; those with two have one more, behind that of experts."""
 TURNED = (Packing.TRANSPOSED, Packing.QKV_COLUMNS)
 """Packings of matrices that are stored as [inputs, outputs], as GPT-2's Conv1D has them."""
 
@@ -72,7 +74,11 @@ def adapters_of(stage: Any, graph: ModelGraph, family: str) -> list[AdapterPair]
     result = []
     for rule in rules(family, matrices, graph.dims):
         halves = [_halves(parameters, name) for name in rule.ours]
-        if adapter is not None and any(halves):
+        if adapter is None or not any(halves):
+            continue
+        if rule.packing is Packing.EXPERT_TENSORS:
+            result += _of_experts(rule, halves, weights_of(family).layers, adapter)
+        else:
             shapes = [tuple(parameters[name].shape) for name in rule.ours]
             result.append(_pair(rule, halves, shapes, graph, weights_of(family).layers, adapter))
     return result
@@ -103,8 +109,24 @@ def _pair(
             (stored,) = rule.write(rows, graph.dims).values()
             columns.append(stored.transpose(0, 1) if rule.packing in TURNED else stored)
     down = torch.cat([half[0] for half in halves if half is not None])
-    number, _, module = rule.theirs[0].removeprefix(f"{layers}.").removesuffix(f".{MATRIX}").partition(".")
-    return AdapterPair(int(number), module, down.contiguous(), torch.cat(columns, dim=1).contiguous(), adapter)
+    return _named(rule.theirs[0], layers, (down, torch.cat(columns, dim=1)), adapter)
+
+
+def _of_experts(
+    rule: WeightRule, halves: Sequence[tuple[Tensor, Tensor] | None], layers: str, adapter: Adapter
+) -> list[AdapterPair]:
+    """The adapters of the tensors of single experts: gates of all experts, then ups, or one product of each."""
+    (pair,) = halves
+    assert pair is not None, "experts have one parameter"
+    down, up = (half if half.ndim == DIMS else half.transpose(0, 1).flatten(0, 1) for half in pair)
+    return [_named(name, layers, each, adapter) for name, *each in zip(rule.theirs, down, up, strict=True)]
+
+
+def _named(name: str, layers: str, halves: Sequence[Tensor], adapter: Adapter) -> AdapterPair:
+    """The adapter of a tensor by its name in files."""
+    number, _, module = name.removeprefix(f"{layers}.").removesuffix(f".{MATRIX}").partition(".")
+    down, up = halves
+    return AdapterPair(int(number), module, down.contiguous(), up.contiguous(), adapter)
 
 
 def tensors_of(pairs: Iterable[AdapterPair], layers: str) -> Iterator[tuple[str, Tensor]]:

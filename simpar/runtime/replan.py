@@ -88,6 +88,8 @@ class Replanner:
     def _tried(self, ranks: int, nodes: int) -> Iterator[tuple[float, Ready]]:
         """The predicted step in s and the job, for the best plan that runs on each number of ranks."""
         request, whole = self.request, self.request.build_cluster()
+        mesh = request.plan.mesh.model_copy(update={"dp": None})  # that of the ranks that were there
+        base = request.plan.model_copy(update={"mesh": mesh})
         for count in range(ranks, max(0, ranks - TRIED * nodes), -nodes):
             cluster = request.part_of(whole, count, nodes)
             if cluster is None or cluster.world_size != count:
@@ -95,7 +97,7 @@ class Replanner:
             stack = request.plan.stack or request.stack or STACK
             try:
                 best = search(
-                    _model(request), cluster, request.training, stack=stack, base=request.plan, objective="time",
+                    _model(request), cluster, request.training, stack=stack, base=base, objective="time",
                     perturbation=request.perturbation.of_ranks(), time_limit_s=LIMIT_S,
                 )  # fmt: skip
             except Infeasible:

@@ -17,7 +17,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
-from simpar.runtime.hf_weights import rules
+from simpar.runtime.hf_weights import rules, weights_of
 from simpar.runtime.job import PICTURES, RunJob
 from simpar.runtime.lengths import measure_lengths
 from simpar.runtime.metrics import check_installed
@@ -35,6 +35,8 @@ from simpar.tracing.code import require_consent
 
 DRIVERS = ("nvidia[0-9]*", "kfd", "dxg")
 HARDWARE, WITHOUT = "--hardware", "--set cluster=null"
+FUSED = "expert_up.weight"
+"""The gates and ups of experts, by the name of the parameter: of families whose files have them as one tensor."""
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
@@ -246,7 +248,7 @@ def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
         rules(str(config_of(job.model).get("model_type") or ""), (), graph.dims)
         check_target(Path(job.weights.save_to))
         ServedFolder.of(job, "")
-    _check_adapters(job)
+    _check_adapters(job, graph)
 
 
 def _check_tokenizer(job: RunJob) -> None:
@@ -270,7 +272,7 @@ def _check_rounding(job: RunJob) -> None:
         )
 
 
-def _check_adapters(job: RunJob) -> None:
+def _check_adapters(job: RunJob, graph: ModelGraph) -> None:
     """Raise UserError if adapters would be left without their weights, or if there are none to merge."""
     adapters, weights = job.plan.tuning.lora_rank is not None, job.weights
     if job.learning.lora_alpha is not None and not adapters:
@@ -281,6 +283,27 @@ def _check_adapters(job: RunJob) -> None:
         raise UserError(
             f"--save-to {weights.save_to}: adapters belong to weights that no folder has: these are random; allowed: "
             "--init-from DIR, or --merge, which saves both as one model"
+        )
+    if adapters and weights.save_to is not None and not weights.merge:
+        _check_expert_adapters(job, graph)
+
+
+def _check_expert_adapters(job: RunJob, graph: ModelGraph) -> None:
+    """Raise UserError if PEFT would not read adapters of experts from a file of adapters alone."""
+    family, has = str(config_of(job.model).get("model_type") or ""), {
+        op.name for block in graph.blocks.values() for op in block.operators
+    }  # fmt: skip
+    if not (graph.is_mixture and {"gate_proj", "down_proj"} & {*job.plan.tuning.lora_targets}):
+        return
+    why = ""
+    if FUSED in weights_of(family).tensors:
+        why = f"files of {family} have all experts as one tensor"
+    elif {"mlp_up", "shared_up"} & has:
+        why = "an MLP beside them has the same words, of which PEFT reads one with transformers 5"
+    if why:
+        raise UserError(
+            f"--save-to {job.weights.save_to}: adapters of experts: {why}; allowed: --merge, or plan.lora_targets = "
+            "q_proj, k_proj, v_proj, o_proj"
         )
 
 

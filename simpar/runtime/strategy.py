@@ -26,6 +26,7 @@ from simpar import precisions
 from simpar.architectures.details import ROPE_TYPES, SCORES
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import SIMPLE, modes
+from simpar.architectures.tuning import LATENT
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
@@ -325,17 +326,17 @@ def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
 
 
 def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
-    """Adapters and frozen layers work in dense decoders, with products of 16 bits or more."""
+    """Adapters and frozen layers work in decoders, with products of 16 bits or more."""
     tuning = plan.tuning
     name = "lora_rank" if tuning.lora_rank is not None else "frozen_layers"
     for wrong, said in (
         (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
-        (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
         (
             tuning.frozen_dtype not in ("bf16", "nf4"),
             f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16, nf4",
         ),
-        *_four_bits(plan),
+        *_four_bits(plan, graph),
+        *_adapters_beside(plan, graph),
         (
             replicas_are_independent(plan),
             f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers",
@@ -347,10 +348,49 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
         apply_tuning(plan, graph)
 
 
-def _four_bits(plan: Plan) -> Iterator[tuple[bool, str]]:
+def _adapters_beside(plan: Plan, graph: ModelGraph | None) -> Iterator[tuple[bool, str]]:
+    """What adapters of products of experts, and of latents, do not go with."""
+    if graph is None or plan.tuning.lora_rank is None:
+        return
+    targets, products = (
+        plan.tuning.lora_targets,
+        {op.name: op for block in graph.blocks.values() for op in block.operators},
+    )
+    cut = [each for each in targets if {*products} & {*LATENT.get(each, ())}]
+    rest = [each for each in targets if each not in cut] or ["o_proj"]
+    yield (
+        bool(cut),
+        (
+            f"plan.lora_targets = {', '.join(cut)}: adapters of products from and to a latent are not written; "
+            f"allowed: {', '.join(rest)}"
+        ),
+    )
+    gated = "expert_up" in products and products["expert_up"].columns[0][0] > 1
+    halves = {"gate_proj", "up_proj"} & {*targets}
+    grouped = graph.is_mixture and bool(halves or "down_proj" in targets)
+    yield (
+        grouped and len(halves) == 1 and (gated or halves == {"gate_proj"}),
+        (f"plan.lora_targets = {', '.join(halves)}: experts have gates and ups as one; allowed: both or none"),
+    )
+    yield (
+        grouped and plan.mesh.expert_tensor_parallel > 1,
+        (f"plan.etp = {plan.mesh.expert_tensor_parallel} with adapters of experts: are not cut; allowed: 1"),
+    )
+    yield (
+        grouped and bool(plan.tuning.lora_dropout),
+        (
+            f"plan.lora_dropout = {plan.tuning.lora_dropout} with adapters of experts: PEFT has none there either; "
+            "allowed: 0, or lora_targets = q_proj, k_proj, v_proj, o_proj"
+        ),
+    )
+
+
+def _four_bits(plan: Plan, graph: ModelGraph | None) -> Iterator[tuple[bool, str]]:
     """What matrices in 4 bits do not go with: blocks that share scales are not cut."""
     used, data = plan.tuning.frozen_dtype == "nf4", plan.data_parallel
     name = "plan.frozen_dtype = nf4"
+    mixed = graph is not None and graph.is_mixture
+    yield used and mixed, f"{name}: grouped products of experts read no 4 bits; allowed: bf16"
     yield used and plan.mesh.tp > 1, f"{name} with tp = {plan.mesh.tp}: blocks in 4 bits are not cut; allowed: 1"
     yield used and data.zero > 1, f"{name} with zero = {data.zero}: shards in 4 bits are not gathered; allowed: 0, 1"
     yield (

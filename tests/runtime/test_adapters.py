@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from simpar.architectures.catalogue import load_model  # noqa: E402
+from simpar.architectures.families import DECLARED  # noqa: E402
 from simpar.architectures.graph import evaluate  # noqa: E402
 from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.architectures.training import Training  # noqa: E402
@@ -94,3 +95,44 @@ def test_what_cannot_be_tuned_is_refused(values, words):
     """One line, before torch starts."""
     with pytest.raises(UserError, match=words):
         prepare(Plan(**{"precision": "fp32", **values}), load_model("tiny-llama"), TRAINING, 4)
+
+
+MIXED = {"model_type": "mixtral", **TINY, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [{"lora_rank": 4}, {"lora_rank": 2, "lora_targets": ["down_proj"]}, {"lora_rank": 2, "lora_targets": ["q_proj"]},
+     {"lora_rank": 2, "frozen_layers": 1}, {"frozen_layers": 1}],
+)  # fmt: skip
+def test_as_many_are_trained_in_a_mixture(tuning):
+    """Of every expert, whose router is frozen."""
+    graph = read(MIXED, "tiny")
+    model = decoder(graph)
+    tune(model, Tuning(**tuning), torch.float32)
+    simulated = apply_tuning(Plan(**tuning), graph)
+    blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
+    weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
+    expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "words"),
+    [
+        ("mixtral", {"lora_targets": ["up_proj"]}, "lora_targets = up_proj: experts have gates and ups as one"),
+        ("mixtral", {"lora_dropout": 0.1}, "lora_dropout = 0.1 with adapters of experts: PEFT has none there either"),
+        ("mixtral", {"frozen_dtype": "nf4"}, "frozen_dtype = nf4: grouped products of experts read no 4 bits"),
+        ("mixtral", {"etp": 2, "tp": 2}, "etp = 2 with adapters of experts: are not cut; allowed: 1"),
+        (
+            "deepseek_v3",
+            {},
+            "lora_targets = q_proj, k_proj, v_proj: adapters of products from and to a latent are not ",
+        ),
+    ],
+)
+def test_what_adapters_of_experts_do_not_go_with(name, plan, words):
+    """One line with what is allowed."""
+    graph = read({**MIXED, **DECLARED[name].tiny, "model_type": name}, "tiny")
+    with pytest.raises(UserError, match=words):
+        prepare(Plan(lora_rank=2, **plan), graph, TRAINING, 2)

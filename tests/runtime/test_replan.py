@@ -31,7 +31,7 @@ def replanner(tmp_path, batch, **plan):
 def test_what_is_left_has_the_plan_that_a_search_finds(tmp_path):
     """Three ranks of four, on their own devices; what is no layout stays. Then two of these, the first gone as well."""
     said = []
-    again, before = replanner(tmp_path, 12, optimizer="sgd")
+    again, before = replanner(tmp_path, 12, optimizer="sgd", dp=4)
     after = again.after(RankFailure(2, "was ended", lost=(2,)), before, say=said.append)
     plan = after.prepared.plan
     assert after.world_size == plan.world_size == 3

@@ -147,6 +147,22 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, monkeypatch, capsys):
     assert f"has tokens up to number {most}, the model's vocabulary has 20; allowed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt_oss", "adapters of experts: files of gpt_oss have all experts as one tensor; allowed: --merge, or"),
+        ("qwen2_moe", "adapters of experts: an MLP beside them has the same words, of which PEFT reads one"),
+    ],
+)
+def test_adapters_that_peft_would_not_read_are_not_saved_alone(tmp_path, monkeypatch, capsys, name, words):
+    """One line before torch starts, with what is allowed."""
+    monkeypatch.chdir(tmp_path)
+    files_of(name, MODELS[name], tmp_path / "in")
+    given = flags(tmp_path / "in/config.json", "--nproc", "1", "--steps", "1", "--init-from", "in", "--save-to", "out")
+    assert cli.run(["run", *map(str, given), "--lora-rank", "2"]) == 2
+    assert words in capsys.readouterr().err
+
+
 ADAPTED = ["--lora-rank", "2", "--learning-rate", "1e-2", "--steps", "3"]
 
 
@@ -176,6 +192,7 @@ def tensors_in(folder):
         pytest.param("llama", ["--nproc", "2", "--tp", "2"], marks=pytest.mark.slow),
         pytest.param("llama", ["--nproc", "2", "--zero", "3"], marks=pytest.mark.slow),
         pytest.param("phi3", ["--nproc", "1"], marks=pytest.mark.slow),
+        pytest.param("mixtral", ["--nproc", "2", "--ep", "2"], marks=pytest.mark.slow),
         pytest.param("gpt_neox", ["--nproc", "1"], marks=pytest.mark.slow),
     ],
 )
@@ -206,7 +223,9 @@ def test_adapters_are_pefts(forked, tmp_path, name, layout):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "qwen3_moe"))]
+)
 def test_peft_loads_them(forked, tmp_path, name):
     """Its model over the base has the logits of the merged model."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")

@@ -146,3 +146,97 @@ def test_frozen_layers_train_as_in_transformers(forked, tmp_path, layout, in_fou
     found = whole_model(tmp_path / "out")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=5e-5)
+
+
+def of_mixture(name):
+    """The tensors of a layer's mixture by the parameters that are these."""
+    inside = {"mixtral": "mlp", "qwen3_moe": "mlp"}[name]
+    return {
+        "expert_up": f"{inside}.experts.gate_up_proj", "expert_down": f"{inside}.experts.down_proj",
+        "qkv.parts.0": "self_attn.q_proj.weight", "qkv.parts.1": "self_attn.k_proj.weight",
+        "qkv.parts.2": "self_attn.v_proj.weight", "o_proj.parts.0": "self_attn.o_proj.weight",
+    }  # fmt: skip
+
+
+def adapted_mixture(folder, graph):
+    """A mixture of transformers, whose frozen weights have products of trained halves added; and these by name.
+
+    Every expert has adapters of its own, gate and up one each, which begin as the run's do.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).requires_grad_(requires_grad=False)
+    frozen, halves = dict(model.named_parameters()), torch.nn.ParameterDict()
+    for layer in range(len(graph.layers)):
+        for ours, theirs in of_mixture(model.config.model_type).items():
+            weight = frozen[f"model.layers.{layer}.{theirs}"]
+            outer = weight.shape[:-1]
+            if ours == "expert_up":
+                outer = (outer[0], 2, outer[1] // 2)
+            name = f"layers.{layer}.{ours}"
+            inner = initial_value(f"{name}.lora_down", (*outer[:-1], RANK, weight.shape[-1]), 0, graph.details)
+            halves[f"{name}.down".replace(".", "/")] = inner
+            halves[f"{name}.up".replace(".", "/")] = torch.zeros(*outer, RANK)
+
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.halves = halves
+
+        def forward(self, tokens):
+            values = dict(frozen)
+            for layer in range(len(graph.layers)):
+                for ours, theirs in of_mixture(model.config.model_type).items():
+                    down, up = (halves[f"layers.{layer}.{ours}.{half}".replace(".", "/")] for half in ("down", "up"))
+                    name = f"model.layers.{layer}.{theirs}"
+                    values[name] = frozen[name] + (up @ down * (ALPHA / RANK)).reshape(frozen[name].shape)
+            return torch.func.functional_call(model, values, (tokens,))
+
+    return Adapted()
+
+
+def pairs_of(name, halves, experts):
+    """Halves by PEFT's names of adapters beside the products of single experts."""
+    inside, kinds = {
+        "mixtral": ("block_sparse_moe.experts", ("w1", "w3", "w2")),
+        "qwen3_moe": ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    }[name]
+    result = {}
+    for key, value in halves.items():
+        _, layer, ours, *rest = key.split("/")
+        letter, stem = {"down": "A", "up": "B"}[rest[-1]], f"base_model.model.model.layers.{layer}"
+        if ours == "expert_down":
+            result |= {f"{stem}.{inside}.{e}.{kinds[2]}.lora_{letter}.weight": value[e] for e in range(experts)}
+        elif ours == "expert_up":
+            for at, kind in enumerate(kinds[:2]):
+                result |= {f"{stem}.{inside}.{e}.{kind}.lora_{letter}.weight": value[e, at] for e in range(experts)}
+        else:
+            word = {("qkv", "0"): "q", ("qkv", "1"): "k", ("qkv", "2"): "v", ("o_proj", "0"): "o"}[ours, rest[1]]
+            result[f"{stem}.self_attn.{word}_proj.lora_{letter}.weight"] = value
+    return {key: value.detach() for key, value in result.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("mixtral", ["--nproc", "1"]),
+        ("mixtral", ["--nproc", "2", "--ep", "2"]),
+        *(pytest.param(name, ["--nproc", "2", *more], marks=pytest.mark.slow)
+          for name in ("mixtral", "qwen3_moe")
+          for more in (["--zero", "1"], ["--zero", "3"], ["--ep", "2", "--zero", "1"], ["--ep", "2", "--zero", "3"],
+                       ["--tp", "2", "--sequence-parallel", "--ep", "2"], ["--pp", "2", "--recompute", "full"])),
+    ],
+)  # fmt: skip
+def test_adapters_of_experts_train_as_products_beside_each(forked, tmp_path, name, layout):
+    """Losses and both halves after some steps, by the names of single experts, which PEFT reads."""
+    files_of(name, MODELS[name], tmp_path / "in")
+    graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
+    model = adapted_mixture(tmp_path / "in", graph)
+    expected = losses_of(model, graph, 2 if {"--zero", "--ep"} & {*layout} and "--tp" not in layout else 1)
+    tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA]
+    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
+    assert losses == pytest.approx(expected, abs=2e-6)
+    pairs, wanted = tensors_in(tmp_path / "out"), pairs_of(name, model.halves, graph.dims["num_experts"])
+    assert set(pairs) == set(wanted)
+    for key, value in wanted.items():
+        torch.testing.assert_close(pairs[key], value, rtol=0, atol=1e-5)
