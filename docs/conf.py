@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -55,6 +56,8 @@ EXPLAINED = (
     "Simulated when this site was built: sequences of 4,096 tokens, 256 a step, micro-batches of one, bf16, "
     "Megatron-Core. Anything else is one command away: simpar simulate."
 )
+STYLED = re.compile(r"\x1b\[[0-9;]*m")
+"""How terminals are told of bold and colours, which kernels ask of what they start."""
 GENERATED = Path(__file__).parent / "generated"
 
 
@@ -176,7 +179,14 @@ def _run(path: Path) -> list[Any]:
     notebook = nbformat.read(path, as_version=4)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}).execute()
+        quiet = ["--IPKernelApp.log_level=ERROR"]  # kernels warn of plain TCP, which stays on this machine
+        NotebookClient(
+            notebook,
+            timeout=900,
+            resources={"metadata": {"path": folder}},
+            extra_arguments=quiet,
+            coalesce_streams=True,
+        ).execute()
     cells: list[Any] = notebook.cells
     return cells
 
@@ -187,7 +197,7 @@ def _output(output: Any, name: str) -> Iterator[str]:
 
     data = output.get("data", {})
     if output["output_type"] == "stream" and output["name"] == "stdout":
-        yield f"```text\n{''.join(output['text']).rstrip()}\n```"
+        yield f"```text\n{STYLED.sub('', ''.join(output['text'])).rstrip()}\n```"
     elif "image/png" in data:
         (GENERATED / f"{name}.png").write_bytes(b64decode(data["image/png"]))
         yield f"![output]({name}.png)"

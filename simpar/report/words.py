@@ -24,6 +24,8 @@ CAUSES = {
 }  # fmt: skip
 
 
+TO_DO = "--advise says what other layouts would gain, --html shows all of it"
+TO_DO_UNLESS_IT_FITS = "--advise says which layouts near it fit, simpar search finds the best of all that do"
 MUCH_MASKED = 0.2
 """From this share of masked pairs in the model FLOP on, figures say the MFU without them."""
 
@@ -144,10 +146,7 @@ def in_brief(result: Result) -> list[tuple[str, str]]:
     rate = f"{format_count(speed.tokens_per_s)} tokens/s, MFU {speed.mfu:.1%}"
     rows = [("memory", memory_state(result)), ("speed", f"{step_time_words(result)} a step, {rate}")]
     rows += [("limit", line) for line in result.why.binds[:1]]
-    return [
-        *rows,
-        ("to do", hints[0] if hints else "--advise says what other layouts would gain, --html shows all of it"),
-    ]
+    return [*rows, ("to do", hints[0] if hints else TO_DO if result.memory.fits else TO_DO_UNLESS_IT_FITS)]
 
 
 def figures(result: Result) -> list[tuple[str, str]]:

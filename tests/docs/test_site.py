@@ -123,6 +123,8 @@ def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypa
     monkeypatch.setattr(conf, "GENERATED", tmp_path)
     said = {"output_type": "stream", "name": "stdout", "text": "hello\n"}
     assert list(conf._output(said, "n")) == ["```text\nhello\n```"]
+    bold = {**said, "text": ["\x1b[1mnodes\x1b[0m\n", "1\n"]}  # kernels ask what they start to write so
+    assert list(conf._output(bold, "n")) == ["```text\nnodes\n1\n```"]
     drawn = {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}}
     assert list(conf._output(drawn, "n")) == ["![output](n.png)"]
     assert (tmp_path / "n.png").read_bytes() == b"hi"

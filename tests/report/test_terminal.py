@@ -165,6 +165,8 @@ def test_four_lines_lead(result):
     assert "--advise" in lines[4]
     hinted = Result(**{**said.__dict__, "why": said.why.model_copy(update={"hints": ("use ZeRO-3",)})})
     assert "to do   use ZeRO-3" in printed(hinted, terminal=False)
+    full = Result(**{**said.__dict__, "memory": said.memory.model_copy(update={"fits": False})})
+    assert "to do   --advise says which layouts near it fit, simpar search " in printed(full, terminal=False)
 
 
 def test_the_answer_leads_and_details_follow_below_a_rule(result):
