@@ -39,7 +39,9 @@ def _windows_3(config: Config, layers: int) -> Windows:
 
 def _read_3(config: Config, name: str) -> ModelGraph:
     sizes = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
-    read = llama_like(Style(tied=True, norms=4, qk_norm="head"), head_dim=256, windows=_windows_3)
+    both_ways = config.flag("use_bidirectional_attention", default=False)  # as models of embeddings have it
+    style = Style(tied=True, norms=4, qk_norm="head", extra={"bidirectional": True} if both_ways else {})
+    read = llama_like(style, head_dim=256, windows=_windows_3)
     return read(config.having(sizes, unless_given=True), name)
 
 

@@ -1,6 +1,8 @@
-"""VaultGemma, at the sizes of its configuration class in transformers."""
+"""VaultGemma at the sizes of its configuration class in transformers, and Gemma 3 for embeddings."""
 
 from __future__ import annotations
+
+import pytest
 
 from simpar.architectures.hf_config import read
 
@@ -29,3 +31,18 @@ def test_every_other_layer_sees_a_window_and_values_are_capped():
     ours, theirs = graph.details, gemma.details
     assert (ours.caps, ours.scales, ours.norm_offset) == (theirs.caps, theirs.scales, theirs.norm_offset)
     assert ours.activation == "gelu_pytorch_tanh"
+
+
+def test_embeddings_see_both_ways():
+    """No mask hides later tokens; a window of 512 counts the tokens on both sides (EmbeddingGemma, 303 M)."""
+    sizes = {
+        "model_type": "gemma3_text", "vocab_size": 262_144, "hidden_size": 768, "intermediate_size": 1152,
+        "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 256,
+        "sliding_window": 512, "query_pre_attn_scalar": 256,
+    }  # fmt: skip
+    graph = read({**sizes, "use_bidirectional_attention": True}, "embedding")
+    patterns = {op.attention for name in graph.layers for op in graph.blocks[name].operators if op.attention}
+    assert {pattern.causal for pattern in patterns} == {False}
+    assert {pattern.mean_keys(2048) for pattern in patterns} == {512, 2048}
+    assert graph.details.unread == ()
+    assert graph.num_parameters() / 1e6 == pytest.approx(303, abs=0.5)
