@@ -302,7 +302,8 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
     place = document.place(location)
     if item["type"] == UNKNOWN:
         names = [*_field_names(model, location[:-1]), *(also if len(location) == 1 else ())]
-        if there := homes(model, str(location[-1])):
+        own = suggest(str(location[-1]), names) if location[1:] else ""  # a key of a section is rather another of it
+        if not own and (there := homes(model, str(location[-1]))):
             return f"{place}: unknown key {key}; did you mean {' or '.join(there)}?"
         return f"{place}: unknown key {key}{suggest(str(location[-1]), names) or allowed(names)}"
     if item["type"] == MISSING:

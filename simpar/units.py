@@ -44,7 +44,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "seconds": {"s": 1.0, "ms": MS, "us": US, "µs": US, "ns": NS, "min": 60.0, "h": HOUR_S, "d": DAY_S},
     "bytes_per_s": {
         **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
-        **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+        **{f"{p}{bits}": f / 8 for p, f in _DECIMAL.items() for bits in ("b/s", "bps")},
     },
     "flop_per_s": {f"{p}FLOP/s": f for p, f in _DECIMAL.items()},
     "watts": {"W": 1.0, "kW": KILO, "MW": MEGA},

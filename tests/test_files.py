@@ -118,10 +118,13 @@ def test_a_value_in_place_of_a_section_is_told_the_section(line: str, allowed: s
         load_scenario(tmp_path / "s.yaml")
 
 
-def test_suggestions_reach_into_optional_sections(tmp_path: Path) -> None:
-    """A misspelt key of an optional section is suggested from that section's keys."""
-    text = Path(bundled("clusters")["hgx-h100"]).read_text().replace("nics_per_node", "nics_pernode")
-    with pytest.raises(UserError, match=r":\d+: unknown key scale_out.nics_pernode; did you mean 'nics_per_node'"):
+@pytest.mark.parametrize(
+    ("key", "misspelt"), [("nics_per_node", "nics_pernode"), ("nic_bandwidth", "bandwidth")], ids=["letter", "other"]
+)
+def test_suggestions_reach_into_optional_sections(key: str, misspelt: str, tmp_path: Path) -> None:
+    """A misspelt key of an optional section is suggested from that section's keys, even if another one has it."""
+    text = Path(bundled("clusters")["hgx-h100"]).read_text().replace(key, misspelt)
+    with pytest.raises(UserError, match=rf":\d+: unknown key scale_out.{misspelt}; did you mean '{key}'"):
         parse(ClusterProfile, load(written(tmp_path, text)))
 
 

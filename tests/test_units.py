@@ -36,6 +36,7 @@ from simpar.units import (
     [
         ("80 GiB", "bytes", 80 * GIB), ("80 GB", "bytes", 80 * GB), ("81559 MiB", "bytes", 81559 * 2**20),
         ("450 GB/s", "bytes_per_s", 450 * GB), ("400 Gb/s", "bytes_per_s", 50 * GB),
+        ("100 Gbps", "bytes_per_s", 12.5 * GB),
         ("989 TFLOP/s", "flop_per_s", 989 * TERA), ("5 us", "seconds", 5e-6), ("700 W", "watts", 700.0),
         ("2.5 USD/h", "usd_per_hour", 2.5), ("1e3 B", "bytes", 1000.0),
     ],

@@ -207,6 +207,7 @@ def test_names_are_shown_and_never_run(visit, address):
                  "&training.seq_len=64&training.global_batch=8")  # fmt: skip
     page.locator("#error:not([hidden])").wait_for()
     assert "<img src=x onerror=alert(1)>" in page.locator("#error").inner_text()
+    assert page.locator("#error").evaluate("each => getComputedStyle(each).position") == "sticky"  # seen when scrolled
     assert page.locator("img").count() == 0
     page.evaluate(SETTLED)
 

@@ -3,6 +3,9 @@ import { gib, lines, make, percent, seconds, surely, three } from "./asking.js";
 
 const $ = (id) => document.getElementById(id);
 
+// Objectives in words where their names are those of the house.
+const MEANT = { regret: "best step, ties weighed", time: "shortest step as predicted", devices: "fewest nodes" };
+
 export class Search {
   constructor(names, stateNow, take) {
     this.stateNow = stateNow; this.take = take;
@@ -19,7 +22,7 @@ export class Search {
     $("sure").parentElement.hidden = isRl; $("off").parentElement.hidden = !isRl;
     if ($("objective").dataset.names === String(names)) return;
     $("objective").dataset.names = names;
-    $("objective").replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
+    $("objective").replaceChildren(...names.map((name) => make("option", { value: name, textContent: MEANT[name] ?? name })));
   }
 
   async start() {
