@@ -16,7 +16,7 @@ from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
 from simpar.frameworks.words import OFF, RATES, ReadWords, plain, rate_of
 
-PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift")
+PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt")
 """Programs that start a training script themselves; their first word says what they do."""
 NAMED = "a value that the text says: put variables before the script (NAME=VALUE ./train.sh) and its arguments after it"
 INSTALLS = ("install", "uninstall", "download")

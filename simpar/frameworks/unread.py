@@ -55,8 +55,6 @@ UNREAD = (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
-    Unread("LitGPT", r"litgpt", config=lambda data: ("model_name" in data or "checkpoint_dir" in data) and (
-        _in("train", "micro_batch_size")(data))),
     Unread("nanochat", r"(.*/)?scripts[./](base_train|mid_train|chat_sft|chat_rl)(\.py)?"),
     Unread("Oumi", r"oumi", config=lambda data: _in("training", "trainer_type")(data) and "model" in data),
     Unread("VeOmni", r"tasks/(omni/)?train_\w+\.py|veomni\..*", config=lambda data: (
@@ -66,7 +64,6 @@ UNREAD = (
         _in("model", "name_or_path")(data) and _in("data", "sources")(data))),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
     Unread("AWS's example of FSDP (train.py)", argument=r"--max_context_width(=.*)?"),
-    Unread("llama-cookbook", argument=r"--(batch_size_training|enable_fsdp)(=.*)?"),
     Unread("ms-swift's Ray", config=lambda data: "rlhf_type" in data and isinstance(data.get("train"), Mapping)),
     Unread("MindSpeed's FSDP2 back end", r"train_fsdp2\.py|mindspeed_llm\.fsdp2.*"),
     Unread("MaxDiffusion", r"(.*\.)?maxdiffusion\..*|.*maxdiffusion/.*\.py",
