@@ -18,7 +18,7 @@ from simpar.frameworks.words import Assumed, WordTable, is_off, plain
 from simpar.plan.choices.tuning import Tuning
 
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
-           "lora_modules", "trainable")  # fmt: skip
+           "lora_modules", "trainable", "lora_target_all_linear_layers")  # fmt: skip
 USUAL_TARGETS = ("q_proj", "v_proj")
 """What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
 QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
@@ -50,7 +50,8 @@ BITS = ("quantization_bit", "bits", "quant_bit", "load_in_kbits", "bit", "load_i
 """Bits of frozen weights."""
 KIND = ("finetuning_type", "adapter", "tuner_type", "train_type", "peft_method")
 """Options that name what is trained."""
-PERHAPS_KIND = ("train_mode", "adapter_name", "peft_type", "finetune_type", "tuning_type", "sft_type", "tuning_mode")
+PERHAPS_KIND = ("train_mode", "adapter_name", "peft_type", "finetune_type", "tuning_type", "sft_type", "tuning_mode",
+                "training_recipe")  # fmt: skip
 """Options that name it in some scripts, by their values, and in others something else."""
 KINDS, OTHER_KINDS = ("lora", "qlora", "full", "freeze", "none"), (
     "adalora", "adapterh", "adapterp", "bottleneck", "ia3", "loha", "lokr", "oft", "p_tuning", "parallel", "prefix",

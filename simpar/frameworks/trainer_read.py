@@ -118,7 +118,7 @@ class Habits:
 def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | None = None) -> Imported:
     """The plan in the arguments of a trainer. Raises UserError naming file, option and value."""
     model, named = _model(given)
-    micro, of_batch = micro_batch_of(given, habits.micro_batch)
+    micro, of_batch = micro_batch_of(given, habits.micro_batch, WORDS)
     accumulation = given.number("gradient_accumulation_steps") or 1
     names = (given.source, *(() if command is None else (command.script, *command.configs)))
     of_name = () if habits.states else assume_qlora(given, names)

@@ -30,6 +30,11 @@ KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deeps
 """Options whose value is a mapping."""
 OF_ADAPTERS = "lora_config"
 """The flag of scripts that names a file with PEFT's options."""
+OF_PREFERENCES = ("rl", "ref_model", "gamma_beta_ratio", "reward_funcs", "num_generations", "loss_type")
+"""Options that only trainers on preferences and rewards have, but for some of their losses."""
+PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "kto", "kto_pair", "bco_pair", "robust",
+                     "apo_zero", "apo_down", "sppo_hard", "exo_pair", "nca_pair", "grpo", "dr_grpo", "bnpo", "dapo",
+                     "dpo_norm")  # fmt: skip
 TRL_STAGES = ("sft",)
 OF_MEGATRON_CORE = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
@@ -107,6 +112,7 @@ def _reading(
         if name.endswith(CONFIGS):
             given = _arguments(flat_options(mapping(text, name)), name)
             check(given, None)
+            _check_loss(given)
             return plan_of(given, _habits_of(given, habits))
         commands = commands_of(text, name)
         command = next((each for each in commands if is_own(each)), None) or next(
@@ -122,6 +128,7 @@ def _reading(
         if of_adapters:
             given.get(OF_ADAPTERS)
         check(given, command)
+        _check_loss(given)
         result = plan_of(given, _habits_of(given, habits, command.script), command)
         return replace(result, written_as="") if len(command.configs) > 1 else result
 
@@ -132,6 +139,15 @@ def _of_adapters(command: TrainerCommand, name: str) -> dict[str, Any]:
     """What a file says that a command names for its adapters alone. Raises UserError."""
     file = command.flags.get(OF_ADAPTERS)
     return flat_options(load_beside(file, name)) if isinstance(file, str) and file.endswith(CONFIGS) else {}
+
+
+def _check_loss(given: TrainerArguments) -> None:
+    """Refuse configs whose words only trainers of preferences and rewards have. Raises UserError."""
+    for key in OF_PREFERENCES:
+        value = given.told(key)
+        is_other = key == "loss_type" and str(value).lower() not in PREFERENCE_LOSSES
+        if value not in (None, False, "", 0) and not is_other:
+            raise given.refused(key, f"none: {UNTRAINED.partition(',')[0]}")
 
 
 def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> TrainerArguments:

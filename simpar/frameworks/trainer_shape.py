@@ -1,16 +1,22 @@
 """The shape of a step in the arguments of a trainer: sequences, how long they are, and documents packed into them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from simpar.errors import UserError
 from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.trainer_arguments import TrainerArguments
-from simpar.frameworks.words import Assumed
+from simpar.frameworks.words import Assumed, WordTable, plain
 
-MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size")
+MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size",
+               "train_bsz_per_gpu", "batch_size_per_gpu", "batch_size_per_device", "per_device_batch_size",
+               "device_batch_size", "train_micro_batch_size", "train_micro_batch_size_per_gpu", "mbs")  # fmt: skip
 LENGTH = ("packing_length", "max_length", "max_seq_length", "model_max_length", "cutoff_len", "sequence_len",
           "block_size", "max_seq_len", "seq_length", "seq_len", "max_training_seq_length")  # fmt: skip
 BATCH = "batch_size"
+SPEAKS = re.compile(r"(?:^|_)(?:bsz|bs|mbs|batch_?size|micro_?batch)(?:_|$)")
+"""Names of options that only batches have."""
 TWO_PARTS = (("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"))
 """Lengths of a prompt and of an answer that are cut one by one (qlora.py; ChatGLM's ``main.py`` joins them)."""
 
@@ -53,12 +59,23 @@ def length_of(given: TrainerArguments, usual: int | None, *, pairs: bool) -> int
     return given.number(*LENGTH) or given.number("target_max_len") or usual
 
 
-def micro_batch_of(given: TrainerArguments, usual: int) -> tuple[int, tuple[Assumed, ...]]:
-    """Sequences of a device at a time; ``batch_size`` alone is assumed to mean them."""
+def micro_batch_of(given: TrainerArguments, usual: int, table: WordTable) -> tuple[int, tuple[Assumed, ...]]:
+    """Sequences of a device at a time; ``batch_size`` alone is assumed to mean them.
+
+    Raises UserError where nothing says them but a word that is new to the ``table``.
+    """
     told = given.number(*MICRO_BATCH)
     if told is None and (batch := given.number(BATCH)):
         why = "batch_size alone is taken for the sequences of one device at a time, as most scripts mean it"
         return batch, (Assumed("micro_batch", batch, why),)
+    if told is None:
+        unread = given.words().unread
+        for word in table.sort((), unread).unknown:
+            if SPEAKS.search(plain(word)) and not isinstance(unread[word], bool):
+                raise UserError(
+                    f"{given.source}: {word} = {unread[word]!r}: speaks of a batch, by a name that is not known here; "
+                    f"allowed: --{MICRO_BATCH[0]} beside it"
+                )
     return told or usual, ()
 
 

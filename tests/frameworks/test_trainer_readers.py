@@ -482,3 +482,35 @@ def test_a_sum_of_what_is_not_known_is_one_value():
     """Without quotes it is several words."""
     with pytest.raises(UserError, match="a value that the text says"):
         read(f"{TRAIN} --gradient_accumulation_steps $((${{B}} / ${{M}}))", "t.sh", "transformers")
+
+
+@pytest.mark.parametrize(
+    ("words", "micro"),
+    [("--train_bsz_per_gpu 4", 4), ("--batch_size_per_device 2", 2), ("--my_bs 2", None), ("--use_batch_x True", 8)],
+)
+def test_batches_by_other_names(words, micro):
+    """A name that is new and speaks of a batch is refused where nothing else says it: not answered for 8."""
+    command = (
+        f"python t.py --model_name_or_path Qwen/Qwen3-8B --max_seq_len 512 --gradient_accumulation_steps 2 {words}"
+    )
+    if micro is not None:
+        assert plan(command)["micro_batch"] == micro
+        return
+    with pytest.raises(UserError, match="--my_bs = 2: speaks of a batch"):
+        plan(command)
+    assert plan(f"{command} --per_device_train_batch_size 1")["micro_batch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [("loss_type: simpo", True), ("ref_model: x", True), ("rl: dpo", True), ("loss_type: dft", False),
+     ("loss_type: nll", False), ("rl: null", False)],
+)  # fmt: skip
+def test_configs_of_preferences_are_not_answered_as_sft(words, refused):
+    """By words that only their trainers have."""
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 512\nper_device_train_batch_size: 1\n{words}\n"
+    if refused:
+        with pytest.raises(UserError, match=rf"{words.partition(':')[0]} = .*preferences and rewards are not modelled"):
+            plan(text, "trl", "a.yaml")
+    else:
+        assert plan(text, "trl", "a.yaml")["micro_batch"] == 1
