@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -43,7 +43,7 @@ class TrainerCommand:
     """A command that starts a trainer: the launcher's ``before``, the ``script`` or program, its words and flags.
 
     ``flags`` are by plain name, ``written`` maps these to the words as they stand there; ``loose`` are words that
-    belong to no flag.
+    belong to no flag. ``environment`` are the variables that it is started with.
     """
 
     before: tuple[str, ...]
@@ -51,6 +51,7 @@ class TrainerCommand:
     flags: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def launched_by(self) -> str:
@@ -146,8 +147,10 @@ def typed(word: str) -> Any:
 
 def commands_of(text: str, source: str) -> list[TrainerCommand]:
     """The commands of a text that start scripts or trainers' programs. Raises UserError if it is not shell text."""
-    split = (split_command(words) for words in script_of(text, source).commands if words)
-    return [each for each in split if each is not None]
+    script = script_of(text, source)
+    pairs = zip(script.commands, script.environments, strict=True)
+    split = ((split_command(words), own) for words, own in pairs if words)
+    return [replace(command, environment=own) for command, own in split if command is not None]
 
 
 class TrainerArguments(ConfigReader):
@@ -226,6 +229,7 @@ class TrainerArguments(ConfigReader):
     def words(self) -> ReadWords:
         """The words that were asked for, and the others with their values, as the text spells them."""
         self.used.difference_update(self.left)
+        self.used |= {f"no_{key}" for key in self.used if self.values_.get(f"no_{key}") is True}  # --no_KEY says it
         read, spelt = super().words(), self.written
         return ReadWords(
             tuple(spelt.get(key, key) for key in read.used if key not in self.supposed),

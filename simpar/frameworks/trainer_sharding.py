@@ -13,8 +13,15 @@ from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
 from simpar.frameworks.shipped_configs import load_config
-from simpar.frameworks.trainer_arguments import LAUNCHED_AS, TrainerArguments, TrainerCommand, split_command, words_of
-from simpar.frameworks.words import Assumed, ReadWords, plain
+from simpar.frameworks.trainer_arguments import (
+    LAUNCHED_AS,
+    TrainerArguments,
+    TrainerCommand,
+    split_command,
+    typed,
+    words_of,
+)
+from simpar.frameworks.words import Assumed, ReadWords, is_off, plain
 
 WORDS_OF_FSDP = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Words of ``fsdp`` (transformers, ``FSDPOption``)."""
@@ -28,6 +35,10 @@ OF_MACHINE = "default_config.yaml"
 """The config of a machine, which ``accelerate launch`` takes where it is told none (``commands/config``)."""
 NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
 CONFIG_FILE = "deepspeed_config.deepspeed_config_file"
+SWITCHES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
+"""Variables by which Accelerate shards whatever launches the script."""
+VARIABLES = {"FSDP": ("FSDP_", "fsdp_config.fsdp_"), "DEEPSPEED": ("ACCELERATE_DEEPSPEED_", "deepspeed_config.")}
+"""How variables begin that say more, and the section of the config that has the same."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
 def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Sharding:
     """The config of ``accelerate launch``, and its flags, which win over it."""
     if command.launched_by != "accelerate":
-        return Sharding()
+        return _of_variables(command, filled)
     flags, spelt = _launcher_flags(command.before)
     file = flags.pop("config_file", None)
     config, note = load_config(str(file), source) if file else ({}, "")
@@ -153,6 +164,27 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         words, more = ReadWords(tuple(used[key] for key in read.used if key in used)), ReadWords()
     words = words + more + ReadWords(("--config_file",) if file else ())
     return Sharding(values, words, notes, assumed).noted(note)
+
+
+def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
+    """What variables say to Accelerate, which are those that ``accelerate launch`` sets (``utils/launch.py``)."""
+    told = {name: value for name, value in command.environment.items() if value}
+    kind = next((kind for name, kind in SWITCHES.items() if not is_off(told.get(name, "false"))), None)
+    half = told.get("ACCELERATE_MIXED_PRECISION")
+    precision = {"precision": half} if half in ("bf16", "fp16") else {}
+    if kind is None:
+        return Sharding(precision)
+    prefix, section = VARIABLES[kind]
+    names = {f"{section}{name.removeprefix(prefix).lower()}": name for name in told if name.startswith(prefix)}
+    renamed = {"deepspeed_config.config_file": CONFIG_FILE}
+    config = {renamed.get(key, key): typed(told[name]) for key, name in names.items()}
+    given = ConfigReader({"distributed_type": kind, **config}, command.script)
+    values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
+    values.pop("precision")  # the arguments say it, or a variable
+    values |= precision
+    (values, notes, assumed), read = of_versions(values, half if precision else filled.precision), given.words()
+    used = tuple(names[key] for key in read.used if key in names)
+    return Sharding(values, ReadWords(used, read.unread), notes, assumed)
 
 
 def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:

@@ -69,7 +69,7 @@ OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
 """Launchers that start the ranks of one node."""
 ALONE: Flags = {
     "torchrun": (),
-    "deepspeed": ("--hostfile", "-H", "--include", "-i"),
+    "deepspeed": ("--hostfile", "-H", "--include", "-i", "--exclude", "-e"),
     "accelerate": ("--num_processes", "--num-processes", "--config_file", "--config-file"),
 }
 """Launchers that start a single node unless a number of nodes or one of these flags is given."""

@@ -514,3 +514,28 @@ def test_configs_of_preferences_are_not_answered_as_sft(words, refused):
             plan(text, "trl", "a.yaml")
     else:
         assert plan(text, "trl", "a.yaml")["micro_batch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ("ACCELERATE_USE_FSDP=1 FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP", {"zero": 2, "precision": "bf16"}),
+        ("ACCELERATE_USE_FSDP=true FSDP_OFFLOAD_PARAMS=true FSDP_CPU_RAM_EFFICIENT_LOADING=1",
+         {"zero": 3, "offload_parameters": "cpu"}),
+        ("ACCELERATE_USE_FSDP=false FSDP_SHARDING_STRATEGY=1", {"zero": 0}),
+        ("ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3", {"zero": 3, "precision": "bf16"}),
+        ("ACCELERATE_MIXED_PRECISION=fp16", {"zero": 0, "precision": "bf16"}),
+        ("X=1", {"zero": 0, "precision": "bf16"}),
+    ],
+)  # fmt: skip
+def test_variables_say_what_accelerate_shards(variables, expected):
+    """Whatever starts the script; arguments win, and `--no_...` is the word of what it turns off."""
+    words = "torchrun --nproc_per_node 8 {} --bf16 --model_max_length 512 --no_gradient_checkpointing".format(
+        TRAIN.removeprefix("python ")
+    )
+    found = read(f"{variables} {words}", "job.sh", "transformers")
+    values = found.plan.flat_values()
+    assert {key: values.get(key) for key in expected} == expected
+    assert load_reader("transformers").words.sort(found.words.used, found.words.unread).is_understood
+    half = read(f"ACCELERATE_MIXED_PRECISION=fp16 {words.replace('--bf16', '')}", "job.sh", "transformers")
+    assert half.plan.flat_values()["precision"] == "fp16"
