@@ -424,8 +424,12 @@ def _assumed(
     joins = command is not None and ("run_clm" in command.script or "disable_group_texts" in given)
     if given.one("block_size") is not None and joins and not given.on("disable_group_texts"):
         packs = True  # run_clm.py and LMFlow join texts and cut blocks
-    if length and not packs:
-        others = tuple(length // part for part in LEFT_OPEN if length // part)
+    others = tuple(length // part for part in LEFT_OPEN if length // part) if length else ()
+    if length and command is not None and "run_clm" in command.script and given.one("block_size") is None:
+        yield Assumed(
+            "seq_len", length, "texts are joined and cut in blocks of what the tokenizer allows, or this", others
+        )
+    elif length and not packs:
         yield Assumed(
             "seq_len", length, "without packing sequences are as long as the data: the longest allowed", others
         )

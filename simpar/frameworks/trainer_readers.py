@@ -26,6 +26,8 @@ BESIDE = (
 NAMES = ("model_name_or_path", "base_model", "model_name", "model_id")
 OF_SFT = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "max_length",
           "dataset_mixer", "dataset_mixture", "dataset_name")  # fmt: skip
+OF_OTHERS = ("max_length", "dataset_name")
+"""Those of them that other scripts have."""
 KEEPS_SECTIONS = ("gradient_checkpointing_kwargs", "liger_kernel_config", "deepspeed", "model_init_kwargs")
 """Options whose value is a mapping."""
 OF_ADAPTERS = "lora_config"
@@ -67,7 +69,9 @@ ALPACA_LORA = Habits("transformers", precision="fp16", recompute=True, length=25
 """``finetune.py`` of tloen/alpaca-lora: 8 bits, whose preparation by PEFT checkpoints."""
 LLM_ADAPTERS = replace(ALPACA_LORA, recompute=False, adapters=replace(ALPACA_LORA.adapters, bits=None))
 """That of AGI-Edgerunners/LLM-Adapters, which loads 16 bits unless told otherwise."""
-SCRIPTS = {"qlora.py": QLORA}
+RUN_CLM = replace(TRANSFORMERS, length=1024)
+"""transformers' example of causal language models: blocks of 1,024 tokens where nothing says how long they are."""
+SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RUN_CLM}
 """Scripts of the Trainer whose own defaults are known, by name."""
 LLAMA_FACTORY = Habits(
     "llama-factory", recompute=True, length=2048, states="fp32", attention="sdpa",
@@ -172,7 +176,17 @@ def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Hab
         return LLM_ADAPTERS if given.get("adapter_name") else ALPACA_LORA
     if habits is TRANSFORMERS and (own := SCRIPTS.get(PurePath(script).name)) is not None:
         return own
-    return SFT if habits is TRANSFORMERS and any(key in given for key in OF_SFT) else habits
+    return SFT if habits is TRANSFORMERS and _has_words_of_sft(given, script) else habits
+
+
+def _has_words_of_sft(given: TrainerArguments, script: str) -> bool:
+    """Whether arguments are TRL's: by words of its own, or by its script's name beside those that others have, too.
+
+    transformers' ``run_clm.py`` and its kin have data sets by name, and none of TRL's defaults.
+    """
+    name = PurePath(script).name
+    telling = [key for key in OF_SFT if key in given]
+    return bool(set(telling) - set(OF_OTHERS)) or (bool(telling) and (not name or "sft" in name.lower()))
 
 
 def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> None:

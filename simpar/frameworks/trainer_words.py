@@ -129,6 +129,7 @@ WORDS = ACCELERATE | WordTable(
         "use_vllm": PREFERENCE,
         "reward_*": PREFERENCE,
         "lora_dim": "embeddings, norms and biases are trained beside adapters, without --only_optimize_lora: memory",
+        "config_overrides*": "sizes of the model: memory and time",
         "max_target_length": "how long the decoder's sequences are: time and memory",
         "loss_type": "how the loss is computed: memory of logits",
         "use_asft_loss": "a model of reference beside the trained one: memory and time",

@@ -539,3 +539,24 @@ def test_variables_say_what_accelerate_shards(variables, expected):
     assert load_reader("transformers").words.sort(found.words.used, found.words.unread).is_understood
     half = read(f"ACCELERATE_MIXED_PRECISION=fp16 {words.replace('--bf16', '')}", "job.sh", "transformers")
     assert half.plan.flat_values()["precision"] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "recompute", "precision"),
+    [
+        ("run_clm.py", "--dataset_name a", "none", "fp32"),
+        ("run_clm.py", "--dataset_name a --bf16 --gradient_checkpointing", "full", "bf16"),
+        ("train.py", "--dataset_name a --max_length 512 --fp16", "none", "fp16"),
+        ("run_sft.py", "--dataset_name a --max_length 512", "full", "bf16"),
+        ("train.py", "--dataset_name a --dataset_text_field text --max_length 512", "full", "bf16"),
+    ],
+)
+def test_a_data_set_by_name_is_no_word_of_trl(script, words, recompute, precision):
+    """Transformers' examples have one, too, and neither 16 bits nor checkpoints unless they are told."""
+    found = read(f"{TRAIN.replace('train.py', script)} {words}", "job.sh", "transformers")
+    values = found.plan.flat_values()
+    assert (values["recompute"], values.get("precision")) == (recompute, precision)
+    assert found.plan.training["seq_len"] == (1024 if script == "run_clm.py" else 512)
+    assert ("recompute" in {each.key for each in found.assumed}) is (
+        recompute == "full" and "checkpointing" not in words
+    )
