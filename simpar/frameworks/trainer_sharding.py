@@ -171,7 +171,7 @@ def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
     told = {name: value for name, value in command.environment.items() if value}
     kind = next((kind for name, kind in SWITCHES.items() if not is_off(told.get(name, "false"))), None)
     half = told.get("ACCELERATE_MIXED_PRECISION")
-    precision = {"precision": half} if half in ("bf16", "fp16") else {}
+    precision: dict[str, str] = {"precision": half} if half in ("bf16", "fp16") else {}
     if kind is None:
         return Sharding(precision)
     prefix, section = VARIABLES[kind]
@@ -182,7 +182,7 @@ def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
     values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
     values.pop("precision")  # the arguments say it, or a variable
     values |= precision
-    (values, notes, assumed), read = of_versions(values, half if precision else filled.precision), given.words()
+    (values, notes, assumed), read = of_versions(values, precision.get("precision", filled.precision)), given.words()
     used = tuple(names[key] for key in read.used if key in names)
     return Sharding(values, ReadWords(used, read.unread), notes, assumed)
 
