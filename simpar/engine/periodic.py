@@ -9,7 +9,7 @@ hold, there is no answer, and the whole Program has to be run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -24,6 +24,14 @@ FEW_OPS, FEW_MICROBATCHES = 10_000, 12
 Looking for what repeats takes about a third of the time of running all ops, and a pipeline fills and drains with about
 four microbatches for each of its ranks.
 """
+MANY_OPS = 1_000_000
+"""A Program with more ops is run as a whole too.
+
+Of three public launches with more, two do not settle within half of their microbatches, and what is run to see it
+takes up to six tenths of the time of running all.
+"""
+MOST_KEPT = 0.3
+"""The most microbatches, as a share of all, that are run to see whether the step repeats."""
 LAPS = 12
 """Microbatches are left out by as many, or by two periods; times may repeat after any part of them.
 
@@ -146,29 +154,23 @@ class Range:
 
 def run(program: Program, engine: Callable[[Program], Timing]) -> Timing:
     """Start and finish of every op, as ``engine`` gives them for the Program or for one with fewer microbatches."""
-    for short in _shortened(program):
-        timing = short.whole(engine(short.program))
-        if timing is not None:
-            return timing
-    return engine(program)
+    short = _shortened(program)
+    timing = None if short is None else short.whole(engine(short.program))
+    return engine(program) if timing is None else timing
 
 
-def _shortened(program: Program) -> Iterator[Short]:
-    """The Program with fewer microbatches, and if that does not settle, with more of them."""
-    if len(program) < FEW_OPS or (blocks := MicrobatchBlocks.of(program)) is None:
-        return
+def _shortened(program: Program) -> Short | None:
+    """The Program with as few microbatches as may show that it repeats; None where most would be left."""
+    if not FEW_OPS <= len(program) <= MANY_OPS or (blocks := MicrobatchBlocks.of(program)) is None:
+        return None
     alike = _range_of(program, blocks)
     if alike is None:
-        return
+        return None
     wanted = 3 * alike.reach + 4 * alike.period + 4
-    for kept in (wanted, 5 * wanted // 2):
-        turns = (alike.length - kept) // alike.period // alike.laps * alike.laps
-        if 2 * turns * alike.period < blocks.count:
-            return
-        short = Short.of(program, alike, turns)
-        if short is None:
-            return
-        yield short
+    turns = (alike.length - wanted) // alike.period // alike.laps * alike.laps
+    if blocks.count - turns * alike.period > MOST_KEPT * blocks.count:
+        return None
+    return Short.of(program, alike, turns)
 
 
 def _range_of(program: Program, blocks: MicrobatchBlocks) -> Range | None:
