@@ -1,8 +1,9 @@
 """Placement and layouts of a step as the options of RL frameworks: verl and NeMo-RL.
 
-Keys are those of verl's ``trainer/config`` and of its fully asynchronous trainer (volcengine/verl, 035682e), and of
-NeMo-RL's ``examples/configs/grpo_math_1B.yaml`` and its ``AsyncGRPOConfig`` (NVIDIA-NeMo/RL, 00294d9). Options of vLLM
-that neither names go to it by its own names.
+Keys are those of verl's ``trainer/config`` and of its fully asynchronous trainer (volcengine/verl, b178a3c), and of
+NeMo-RL's ``examples/configs/grpo_math_1B.yaml`` and its ``AsyncGRPOConfig`` (NVIDIA-NeMo/RL, 7ea279a), which
+``benchmarks/check_rl_exports.py`` composes with what is exported. Options of vLLM that neither names go to it by its
+own names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
+from simpar.plan.post_training import RolloutEngine
 from simpar.posttraining.lengths import draw_step
 from simpar.posttraining.simulate import PostTrainingSetting, make_setting
 from simpar.posttraining.trained import SHOWN_STEPS
+from simpar.precisions import PRECISIONS, Precision
 from simpar.translate import Files
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+ACTOR, ROLLOUT, CRITIC = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "critic."
 POLICY = "policy."
 
 
@@ -121,7 +124,10 @@ def _prompts_of_update(setting: PostTrainingSetting) -> int:
     return batch // samples
 
 
-def _check_turns(setting: PostTrainingSetting, target: str) -> None:
+def _check_both(setting: PostTrainingSetting, target: str) -> None:
+    """Raise UserError for what neither framework has."""
+    if (precision := setting.trained.plan.numerics.precision) not in DTYPES:
+        raise UserError(f"plan.precision = {precision}: allowed in exports of RL steps: {', '.join(DTYPES)}")
     if setting.section.takes_turns and setting.section.has_pool:
         raise UserError(f"{target}: has no placement hybrid; allowed: colocated or split")
     if setting.section.takes_turns and setting.section.synchrony.steps_off:
@@ -140,8 +146,14 @@ def _lost(setting: PostTrainingSetting, *names: str) -> Iterator[str]:
         yield "weights.through = host"
     if moves.changed < 1:
         yield f"weights.changed = {moves.changed:g}"
-    if section.passes.teacher:
-        yield f"passes.teacher = {section.passes.teacher}"
+    for name in ("teacher", "reward"):
+        if (model := getattr(section.passes, name)) is not None:
+            yield f"passes.{name} = {model}"
+    if _is_narrow(setting) and not _has_blocks(PRECISIONS[section.rollout.precision]):
+        yield f"rollout.precision = {section.rollout.precision} (both frameworks scale weights by blocks)"
+    engine, usual = section.rollout.engine, RolloutEngine()
+    if engine.graph_tokens != usual.graph_tokens:
+        yield f"rollout.engine.graph_tokens = {engine.graph_tokens}"
     if section.rollout.hardware:
         yield f"rollout.hardware = {section.rollout.hardware}"
     layout = _layout(setting)
@@ -153,24 +165,36 @@ def _lost(setting: PostTrainingSetting, *names: str) -> Iterator[str]:
 def _vllm(setting: PostTrainingSetting) -> Options:
     """What vLLM is told by its own names."""
     engine, rollout = setting.section.rollout.engine, setting.section.rollout
-    given: Options = {"block_size": engine.block, "enable_prefix_caching": engine.prefix_sharing}
-    if engine.cache_dtype == "fp8":
-        given["kv_cache_dtype"] = "fp8"
-    if rollout.precision not in DTYPES:
-        given["quantization"] = rollout.precision
-    return given
+    if rollout.precision not in DTYPES and PRECISIONS[rollout.precision].bits != 8:
+        raise UserError(
+            f"post_training.rollout.precision = {rollout.precision}: allowed in exports: {', '.join(DTYPES)}, and "
+            "those of 8 bits"
+        )
+    return {"block_size": engine.block, "enable_prefix_caching": engine.prefix_sharing}
+
+
+def _has_blocks(precision: Precision) -> bool:
+    """Whether weights are scaled by blocks, as vLLM does it for both frameworks."""
+    return precision.scales is not None and not precision.is_laid_out
+
+
+def _is_narrow(setting: PostTrainingSetting) -> bool:
+    """Whether replicas compute in 8 bits."""
+    return setting.section.rollout.precision not in DTYPES
 
 
 def verl(setting: PostTrainingSetting) -> Draft:
     """Options of verl's trainers: of the one in turns, or of the one with a pool of its own for rollouts."""
     section, rollout, engine = setting.section, setting.section.rollout, setting.section.rollout.engine
     layout, side = _layout(setting), setting.trained
-    _check_turns(setting, "verl")
+    _check_both(setting, "verl")
     if rollout.stages > 1 or rollout.ep > 1:
         raise UserError(
             f"verl: rollouts with {PIPELINE} = {rollout.stages}, ep = {rollout.ep}; allowed: 1, rollout.yaml names tp "
             "alone"
         )
+    if DTYPES.get(side.plan.numerics.precision) == DTYPES["fp32"]:
+        raise UserError("verl: plan.precision = fp32; allowed: bf16 or fp16")
     longest, prompts = _longest_prompt(setting), _prompts_of_update(setting)
     is_core = layout.kind != "fsdp"
     ways = {"placement split with steps_off = 0": section.has_pool and not section.synchrony.steps_off}
@@ -183,7 +207,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
         "actor_rollout_ref.model.use_remove_padding": True,
         f"{ACTOR}ppo_mini_batch_size": prompts,
         f"{ACTOR}use_dynamic_bsz": True,
-        f"{ACTOR}ppo_max_token_len_per_gpu": int(layout.micro_batch) * side.training.seq_len // int(layout.cp),
+        f"{ACTOR}ppo_max_token_len_per_gpu": _tokens_of_device(setting),
         f"{ACTOR}use_kl_loss": section.passes.reference,
         f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}mode": "async",
@@ -196,10 +220,16 @@ def verl(setting: PostTrainingSetting) -> Draft:
         f"{ROLLOUT}enable_chunked_prefill": True,
         f"{ROLLOUT}enforce_eager": not engine.graphs,
         f"{ROLLOUT}free_cache_engine": section.weights.sleep,
+        f"{ROLLOUT}dtype": DTYPES.get(rollout.precision, DTYPES["bf16"]),
+        **({f"{ROLLOUT}quantization": "fp8"} if _is_narrow(setting) else {}),
+        f"{ROLLOUT}calculate_log_probs": engine.logprobs,
+        "algorithm.rollout_correction.bypass_mode": not section.passes.old_policy,
         **{f"+{ROLLOUT}engine_kwargs.vllm.{key}": value for key, value in _vllm(setting).items()},
+        **({f"+{ROLLOUT}engine_kwargs.vllm.kv_cache_dtype": "fp8"} if engine.cache_dtype == "fp8" else {}),
         "trainer.nnodes": side.cluster.nodes,
         "trainer.n_gpus_per_node": side.cluster.profile.devices_per_node,
-        **(_verl_core(layout, section.weights.offload) if is_core else _verl_sharded(layout, section.weights.offload)),
+        **_verl_layout(layout, section.weights.offload, ACTOR),
+        **_verl_critic(setting),
     }
     name = "ppo_megatron_trainer" if is_core else "ppo_trainer"
     module = "verl.trainer.main_ppo"
@@ -219,26 +249,54 @@ def verl(setting: PostTrainingSetting) -> Draft:
     return Draft(options, f"python3 -m {module} --config-name={name}.yaml", tuple(missing))
 
 
-def _verl_sharded(layout: Layout, offload: bool) -> Options:
-    """FSDP: shards, Ulysses, recomputation, and states that leave between phases."""
-    if int(layout.tp) * int(getattr(layout, PIPELINE)) * int(layout.ep) > 1:
-        raise UserError("verl: FSDP with tp, pipeline stages or ep; allowed: a plan of kind ddp, which Megatron trains")
-    section = f"{ACTOR}fsdp_config."
+def _verl_critic(setting: PostTrainingSetting) -> Options:
+    """The critic that is trained beside the policy, in the same layout; nothing where there is none."""
+    side, layout, offload = setting.trained, _layout(setting), setting.section.weights.offload
+    if side.critic is None:
+        return {}
     return {
-        f"{ACTOR}strategy": "fsdp2",
-        f"{ACTOR}ulysses_sequence_parallel_size": int(layout.cp),
-        f"{section}fsdp_size": int(layout.shards) if int(layout.hsdp) > 1 else -1,
-        f"{section}reshard_after_forward": int(layout.zero) == 3 and bool(layout.reshard_after_forward),
-        f"{section}param_offload": offload,
-        f"{section}optimizer_offload": offload,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": is_full(str(layout.recompute)),
+        f"{CRITIC}enable": True,
+        f"{CRITIC}model.path": side.critic,
+        f"{CRITIC}ppo_max_token_len_per_gpu": _tokens_of_device(setting),
+        **_verl_layout(layout, offload, CRITIC),
     }
 
 
-def _verl_core(layout: Layout, offload: bool) -> Options:
+def _tokens_of_device(setting: PostTrainingSetting) -> int:
+    """Tokens that verl packs for a device at a time."""
+    layout = _layout(setting)
+    return int(layout.micro_batch) * setting.trained.training.seq_len // int(layout.cp)
+
+
+def _verl_layout(layout: Layout, offload: bool, of: str) -> Options:
+    """The layout of the actor or critic, by its backend."""
+    return (_verl_sharded if layout.kind == "fsdp" else _verl_core)(layout, offload, of)
+
+
+def _verl_sharded(layout: Layout, offload: bool, of: str) -> Options:
+    """FSDP: shards, Ulysses, recomputation, and states that leave between phases."""
+    if int(layout.tp) * int(getattr(layout, PIPELINE)) * int(layout.ep) > 1:
+        raise UserError("verl: FSDP with tp, pipeline stages or ep; allowed: a plan of kind ddp, which Megatron trains")
+    is_critic = of == CRITIC
+    model = f"{CRITIC}model." if is_critic else "actor_rollout_ref.model."
+    section = f"{model if is_critic else ACTOR}fsdp_config."
+    return {
+        f"{of}strategy": "fsdp2",
+        f"{of}ulysses_sequence_parallel_size": int(layout.cp),
+        **({f"{model}use_remove_padding": True} if is_critic else {}),
+        f"{section}fsdp_size": int(layout.shards) if int(layout.hsdp) > 1 else -1,
+        f"{section}reshard_after_forward": int(layout.zero) == 3 and bool(layout.reshard_after_forward),
+        f"{section}dtype": DTYPES[str(layout.precision)],
+        f"{section}param_offload": offload,
+        f"{section}optimizer_offload": offload,
+        f"{model}enable_gradient_checkpointing": is_full(str(layout.recompute)),
+    }
+
+
+def _verl_core(layout: Layout, offload: bool, of: str) -> Options:
     """Megatron: degrees, recomputation, and states that leave between phases."""
-    section, override = f"{ACTOR}megatron.", f"+{ACTOR}megatron.override_transformer_config."
-    options: Options = {f"{ACTOR}strategy": "megatron"}
+    section, override = f"{of}megatron.", f"+{of}megatron.override_transformer_config."
+    options: Options = {f"{of}strategy": "megatron", f"{section}dtype": DTYPES[str(layout.precision)]}
     options |= {f"{section}{key}": value for key, value in _core_degrees(layout).items()}
     options |= {f"{section}{each}_offload": offload for each in ("param", "grad", "optimizer")}
     if is_full(str(layout.recompute)):
@@ -265,7 +323,7 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
     """A config over NeMo-RL's example of GRPO."""
     section, rollout, engine = setting.section, setting.section.rollout, setting.section.rollout.engine
     layout, side, synchrony = _layout(setting), setting.trained, setting.section.synchrony
-    _check_turns(setting, "nemo-rl")
+    _check_both(setting, "nemo-rl")
     if section.algorithm != "grpo":
         raise UserError("nemo-rl: post_training.algorithm = ppo; allowed: grpo")
     _prompts_of_update(setting)
@@ -276,6 +334,10 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         missing.append("pools whose nodes have different numbers of devices")
     if not section.weights.sleep:
         missing.append("weights.sleep = false")
+    if not section.passes.old_policy:
+        missing.append("passes.old_policy = false")
+    if section.passes.critic:
+        missing.append(f"passes.critic = {section.passes.critic}")
     options: Options = {
         "grpo.num_prompts_per_step": section.prompts,
         "grpo.num_generations_per_prompt": section.samples,
@@ -283,20 +345,21 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         "grpo.async_grpo.max_trajectory_age_steps": max(1, synchrony.steps_off),
         "grpo.async_grpo.in_flight_weight_updates": synchrony.in_flight,
         "grpo.async_grpo.recompute_kv_cache_after_weight_updates": synchrony.recompute_cache,
-        "loss_fn.use_importance_sampling_correction": bool(synchrony.steps_off),
-        **({} if section.passes.reference else {"loss_fn.reference_policy_kl_penalty": 0.0}),
+        "loss_fn.use_importance_sampling_correction": bool(synchrony.steps_off) or _is_narrow(setting),
+        **({} if section.passes.reference else _NO_REFERENCE),
         f"{POLICY}model_name": side.graph.name,
         f"{POLICY}train_global_batch_size": side.training.global_batch,
         f"{POLICY}train_micro_batch_size": int(layout.micro_batch),
         f"{POLICY}max_total_sequence_length": side.training.seq_len,
-        f"{POLICY}precision": DTYPES.get(side.plan.numerics.precision, side.plan.numerics.precision),
+        f"{POLICY}precision": DTYPES[side.plan.numerics.precision],
         f"{POLICY}sequence_packing.enabled": True,
         f"{POLICY}sequence_packing.train_mb_tokens": tokens,
         f"{POLICY}sequence_packing.logprob_mb_tokens": tokens,
         **(_nemo_core(layout) if layout.kind != "fsdp" else _nemo_dtensors(layout)),
         f"{generation}backend": "vllm",
         f"{generation}vllm_cfg.async_engine": bool(synchrony.steps_off),
-        f"{generation}vllm_cfg.precision": DTYPES.get(rollout.precision, rollout.precision),
+        f"{generation}vllm_cfg.precision": DTYPES.get(rollout.precision, "fp8"),
+        **_nemo_cache(setting),
         f"{generation}vllm_cfg.tensor_parallel_size": rollout.tp,
         f"{generation}vllm_cfg.pipeline_parallel_size": rollout.stages,
         f"{generation}vllm_cfg.expert_parallel_size": rollout.ep,
@@ -305,7 +368,7 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         f"{generation}vllm_cfg.enforce_eager": not engine.graphs,
         f"{generation}vllm_kwargs.max_num_seqs": engine.max_sequences,
         f"{generation}vllm_kwargs.max_num_batched_tokens": engine.token_budget,
-        **{f"{generation}vllm_kwargs.{key}": value for key, value in _vllm(setting).items() if key != "quantization"},
+        **{f"{generation}vllm_kwargs.{key}": value for key, value in _vllm(setting).items()},
         f"{generation}colocated.enabled": not section.has_pool,
     }
     nodes = side.cluster.nodes
@@ -315,6 +378,26 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         options |= {f"{generation}colocated.resources.{key}": value for key, value in resources.items()}
     options |= {"cluster.num_nodes": nodes, "cluster.gpus_per_node": side.cluster.profile.devices_per_node}
     return Draft(options, "uv run examples/run_grpo.py --config config.yaml", tuple(_lost(setting, *missing)))
+
+
+_NO_REFERENCE: Options = {
+    "loss_fn.reference_policy_kl_penalty": 0.0,
+    "grpo.skip_reference_policy_logprobs_calculation": True,
+}
+
+
+def _nemo_cache(setting: PostTrainingSetting) -> Options:
+    """The dtype of keys and values. Raises UserError where NeMo-RL has none of 8 bits."""
+    rollout, layout = setting.section.rollout, _layout(setting)
+    if rollout.engine.cache_dtype != "fp8":
+        return {}
+    has = (_is_narrow(setting), layout.kind != "fsdp", int(getattr(layout, PIPELINE)) == 1)
+    if not all(has) or setting.section.synchrony.steps_off:
+        raise UserError(
+            "nemo-rl: rollout.engine.cache_dtype = fp8; allowed: bf16, or on policy with a "
+            "rollout.precision of 8 bits and a plan of kind ddp without pipeline stages"
+        )
+    return {f"{POLICY}generation.vllm_cfg.kv_cache_dtype": "fp8"}
 
 
 def _nemo_dtensors(layout: Layout) -> Options:

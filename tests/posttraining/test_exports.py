@@ -16,6 +16,8 @@ from simpar.posttraining.exports import TARGETS, export_post_training
 KEYS = read_yaml((Path(__file__).parent / "rl_keys.yaml").read_text(), "rl_keys.yaml")
 SPLIT = ("post_training.placement=split", "post_training.rollout.nodes=1", "post_training.synchrony.steps_off=1",
          "post_training.synchrony.in_flight=true")  # fmt: skip
+NARROW = ("post_training.rollout.precision=fp8_blockwise", "post_training.passes.reference=false",
+          "post_training.passes.critic=qwen2.5-1.5b")  # fmt: skip
 CORE = {"plan.kind": "ddp", "plan.zero": 1, "plan.tp": 2, "plan.pp": 2, "stack": "megatron", "plan.recompute": "none"}
 
 
@@ -41,7 +43,7 @@ def flat(data, prefix=""):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("settings", [(), SPLIT])
+@pytest.mark.parametrize("settings", [(), SPLIT, NARROW])
 @pytest.mark.parametrize("flags", [{}, CORE], ids=["sharded", "core"])
 def test_every_key_is_one_of_the_framework(target, settings, flags):
     """As its configs of the commit that is named declare them; what vLLM is told has vLLM's names."""
@@ -84,9 +86,48 @@ def test_pools_and_synchrony_have_their_keys():
         assert f"  {each} \\\n" in command
 
 
+def test_a_critic_is_trained_in_the_layout_of_the_policy():
+    """Without its words verl would train one of another model, in a layout of its own."""
+    ppo = ("post_training.algorithm=ppo",)
+    for flags in ({}, {**CORE, "plan.recompute": "full"}):
+        words = re.findall(r"^  (\S+?)=(\S+) ", made("verl", *ppo, flags=flags).files["command.sh"], re.MULTILINE)
+        said = {key.lstrip("+"): value for key, value in words}
+        assert said["critic.model.path"] == said["actor_rollout_ref.model.path"]
+        actor = {key.removeprefix("actor_rollout_ref.actor."): value for key, value in said.items()}
+        for key in ("strategy", "ppo_max_token_len_per_gpu", *(key for key in actor if key.startswith("megatron."))):
+            assert said[f"critic.{key}"] == actor[key]
+    assert "critic" not in made("verl").files["command.sh"]
+
+
+def test_eight_bits_are_said_as_the_frameworks_say_them():
+    """Weights by blocks in both; NeMo-RL asks for corrected ratios, and has its own key for the cache."""
+    narrow = "post_training.rollout.precision=fp8_blockwise"
+    assert "rollout.quantization=fp8 " in made("verl", narrow).files["command.sh"]
+    data = read_yaml(made("nemo-rl", narrow).files["config.yaml"], "config.yaml")
+    assert data["policy"]["generation"]["vllm_cfg"]["precision"] == "fp8"
+    assert data["loss_fn"]["use_importance_sampling_correction"] is True
+    cache = "post_training.rollout.engine.cache_dtype=fp8"
+    flags = {**CORE, "plan.pp": 1}
+    data = read_yaml(made("nemo-rl", narrow, cache, flags=flags).files["config.yaml"], "config.yaml")
+    assert data["policy"]["generation"]["vllm_cfg"]["kv_cache_dtype"] == "fp8"
+    assert "kv_cache_dtype=fp8 " in made("verl", cache).files["command.sh"]
+
+
 @pytest.mark.parametrize(
     ("target", "settings", "said"),
     [
+        (
+            "nemo-rl",
+            ("post_training.rollout.engine.cache_dtype=fp8",),
+            r"cache_dtype = fp8; allowed: bf16, or on policy",
+        ),
+        ("verl", ("plan.precision=fp32",), r"verl: plan.precision = fp32; allowed: bf16 or fp16"),
+        ("nemo-rl", ("plan.precision=fp8",), r"plan.precision = fp8: allowed in exports of RL steps: bf16"),
+        ("verl", ("post_training.rollout.precision=fp8",), r"cannot say rollout.precision = fp8 \(both frameworks"),
+        ("verl", ("post_training.passes.reward=qwen2.5-1.5b",), r"cannot say passes.reward = qwen2.5-1.5b"),
+        ("nemo-rl", ("post_training.passes.old_policy=false",), r"cannot say passes.old_policy = false"),
+        ("nemo-rl", ("post_training.passes.critic=qwen2.5-1.5b",), r"cannot say passes.critic = qwen2.5-1.5b"),
+        ("verl", ("post_training.rollout.engine.graph_tokens=256",), r"cannot say rollout.engine.graph_tokens = 256"),
         ("verl", ("post_training.rollout.pp=2",), r"verl: rollouts with pp = 2"),
         ("nemo-rl", ("post_training.algorithm=ppo",), r"algorithm = ppo; allowed: grpo"),
         ("verl", ("post_training.weights.method=resharded",), r"cannot say weights.method = resharded \(--lossy"),
