@@ -9,6 +9,7 @@ from simpar.scenario import Scenario
 from simpar.simulation import simulate
 from simpar.ui.answers import add_failures, numbers, simulate_rl
 from simpar.ui.jobs import JobSlot, Stopped, draw_timeline, search_plans, write_page
+from simpar.ui.pool_search import search_pools
 from simpar.ui.state import Allowed, ask, read_state
 
 
@@ -68,21 +69,22 @@ def test_a_search_of_pools_is_that_of_the_library(rl_state):
 
 @pytest.mark.slow
 def test_a_search_of_pools_that_is_stopped_has_its_best_so_far(rl_state):
-    """Its gap is unknown until every point is bounded; nothing at all is said where it was stopped at once."""
-    parts = []
+    """The best bound is simulated; nothing at all is said where it was stopped before anything was bounded."""
+    asked = ask(read_state(rl_state, Allowed()))
 
-    def say(part):
-        parts.append(part)
+    def stopping(phase):
+        def report(words):
+            if words.startswith(phase):
+                raise KeyboardInterrupt
 
-    def is_stopped():
-        return sum("simulated" in part.get("progress", "") for part in parts) > 0
+        return report
 
-    room = JobSlot(Scenario.model_validate(rl_state), {**HELD, "objective": "time"}, say, is_stopped)
-    search_plans(room)
-    assert parts[-1]["found"]["stopped"]
-    assert len(parts[-1]["found"]["candidates"]) == 2
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "zero": 3, "recompute": "none", "micro_batch": 1}
+    found = search_pools(asked, {"staleness": 0}, fixed, stopping("simulated"))
+    assert found["stopped"]
+    assert len(found["candidates"]) == found["simulated"] == 1
     with pytest.raises(UserError, match="stopped before"):
-        said(search_plans, rl_state, HELD, is_stopped=True)
+        search_pools(asked, {"staleness": 0}, fixed, stopping("training layouts"))
 
 
 @pytest.mark.parametrize(
