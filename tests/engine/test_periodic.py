@@ -135,7 +135,7 @@ def test_the_plain_engine_takes_what_repeats(monkeypatch):
 def repeating(draw):
     """Two classes, microbatches of random ops, offsets, durations and shared links, with odd ones at the ends."""
     build = ProgramBuilder()
-    count = draw(st.integers(48, 100))
+    count = draw(st.integers(90, 160))
     numbers = np.arange(count)
     links = draw(st.integers(1, 3))
     for number in range(links):
