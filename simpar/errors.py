@@ -23,6 +23,10 @@ class Infeasible(UserError):
     """
 
 
+class Undecided(Infeasible):
+    """No feasible answer so far, and no proof that there is none (exit code 3): stopped, or too large to simulate."""
+
+
 class TooManyOps(UserError):
     """A step of more ops than are built (exit code 2)."""
 

@@ -19,7 +19,7 @@ import numpy as np
 from simpar import formats
 from simpar.calls import refuses_unknown_keywords
 from simpar.dataclass import dataclass
-from simpar.errors import Infeasible, UserError
+from simpar.errors import Infeasible, Undecided, UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.price import price_of
@@ -37,8 +37,9 @@ from simpar.posttraining.engine import ServingEngine
 from simpar.posttraining.memory import why_unfit
 from simpar.posttraining.simulate import PostTrainingSetting, as_section, check_section, simulate_setting
 from simpar.posttraining.trained import TrainingSide
+from simpar.posttraining.training_layouts import TrainingLayouts
 from simpar.precisions import PRECISIONS
-from simpar.units import HOUR_S
+from simpar.units import HOUR_S, number_of
 
 if TYPE_CHECKING:
     from simpar.architectures.graph import ModelGraph
@@ -140,9 +141,11 @@ class PoolCandidate:
 class PostTrainingSearch:
     """Candidates, best first, and the certificate.
 
-    ``counts`` are points of the space: all, those that cannot run (by reason in ``refused``), those whose bound is not
-    below the best, those simulated. ``gap`` is the share of the objective by which a point that was not simulated might
-    be better; 0 if ``is_certified``.
+    ``counts`` are points of the space: all, those that cannot run (by reason in ``refused``), those bounded alone (if
+    ``is_certified``, at no less than the best), those simulated. ``gap`` is the share of the objective by which a point
+    that was not simulated might be better; 0 if ``is_certified``, 1 if nothing bounds it: points were left out when the
+    time was up, or the search for the training layouts of a size of the pool ended before its proof (``layouts``, one
+    for every size).
     """
 
     candidates: tuple[PoolCandidate, ...]
@@ -151,12 +154,16 @@ class PostTrainingSearch:
     refused: Mapping[str, int] = field(default_factory=dict)
     gap: float = 0.0
     staleness: int = 0
+    layouts: tuple[TrainingLayouts, ...] = ()
 
     @property
     def best(self) -> PoolCandidate:
         """The first candidate. Raises Infeasible if there is none."""
         if not self.candidates:
             reasons = "; ".join(sorted(self.refused, key=lambda one: -self.refused[one])[:1])
+            without = next((one for one in reversed(self.layouts) if not one.plans), None)
+            if not reasons and without and not without.is_open:
+                raise Infeasible(f"no training layout on {number_of(without.nodes, 'node')}: {without.why}")
             if not reasons:
                 raise Infeasible("the search ended before a point of the space was simulated")
             raise Infeasible(f"no placement and layout of the space runs: {reasons}")
@@ -177,6 +184,7 @@ class PostTrainingSearch:
             "gap": self.gap,
             "counts": dict(self.counts),
             "refused": dict(self.refused),
+            "training_layouts": [one.to_dict() for one in self.layouts],
             "candidates": [one.to_dict() for one in self.candidates],
         }
 
@@ -322,17 +330,16 @@ class _Space:
         side = TrainingSide(self.graph, self.pool(nodes), self.plan, self.training, self.section, self.wanted.stack)
         return side.shared_rows()
 
-    def plans(self, nodes: int, time_limit_s: float | None) -> list[Plan]:
-        """The best layouts of an update on a pool; none where nothing fits."""
+    def layouts(self, nodes: int, progress: SearchProgress) -> TrainingLayouts:
+        """The best layouts of an update on a pool."""
         wanted = self.wanted
         try:
             inputs = (self.graph, self.pool(nodes), self.update(nodes))
-            progress = SearchProgress(top=max(2, wanted.layouts), brief=True, time_limit_s=time_limit_s)
             asked: dict[str, Any] = {"base": self.plan, "constraints": wanted.constraints}
             result = search(*inputs, stack=wanted.stack, objective="time", progress=progress, **asked)
-        except Infeasible:
-            return []
-        return [one.plan for one in result.candidates[: wanted.layouts]]
+        except Infeasible as reason:
+            return TrainingLayouts(nodes, is_open=isinstance(reason, Undecided), why=str(reason))
+        return TrainingLayouts.of(nodes, result, wanted.layouts)
 
     def setting(self, choice: PoolChoice, plan: Plan) -> PostTrainingSetting:
         """Both sides of a point. Raises UserError where one cannot be laid out."""
@@ -383,11 +390,8 @@ class _BoundedSearch:
     def answer(self) -> PostTrainingSearch:
         """Bound all points, simulate in the order of bounds."""
         space = self.space
-        plans = {}
-        for size in space.sizes:
-            self.tell(f"training layouts on {size} nodes")
-            self.is_partial |= self._is_over()
-            plans[size] = [] if self.is_partial else space.plans(size, self._left_s())
+        layouts = {one.nodes: one for one in self._layouts()}
+        plans = {size: one.plans for size, one in layouts.items()}
         bounded = sorted(self._bounded(plans), key=lambda one: one[0])
         candidates: list[PoolCandidate] = []
         best, left = np.inf, list(bounded)
@@ -399,21 +403,44 @@ class _BoundedSearch:
             worth = self.worth(choice, result.step_time_s)
             candidates.append(PoolCandidate(choice, plan, result, worth))
             best = min(best, worth)
-        gap = 1.0 if self.is_partial else 0.0 if not left or left[0][0] >= best else 1.0 - left[0][0] / best
+        unknown = self.is_partial or any(one.is_open for one in layouts.values())
+        gap = 1.0 if unknown else 0.0 if not left or left[0][0] >= best else 1.0 - left[0][0] / best
         candidates.sort(key=lambda one: (one.objective, one.choice.nodes))
         refused = sum(self.refused.values())
         counts = {"space": refused + len(bounded), "refused": refused, "simulated": len(candidates)}
         counts["bounded"] = len(bounded) - len(candidates)
         answer = PostTrainingSearch(
-            tuple(candidates), self.objective, counts, self.refused, gap, space.wanted.staleness
+            tuple(candidates),
+            self.objective,
+            counts,
+            self.refused,
+            gap,
+            space.wanted.staleness,
+            tuple(layouts.values()),
         )
         _ = answer.best
         return answer
 
-    def _bounded(self, plans: Mapping[int, Sequence[Plan]]) -> Iterator[tuple[float, PoolChoice]]:
-        """Every point that fits, with the least that its objective can be."""
-        for choice in self.space.choices(plans):
+    def _layouts(self) -> Iterator[TrainingLayouts]:
+        """The training layouts of every size; the time left is shared evenly among the sizes left and what follows."""
+        sizes, most = self.space.sizes, max(2, self.space.wanted.layouts)
+        for at, size in enumerate(sizes):
+            self.tell(f"training layouts on {size} nodes")
             if self._is_over():
+                self.is_partial = True
+                yield TrainingLayouts(size, is_open=True, why="stopped before they were searched for")
+                continue
+            left_s = self._left_s()
+            share_s = None if left_s is None else left_s / (len(sizes) - at + 1)
+            progress = SearchProgress(top=most, brief=True, time_limit_s=share_s)
+            yield self.space.layouts(size, progress)
+            self.is_stopped |= progress.is_user_stop
+
+    def _bounded(self, plans: Mapping[int, Sequence[Plan]]) -> Iterator[tuple[float, PoolChoice]]:
+        """Every point that fits, with the least that its objective can be; when the time is up, one alone."""
+        is_one = False
+        for choice in self.space.choices(plans):
+            if is_one and self._is_over():
                 self.is_partial = True
                 return
             try:
@@ -426,6 +453,7 @@ class _BoundedSearch:
             if reason:
                 self.refused[reason] = self.refused.get(reason, 0) + 1
                 continue
+            is_one = True
             yield self.worth(choice, bound_s), choice
 
     def _left_s(self) -> float | None:

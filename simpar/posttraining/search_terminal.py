@@ -76,19 +76,36 @@ def _cells(at: int, one: PoolCandidate, best: PoolCandidate) -> list[str]:
 def certificate(result: PostTrainingSearch) -> Iterator[str]:
     """What the answer rests on."""
     counts = result.counts
+    bounded = f"{counts['bounded']:,} bounded{' above the best' if result.is_certified else ''}"
     tried = (
-        f"{counts['space']:,} points: {counts['simulated']:,} simulated, {counts['bounded']:,} bounded above the best, "
-        f"{counts['refused']:,} cannot run"
+        f"{counts['space']:,} points: {counts['simulated']:,} simulated, {bounded}, {counts['refused']:,} cannot run"
     )
     if result.is_certified:
         yield f"certified: no point of the space is better as predicted ({tried})"
-    else:
+    elif result.gap < 1.0:
         yield f"not certified: a point that was not simulated may be better by up to {result.gap:.1%} ({tried})"
+    else:
+        yield f"not certified: how much better a point may be is not known, the search was not finished ({tried})"
+    sizes = [one.nodes for one in result.layouts]
+    each = "every division of the nodes" if sizes[:1] in ([], [1]) else f"pools of multiples of {sizes[0]} nodes"
     yield (
-        "the space: every division of the nodes and every placement, replicas of powers of two in width and stages, "
+        f"the space: {each} and every placement, replicas of powers of two in width and stages, "
         f"staleness up to {result.staleness}, and the best training layouts of an update on every size, whatever they "
         "mean for passes and new weights"
     )
+    yield from _training_layouts(result)
     for reason in sorted(result.refused, key=lambda one: -result.refused[one])[:MOST_REASONS]:
         yield f"cannot run ({result.refused[reason]:,}): {reason}"
     yield from (each for each in result.best.result.figures.not_modelled[:1])
+
+
+def _training_layouts(result: PostTrainingSearch) -> Iterator[str]:
+    """Sizes whose training layouts are not proven to be the best, or which have none."""
+    for one in result.layouts:
+        where = f"training layouts on {number_of(one.nodes, 'node')}"
+        if not one.plans:
+            yield f"{where}: none{' so far' if one.is_open else ''}, {one.why}"
+        elif one.is_open:
+            yield f"{where}: the best so far, another may be better ({one.why})"
+        elif one.proven < len(one.plans):
+            yield f"{where}: the best {one.proven} of {len(one.plans)} are proven, the rest are the next best simulated"

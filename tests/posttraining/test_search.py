@@ -1,6 +1,7 @@
 """The search of a whole step: complete, bounded from below, and the best by brute force."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -8,9 +9,14 @@ import pytest
 import simpar
 from simpar.cli import run
 from simpar.errors import Infeasible, UserError
+from simpar.planner.progress import TimeIsUp
+from simpar.planner.result import Candidate, Counts, SearchResult
+from simpar.posttraining import search as searching
 from simpar.posttraining.bounds import step_bound_s
 from simpar.posttraining.search import search_post_training
+from simpar.posttraining.search_terminal import certificate
 from simpar.posttraining.simulate import make_setting, post_train
+from simpar.posttraining.training_layouts import TrainingLayouts
 from tests.posttraining.small import SMALL_STEP
 
 MODEL, BASE, TRAINING = "qwen2.5-0.5b", {}, {"seq_len": 2048, "global_batch": 32}
@@ -64,6 +70,7 @@ def points(answer):
 def test_the_best_is_that_of_brute_force(answer, points):
     """Every point is in the space, and none is better."""
     assert answer.is_certified
+    assert all(one.proven == len(one.plans) and not one.is_open for one in answer.layouts)
     assert answer.best.result.step_time_s == min(step for _, step in points)
     assert answer.counts["space"] - answer.counts["refused"] == len(points)
     assert answer.counts["simulated"] + answer.counts["bounded"] == len(points)
@@ -109,6 +116,76 @@ def test_time_that_is_up_leaves_a_gap(two_nodes):
         search_post_training(
             MODEL, two_nodes, BASE, TRAINING, SECTION, stack="torchtitan", layouts=1, constraints=FEW, time_limit_s=1e-9
         )  # fmt: skip
+
+
+@pytest.fixture
+def stops_inside(monkeypatch):
+    """Make searches for training layouts end at their first report, as by their time limit or by Ctrl-C."""
+
+    def stop_with(stop):
+        def stopped_search(*inputs, progress, **asked):
+            reports = iter([stop])
+
+            def report(*_):
+                for one in reports:
+                    raise one
+
+            progress.report = report
+            return simpar.search(*inputs, progress=progress, **asked)
+
+        monkeypatch.setattr(searching, "search", stopped_search)
+
+    return stop_with
+
+
+@pytest.mark.parametrize("stop", [TimeIsUp, KeyboardInterrupt])
+def test_training_layouts_that_are_not_proven_void_the_certificate(stops_inside, stop):
+    """A search for training layouts that ends before its proof has its best so far, which is no certificate."""
+    stops_inside(stop)
+    setup = (MODEL, simpar.Cluster("dgx-h100"), BASE, TRAINING, SECTION)
+    answer = search_post_training(*setup, stack="torchtitan", staleness=0, constraints=FEW)
+    assert not answer.is_certified
+    assert answer.gap == 1.0
+    assert [one.is_open for one in answer.layouts] == [True]
+    assert [one.proven for one in answer.layouts] == [0]
+    assert (answer.counts["space"] == 1) == (stop is KeyboardInterrupt)
+    lines = "\n".join(certificate(answer))
+    assert "not certified" in lines
+    assert "training layouts on 1 node: the best so far" in lines
+    assert "above the best" not in lines
+
+
+def test_one_size_that_is_not_proven_is_enough(two_nodes, stops_inside):
+    """And sizes that were not searched at all are open, too: Ctrl-C on one node, and two are left out."""
+    stops_inside(KeyboardInterrupt)
+    setup = (MODEL, two_nodes, BASE, TRAINING, SECTION)
+    answer = search_post_training(*setup, stack="torchtitan", staleness=0, constraints=FEW)
+    assert not answer.is_certified
+    assert [(one.nodes, one.is_open, len(one.plans)) for one in answer.layouts] == [(1, True, 1), (2, True, 0)]
+    assert [one["open"] for one in answer.to_dict()["training_layouts"]] == [True, True]
+
+
+def test_layouts_behind_the_best_that_are_not_proven_are_said():
+    """The certificate is of the best layout of every size, and of further ones that were found."""
+    two = (Candidate(1, simpar.Plan(), 1.0, 0.5, 1.0), Candidate(2, simpar.Plan(), 1.1, 0.4, 1.0))
+    found = SearchResult(two, Counts(2, 2, 2, 2, 2), "time", True, 0.0, 1.0)
+    assert TrainingLayouts.of(1, found, 2).proven == 1
+    told = found.with_details({"runners_up": {"found": 1, "certified": 1}})
+    assert TrainingLayouts.of(1, told, 2).proven == 2
+    assert not TrainingLayouts.of(1, told, 2).is_open
+
+
+def test_the_certificate_says_in_which_steps_nodes_are_divided(answer):
+    """Of 20 nodes, pools of every second size are points."""
+    sizes = tuple(TrainingLayouts(nodes) for nodes in range(2, 21, 2))
+    assert "pools of multiples of 2 nodes" in "".join(certificate(replace(answer, layouts=sizes)))
+
+
+def test_no_training_layout_says_why():
+    """What the search for training layouts says, not that it was stopped."""
+    setup = ("llama-3-70b", simpar.Cluster("dgx-h100"), BASE, {"seq_len": 2048, "global_batch": 32}, SECTION)
+    with pytest.raises(Infeasible, match="no training layout on 1 node: nothing fits"):
+        search_post_training(*setup, stack="torchtitan", staleness=0, constraints={**FEW, "zero": 1})
 
 
 def test_precisions_of_replicas_are_points_too():
@@ -165,6 +242,7 @@ def test_the_command_line_lists_what_each_loses(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["best", "step", "limit", "waits", "memory"]
     assert any("certified: no point of the space is better" in line for line in lines)
+    assert any("every division of the nodes" in line for line in lines)
     assert run([*words, "--json", str(path)]) == 0
     data = json.loads(path.read_text())
     assert data["certified"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simpar.errors import Infeasible, UserError
+from simpar.errors import Infeasible, Undecided, UserError
 from simpar.hardware.cluster import MAX_DEVICES
 from simpar.layout.deciders import resolve
 from simpar.plan.choices import value_of
@@ -34,7 +34,7 @@ def explain_no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
     """Why a search found no plan that satisfies its constraints."""
     progress, constraints = search.progress, problem.constraints
     if progress.interrupted:
-        return Infeasible(f"stopped ({progress.stopped}) before any plan that fits was found")
+        return Undecided(f"stopped ({progress.stopped}) before any plan that fits was found")
     if not search.fields:
         return Infeasible("no plan is possible on any number of nodes")
     misfits = [one.needed_bytes for one in search.simulated if not one.fits]
@@ -62,9 +62,9 @@ def explain_no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
     return Infeasible(f"{problem.target} can express none of the plans that fit{freely}")
 
 
-def explain_too_large(count: int) -> Infeasible:
+def explain_too_large(count: int) -> Undecided:
     """The error if no plan was simulated because those that may be best have more ops than are built."""
-    return Infeasible(
+    return Undecided(
         f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "
         "allowed: fewer microbatches (a smaller global batch, a larger micro-batch)"
     )

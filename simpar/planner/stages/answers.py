@@ -9,7 +9,7 @@ import numpy as np
 
 from simpar.architectures.recompute import OPTIMAL
 from simpar.dataclass import dataclass
-from simpar.errors import Infeasible, UserError
+from simpar.errors import Infeasible, Undecided, UserError
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared
@@ -154,6 +154,8 @@ class StagesSearch(ABC):
         unbuilt = self.unbuilt() + (even.details["not_built"] if even else 0)
         if unbuilt and not distinct:
             raise explain_too_large(unbuilt)
+        if not distinct and progress.interrupted:
+            raise Undecided(f"stopped ({progress.stopped}) before any plan that fits was found")
         if not distinct:
             raise Infeasible(
                 f"no plan of space {self.space} that was tried fits {problem.graph.name} on "
