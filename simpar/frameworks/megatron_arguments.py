@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
 from pathlib import PurePath
@@ -13,6 +14,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
+from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN, split
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import RATES, ReadWords, rate_of
@@ -44,6 +46,9 @@ ON_BY_DEFAULT = {
     "apply_rope_fusion": "--no-rope-fusion", "add_bias_linear": "--disable-bias-linear",
 }  # fmt: skip
 """Names by which a YAML turns off what is on by default, with the switches that do so in a command."""
+_LOOP = re.compile(r"(?m)^\s*for\s|;\s*for\s")
+MAX_LISTED = 6
+"""Commands of which an error lists the values that differ."""
 YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
 _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 
@@ -53,7 +58,8 @@ class Arguments:
     """Arguments by flag, and which of them have been asked for.
 
     ``names`` are their names in the file, if these differ from the flag; ``untold`` are switches that another file may
-    have set. ``script`` is the Python file that is started, "" if it is not known.
+    have set. ``script`` is the Python file that is started, "" if it is not known; ``variables`` are those of a shell
+    script, with their values.
     """
 
     values: Mapping[str, list[str]]
@@ -63,6 +69,7 @@ class Arguments:
     untold: Set[str] = frozenset()
     used: set[str] = field(default_factory=set)
     script: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, flag: str) -> bool:
         """Whether a switch is present."""
@@ -89,9 +96,9 @@ class Arguments:
         if not values:
             raise UserError(f"{self.source}: {self.name(flag)} has no value")
         if UNKNOWN.search(values[0]):
-            is_argument = re.match(r"\$\{?\d", values[0])
-            how = "; allowed: arguments in the command: simpar check -- ./script.sh ARGUMENT ..." if is_argument else ""
-            raise UserError(f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say{how}")
+            how = how_to_give(values[0], self.variables, self.source)
+            told = f"{self.name(flag)} = {values[0]}: a value that the file does not say"
+            raise UserError(f"{self.source}: {told}; allowed: {how}")
         return values[0]
 
     def number(self, flag: str) -> int | None:
@@ -157,12 +164,22 @@ def _from_shell(text: str, source: str) -> Arguments:
         telling = [_by_flag(_words(words))]
     different = [arguments for arguments in telling if arguments != telling[0]]
     if different:
-        flags = [flag for flag in telling[0] | different[0] if telling[0].get(flag) != different[0].get(flag)]
-        raise UserError(
-            f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
-        )
+        raise UserError(f"{source}: {_differing(telling, is_loop=_LOOP.search(text) is not None)}")
     started = (word for command in launched for word in command if word.endswith(".py"))
-    return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""))
+    variables = {name: " ".join(words) for name, words in script.variables.items()}
+    return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""), variables=variables)
+
+
+def _differing(telling: Sequence[Mapping[str, Sequence[str]]], *, is_loop: bool) -> str:
+    """The line on commands that differ: in which flags, the values of each, and how one of them is chosen."""
+    flags = [flag for flag in ChainMap(*telling) if any(each.get(flag) != telling[0].get(flag) for each in telling)]
+    flags.sort(key=lambda flag: flag not in AXES)
+    values = {flag: [" ".join(each.get(flag) or ()) or "-" for each in telling[:MAX_LISTED]] for flag in flags[:4]}
+    rest = ", ..." if len(telling) > MAX_LISTED else ""
+    told = ", ".join(f"{flag} ({', '.join(each)}{rest})" for flag, each in values.items())
+    turns, one = (", of the turns of a loop", ", or a loop over one entry") if is_loop else ("", "")
+    count = f"{len(telling)} commands of Megatron-LM{turns}, which differ in {told}"
+    return f"{count}: allowed: one of them: simpar check -- COMMAND{one}"
 
 
 def with_layers(given: Arguments, model: str | None) -> Arguments:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import schedulers, slurm
-from simpar.frameworks.shell_built_in import BUILT_IN
+from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in
 from simpar.frameworks.shell_calls import (
     JOBS,
     KNOWN,
@@ -213,7 +213,7 @@ class Script:
         if words[0] in self.functions:
             return self._call(self.functions[words[0]], words[1:], before[own:])
         if words[0] in BUILT_IN:
-            return BUILT_IN[words[0]](self, words[1:], self._input(node, before[own:]))
+            return run_built_in(self, words, self._input(node), before[own:])
         if words[0] == "eval":
             return self._evaluated(words[1:])
         if words[0] in ("source", ".") and len(words) > 1:
@@ -350,10 +350,8 @@ class Script:
             self.variables.unbind()
             self.variables |= arguments
 
-    def _input(self, node: Node, given: Sequence[Node]) -> str | None:
-        """The input of a command, if it is written beside it; None if not, or if it is split at other characters."""
-        if any(text_of(each).startswith("IFS=") and each.child_by_field_name("value") for each in given):
-            return None
+    def _input(self, node: Node) -> str | None:
+        """The input of a command, if it is written beside it; None if not."""
         parent = node.parent
         around = parent.named_children if parent is not None and parent.type == "redirected_statement" else []
         for child in (*node.named_children, *around):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_output import printed
-from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.shell_words import UNKNOWN, names_of
 
 if TYPE_CHECKING:
+    from tree_sitter import Node
+
     from simpar.frameworks.shell import Script
 
 _WITH_VALUE = "adinNptu"
 """Options of ``read`` that take a value."""
+_BLANKS = " \t\n"
+"""What parts words where ``IFS`` does not say it."""
 
 
 def _cd(script: Script, words: list[str], _: str | None) -> bool | None:
@@ -70,12 +75,32 @@ def _read(script: Script, words: list[str], text: str | None) -> bool | None:
         script.variables |= {name: [f"${{{name}}}"] for name in names}
         return None
     read = text if whole else text.partition("\n")[0]
+    separators = script.variables.get("IFS", [_BLANKS])[0]
     if is_list:
-        script.variables |= {name: read.split() for name in names}
+        script.variables |= {name: _parted(read, separators) for name in names}
     else:
-        result = read.strip().split(None, len(names) - 1)
+        result = _parted(read, separators, len(names))
         script.variables |= {name: [word] for name, word in zip_longest(names, result, fillvalue="")}
     return not whole  # the text ends before the delimiter
+
+
+def _parted(text: str, separators: str, most: int = 0) -> list[str]:
+    """The words of a text: at most so many (0: all), of which the last has the rest.
+
+    Separators that are blanks part words together with those around them; each of the others parts two words.
+    """
+    blanks = "".join(each for each in separators if each in _BLANKS)
+    marks = "".join(each for each in separators if each not in _BLANKS)
+    text = text.rstrip("\n").strip(blanks) if blanks else text.rstrip("\n")
+    if not separators or not text:
+        return [text] if text else []
+    around = f"[{re.escape(blanks)}]*" if blanks else ""
+    kinds = [f"{around}[{re.escape(marks)}]{around}"] if marks else []
+    pattern = "|".join([*kinds, *([f"[{re.escape(blanks)}]+"] if blanks else [])])
+    words = [text] if most == 1 else re.split(pattern, text, maxsplit=max(0, most - 1))
+    one = re.fullmatch(f"([^{re.escape(separators)}]*)({pattern})", words[-1])  # what ends a word parts it from nothing
+    words[-1] = one[1] if one else words[-1]
+    return words if most or words[-1] else words[:-1]
 
 
 def _printf(script: Script, words: list[str], _: str | None) -> bool | None:
@@ -92,3 +117,14 @@ BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
     "printf": _printf,
 }  # fmt: skip
 """Built-ins that set variables or the folder; they take their words and their input."""
+
+
+def run_built_in(script: Script, words: list[str], text: str | None, given: Sequence[Node]) -> bool | None:
+    """What a built-in does with its input; ``given`` are variables for it alone, as in ``IFS=, read A B``."""
+    hidden = {name: script.variables.get(name) for name in names_of(given)}
+    for each in given:
+        script.read_statement(each)
+    try:
+        return BUILT_IN[words[0]](script, words[1:], text)
+    finally:
+        script.variables.restore(hidden)

@@ -31,6 +31,8 @@ _ASSIGNED = re.compile(r"\s*(\w+)\s*([-+*/%]?)=(?!=)(.+)", re.DOTALL)
 _SPACE = "\0"
 """Stands for a space that parts no words; no argument of a program has one."""
 _TENS = re.compile(r"\$(\d)(\d+)")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+"""Letters behind a backslash in ``$'...'``."""
 
 
 class Variables(dict[str, list[str]]):
@@ -82,6 +84,8 @@ class Variables(dict[str, list[str]]):
             return []
         if kind == "raw_string":
             return [text[1:-1]]
+        if kind == "ansi_c_string":
+            return [re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[1]), text[2:-1])]
         if kind == "string":
             return self._string(node)
         if kind in ("simple_expansion", "expansion", "command_substitution"):

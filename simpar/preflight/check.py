@@ -33,7 +33,7 @@ from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.environment import account_of, account_of_words, hardware_as_told
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
-from simpar.preflight.launcher import OF_MACHINE, without_launchers
+from simpar.preflight.launcher import OF_MACHINE, untold_size, without_launchers
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
@@ -42,7 +42,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 if TYPE_CHECKING:
     from simpar.planner.nearby import Nearby
 
-OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
+OF_ANY_STACK = {"micro_batch", "recompute"}
 """Choices that the arguments of a trainer say whatever shards its states."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
@@ -484,7 +484,8 @@ def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str
         raise _contradicted(given, flag, f"means {asked} ranks on {hardware}", f"{ranks} ranks")
     devices = asked or ranks or (nodes * (each or whole) if nodes else None)
     if devices is None:
-        raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N, or --gpus N")
+        how = f"give --nodes N, or --gpus N{untold_size(launch, given.where)}"
+        raise UserError(f"{given.where}: does not say how many nodes it starts: {how}")
     if nodes is None or devices > nodes * whole:
         nodes = devices // each if each and devices % each == 0 else None
     if one.is_mixed:

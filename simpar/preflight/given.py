@@ -23,6 +23,7 @@ from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
+from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
@@ -266,8 +267,8 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     path = str(launch.config)
     if UNKNOWN.search(path):
         raise UserError(
-            f"{source}: the config file is {path}: a value that the file does not say; allowed: variables before the "
-            "command: simpar check -- NAME=VALUE ./script.sh"
+            f"{source}: the config file is {path}: a value that the file does not say; allowed: "
+            f"{how_to_give(path, launch.environment, source)}"
         )
     file, recipe = split_name(path)
     if launch.config_text is None:

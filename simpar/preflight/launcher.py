@@ -20,6 +20,7 @@ from simpar.frameworks.schedulers import hosts_of, ranks_of_jsrun
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
+from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
@@ -205,6 +206,16 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         target, config, nodes, per_node, ranks, environment, tuple(started), config_text, tuple(dict.fromkeys(notes)),
         is_single, gaps={**script.gaps, **({} if _any(environment, OF_NODES) else _gaps(told, nodes))},
     )  # fmt: skip
+
+
+def untold_size(launch: LaunchCommand, source: str) -> str:
+    """How to give the nodes or ranks that a launcher takes from variables nobody has set; "" where it takes none."""
+    for launcher, words in _launchers(launch.words):
+        for flag in (flag for flags in (NODES, RANKS, PER_NODE) for flag in flags.get(launcher, ())):
+            value = value_of(words, (flag,))
+            if value and UNKNOWN.search(value):
+                return f"; {flag} is {value}: allowed: {how_to_give(value, launch.environment, source)}"
+    return ""
 
 
 _BROKEN = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)+[ \t]*(?=--?[A-Za-z])|\\[ \t]+\n[ \t]*(?=--?[A-Za-z])")

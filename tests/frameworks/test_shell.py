@@ -80,8 +80,44 @@ def test_several_commands_are_one_recipe_or_an_error():
     assert read(one * 2, "a.sh", "megatron").plan.mesh.tp == 2
     with pytest.raises(UserError, match=r"2 commands .* which differ in --tensor-model-parallel-size"):
         read(one + one.replace("size 2", "size 4"), "a.sh", "megatron")
-    with pytest.raises(UserError, match="2 commands"):
+    with pytest.raises(UserError, match=r"2 commands of Megatron-LM, of the turns of a loop, .* \(1, 2\): "):
         read("for tp in 1 2; do torchrun x.py --tensor-model-parallel-size $tp; done", "a.sh", "megatron")
+
+
+@pytest.mark.parametrize("given", ["IFS=' '", "IFS=$' \\t'", "IFS=,", ""])
+def test_a_loop_over_layouts_says_what_it_tries(given):
+    """Entries of an array that are parted at a separator: every turn has its layout, and the line says which."""
+    entries = '"1,1" "2,4"' if given == "IFS=," else '"1 1" "2 4"'
+    text = f"""
+    LAYOUTS=({entries})
+    for each in "${{LAYOUTS[@]}}"; do
+      {given} read -r TP PP <<< "$each"
+      torchrun x.py --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{PP}}
+    done
+    """
+    with pytest.raises(UserError, match="2 commands") as error:
+        read(text, "a.sh", "megatron")
+    assert "--tensor-model-parallel-size (1, 2), --pipeline-model-parallel-size (1, 4)" in str(error.value)
+    assert "simpar check -- COMMAND, or a loop over one entry" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "names"),
+    [
+        ("", "${JOB_GPUS:?not set}", "JOB_GPUS=VALUE"),
+        (': "${JOB_GPUS:?}"', "$((JOB_GPUS / 8))", "JOB_GPUS=VALUE"),
+        ("ALL=${JOB_GPUS:?give it}; TP=$((ALL / NODES))", "$TP", "JOB_GPUS=VALUE NODES=VALUE"),
+        ("EACH=8", "$((JOB_GPUS / EACH))", "JOB_GPUS=VALUE"),
+    ],
+)
+def test_what_a_size_stands_on_is_named(before, size, names):
+    """The variables that nobody has set, however a script hands them on, and where to give them."""
+    text = f"{before}\ntorchrun x.py --tensor-model-parallel-size {size}"
+    with pytest.raises(UserError, match="a value that the file does not say; allowed: ") as error:
+        read(text, "a.sh", "megatron")
+    listed = str(error.value).partition("allowed: ")[2].partition(" before")[0]
+    assert set(listed.split()) == set(names.split())
+    assert str(error.value).endswith(f"simpar check -- {listed} a.sh")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +194,7 @@ def test_yaml_of_arguments(section):
         ("read -r A B <<< '1 2 3'; run $A \"$B\"", ["1", "2 3"]),
         ("read -ra A <<< '1 2'; run \"${A[@]}\"", ["1", "2"]),
         ("A=1; read A; run $A", ["${A}"]),
-        ("IFS=, read A B <<< 1,2; run $A", ["${A}"]),
+        ("IFS=, read A B <<< 1,2; run $A", ["1"]),
         ("A=1; run ${A:+a} ${B:+b} ${A+c}", ["a", "c"]),
     ],
 )

@@ -37,6 +37,23 @@ def test_a_replica_of_several_nodes_is_on_more_than_this_machine(capsys):
     layout = LAYOUT.replace("-parallel-size 2", "-parallel-size 8 --pipeline-model-parallel-size 4")
     command = shlex.split(f"deepspeed pretrain_gpt.py {SIZES} {layout} --deepspeed --zero-stage 1")
     assert run(["check", *HARDWARE, "--", *command]) == 2
-    assert "does not say how many nodes it starts: give --nodes N" in capsys.readouterr().err
+    assert "does not say how many nodes it starts: give --nodes N, or --gpus N\n" in capsys.readouterr().err
     _, found = checked(capsys, *HARDWARE, "--nodes", "4", "--", *command)
     assert found["cluster"]["devices"] == 32
+
+
+@pytest.mark.usefixtures("no_neighbours")
+@pytest.mark.parametrize(
+    ("launcher", "of_nodes"), [("torchrun --nproc-per-node 8 --nnodes", "/ 8"), ("mpirun -np", "")]
+)
+def test_variables_with_the_number_of_nodes_are_asked_for_by_name(capsys, tmp_path, launcher, of_nodes):
+    """And are given where the line says."""
+    file = tmp_path / "job.sh"
+    count = f"$((JOB_GPUS {of_nodes}))"
+    file.write_text(f': "${{JOB_GPUS:?set it}}"\n{launcher} {count} python pretrain_gpt.py {SIZES} {LAYOUT}\n')
+    assert run(["check", *HARDWARE, str(file)]) == 2
+    told = capsys.readouterr().err
+    how = f"allowed: JOB_GPUS=VALUE before the command: simpar check -- JOB_GPUS=VALUE {file}"
+    assert f"give --nodes N, or --gpus N; {launcher.split()[-1]} is {count}: {how}" in told
+    _, found = checked(capsys, *HARDWARE, "--", "JOB_GPUS=16", str(file))
+    assert found["cluster"]["devices"] == 16

@@ -1,0 +1,55 @@
+"""Values that a script leaves to what starts it: which variables they stand on, and how these are given."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from simpar.frameworks.shell_words import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CALCULATED = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_BARE = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
+_ARGUMENT = re.compile(r"\$\{?\d")
+MAX_VALUES = 100
+"""Variables that are followed to those that they stand on."""
+
+
+def untold_names(value: str, known: Mapping[str, str]) -> list[str]:
+    """The variables that nobody has set, in the order in which a value stands on them.
+
+    ``known`` are the values of variables by then: those that stand on others are followed to these. One that a script
+    sets to what only running would tell has itself as its value, ``${NAME}``, and is the last of its kind.
+
+    >>> untold_names("$((RANKS / 8))", {"RANKS": "${JOB_GPUS:?not set}"})
+    ['JOB_GPUS']
+    """
+    left, seen, result = [value], set[str](), list[str]()
+    while left and len(seen) < MAX_VALUES:
+        text = left.pop(0)
+        inner = " ".join(_CALCULATED.findall(text))
+        for name in dict.fromkeys([*_NAMED.findall(text), *_BARE.findall(inner)]):
+            told = known.get(name, "")
+            if name in seen or (told and not UNKNOWN.search(told)):
+                continue
+            seen.add(name)
+            if told and name not in _NAMED.findall(told):
+                left.append(told)
+            else:
+                result.append(name)
+    return result
+
+
+def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
+    """What is allowed in place of a value that a script, ``source``, does not say, by the names of its variables."""
+    if _ARGUMENT.match(value):
+        return "arguments in the command: simpar check -- ./script.sh ARGUMENT ..."
+    names = untold_names(value, known)
+    if not names or any(each.isspace() for each in source):  # a command has no place for variables
+        return f"{value.partition(':')[0] if names else 'it'} replaced by its value"
+    given = " ".join(f"{name}=VALUE" for name in names)
+    path = source if "/" in source or "." in source else f"./{source}"
+    return f"{given} before the command: simpar check -- {given} {path}"
