@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
 from pathlib import PurePath
@@ -172,7 +171,8 @@ def _from_shell(text: str, source: str) -> Arguments:
 
 def _differing(telling: Sequence[Mapping[str, Sequence[str]]], *, is_loop: bool) -> str:
     """The line on commands that differ: in which flags, the values of each, and how one of them is chosen."""
-    flags = [flag for flag in ChainMap(*telling) if any(each.get(flag) != telling[0].get(flag) for each in telling)]
+    given = dict.fromkeys(flag for each in telling for flag in each)
+    flags = [flag for flag in given if any(each.get(flag) != telling[0].get(flag) for each in telling)]
     flags.sort(key=lambda flag: flag not in AXES)
     values = {flag: [" ".join(each.get(flag) or ()) or "-" for each in telling[:MAX_LISTED]] for flag in flags[:4]}
     rest = ", ..." if len(telling) > MAX_LISTED else ""

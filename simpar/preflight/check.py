@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar import files, formats
@@ -21,19 +20,19 @@ from simpar.frameworks.match import differing_sizes
 from simpar.frameworks.shell_gaps import gaps_of_command
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
-from simpar.hardware.catalogue import fabric_words, load_cluster
+from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.hardware.instances import instance_named
 from simpar.hardware.price import set_price
 from simpar.inputs import as_model, with_units
 from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.preflight.environment import account_of, account_of_words, hardware_as_told
+from simpar.preflight.devices import cluster_of, contradicted
+from simpar.preflight.environment import account_of, account_of_words
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
-from simpar.preflight.launcher import OF_MACHINE, untold_size, without_launchers
+from simpar.preflight.launcher import without_launchers
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
@@ -42,7 +41,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 if TYPE_CHECKING:
     from simpar.planner.nearby import Nearby
 
-OF_ANY_STACK = {"micro_batch", "recompute"}
+OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
@@ -217,7 +216,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts, notes)
-    cluster = set_price(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
+    cluster = set_price(cluster_of(given, plan, facts, notes), facts.run.usd_per_device_hour)
     plan = _with_units(plan, cluster, notes)
     training = _training(given, facts, cluster.world_size, notes)
     if cluster.world_size == 1 and given.found.stack_of_one and facts.stack is None:
@@ -415,13 +414,7 @@ def _check_sizes(given: ParsedLaunch, name: str, graph: ModelGraph) -> None:
     sizes = differing_sizes(graph, given.found.sizes, given.found.plan.model)
     if sizes:
         said, own = (", ".join(f"{key} {pair[at]}" for key, pair in sizes.items()) for at in (0, 1))
-        raise _contradicted(given, f"--model {name}", f"has {own}", said)
-
-
-def _contradicted(given: ParsedLaunch, flag: str, means: str, said: str) -> UserError:
-    """The error for a flag that contradicts the text, which is what runs."""
-    means = f" {means};" if means else ""
-    return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag")
+        raise contradicted(given, f"--model {name}", f"has {own}", said)
 
 
 def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: list[str]) -> Training:
@@ -432,7 +425,7 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
         ("--global-batch", "global_batch", facts.global_batch),
     ):
         if value is not None and told.get(name, value) != value:
-            raise _contradicted(given, f"{flag} {value}", "", told[name])
+            raise contradicted(given, f"{flag} {value}", "", told[name])
     seq_len = facts.seq_len or told.get("seq_len")
     ruled = given.found.global_batch(world_size)
     batch = facts.global_batch or ruled
@@ -451,51 +444,3 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
         raise UserError(f"{given.where}: does not say the whole shape of a step: give {' and '.join(missing)}")
     shape = {"seq_len": seq_len, "global_batch": batch, "documents": told.get("documents"), "tokens": facts.run.tokens}
     return files.parse(Training, shape, source=files.COMMAND_LINE)
-
-
-def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
-    """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
-    if facts.hardware is None:
-        raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
-    launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
-    one, instance = load_cluster(hardware), instance_named(hardware)
-    whole = one.world_size // one.nodes
-    if one.profile.name != hardware and not Path(hardware).suffix:
-        notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
-    if instance is not None and launch.per_node and launch.per_node > whole:
-        ranks_told = f"{launch.per_node} ranks of a node"
-        raise _contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
-    ranks = launch.world_size or plan.world_size
-    nodes = facts.nodes or launch.nodes
-    if OF_MACHINE in launch.notes and not (facts.nodes or facts.devices):  # unless a replica needs more than a node
-        replica = plan.mesh.model_copy(update={"dp": 1}).world_size or 1
-        nodes = nodes if replica <= whole else None
-    each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
-    each = None if each is not None and each > whole else each  # nodes of another size: as many devices
-    asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
-    if instance is not None and (asked, ranks, nodes) == (None, None, None):
-        asked = one.world_size
-    fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1
-    if launch.is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
-        asked = nodes = 1
-        notes.append("python starts one process, on one device; if something else starts more, give --nodes or --gpus.")
-    if asked is not None and ranks not in (None, asked):
-        flag = f"--gpus {facts.devices}" if facts.devices else f"--nodes {facts.nodes}"
-        raise _contradicted(given, flag, f"means {asked} ranks on {hardware}", f"{ranks} ranks")
-    devices = asked or ranks or (nodes * (each or whole) if nodes else None)
-    if devices is None:
-        how = f"give --nodes N, or --gpus N{untold_size(launch, given.where)}"
-        raise UserError(f"{given.where}: does not say how many nodes it starts: {how}")
-    if nodes is None or devices > nodes * whole:
-        nodes = devices // each if each and devices % each == 0 else None
-    if one.is_mixed:
-        if devices % one.world_size:
-            raise UserError(f"{given.where}: starts {devices} ranks; allowed: multiples of {one.world_size}")
-        return load_cluster(hardware, devices // whole)
-    cluster = load_cluster(hardware, nodes, devices)
-    per_node = cluster.profile.devices_per_node
-    if per_node < whole:
-        notes.append(f"{per_node} of the {whole} devices of a node of {hardware} are used.")
-    elif launch.per_node not in (None, per_node):
-        notes.append(f"{devices} ranks are {cluster.nodes} of {hardware}'s nodes of {per_node}.")
-    return cluster

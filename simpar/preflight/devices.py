@@ -1,0 +1,72 @@
+"""The devices that a launch starts: whole nodes of the hardware, or a part of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simpar.errors import UserError
+from simpar.hardware.catalogue import fabric_words, load_cluster
+from simpar.hardware.instances import instance_named
+from simpar.preflight.environment import hardware_as_told
+from simpar.preflight.launcher import OF_MACHINE, untold_size
+
+if TYPE_CHECKING:
+    from simpar.hardware.cluster import Cluster
+    from simpar.plan.plan import Plan
+    from simpar.preflight.check import CheckFlags
+    from simpar.preflight.given import ParsedLaunch
+
+
+def contradicted(given: ParsedLaunch, flag: str, means: str, said: str) -> UserError:
+    """The error for a flag that contradicts the text, which is what runs."""
+    means = f" {means};" if means else ""
+    return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag")
+
+
+def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
+    """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
+    if facts.hardware is None:
+        raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
+    launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
+    one, instance = load_cluster(hardware), instance_named(hardware)
+    whole = one.world_size // one.nodes
+    if one.profile.name != hardware and not Path(hardware).suffix:
+        notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
+    if instance is not None and launch.per_node and launch.per_node > whole:
+        ranks_told = f"{launch.per_node} ranks of a node"
+        raise contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
+    ranks = launch.world_size or plan.world_size
+    nodes = facts.nodes or launch.nodes
+    if OF_MACHINE in launch.notes and not (facts.nodes or facts.devices):  # unless a replica needs more than a node
+        replica = plan.mesh.model_copy(update={"dp": 1}).world_size or 1
+        nodes = nodes if replica <= whole else None
+    each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
+    each = None if each is not None and each > whole else each  # nodes of another size: as many devices
+    asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
+    if instance is not None and (asked, ranks, nodes) == (None, None, None):
+        asked = one.world_size
+    fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1
+    if launch.is_single and fits_one and (asked, ranks, nodes) == (None, None, None):
+        asked = nodes = 1
+        notes.append("python starts one process, on one device; if something else starts more, give --nodes or --gpus.")
+    if asked is not None and ranks not in (None, asked):
+        flag = f"--gpus {facts.devices}" if facts.devices else f"--nodes {facts.nodes}"
+        raise contradicted(given, flag, f"means {asked} ranks on {hardware}", f"{ranks} ranks")
+    devices = asked or ranks or (nodes * (each or whole) if nodes else None)
+    if devices is None:
+        how = f"give --nodes N, or --gpus N{untold_size(launch, given.where)}"
+        raise UserError(f"{given.where}: does not say how many nodes it starts: {how}")
+    if nodes is None or devices > nodes * whole:
+        nodes = devices // each if each and devices % each == 0 else None
+    if one.is_mixed:
+        if devices % one.world_size:
+            raise UserError(f"{given.where}: starts {devices} ranks; allowed: multiples of {one.world_size}")
+        return load_cluster(hardware, devices // whole)
+    cluster = load_cluster(hardware, nodes, devices)
+    per_node = cluster.profile.devices_per_node
+    if per_node < whole:
+        notes.append(f"{per_node} of the {whole} devices of a node of {hardware} are used.")
+    elif launch.per_node not in (None, per_node):
+        notes.append(f"{devices} ranks are {cluster.nodes} of {hardware}'s nodes of {per_node}.")
+    return cluster
