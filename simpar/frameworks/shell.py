@@ -20,9 +20,7 @@ from simpar.errors import UserError
 from simpar.frameworks import schedulers, slurm
 from simpar.frameworks.shell_built_in import BUILT_IN, run_built_in
 from simpar.frameworks.shell_calls import (
-    JOBS,
     KNOWN,
-    SHELLS,
     Call,
     begins_as_script,
     call_of,
@@ -34,6 +32,7 @@ from simpar.frameworks.shell_conditions import holds, value_in_test
 from simpar.frameworks.shell_gaps import gap_of_source, gaps_of_output, leave_undecided
 from simpar.frameworks.shell_loops import run_counted
 from simpar.frameworks.shell_output import output_of, printed, refusing_endless, tree_of
+from simpar.frameworks.shell_pipes import hand_over, run_pipeline
 from simpar.frameworks.shell_words import (
     UNKNOWN,
     Variables,
@@ -54,7 +53,7 @@ MAX_CALLS = 10  # scripts that start or source one another
 NO_FILE = "no such file here"
 """What a note says of a script that is not found."""
 _WRITERS = ("cat", "tee", "echo", "printf")
-_NESTED = ("program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments")
+_NESTED = ("program", "subshell", "do_group", "else_clause", "variable_assignments")
 
 
 class Script:
@@ -93,7 +92,7 @@ class Script:
         with refusing_endless(lambda: f"{self.source}:{max(self.line, 1)}"):
             self.run(text)
             for path in [path for path in self.written if is_script_name(path) and path not in self.called]:
-                self._child(Call([], path, [], text=self.written[path]))
+                self.read_child(Call([], path, [], text=self.written[path]))
 
     def _begin(self, text: str, source: str, asked: Sequence[str]) -> None:
         """What a file implies before its first line; ``asked`` are Slurm's flags on the command line."""
@@ -234,7 +233,7 @@ class Script:
         words, submitter = without_submitter(words)
         self.notes += [f"{submitter} starts what stands after --: its own options are not read."] if submitter else []
         call = call_of(words, self.is_script)
-        if call is None or not self._child(call):
+        if call is None or not self.read_child(call):
             self.commands.append([*self.before, *words])
             self.environments.append({name: " ".join(each) for name, each in known.items() if name.isidentifier()})
         self.exported = exported
@@ -247,7 +246,7 @@ class Script:
         path = None if UNKNOWN.search(name) else self.find(name)
         return path is not None and begins_as_script(path)
 
-    def _child(self, call: Call) -> bool:
+    def read_child(self, call: Call) -> bool:
         """Read what another shell would do; False if that is not known, and the command is kept as it is."""
         called = self._called(call)
         if called is None:
@@ -364,26 +363,21 @@ class Script:
     def _redirected_statement(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
         here = next(descendants(node, lambda child: child.type == "heredoc_redirect"), None)
-        words = self._words_of(body)
+        words = self.words_of(body)
         if words[:1] and words[0] in _WRITERS and self._writes(node, words, here):
             return True
         text = None if here is None else self.variables.here_text(here)
         if text is None or (words and (words[0] in BUILT_IN or words[0] in self.functions)):
             return self.read_statement(body) if body is not None else None
-        names = [os.path.basename(word) for word in words]
-        if names[:1] == ["cat"] and (node.parent is None or node.parent.type != "pipeline"):
+        if words and os.path.basename(words[0]) == "cat" and (node.parent is None or node.parent.type != "pipeline"):
             return True  # it only prints
-        if any(name in (*SHELLS, *JOBS, "cat") for name in names):
-            before = [word for word, name in zip(words, names, strict=True) if name not in (*SHELLS, "cat", "-", "-s")]
-            before, own = without_env(before)
-            self.variables |= {name: [value] for name, value in own.items()}
-            if self._child(Call(before, "", [], text, is_text=True)):
-                return None
+        if hand_over(self, words, text):
+            return None
         done = self.read_statement(body) if body is not None else None
         self._launched([word for line in text.splitlines() for word in line.replace("\\", " ").split()])
         return done
 
-    def _words_of(self, body: Node | None) -> list[str]:
+    def words_of(self, body: Node | None) -> list[str]:
         """The words of a command, without keeping it; empty for other statements."""
         if body is None or body.type != "command":
             return []
@@ -494,5 +488,5 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
     "negated_command": Script._negated_command, "if_statement": Script._if_statement,
     "case_statement": Script._case_statement, "for_statement": Script._for_statement,
     "while_statement": Script._loop, "c_style_for_statement": run_counted, "test_command": Script._test_command,
-    "compound_statement": Script._compound_statement,
+    "compound_statement": Script._compound_statement, "pipeline": run_pipeline,
 }  # fmt: skip

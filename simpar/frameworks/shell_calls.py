@@ -131,7 +131,7 @@ def without_submitter(words: list[str]) -> tuple[list[str], str]:
     if not at or (program is None and PurePath(words[0]).name in (*WRAPPERS, *STARTERS)):
         return words, ""
     name = PurePath(words[at + 1]).name if at + 1 < len(words) else ""
-    is_start = name in (*STARTERS, "uv") or re.fullmatch(r"python[\d.]*", name) is not None
+    is_start = name in (*STARTERS, *SHELLS, "uv") or re.fullmatch(r"python[\d.]*", name) is not None
     return (words[at + 1 :], PurePath(program or words[0]).name) if is_start else (words, "")
 
 

@@ -78,7 +78,11 @@ UNREAD = (
     Unread("fairseq2", r"fairseq2"),
     Unread("EasyR1", r"verl\.trainer\.main"),
     Unread("SkyRL", r"(skyrl_train|skyrl)\..*"),
-    Unread("AReaL", r"areal\..*"),
+    Unread("AReaL", r"areal\..*|(.*/)?main_a?sync_ppo\.py", text=_imports(r"areal[\w.]*|realhf[\w.]*"),
+           config=_all("experiment_name", "trial_name"), argument=r"allocation_mode=.*"),
+    Unread("Relax", r"relax\.entrypoints\..*"),
+    Unread("RL2", r"RL2\..*"),
+    Unread("prime-rl", argument=r"--orchestrator"),
     Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
     Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
 )  # fmt: skip
