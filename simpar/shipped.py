@@ -9,7 +9,8 @@ LISTS = {
     "precisions": "for --precision",
     "stacks": "for --stack",
     "reliability": "for --reliability",
-    "targets": "for export --to and import --from",
+    "targets": "for export --to",
+    "readers": "for check --from and import --from",
 }
 """Kinds of names, and what takes them."""
 
@@ -34,6 +35,7 @@ def names_of(kind: str) -> dict[str, str]:
         "optimizers": _optimizers,
         "precisions": _precisions,
         "targets": _targets,
+        "readers": _readers,
     }[choose(kind, LISTS, "list")]()
 
 
@@ -73,3 +75,9 @@ def _targets() -> dict[str, str]:
     }
     whole = "scenarios with a section post_training: the whole step of reinforcement learning"
     return {**rows, NAME: DESCRIPTION, **dict.fromkeys(OF_POST_TRAINING, whole)}
+
+
+def _readers() -> dict[str, str]:
+    from simpar.frameworks import READERS, load_reader
+
+    return {name: load_reader(name).description for name in READERS}

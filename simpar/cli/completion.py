@@ -14,7 +14,7 @@ KIND_OF_FLAG = {
     "--reliability": "reliability",
     "--like": "hardware",
     "--to": "targets",
-    "--from": "targets",
+    "--from": "readers",
 }
 
 
@@ -51,6 +51,10 @@ def _names(kind: str) -> list[str]:
         from simpar.frameworks import TARGETS
 
         return list(TARGETS)
+    if kind == "readers":
+        from simpar.frameworks import READERS
+
+        return list(READERS)
     return list(bundled({"hardware": "clusters"}.get(kind, kind)))
 
 

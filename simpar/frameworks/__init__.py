@@ -36,7 +36,7 @@ from simpar.precisions import in_place_of
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 OPEN = (
-    "bridge_launch", "deepspeed_states", "framework", "match", "megatron_log", "nanogpt_read", "nearest",
+    "alike", "bridge_launch", "deepspeed_states", "framework", "match", "megatron_log", "nanogpt_read", "nearest",
     "open_axes", "overrides", "reader", "recipes", "schedulers", "shell", "shell_calls", "shell_gaps",
     "shell_shared", "shell_untold", "shell_words", "slurm", "source", "subject", "target", "unread", "words",
 )  # fmt: skip

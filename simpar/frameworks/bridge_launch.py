@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -11,6 +11,17 @@ from simpar.errors import UserError
 from simpar.frameworks.overrides import assigned
 from simpar.frameworks.reader import value_of
 
+SECTIONS = frozenset((
+    "model", "train", "validation", "optimizer", "optimizer_config_override_provider", "scheduler", "ddp", "dataset",
+    "tokenizer", "logger", "checkpoint", "rng", "dist", "rerun_state_machine", "profiling", "comm_overlap",
+    "mixed_precision", "peft", "straggler", "nvrx_straggler", "inprocess_restart", "ft", "tensor_inspect", "inference",
+))  # fmt: skip
+"""Sections of a Megatron-Bridge config (``training/config.py``, ConfigContainer)."""
+TELLING = {
+    "train": ("train_iters", "global_batch_size", "micro_batch_size", "manual_gc"),
+    "model": ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "seq_length"),
+}  # fmt: skip
+"""Fields by which a YAML of such sections is one of Bridge's."""
 LAUNCHERS = ("train.sh", "run_recipe.py", "setup_experiment.py", "run_script.py", "launch_with_nemo_run.py")
 FIELDS = {
     "train.global_batch_size": ("--global_batch_size", "-gb"), "train.micro_batch_size": ("--micro_batch_size", "-mb"),
@@ -27,6 +38,21 @@ FAMILY, STEM = ("-m", "--model_family_name"), ("-mr", "--model_recipe_name")
 MODES = {"pretrain": "pretrain", "sft": "sft", "lora": "peft"}
 PACKAGES = ("perf_recipes", "recipes")
 """Folders of recipes; of names in both, the first has them."""
+
+
+def overrides_alone(data: Mapping[str, Any]) -> str | None:
+    """What to do with a YAML that is values over a recipe of Bridge, which it does not name; None for other files."""
+    parts = {name: data.get(name) for name in TELLING}
+    named = [
+        f"{name}.{key}={part[key]}"
+        for name, part in parts.items() if isinstance(part, Mapping)
+        for key in TELLING[name] if key in part
+    ]  # fmt: skip
+    if not named or not set(map(str, data)) <= SECTIONS:
+        return None
+    how = f"simpar check -- python run_recipe.py --recipe NAME {' '.join(named)} ..."
+    told = "values over a recipe of Megatron-Bridge, which it does not name"
+    return f"{told}; allowed: the recipe with these as words behind it: {how}, or a recipe as FILE.py:RECIPE"
 
 
 def starts(words: Sequence[str]) -> bool:

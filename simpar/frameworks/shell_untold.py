@@ -14,6 +14,8 @@ _CALCULATED = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _BARE = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
 _ARGUMENT = re.compile(r"\$\{?\d")
+OF_COMMAND = " (its command)"
+"""What stands behind the name of a file in that of the command which it starts."""
 MAX_VALUES = 100
 """Variables that are followed to those that they stand on."""
 
@@ -47,7 +49,7 @@ def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
     """What is allowed in place of a value that a script, ``source``, does not say, by the names of its variables."""
     if _ARGUMENT.match(value):
         return "arguments in the command: simpar check -- ./script.sh ARGUMENT ..."
-    names = untold_names(value, known)
+    names, source = untold_names(value, known), source.removesuffix(OF_COMMAND)
     if not names or any(each.isspace() for each in source):  # a command has no place for variables
         return f"{value.partition(':')[0] if names else 'it'} replaced by its value"
     given = " ".join(f"{name}=VALUE" for name in names)

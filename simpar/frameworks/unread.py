@@ -13,12 +13,16 @@ def _no_config(_: Mapping[str, Any]) -> bool:
     return False
 
 
+def _no_command(_: Sequence[str]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Unread:
     """A front end by its name: the words of its commands, the keys of its configs and what its other files say.
 
     ``words`` is a pattern of a word that a command starts, ``argument`` one of any of its words, ``text`` one of a
-    Python file or a TOML; "" for none.
+    Python file or a TOML; "" for none. ``command`` tells whether its words, from the script on, are of it.
     """
 
     name: str
@@ -26,6 +30,7 @@ class Unread:
     config: Callable[[Mapping[str, Any]], bool] = field(default=_no_config)
     text: str = ""
     argument: str = ""
+    command: Callable[[Sequence[str]], bool] = field(default=_no_command)
 
 
 def _in(section: str, *keys: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -42,12 +47,25 @@ def _imports(names: str) -> str:
     return rf"^\s*(from|import) ({names})\b"
 
 
+def _script(name: str, flag: str | None = None) -> Callable[[Sequence[str]], bool]:
+    """Whether the words from a script on are one of a name with a flag; without words if that is None."""
+
+    def starts(words: Sequence[str]) -> bool:
+        is_its = bool(words) and re.fullmatch(name, PurePath(words[0]).name) is not None
+        return is_its and (len(words) == 1 if flag is None else flag in (word.partition("=")[0] for word in words))
+
+    return starts
+
+
 UNREAD = (
     Unread("ColossalAI", r"colossalai|.*[Cc]olossal[-\w]*/.*\.py", text=_imports("colossalai")),
     Unread("OLMo", text=_imports("olmo"), config=_in("model", "mlp_ratio", "mlp_hidden_size", "block_type")),
     Unread("OLMo-core", r"(.*/)?(olmo_core_finetune|OLMo[\w.]*-sft|Olmo[\w.-]*-SFT)\.py", text=_imports("olmo_core")),
     Unread("Levanter", r"(.*/)?levanter(\.main\..*|/.*\.py)|.*/train_lm\.py", text=_imports("levanter"),
-           config=_in("trainer", "num_train_steps", "tracker", "per_device_parallelism", "model_axis_size", "mp")),
+           config=_in("trainer", "num_train_steps", "tracker", "per_device_parallelism", "model_axis_size", "mp"),
+           command=_script(r"(train|lora|eval)_lm\.py", "--config_path")),
+    Unread("modded-nanogpt", r".*modded-nanogpt.*\.py", text=r"fineweb10B/fineweb_train_|modded-nanogpt",
+           command=_script(r"train_gpt(_medium|_simple)?\.py")),
     Unread("KempnerForge", r".*kempnerforge.*",
            text=_imports("kempnerforge") + r"|\[distributed\][^\[]*\bdp_(shard|replicate)\b"),
     Unread("Neuron's NxD Training", config=_all("distributed_strategy", "model")),
@@ -99,6 +117,8 @@ def unread_command(words: Sequence[str]) -> str | None:
         ):
             return each.name
         if each.argument and any(re.fullmatch(each.argument, word) for word in words):
+            return each.name
+        if each.command(words[script:]):
             return each.name
     return None
 

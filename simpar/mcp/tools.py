@@ -111,7 +111,9 @@ class LearnInput(Strict):
 class CatalogueInput(Strict):
     """Names that scenarios take, with a line about each."""
 
-    kind: str = Field(description="models, hardware, scenarios, schedules, optimizers, precisions, stacks or targets")
+    kind: str = Field(
+        description="models, hardware, scenarios, schedules, optimizers, precisions, stacks, targets or readers"
+    )
     containing: str = Field("", description="only names and lines that contain this")
 
 

@@ -13,15 +13,45 @@ from simpar.preflight.launcher import OF_MACHINE, untold_size
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
+    from simpar.hardware.device import Device
     from simpar.plan.plan import Plan
     from simpar.preflight.check import CheckFlags
     from simpar.preflight.given import ParsedLaunch
+
+NEURON = "trainium"
+"""The beginning of the names of devices whose cores have a rank each (Neuron's torchrun)."""
 
 
 def contradicted(given: ParsedLaunch, flag: str, means: str, said: str) -> UserError:
     """The error for a flag that contradicts the text, which is what runs."""
     means = f" {means};" if means else ""
-    return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag")
+    over = _over_nodes(given) if flag.startswith(("--nodes", "--gpus")) else ""
+    return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag{over}")
+
+
+def _over_nodes(given: ParsedLaunch) -> str:
+    """How a file gets another number of nodes than it says, where its framework's commands can lay one over it."""
+    path = Path(given.where)
+    if given.text.target != "nemo-1" or given.text.syntax != "yaml":
+        return ""
+    command = f"python megatron_gpt_pretraining.py --config-path={path.absolute().parent} --config-name={path.stem}"
+    return f", or another number over the file: simpar check -- {command} trainer.num_nodes=N"
+
+
+def _in_cores(given: ParsedLaunch, device: Device, whole: int, notes: list[str]) -> None:
+    """What a rank is on a device of several cores, of which Neuron starts one rank each: here it is a whole device.
+
+    Raises UserError where a node would have more ranks than devices.
+    """
+    cores, ranks = device.num_sms, given.launch.per_node
+    if not device.name.startswith(NEURON) or ranks is None:
+        return
+    if ranks > whole:
+        raise UserError(
+            f"{given.where}: {ranks} ranks of a node are cores of {device.name}: a node has {whole} devices of {cores} "
+            f"cores, and ranks here are whole devices; allowed: at most {whole} ranks of a node"
+        )
+    notes.append(f"Ranks are taken for whole devices; Neuron may start one on each of the {cores} cores of a device.")
 
 
 def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
@@ -31,6 +61,7 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     launch, hardware = given.launch, hardware_as_told(facts.hardware, given.launch.environment, notes)
     one, instance = load_cluster(hardware), instance_named(hardware)
     whole = one.world_size // one.nodes
+    _in_cores(given, one.device, whole, notes)
     if one.profile.name != hardware and not Path(hardware).suffix:
         notes.append(f"{hardware} is taken for {one.profile.name}: {fabric_words(one.profile)}.")
     if instance is not None and launch.per_node and launch.per_node > whole:

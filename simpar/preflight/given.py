@@ -14,6 +14,7 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import READERS, load_reader, owner_of, read, slurm
+from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
@@ -23,7 +24,7 @@ from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
-from simpar.frameworks.shell_untold import how_to_give
+from simpar.frameworks.shell_untold import OF_COMMAND, how_to_give
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
@@ -33,6 +34,7 @@ from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
+from simpar.preflight.templates import filled_in, suffix_of, yaml_with_values
 
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
@@ -64,6 +66,8 @@ def given_words(words: Sequence[str], target: str | None = None) -> ParsedLaunch
     """The plan of a launch command or a file. Raises UserError if no reader finds a plan in it."""
     if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
         return given_file(words[0], target)
+    if (filled := yaml_with_values(list(words))) is not None:
+        return given_file(filled[0], target, filled[1])
     command = _joined(words) if len(words) > 1 else words[0]
     script = _script_of(command)
     return given_text(command, COMMAND, target) if script is None else _of_script(script, command, target)
@@ -120,8 +124,8 @@ def _of_script(script: _StartedScript, command: str, target: str | None) -> Pars
     return replace(given, launch=replace(outer, config=given.launch.config))
 
 
-def given_file(name: str, target: str | None = None) -> ParsedLaunch:
-    """The plan of a file, of FILE.py:RECIPE, or of standard input (-)."""
+def given_file(name: str, target: str | None = None, values: Mapping[str, str] | None = None) -> ParsedLaunch:
+    """The plan of a file, of FILE.py:RECIPE, or of standard input (-); ``values`` are of variables in a YAML."""
     if name == "-":
         import sys
 
@@ -132,8 +136,8 @@ def given_file(name: str, target: str | None = None) -> ParsedLaunch:
             return given_text(text, STDIN, target, kind)
         return given_text(text, STDIN, target)
     path, _ = split_name(name)
-    suffix = Path(path).suffix
-    text = text_of(path)
+    suffix = suffix_of(path)
+    text = filled_in(text_of(path), values, name) if values else text_of(path)
     try:
         return given_text(text, name, target, suffix)
     except UserError as error:
@@ -183,7 +187,7 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         if script and (other := _unread_script(script, source)):
             raise _refusal(source, f"{script} is a file of {other}, which is not read")
         what = f"{script} is no script that is known here" if script else "no launch of a framework that is known here"
-        raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what)
+        raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what, text)
     if launch.config is None and (file := _file_of_script(launch, source)) is not None:
         return _with_file(text, source, chosen, file, launch, before)
     if launch.config is None:
@@ -199,7 +203,7 @@ def _unread_script(script: str, source: str) -> str | None:
 
 def _of_manifest(started: StartedCommand, source: str) -> ParsedLaunch:
     """The plan of the command that a manifest starts, on the nodes and devices that it asks for."""
-    result = given_text(started.text, f"{source} (its command)")
+    result = given_text(started.text, f"{source}{OF_COMMAND}")
     launch = result.launch
     if launch.is_single and started.nodes and started.nodes > 1:
         return _of_ranks(result, started.nodes, source)
@@ -227,8 +231,13 @@ def _of_ranks(given: ParsedLaunch, pods: int, source: str) -> ParsedLaunch:
     return replace(given, found=imported, text=replace(given.text, syntax=None), launch=launch)
 
 
-def _refusal(source: str, what: str) -> UserError:
-    return UserError(f"{source}: {what}; allowed: those of {', '.join(READERS)}, or --from and one of them")
+def _refusal(source: str, what: str, text: str = "") -> UserError:
+    """The error for what no reader takes; of a ``text`` that may be of one of them, those with its words are named."""
+    from simpar.frameworks.alike import readers_alike
+
+    alike = readers_alike(text) if text else []
+    told = f"those of {', '.join(alike)}, which have words of it, or others" if alike else "those"
+    return UserError(f"{source}: {what}; allowed: {told} of simpar list readers, or --from and one of them")
 
 
 def _config(
@@ -343,4 +352,6 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             raise _refusal(source, f"a config of {unread}, which is not read")
         if (owner := owner_of(data)) is not None:
             return owner
-    raise _refusal(source, "no config that is known here")
+        if (told := overrides_alone(data)) is not None:
+            raise UserError(f"{source}: {told}")
+    raise _refusal(source, "no config that is known here", text)

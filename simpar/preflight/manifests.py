@@ -11,11 +11,10 @@ from typing import Any
 from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.preflight.templates import GPUS, has_devices, refuse_untold
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
-GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)|google\.com/tpu")
-"""Resources of a container that are devices."""
 ALONE = ("Pod", "Job", "Deployment", "StatefulSet", "ReplicaSet", "JobSet")
 """Kinds that have one pod unless they say how many."""
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command)[\"']?\s*:|^\{")
@@ -34,25 +33,29 @@ class StartedCommand:
 def manifest_of(text: str, source: str) -> StartedCommand | None:
     """The command that a YAML starts; None if it starts none. Raises UserError for invalid YAML.
 
-    So it does for pods without a command: what they start is in their image.
+    Of several, that of the first part that asks for devices is meant. Pods without a command are refused, for what they
+    start is in their image, and counts that are left to variables, by their names.
     """
     if STARTS.search(text) is None:
         return None
-    has_pods = False
+    has_pods, without_devices = False, None
     for part in re.split(r"(?m)^---[ \t]*$", text):
         data = files.read_yaml(part, source) if STARTS.search(part) else None
         if (
             isinstance(data, Mapping)
             and (result := next(filter(None, (each(data) for each in KINDS)), None)) is not None
         ):
-            return result
+            refuse_untold(data, source)
+            if has_devices(data) or "apiVersion" not in data:
+                return result
+            without_devices = without_devices or result
         has_pods = has_pods or (isinstance(data, Mapping) and "apiVersion" in data and any(_pod_containers(data)))
-    if has_pods:
+    if without_devices is None and has_pods:
         raise UserError(
             f"{source}: no container of it has a command: what its image starts is not in the text; allowed: that "
             "command behind --, or a manifest with command or args"
         )
-    return None
+    return without_devices
 
 
 def _of_task(data: Mapping[str, Any]) -> StartedCommand | None:

@@ -32,6 +32,9 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
         ("torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=20", "nanochat"),
+        ("torchrun --standalone --nproc_per_node=8 train_gpt.py", "modded-nanogpt"),
+        ("torchrun --standalone --nproc_per_node=8 modded-nanogpt/train_gpt2.py --depth 2", "modded-nanogpt"),
+        ("python -u train_lm.py --config_path config/llama.yaml", "Levanter"),
         ("oumi distributed torchrun -m oumi train -c configs/train.yaml", "Oumi"),
         (f"bash -c 'torchrun -m xtuner.v1.train.cli.sft --config a.py {SIZES}'", "XTuner"),
         ("torchrun --nproc-per-node 8 tasks/train_text.py configs/text/qwen3.yaml", "VeOmni"),
@@ -92,6 +95,7 @@ def test_a_config_is_refused_by_name(data, name):
     ("text", "suffix", "name"),
     [
         ("from olmo_core.train import TrainerConfig\n", ".py", "OLMo-core"),
+        ("files = 'data/fineweb10B/fineweb_train_*.bin'\nimport torch\n", ".py", "modded-nanogpt"),
         ("from mmengine.config import read_base\nmax_length = 2048\n", ".py", "XTuner"),
         ("SEQ_LEN = 2048\nparallel = dict(zero1=8)\n", ".py", "InternEvo"),
         ("[model]\ndim = 4096\n[distributed]\ndp_shard = 8\n", ".toml", "KempnerForge"),

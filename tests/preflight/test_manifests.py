@@ -213,3 +213,41 @@ def test_pods_whose_image_starts_the_training_are_refused(tmp_path: Path) -> Non
     path.write_text(f"apiVersion: v1\nkind: ConfigMap\ndata: {{a: b}}\n---\n{pod}")
     with pytest.raises(UserError, match="no container of it has a command"):
         given_words([str(path)])
+
+
+TEMPLATE = f"""
+apiVersion: apps/v1
+kind: Deployment
+spec: {{replicas: 1, template: {{spec: {{containers: [{{name: etcd, command: [etcd]}}]}}}}}}
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {{name: $JOB}}
+spec:
+  nprocPerNode: "$GPUS_OF_NODE"
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: ${{NODES}}
+      template:
+        spec:
+          containers:
+          - image: ${{REGISTRY}}fsdp:latest
+            resources: {{limits: {{nvidia.com/gpu: $GPUS_OF_NODE}}}}
+            command: [torchrun, --nproc_per_node=$GPUS_OF_NODE, --nnodes=$NODES, {TRAIN.replace(" ", ", ")}]
+"""
+
+
+@pytest.mark.parametrize("name", ["job.yaml-template", "job.yaml.tpl", "job.yaml"])
+def test_variables_of_a_template_are_asked_for_by_name(name: str, tmp_path: Path) -> None:
+    """Counts that are left to them first, then what its command says; etcd beside it has no devices."""
+    path = tmp_path / name
+    path.write_text(TEMPLATE)
+    counts = r"nprocPerNode = \$GPUS_OF_NODE, replicas = \$\{NODES\}, nvidia\.com/gpu = \$GPUS_OF_NODE: values that"
+    with pytest.raises(UserError, match=counts) as error:
+        given_words([str(path)])
+    assert str(error.value).endswith(f"simpar check -- GPUS_OF_NODE=VALUE NODES=VALUE {path}")
+    given = ["GPUS_OF_NODE=8", "NODES=2", "MODEL=Qwen/Qwen3-8B"]
+    result = given_words([*given, str(path)])
+    assert (result.found.plan.model, result.launch.world_size) == ("qwen3-8b", 16)
+    with pytest.raises(UserError, match="X = 1: no variable of the file; allowed: GPUS_OF_NODE, JOB, MODEL, NODES"):
+        given_words([*given, "X=1", str(path)])
