@@ -110,8 +110,14 @@ class Processes(Pool[Item, Answer]):
         return self._executor.submit(_call_own, item)
 
     def __exit__(self, *_error: object) -> None:
+        """End the processes, also one that is writing an answer: the end of what it wrote is the end of reading it.
+
+        The reader of answers waits for all of one that has begun, as long as anybody might still write, and this
+        process holds an end to write to itself. A shutdown waits for that reader.
+        """
         for process in list((self._executor._processes or {}).values()):
             process.kill()
+        self._executor._result_queue._writer.close()  # type: ignore[attr-defined]
         self._executor.shutdown(cancel_futures=True)
 
 

@@ -1,9 +1,13 @@
 """Several processes find what one finds, to the last byte, on every backend that is installed."""
 
+import os
+import struct
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from multiprocessing import active_children
+from threading import Thread
 from typing import ClassVar
 
 import numpy as np
@@ -118,6 +122,32 @@ def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
 
 
 @pytest.mark.skipif(not can_fork(), reason="no forks")
+@pytest.mark.skipif(not can_fork(), reason="a function that is inherited writes half of an answer")
+def test_a_process_in_the_middle_of_an_answer_ends():
+    """Nobody waits for the rest of an answer whose process was killed while it wrote."""
+    ends = []
+
+    def write_half(_item):
+        os.write(ends[0].fileno(), struct.pack("!i", 16_504) + bytes(100))
+        time.sleep(600)
+
+    def run():
+        with Processes(write_half, 1) as pool:
+            ends.append(pool._executor._result_queue._writer)
+            future = pool.submit(1)
+            while not future.running():
+                time.sleep(0.01)
+            time.sleep(0.3)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    hangs = thread.is_alive()
+    ends[0].close()  # lets a thread that hangs end, so that this process can
+    assert not hangs
+    assert not active_children()
+
+
 def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, monkeypatch):
     """As the system kills them for memory: the answer is the same."""
     problem, expected, killed = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
