@@ -39,6 +39,10 @@ DIVISOR = 128
 
 NEAR = 4096
 """Words by which vocabularies differ that are one with other padding or a few special tokens."""
+PREDICTIONS = "num_nextn_predict_layers"
+_FURTHER = (
+    "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
+)
 PATCH_TOKENIZER = "--patch-tokenizer-type"
 OWN_LAYERS = "--extra-vocab-size"
 """Pai-Megatron-Patch's models have their biases without a switch."""
@@ -80,13 +84,17 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         if not is_telling(sizes):
             return models, None, []
         released, other, said = _with_vocabulary(given, sizes, models)
+        if models and (changed := _with_predictions(given, models[0])):
+            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, _FURTHER]
         return released, other, [*said, *_unsaid(given, models[0])]
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
-        return [], {**config_of(same[0]), "vocab_size": words}, [note, *_unsaid(given, same[0])]
+        changed = _with_predictions(given, same[0])
+        said = [note, *([_FURTHER] if changed else []), *_unsaid(given, same[0])]
+        return [], {**config_of(same[0]), "vocab_size": words, **changed}, said
     if kind == "other":
         return [], None, []
     vocabulary = _vocabulary(given, sizes)
@@ -157,6 +165,14 @@ def _with_vocabulary(
     words = _padded(given, told)
     note = f"The model is {models[0]} with the vocabulary of the text's tokenizer, {words} words with padding."
     return [], {**config_of(models[0]), "vocab_size": words}, [note]
+
+
+def _with_predictions(given: Arguments, model: str) -> dict[str, int]:
+    """What changes in a shipped model's config, if it has layers that predict further tokens and the text others."""
+    graph, asked = load_model(model), given.number("--mtp-num-layers") or 0
+    own = sum(kind in graph.auxiliary for kind in graph.layers)
+    is_said = not graph.has_state and config_of(model).get(PREDICTIONS) == own
+    return {PREDICTIONS: asked} if own and is_said and asked != own else {}
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
@@ -380,7 +396,7 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
             "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
             "num_key_value_heads": dense["num_attention_heads"], "n_routed_experts": experts,
             "n_shared_experts": shared // width or None, "first_k_dense_replace": layers, **(bias if sigmoid else {}),
-            "num_nextn_predict_layers": given.number("--mtp-num-layers") or 0,
+            PREDICTIONS: given.number("--mtp-num-layers") or 0,
         }  # fmt: skip
     normed = given.has("--qk-layernorm")
     if not layers and not shared and not normed:
@@ -394,7 +410,7 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
         return {**dense, **routed, **own, "model_type": "deepseek", "n_shared_experts": shared // width or None}
     return {**dense, **routed, **groups, **own, "model_type": "glm4_moe",
             "n_shared_experts": shared // width, "use_qk_norm": normed,
-            "attention_bias": given.has("--add-qkv-bias"), "num_nextn_predict_layers": 0}  # fmt: skip
+            "attention_bias": given.has("--add-qkv-bias"), PREDICTIONS: 0}  # fmt: skip
 
 
 def dense_layers(text: str | None, layers: int) -> int | None:

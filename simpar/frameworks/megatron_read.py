@@ -181,7 +181,8 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
                 f"--num-layers / pp = {layers_in_all} / {pp}"
             )
         vpp = layers_in_all // (per_stage * pp)
-    return {"vpp": vpp, "layers": _ends(given, pp, vpp or 1, layers_in_all)}
+    ends = _ends(given, pp, vpp or 1, layers_in_all)
+    return {"vpp": vpp, "layers": ends and (*ends[:-1], ends[-1] + _further(given))}
 
 
 def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int, ...] | None:

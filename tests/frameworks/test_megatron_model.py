@@ -34,6 +34,13 @@ SMALL = (
     "--hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 --ffn-hidden-size 3072 "
     "--vocab-size 32000 --untie-embeddings-and-output-weights --disable-bias-linear"
 )
+DEEPSEEK_V3 = (
+    "--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --normalization RMSNorm "
+    "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 129280 --num-experts 256 "
+    "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-layernorm --moe-layer-freq '([0]*3+[1]*58)' "
+    "--moe-ffn-hidden-size 2048 --moe-router-topk 8 --moe-shared-expert-intermediate-size 2048 "
+    "--moe-router-score-function sigmoid --moe-router-enable-expert-bias"
+)
 HYBRID = "--hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 --num-layers 28"
 
 
@@ -50,6 +57,26 @@ def test_a_vocabulary_of_a_mock_is_no_contradiction():
     assert own.dims["vocab"] == 32256
     assert own.num_parameters() == shipped.num_parameters() - 2 * (151936 - 32256) * 4096
     assert "qwen3-235b-a22b with the vocabulary that the text gives, 32256 words" in found.notes[0]
+
+
+def test_layers_that_predict_further_tokens_are_those_of_the_text():
+    """Megatron-LM has none by default: the released DeepSeek V3 has one of 11.6 B, which a text must ask for."""
+    asked = imported(f"{DEEPSEEK_V3} --mtp-num-layers 1")
+    assert (asked.plan.model, asked.config) == ("deepseek-v3", None)
+    found, shipped = imported(DEEPSEEK_V3), load_model("deepseek-v3")
+    own = read_config(found.config)
+    assert found.plan.model is None
+    assert own.layers == shipped.layers[:-1]
+    assert [note for note in found.notes if "--mtp-num-layers (none by default)" in note]
+    trained = {kind for kind in shipped.layers if kind in shipped.auxiliary}
+    assert not trained & set(own.layers)
+
+
+@pytest.mark.parametrize(("more", "last"), [("", 13), (" --mtp-num-layers 1", 14)])
+def test_the_last_stage_has_the_prediction_layers_too(more, last):
+    """``--decoder-last-pipeline-num-layers`` counts the decoder's alone; three stages share the 48 others."""
+    ends = " --pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 13"
+    assert tuple(imported(DEEPSEEK_V3 + ends + more).plan.pipeline.layers) == (16, 16, 16, last)
 
 
 @pytest.mark.parametrize(
