@@ -10,6 +10,8 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.overrides import assigned
 from simpar.frameworks.reader import value_of
+from simpar.frameworks.shell_untold import how_to_give
+from simpar.frameworks.shell_words import UNKNOWN
 
 SECTIONS = frozenset((
     "model", "train", "validation", "optimizer", "optimizer_config_override_provider", "scheduler", "ddp", "dataset",
@@ -97,6 +99,11 @@ def file_of(recipe: str, words: Sequence[str], source: str) -> Path:
     """The file that defines a recipe, in the checkout of the launcher or the installed package. Raises UserError."""
     import sys
 
+    if UNKNOWN.search(recipe):
+        raise UserError(
+            f"{source}: recipe {recipe} of Megatron-Bridge: a value that the file does not say; allowed: "
+            f"{how_to_give(recipe, {}, source)}"
+        )
     script = next(Path(word) for word in words if _is_launcher(word))
     roots = [Path(), *script.absolute().parents, *Path(source).absolute().parents, *map(Path, filter(None, sys.path))]
     bridge = PurePath("megatron", "bridge")

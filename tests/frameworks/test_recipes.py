@@ -170,6 +170,21 @@ def test_commands_name_recipes(checkout, monkeypatch, command):
         read(command.replace("8b", "9b"), "the command", "megatron-bridge")
 
 
+def test_a_recipe_whose_name_stands_on_variables_names_them(checkout, monkeypatch):
+    """As published launchers are: devices and their kind come from who starts them."""
+    monkeypatch.chdir(checkout)
+    text = """
+    GPUS=${GPUS:?GPUS is required}
+    KIND=${KIND:?}
+    KIND=${KIND,,}
+    python scripts/performance/setup_experiment.py -m qwen -mr qwen3_8b -ng $GPUS -g $KIND -c fp8_cs -mb 2
+    """
+    with pytest.raises(UserError, match=r"_config of Megatron-Bridge: a value that the file does not say") as error:
+        read(text, "a.sh", "megatron-bridge")
+    assert str(error.value).endswith("simpar check -- GPUS=VALUE KIND=VALUE a.sh")
+    assert read(f"export GPUS=16 KIND=H100\n{text}", "a.sh", "megatron-bridge").plan.micro_batch == 2
+
+
 @pytest.mark.parametrize(("sizes", "last"), [((8, 2), 2), ((4, 1), 14), ((16, 1), 2)])
 def test_stages_of_a_lone_recipe(sizes, last):
     """The helper of layouts gives every stage as many layers as fill it; the last has the prediction layer."""
