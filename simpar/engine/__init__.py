@@ -24,8 +24,8 @@ OPEN = ("event", "sweep")
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
 MANY_OPS = 1_000_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
 OPS_A_SHARE = 2  # a flow that is re-shared takes the plain engine as long as so many ops
-TO_COMPILE = 10
-"""How many times as many ops are worth compiling it, once per machine."""
+TO_COMPILE = 2
+"""How many times as many ops are worth compiling it, once per machine: 5 s, in which the plain one runs as many."""
 
 
 def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable[[Program], Timing]:
