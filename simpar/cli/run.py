@@ -298,10 +298,11 @@ def _print_saved(job: Any) -> None:
 def _print(report: Mapping[str, Any], folder: Path) -> None:
     from simpar.report.words import layout
     from simpar.runtime.summary import table
+    from simpar.units import number_of
 
     screen, result = console(), report["measured"]
     losses = result["losses"]
-    ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
+    ranks = number_of(report["ranks"], "rank")
     screen.print(f"{report['model']}: {layout(report['plan'])}; {ranks}", style="bold", soft_wrap=True)
     for name, predicted, measured, error in table(report):
         screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)

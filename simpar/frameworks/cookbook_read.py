@@ -151,7 +151,7 @@ WORDS = WordTable(
     deciding={
         "optimizer": "states of other sizes: memory, and the time of the update",
         "from_peft_checkpoint": "adapters of a checkpoint, with a rank and targets of its own: memory",
-        "freeze_LLM_only".lower(): VISION,
+        "freeze_llm_only": VISION,
     },
 )  # fmt: skip
 

@@ -20,9 +20,9 @@ MAPPINGS = ("zero_optimization", "bf16", "fp16")
 BESIDE = ("steps_per_print", "gradient_accumulation_steps", "gradient_clipping", "wall_clock_breakdown", "optimizer")
 """What a config has beside a batch of all devices, which other front ends name so, too."""
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+"""What a plan may offload, by DeepSpeed's names."""
 EARLIER = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_params"}
 """Switches that sections stand for since DeepSpeed 0.3.16, and that are still read (``runtime/zero/config.py``)."""
-"""What a plan may offload, by DeepSpeed's names."""
 MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
 CONFIG_FILE = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 HOMES = ("none", "cpu", "nvme")

@@ -129,6 +129,11 @@ def _is_gated(given: Arguments) -> bool:
     return any(given.has(flag) for flag in ("--swiglu", "--gated-linear-unit", "--quick-geglu"))
 
 
+def _is_rotary(given: Arguments) -> bool:
+    """Whether positions are rotations of queries and keys."""
+    return given.text("--position-embedding-type") in ROTARY or given.has("--use-rotary-position-embeddings")
+
+
 def _unsaid(given: Arguments, model: str) -> list[str]:
     """A note on what decides of a model's layers and is not in the text: Megatron-LM would train others."""
     graph = load_model(model)
@@ -233,7 +238,7 @@ def _unlike(given: Arguments, graph: ModelGraph) -> int:
     """In how many ways a model's layers are not those that arguments, and Megatron-LM's defaults, ask for."""
     style, kind = architecture(graph), given.text("--position-embedding-type")
     gated = _is_gated(given)
-    rotary = kind in ROTARY or given.has("--use-rotary-position-embeddings")
+    rotary = _is_rotary(given)
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"
     width = given.number("--ffn-hidden-size") or _usual_ffn(graph.dims["hidden"], gated=gated)
     return (
@@ -316,7 +321,7 @@ def _dense(given: Arguments, result: dict[str, Any], *, gated: bool) -> dict[str
     heads, hidden, ffn = result["num_attention_heads"], result["hidden_size"], result["intermediate_size"]
     biased = not given.has("--disable-bias-linear")
     kind = given.text("--position-embedding-type")
-    rotary = kind in ROTARY or given.has("--use-rotary-position-embeddings")
+    rotary = _is_rotary(given)
     if given.has("--multi-latent-attention"):
         return None  # latent attention without experts: no family
     rms = (given.text("--normalization") or "LayerNorm").lower() == "rmsnorm"

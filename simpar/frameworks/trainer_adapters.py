@@ -12,9 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
-from simpar.errors import UserError
 from simpar.frameworks.trainer_arguments import TrainerArguments, words_of
-from simpar.frameworks.words import Assumed, WordTable, is_off, plain
+from simpar.frameworks.words import Assumed, WordTable, is_off
 from simpar.plan.choices.tuning import Tuning
 
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_linear", "lora_target_module",
@@ -106,14 +105,10 @@ def refuse_unknown_adapters(given: TrainerArguments, table: WordTable) -> None:
 
     Raises UserError.
     """
-    unread = given.words().unread
-    unknown = table.sort((), unread).unknown
-    for word in unknown:
-        if SPEAKS.search(plain(word)) and not is_off(unread[word]):
-            raise UserError(
-                f"{given.source}: {word} = {unread[word]!r}: speaks of adapters, by a name that is not known here; "
-                f"allowed: {', '.join(ADAPTS[:2])} or {KIND[0]} beside it (lora, qlora; full for none)"
-            )
+    for word, value in given.new_words(table, SPEAKS):
+        if not is_off(value):
+            how = f"{', '.join(ADAPTS[:2])} or {KIND[0]} beside it (lora, qlora; full for none)"
+            raise given.refused_as_new(word, "adapters", how)
 
 
 def projections_of(parameters: Iterable[Any]) -> tuple[str, ...]:

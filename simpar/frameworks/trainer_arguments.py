@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import PurePath
 from typing import Any
@@ -14,7 +14,7 @@ from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
-from simpar.frameworks.words import OFF, RATES, ReadWords, plain, rate_of
+from simpar.frameworks.words import OFF, RATES, ReadWords, WordTable, plain, rate_of
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt")
 """Programs that start a training script themselves; their first word says what they do."""
@@ -225,6 +225,17 @@ class TrainerArguments(ConfigReader):
     def refused(self, key: str, allowed: str) -> UserError:
         """The error for a value that is not allowed."""
         return UserError(f"{self.source}: {self.written.get(key, key)} = {self.values_[key]!r}: allowed: {allowed}")
+
+    def new_words(self, table: WordTable, speaks: re.Pattern[str]) -> Iterator[tuple[str, Any]]:
+        """Unread words that no ``table`` has and whose plain names have a pattern, as the text spells them; values."""
+        unread = self.words().unread
+        return ((word, unread[word]) for word in table.sort((), unread).unknown if speaks.search(plain(word)))
+
+    def refused_as_new(self, word: str, what: str, allowed: str) -> UserError:
+        """The error for a word that speaks of what decides, by a name that no reader knows."""
+        value = self.words().unread[word]
+        said = f"{word} = {value!r}: speaks of {what}, by a name that is not known here"
+        return UserError(f"{self.source}: {said}; allowed: {allowed}")
 
     def words(self) -> ReadWords:
         """The words that were asked for, and the others with their values, as the text spells them."""

@@ -4,10 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.errors import UserError
 from simpar.frameworks.data_sets import pack_documents
 from simpar.frameworks.trainer_arguments import TrainerArguments
-from simpar.frameworks.words import Assumed, WordTable, plain
+from simpar.frameworks.words import Assumed, WordTable
 
 MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "train_batch_size",
                "train_bsz_per_gpu", "batch_size_per_gpu", "batch_size_per_device", "per_device_batch_size",
@@ -69,13 +68,9 @@ def micro_batch_of(given: TrainerArguments, usual: int, table: WordTable) -> tup
         why = "batch_size alone is taken for the sequences of one device at a time, as most scripts mean it"
         return batch, (Assumed("micro_batch", batch, why),)
     if told is None:
-        unread = given.words().unread
-        for word in table.sort((), unread).unknown:
-            if SPEAKS.search(plain(word)) and not isinstance(unread[word], bool):
-                raise UserError(
-                    f"{given.source}: {word} = {unread[word]!r}: speaks of a batch, by a name that is not known here; "
-                    f"allowed: --{MICRO_BATCH[0]} beside it"
-                )
+        for word, value in given.new_words(table, SPEAKS):
+            if not isinstance(value, bool):
+                raise given.refused_as_new(word, "a batch", f"--{MICRO_BATCH[0]} beside it")
     return told or usual, ()
 
 

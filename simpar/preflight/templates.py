@@ -8,7 +8,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.shell_untold import how_to_give
 
-_TEMPLATE = re.compile(r"(\.ya?ml)[-_.](template|tmpl|tpl|envsubst|in)", re.IGNORECASE)
+_TEMPLATE = re.compile(r"(\.ya?ml)[-_.](template|tmpl|tpl|envsubst|in)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 _GIVEN = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 GPUS = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.*)|google\.com/tpu")
@@ -26,7 +26,7 @@ def suffix_of(path: str) -> str:
     >>> suffix_of("jobs/fsdp.yaml-template"), suffix_of("job.yml.tpl"), suffix_of("run.sh")
     ('.yaml', '.yml', '.sh')
     """
-    template = re.search(f"{_TEMPLATE.pattern}$", path, re.IGNORECASE)
+    template = _TEMPLATE.search(path)
     return template[1].lower() if template else Path(path).suffix
 
 

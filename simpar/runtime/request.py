@@ -290,9 +290,8 @@ def _check_adapters(job: RunJob, graph: ModelGraph) -> None:
 
 def _check_expert_adapters(job: RunJob, graph: ModelGraph) -> None:
     """Raise UserError if PEFT would not read adapters of experts from a file of adapters alone."""
-    family, has = str(config_of(job.model).get("model_type") or ""), {
-        op.name for block in graph.blocks.values() for op in block.operators
-    }  # fmt: skip
+    family = str(config_of(job.model).get("model_type") or "")
+    has = {op.name for block in graph.blocks.values() for op in block.operators}
     if not (graph.is_mixture and {"gate_proj", "down_proj"} & {*job.plan.tuning.lora_targets}):
         return
     why = ""

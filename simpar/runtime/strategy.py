@@ -352,10 +352,8 @@ def _adapters_beside(plan: Plan, graph: ModelGraph | None) -> Iterator[tuple[boo
     """What adapters of products of experts, and of latents, do not go with."""
     if graph is None or plan.tuning.lora_rank is None:
         return
-    targets, products = (
-        plan.tuning.lora_targets,
-        {op.name: op for block in graph.blocks.values() for op in block.operators},
-    )
+    targets = plan.tuning.lora_targets
+    products = {op.name: op for block in graph.blocks.values() for op in block.operators}
     cut = [each for each in targets if {*products} & {*LATENT.get(each, ())}]
     rest = [each for each in targets if each not in cut] or ["o_proj"]
     yield (
@@ -370,11 +368,11 @@ def _adapters_beside(plan: Plan, graph: ModelGraph | None) -> Iterator[tuple[boo
     grouped = graph.is_mixture and bool(halves or "down_proj" in targets)
     yield (
         grouped and len(halves) == 1 and (gated or halves == {"gate_proj"}),
-        (f"plan.lora_targets = {', '.join(halves)}: experts have gates and ups as one; allowed: both or none"),
+        f"plan.lora_targets = {', '.join(halves)}: experts have gates and ups as one; allowed: both or none",
     )
     yield (
         grouped and plan.mesh.expert_tensor_parallel > 1,
-        (f"plan.etp = {plan.mesh.expert_tensor_parallel} with adapters of experts: are not cut; allowed: 1"),
+        f"plan.etp = {plan.mesh.expert_tensor_parallel} with adapters of experts: are not cut; allowed: 1",
     )
     yield (
         grouped and bool(plan.tuning.lora_dropout),

@@ -47,9 +47,10 @@ def by_token(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
 
 def _is_behind(drafts: list[OperatorDraft], pool: PoolDraft, draft: OperatorDraft) -> bool:
     """Whether a draft norms or rotates pooled keys."""
+    if draft.kind not in ("norm", "rope", "copy") or draft.rows != ((pool.pieces_of_sequence, ("batch",)),):
+        return False
     made = makers(drafts)
-    unary = draft.kind in ("norm", "rope", "copy") and draft.rows == ((pool.pieces_of_sequence, ("batch",)),)
-    return unary and any(pool in path_to(value, made) for value in draft.inputs)
+    return any(pool in path_to(value, made) for value in draft.inputs)
 
 
 def grouped_outputs(drafts: list[OperatorDraft]) -> list[OperatorDraft]:

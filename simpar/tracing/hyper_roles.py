@@ -47,11 +47,12 @@ class _Connection:
 def hyper_connections(drafts: list[OperatorDraft]) -> tuple[list[OperatorDraft], dict[str, str]]:
     """The drafts with passes over the streams, and roles by the names of what belongs to them."""
     roles: dict[str, str] = {}
+    made = makers(drafts)
     for maps in [draft for draft in drafts if draft.kind == "matmul"]:
-        connection = _connection(drafts, makers(drafts), maps)
+        connection = _connection(drafts, made, maps)
         if connection is not None:
             drafts, more = _passes(drafts, connection)
-            roles |= more
+            made, roles = makers(drafts), roles | more
     return drafts, roles
 
 

@@ -22,6 +22,17 @@ from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
 TRAINING = Training(seq_len=64, global_batch=16)
 
 
+def trained_and_simulated(graph, tuning):
+    """How many parameters of the decoder are trained, and how many of the simulated graph."""
+    model = decoder(graph)
+    tune(model, Tuning(**tuning), torch.float32)
+    simulated = apply_tuning(Plan(**tuning), graph)
+    blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
+    weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
+    expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad), expected
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "tuning",
@@ -35,14 +46,8 @@ TRAINING = Training(seq_len=64, global_batch=16)
 def test_as_many_parameters_are_trained_as_simulated(tuning, tied):
     """The trainable weights of the simulated graph, layer for layer."""
     config = {"model_type": "llama", **TINY, "num_key_value_heads": 2, "tie_word_embeddings": tied}
-    graph = read(config, "tiny")
-    model = decoder(graph)
-    tune(model, Tuning(**tuning), torch.float32)
-    simulated = apply_tuning(Plan(**tuning), graph)
-    blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
-    weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
-    expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == expected
+    trained, expected = trained_and_simulated(read(config, "tiny"), tuning)
+    assert trained == expected
 
 
 def test_an_adapter_adds_nothing_until_it_is_trained():
@@ -107,14 +112,8 @@ MIXED = {"model_type": "mixtral", **TINY, "num_key_value_heads": 2, "num_local_e
 )  # fmt: skip
 def test_as_many_are_trained_in_a_mixture(tuning):
     """Of every expert, whose router is frozen."""
-    graph = read(MIXED, "tiny")
-    model = decoder(graph)
-    tune(model, Tuning(**tuning), torch.float32)
-    simulated = apply_tuning(Plan(**tuning), graph)
-    blocks = [simulated.embedding, *(simulated.blocks[name] for name in simulated.layers), simulated.head]
-    weights = [w for block in blocks for op in block.operators for w in op.weights if w.trainable]
-    expected = sum(int(evaluate(weight.size, simulated.dims)) for weight in weights)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == expected
+    trained, expected = trained_and_simulated(read(MIXED, "tiny"), tuning)
+    assert trained == expected
 
 
 @pytest.mark.parametrize(
