@@ -52,7 +52,7 @@ def plot_pools(result: PostTrainingResult) -> Figure:
         below.plot(*zip(*((at, used / GIB) for at, used in curve), strict=True), color=colour, label=name, linewidth=1)
     below.set_ylim(0.0)
     below.set_ylabel("GiB of a device", color=INK, fontsize=8)
-    below.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+    below.legend(fontsize=8, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0)
     below.set_xlabel("seconds", color=INK, fontsize=8)
     axes.set_xlim(0.0, timeline.span_ns / NS_PER_S)
     handles = [axes.barh([0], [0], color=colour, label=f"{kind}: {KINDS[kind]}") for kind, colour in COLOUR.items()]
