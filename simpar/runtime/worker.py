@@ -20,12 +20,15 @@ from typing import Any, NoReturn
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
-from simpar.runtime.failures import is_memory
+from simpar.runtime.failures import is_lost_peer, is_memory
 from simpar.runtime.job import Machine, RunJob
 
 PR_SET_PDEATHSIG = 1
 PORT = "port{attempt}"
 POLL_S = 0.02
+BEHIND_PEERS_S = 2.0
+"""How long a rank that lost a peer waits before it ends: torchrun, which looks every 0.1 s, takes the first end that
+it sees for the cause, and then ends the others."""
 FAILURE_EXIT_CODE = 1
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BAD_INPUT = 2
@@ -69,7 +72,11 @@ def _crashed(folder: Path, rank: int, error: BaseException) -> int:
     traceback.print_exception(error)
     if is_memory(error):
         return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILURE_EXIT_CODE)
-    return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILURE_EXIT_CODE)
+    message = f"{type(error).__name__}: {first_line(error)}"
+    code = fail(folder, rank, "crash", message, FAILURE_EXIT_CODE)
+    if is_lost_peer(message):
+        time.sleep(BEHIND_PEERS_S)
+    return code
 
 
 def run(job: RunJob) -> dict[str, Any]:

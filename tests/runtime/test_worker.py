@@ -93,3 +93,25 @@ def test_what_a_rank_has_said_is_written_before_it_ends():
     text = "from simpar.runtime.worker import leave; print(1); leave(3)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (3, b"1\n")
+
+
+@pytest.mark.parametrize(
+    ("message", "waits"),
+    [("Connection closed by peer [127.0.0.1]:4321", [worker.BEHIND_PEERS_S]), ("shapes differ", [])],
+)
+def test_a_rank_that_lost_a_peer_ends_behind_it(tmp_path, monkeypatch, message, waits):
+    """It has left its reason before it waits; a rank that fails by itself does not wait."""
+    monkeypatch.setenv("RANK", "1")
+    slept = []
+
+    def sleep(seconds):
+        assert message in json.loads((tmp_path / "failed1.json").read_text())["message"]
+        slept.append(seconds)
+
+    monkeypatch.setattr(worker.time, "sleep", sleep)
+
+    def work():
+        raise RuntimeError(message)
+
+    assert worker.serve(tmp_path, work) == worker.FAILURE_EXIT_CODE
+    assert slept == waits
