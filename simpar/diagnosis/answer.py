@@ -19,7 +19,7 @@ from simpar.diagnosis.logs import read_log
 from simpar.diagnosis.lost_overlap import find_lost_overlap, name_lost_overlap
 from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measure
 from simpar.diagnosis.memory import parts_beside
-from simpar.diagnosis.memory_samples import DCGM, SMI
+from simpar.diagnosis.memory_samples import MONITORS
 from simpar.diagnosis.metrics import read_metrics
 from simpar.diagnosis.run_report import read_run_report
 from simpar.diagnosis.snapshot import SnapshotRun, read_snapshot
@@ -218,7 +218,7 @@ def explain(
 
 def _only_log(logs: Sequence[LogRun]) -> LogRun:
     """The log of the run, with the memory of the samples that were taken beside it. Raises UserError for two logs."""
-    runs = [log for log in logs if log.framework not in (SMI, DCGM)]
+    runs = [log for log in logs if log.framework not in MONITORS]
     if len(runs) > 1:
         raise UserError(
             f"{runs[1].path}: is a log, as {runs[0].path} is; one log of a run, that of its first or last rank"

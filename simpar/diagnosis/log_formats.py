@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from simpar.dataclass import dataclass
-from simpar.units import GIB, GIGA, MS
+from simpar.units import GIB, GIGA, MS, TERA
 
 NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 SCALED = r"([\d.,]+)\s*([KMBGT]?)"
@@ -53,11 +53,11 @@ FORMATS = (
     _format(
         "Megatron", "iteration", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
         step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{NUMBER}", 1.0),
-        tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs):\s*{NUMBER}", 1.0),
+        tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs|approx flops per GPU):\s*{NUMBER}", 1.0),
         tokens_per_s_per_device=(
             rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)):\s*{NUMBER}", 1.0
         ),
-        samples_per_s=(rf"samples per second:\s*{NUMBER}", 1.0),
+        samples_per_s=(rf"(?:samples per second:|\bsamples/sec:)\s*{NUMBER}", 1.0),
     ),
     _format(
         "nanotron", "iteration:", r"\biteration:\s*(\d+)\s*/",
@@ -71,6 +71,27 @@ FORMATS = (
         tokens_per_s_per_device=(rf"\b(?:tps|wps):\s*{NUMBER}", 1.0),
         tflops=(rf"\btflops:\s*{NUMBER}", 1.0),
         reserved_bytes=(rf"memory:\s*{NUMBER}GiB", GIB),
+    ),
+    _format(
+        "lingua", "wps:", r"\bstep: (\d+)\s+acc: .*\bwps: ",
+        tokens_per_s_per_device=(rf"\bwps: {NUMBER}", 1.0),
+        tflops=(rf"\bflops: {NUMBER}", 1 / TERA),
+    ),
+    _format(
+        "Picotron", "Tokens/s/GPU:", r"\bStep: (\d+)\s*[|,] Loss: .*\bTokens/s/GPU:",
+        tokens_per_s_per_device=(rf"\bTokens/s/GPU:\s*{SCALED}", 1.0),
+        reserved_bytes=(rf"\bMemory usage:\s*{NUMBER}GB", GIGA),
+    ),
+    _format(
+        "fairseq", "train_inner", r"""\btrain_inner \|.*\bnum_updates["']?[=:] ?["']?(\d+)""",
+        words_per_s=(rf"""\bwps["']?[=:] ?["']?{NUMBER}""", 1.0),
+        words_per_step=(rf"""\bwpb["']?[=:] ?["']?{NUMBER}""", 1.0),
+        allocated_bytes=(rf"""\bcuda_gb_allocated["']?[=:] ?["']?{NUMBER}""", GIB),
+        reserved_bytes=(rf"""\bcuda_gb_reserved["']?[=:] ?["']?{NUMBER}""", GIB),
+    ),
+    _format(
+        "verl SFT", "train/time(s):", r"\bstep:(\d+) - train/loss:.*\btrain/time\(s\):",
+        step_time_s=(rf"\btrain/time\(s\):{NUMBER}", 1.0),
     ),
     _format(
         "DeepSpeed", "RunningAvgSamplesPerSec=", r"(?:global_step=| \d+/)(\d+), RunningAvgSamplesPerSec=",
@@ -151,5 +172,9 @@ MICRO_BATCHES = line_pattern(
     r"(?P<ends> ?\((?:optimizer\.)?step\))?",
 )
 """LitGPT's line of a micro-batch; the last one of a step ends with what it did."""
-UNREAD = {"verl": line_pattern("timing_s/", r"\bstep:\d+ - .*\btiming_s/")}
+UNREAD = {
+    "verl": line_pattern("timing_s/", r"\bstep:\d+ - .*\btiming_s/"),
+    "slime": line_pattern("perf/", r"\bperf \d+: \{.*'perf/\w+_time'"),
+    "NeMo-RL": line_pattern("policy_training", r"\bpolicy_training: [\d.]+s"),
+}
 """Logs that are known by a line and not read: their steps are rollouts, rewards and updates."""

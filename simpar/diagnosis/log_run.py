@@ -17,7 +17,11 @@ STEP_TIME, TFLOPS, TOKENS, SAMPLES, ALLOCATED, RESERVED, USED = (
 """Figures; ``used_bytes`` is what the driver shows of a device, with context and buffers outside the allocator."""
 RATE, MEAN_RATE, MEAN_TIME, CLOCK = "steps_per_s", "mean_steps_per_s", "mean_step_time_s", "clock_s"
 """Other ways of telling the step time: steps per s, the means since the start of the run, and the time of logging."""
-GLOBAL_BATCH, SEQ_LEN, DEVICES, STEPS = "global_batch", "seq_len", "devices", "steps"
+WORDS, STEP_WORDS = "words_per_s", "words_per_step"
+"""fairseq's words: their quotient is finer than its updates per second, which have two decimals."""
+GLOBAL_BATCH, SEQ_LEN, DEVICES, STEPS, RESUMED = "global_batch", "seq_len", "devices", "steps", "resumed"
+LEAST_SPAN_S = 20.0
+"""Between two readings of a clock in whole seconds: the time of the steps is then known within 5 %."""
 PEAKS = (ALLOCATED, RESERVED, USED)
 
 Figures = Mapping[str, float]
@@ -60,7 +64,7 @@ def make_run(path: str, framework: str, steps: Mapping[int, Figures], whole: Fig
     """The run of the figures of every logged step; ``whole`` are those of the run, for what no step has."""
     numbers = sorted(steps)
     used = numbers[max(1, round(WARM_UP * len(numbers))) :] or numbers
-    times = _step_times(steps, numbers)
+    times = _step_times(steps, numbers, used[0])
     logged = {key: [steps[at][key] for at in used if key in steps[at]] for key in (TFLOPS, TOKENS, SAMPLES)}
     logged = {STEP_TIME: [times[at] for at in used if at in times], **logged}
     figures = {key: whole[key] for key in whole if key not in PEAKS}
@@ -75,13 +79,42 @@ def make_run(path: str, framework: str, steps: Mapping[int, Figures], whole: Fig
     return LogRun(path, framework, (used[0], used[-1]), len(used), spread, figures, job, tuple(series))
 
 
-def _step_times(steps: Mapping[int, Figures], numbers: list[int]) -> dict[int, float]:
-    """Seconds of the steps before every logged one: as logged, or from the time since the one logged before it."""
-    told = {at: steps[at].get(STEP_TIME) or 1 / steps[at][RATE] for at in numbers if {STEP_TIME, RATE} & {*steps[at]}}
+def _step_times(steps: Mapping[int, Figures], numbers: list[int], used: int) -> dict[int, float]:
+    """Seconds of the steps before every logged one: as logged, or from the time since the one logged before it.
+
+    ``used`` is the first number after the warm-up.
+    """
+    told = {at: time_s for at in numbers if (time_s := _told_s(steps[at])) is not None}
     if told:
         return told
     clocks = [(at, clock) for at in numbers if (clock := _clock_s(at, steps[at])) is not None]
+    if all(clock == round(clock) for _, clock in clocks):
+        return _of_whole_seconds(clocks, used)
     return {at: (now - then) / (at - before) for (before, then), (at, now) in pairwise(clocks) if now > then}
+
+
+def _told_s(figures: Figures) -> float | None:
+    """The time of a step that its figures say."""
+    if STEP_TIME in figures:
+        return figures[STEP_TIME]
+    if RATE in figures:
+        return 1 / figures[RATE]
+    return figures[STEP_WORDS] / figures[WORDS] if {WORDS, STEP_WORDS} <= {*figures} else None
+
+
+def _of_whole_seconds(clocks: list[tuple[int, float]], used: int) -> dict[int, float]:
+    """Step times between clocks in whole seconds that lie far enough apart; of all steps, where the run is short."""
+    result, (before, then) = {}, clocks[0] if clocks else (0, 0.0)
+    for at, now in clocks:
+        if now < then or at <= used:  # resumed, with a clock that began anew; or still warming up
+            before, then = at, now
+        elif now - then >= LEAST_SPAN_S:
+            result[at] = (now - then) / (at - before)
+            before, then = at, now
+    if not result and clocks and (first := next(((at, s) for at, s in clocks if at >= used), None)):
+        (at, now), (before, then) = clocks[-1], first
+        result = {at: (now - then) / (at - before)} if now > then else {}
+    return result
 
 
 def _clock_s(at: int, figures: Figures) -> float | None:

@@ -8,12 +8,14 @@ NeMo's progress logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_p
 (huggingface/nanotron, src/nanotron/trainer.py and logging/base.py), MaxText's metric_logger (AI-Hypercomputer/maxtext,
 MaxText/metric_logger.py), dicts and bars of the Trainer (huggingface/transformers, trainer.py and trainer_callback.py,
 with the memory that Axolotl and TRL add; ms-swift adds ``train_speed``), torchtune's DiskLogger and bars
-(pytorch/torchtune, torchtune/training/metric_logging.py), Lightning's TQDMProgressBar, Primus' training log
-(AMD-AGI/Primus: current and mean value in one, and the device's memory), NeMo Automodel's log_train_metrics
-(NVIDIA-NeMo/Automodel, recipes/llm/train_ft.py), nanoGPT's train.py, LitGPT's lines of micro-batches
+(pytorch/torchtune, torchtune/training/metric_logging.py), Lightning's TQDMProgressBar, tqdm_loggable (Levanter),
+Primus' training log (AMD-AGI/Primus: current and mean value in one, and the device's memory), NeMo Automodel's
+log_train_metrics (NVIDIA-NeMo/Automodel, recipes/llm/train_ft.py), nanoGPT's train.py, LitGPT's lines of micro-batches
 (Lightning-AI/litgpt, finetune and pretrain), the console of Composer (mosaicml/composer) and that of OLMo
 (allenai/OLMo, olmo/train.py; its MB are 10**6 bytes) and of OLMo-core (train/callbacks/console_logger.py), nanochat's
-base_train.py and chat_sft.py, modded-nanogpt's train_gpt.py and llm.c's train_gpt2.cu.
+base_train.py and chat_sft.py, modded-nanogpt's train_gpt.py, llm.c's train_gpt2.cu, lingua's train.py
+(facebookresearch/lingua), Picotron's train.py (huggingface/picotron), train_inner of fairseq and metaseq, GPT-NeoX's
+training_log (EleutherAI/gpt-neox, megatron/logging.py) and the console of verl's SFT.
 """
 
 import bz2
@@ -27,6 +29,8 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from simpar.diagnosis.bars import HINTS as BARS
+from simpar.diagnosis.bars import LIGHTNING, LOGGABLE, TRAINER, TUNE, Bars, add_bar, longest
 from simpar.diagnosis.log_formats import BELOW, BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat, line_pattern
 from simpar.diagnosis.log_run import (
     ALLOCATED,
@@ -34,6 +38,7 @@ from simpar.diagnosis.log_run import (
     GLOBAL_BATCH,
     RATE,
     RESERVED,
+    RESUMED,
     SAMPLES,
     SEQ_LEN,
     STEP_TIME,
@@ -42,12 +47,14 @@ from simpar.diagnosis.log_run import (
     LogRun,
     make_run,
 )
-from simpar.diagnosis.memory_samples import DCGM, SMI, read_samples
+from simpar.diagnosis.memory_samples import MONITORS, read_samples
 from simpar.errors import UserError
 from simpar.units import GIB, KIB, MIB, MS
 
 MOST_LINE = 20_000
 PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a text begins that PowerShell wrote."""
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
 MOST_BEFORE = 1_000_000
 """Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
@@ -80,14 +87,7 @@ DEVICE_MEMORY = {
 }
 """Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
 
-TRAINER, LIGHTNING, TUNE, TIMERS = "Hugging Face Trainer", "Lightning", "torchtune", "DeepSpeed timers"
-LITGPT = "LitGPT"
-_BAR = re.compile(
-    r"^\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
-    r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
-    r"\[[\d:]+<[^,\]]*, +(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
-)
-"""A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
+TIMERS, LITGPT = "DeepSpeed timers", "LitGPT"
 _SUMMARY = {
     "train_runtime": line_pattern("train_runtime", rf"""['"]train_runtime['"]: ['"]?{NUMBER}"""),
     SAMPLES: line_pattern("train_samples_per_second", rf"""['"]train_samples_per_second['"]: ['"]?{NUMBER}"""),
@@ -95,6 +95,9 @@ _SUMMARY = {
 }
 _TIMERS = line_pattern("time (ms)", rf"time \(ms\)(?=.*\| fwd: {NUMBER})(?=.*\| bwd: {NUMBER})(?=.*\| step: {NUMBER})")
 """What wall_clock_breakdown of DeepSpeed prints once a step; lines with ``_microstep`` are of one micro-batch."""
+
+_UNTIMED = line_pattern("'learning_rate'", r"\{'loss': .*'learning_rate': .*'epoch': ")
+"""What the Trainer prints of a step says its loss and no time."""
 
 _END = r"(?=[\s,|]|$)"
 JOB = (
@@ -115,27 +118,28 @@ JOB = (
     )),
     (DEVICES, line_pattern("using world size", rf"\busing world size: (\d+){_END}")),
     (STEPS, line_pattern("Total optimization steps", rf"Total optimization steps = ([\d,]+){_END}")),
+    (RESUMED, line_pattern("Continuing training from global step", rf"training from global step (\d+){_END}")),
 )  # fmt: skip
 """Facts about the job: in step lines, in torchtitan's first lines, and in lists of arguments with values after dots.
 
 Such lists are printed by Megatron-LM and DeepSpeed. nanotron rounds large batches (1.02K), which are not read.
 """
 _PATTERNS = (
-    *MEMORY, *DEVICE_MEMORY.values(), *_SUMMARY.values(), *UNREAD.values(), _TIMERS, MICRO_BATCHES,
+    *MEMORY, *DEVICE_MEMORY.values(), *_SUMMARY.values(), *UNREAD.values(), _TIMERS, _UNTIMED, MICRO_BATCHES,
     *(pattern for _, pattern in JOB), *(entry.step for entry in (*FORMATS, *BLOCKS)),
 )  # fmt: skip
-HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints), *BELOW, "/it", "it/s"]))
+HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints), *BELOW, *BARS]))
 """One of these is in every line that is read: looking for them is faster than trying the patterns."""
 
 
 def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError if it has no line of a known framework."""
     values: dict[str, dict[int, dict[str, float]]] = {}
-    bars: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    bars: Bars = {}
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
-    block, parts, unread = None, _MicroBatches(), ""
+    block, parts, unread, untimed = None, _MicroBatches(), "", False
     for number, line in enumerate(read_lines(path)):
         if number == MOST_BEFORE and not (values or bars):
             break
@@ -145,6 +149,7 @@ def read_log(path: str | Path) -> LogRun:
         else:
             continue
         unread = unread or next((name for name, pattern in UNREAD.items() if pattern.search(line)), "")
+        untimed = untimed or _UNTIMED.search(line) is not None
         if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
             block = begun[0], int(begun[1][1])
         elif block and (figures := dict(_figures(block[0], line))):
@@ -164,24 +169,36 @@ def read_log(path: str | Path) -> LogRun:
                     batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
                 break
         else:
-            if bar := _BAR.match(line):
-                name, at, figure = _read_bar(bar)
-                bars.setdefault((name, bar["total"]), {})[at] = figure
-            elif timers := _TIMERS.search(line):
+            if not add_bar(bars, line) and (timers := _TIMERS.search(line)):
                 of = values.setdefault(TIMERS, {})
                 of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
-    values = values or _longest(bars, job.get(STEPS, 0)) or _ended(whole, job)
+    values = values or longest(bars, job.get(STEPS, 0), RESUMED in job) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
     if not values and (samples := read_samples(path, read_lines(path), MOST_BEFORE)) is not None:
         return samples
     if not values and unread:
         raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
+    if not values and untimed:
+        raise UserError(
+            f"{path}: records of {TRAINER} without a time: its progress bars, or the summary at its end, have it"
+        )
     if not values:
-        known = {TRAINER, LIGHTNING, LITGPT, TIMERS, SMI, DCGM, *(entry.name for entry in (*FORMATS, *BLOCKS))}
+        known = {
+            TRAINER,
+            LIGHTNING,
+            LOGGABLE,
+            TUNE,
+            LITGPT,
+            TIMERS,
+            *MONITORS,
+            *(entry.name for entry in (*FORMATS, *BLOCKS)),
+        }
         names = ", ".join(sorted(known))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
     name, steps = max(values.items(), key=lambda item: (item[0] != TIMERS, len(item[1])))
-    job.pop(STEPS, None)
+    if SAMPLES in summary and name == TRAINER:
+        summary[SAMPLES] *= _share_run(job)
+    job = {key: job[key] for key in job if key not in (STEPS, RESUMED)}
     run = make_run(str(path), name, steps, summary, {})
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
     return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))
@@ -222,35 +239,19 @@ def _peaks(line: str) -> Iterator[tuple[str, float]]:
             yield key, _value(match[1]) * GIB
 
 
-def _read_bar(bar: re.Match[str]) -> tuple[str, int, dict[str, float]]:
-    """(Framework, number of the step, its time) of a progress bar; steps are counted on from epoch to epoch."""
-    done, total = int(bar["done"]), int(bar["total"].replace("?", "0"))
-    figure = {STEP_TIME if bar["unit"] == "s/it" else RATE: _value(bar["rate"])}
-    figure = figure if all(figure.values()) else {}
-    if bar["epoch"]:
-        return LIGHTNING, int(bar["epoch"]) * total + done, figure
-    return (TUNE, int(bar["step"]), figure) if bar["step"] else (TRAINER, done, figure)
-
-
-def _longest(
-    bars: Mapping[tuple[str, str], dict[int, dict[str, float]]], steps: int
-) -> dict[str, dict[int, dict[str, float]]]:
-    """The bars of training: those with as many steps as the log names, or with most bars; others are evaluations."""
-    kept = {key: {at: figure for at, figure in of.items() if figure} for key, of in bars.items()}
-    kept = {key: of for key, of in kept.items() if of}
-    if not kept:
-        return {}
-    name, total = max(kept, key=lambda key: (key[1] == str(steps), len(kept[key])))
-    return {name: kept[name, total]}
-
-
 def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, dict[int, dict[str, float]]]:
     """The one step that stands for all, where only the summary at the end of the Trainer's run is there."""
-    steps = job.get(STEPS)
+    steps, share = job.get(STEPS), _share_run(job)
     if whole.get("train_runtime") and steps:
-        return {TRAINER: {steps: {STEP_TIME: whole["train_runtime"] / steps}}}
+        return {TRAINER: {steps: {STEP_TIME: whole["train_runtime"] / (steps * share)}}}
     rate = whole.get(RATE)
-    return {TRAINER: {1: {RATE: rate}}} if rate else {}
+    return {TRAINER: {1: {RATE: rate * share}}} if rate else {}
+
+
+def _share_run(job: Mapping[str, int]) -> float:
+    """The part of the steps that was run here: the Trainer's summary counts those of before it was resumed, too."""
+    steps, before = job.get(STEPS, 0), job.get(RESUMED, 0)
+    return (steps - before) / steps if steps > before else 1.0
 
 
 def _told(line: str) -> Iterator[tuple[str, int]]:
@@ -266,8 +267,9 @@ def read_lines(path: str | Path) -> Iterator[str]:
         with Path(path).open("rb") as raw:
             magic = raw.read(KIB)
         packed = next((opened for start, opened in PACKED.items() if magic.startswith(start)), None)
-        with packed(path, "rt", errors="replace") if packed else Path(path).open(errors="replace") as text:
-            if packed is None and b"\0" in magic:
+        code = "utf-16" if magic.startswith(UTF_16) else "utf-8"
+        with (packed or open)(path, "rt", encoding=code, errors="replace") as text:
+            if packed is None and code == "utf-8" and b"\0" in magic:
                 raise UserError(f"{path}: is not text, and no file of records or traces that is known")
             whole = True
             while line := text.readline(MOST_LINE):

@@ -1,7 +1,9 @@
-"""Samples of the memory of devices, as monitors print them: nvidia-smi and DCGM.
+"""Samples of the memory of devices, as monitors print them: nvidia-smi, gpustat, DCGM, rocm-smi and amd-smi.
 
-Formats: ``nvidia-smi --query-gpu=...,memory.used --format=csv -l``, ``nvidia-smi`` (its table), ``nvidia-smi dmon -s
-m``, ``dcgmi dmon -e 252`` (docs.nvidia.com/datacenter/dcgm, DCGM_FI_DEV_FB_USED) and dcgm-exporter's text. All are MiB.
+Formats: ``nvidia-smi --query-gpu=...,memory.used --format=csv -l`` and ``--query-compute-apps=...,used_memory``,
+``nvidia-smi`` (its table), ``nvidia-smi -q``, ``nvidia-smi dmon -s m`` (with ``-o DT`` and ``--format csv``) and
+``pmon -s m``, gpustat, ``dcgmi dmon -e 252`` (docs.nvidia.com/datacenter/dcgm, DCGM_FI_DEV_FB_USED), dcgm-exporter's
+text, all in MiB, and ``rocm-smi --showmeminfo vram`` (with ``--csv``), in bytes.
 """
 
 import re
@@ -12,47 +14,90 @@ from simpar.diagnosis.log_run import USED, LogRun, make_run
 from simpar.errors import UserError
 from simpar.units import MIB
 
-SMI, DCGM = "nvidia-smi", "DCGM"
-HINTS = ("MiB", "memory.used", "FB_USED", "#")
-_TABLE = re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|")
-_EXPORTED = re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)")
+SMI, DCGM, ROCM, GPUSTAT = MONITORS = "nvidia-smi", "DCGM", "rocm-smi", "gpustat"
+_DEVICE_SECTION = "FB Memory Usage"
+HINTS = ("MiB", "memory.used", "used_gpu_memory", "FB_USED", "VRAM", "#", " MB |", _DEVICE_SECTION)
+USED_TITLES = ("memory.used", "used_gpu_memory", "VRAM Total Used Memory (B)")
+_OF_LINE = (
+    (SMI, re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|"), MIB),
+    (DCGM, re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)"), MIB),
+    (GPUSTAT, re.compile(r"^\[\d+\] .*\|\s*(\d+) / *\d+ MB \|"), MIB),
+    (ROCM, re.compile(r"^GPU\[\d+\]\s*: VRAM Total Used Memory \(B\): (\d+)"), 1),
+)
+"""Lines that say the memory of one device, and the unit."""
+_USED_OF_SECTION = re.compile(r"\s+Used\s+: (\d+) MiB")
+_UNTITLED = re.compile(r"[^,]+(?:, [^,]+)*, \d+ MiB(?:, [^,]+)*")
+
+
+class _Table:
+    """Columns of a monitor, by their titles: where memory stands, and what divides the cells."""
+
+    def __init__(self, name: str, column: int, separator: str | None) -> None:
+        self.name, self.column, self.separator = name, column, separator
+        self.unit = 1 if name == ROCM else MIB
+
+    def used_bytes(self, line: str) -> float | None:
+        """The memory of a row; None if it says none."""
+        cells = line.split(self.separator)
+        text = cells[self.column] if len(cells) > self.column else ""
+        value = re.fullmatch(r"\s*(\d+(?:\.\d+)?)(?: MiB)?\s*", text)
+        return float(value[1]) * self.unit if value else None
+
+
+def _table_of(line: str) -> _Table | None:
+    """The table that a line of titles begins."""
+    titles = [each.strip() for each in line.lstrip("# ").split(",")]
+    if at := [at for at, title in enumerate(titles) if title.startswith(USED_TITLES)]:
+        return _Table(ROCM if "VRAM" in titles[at[0]] else SMI, at[0], ",")
+    if not line.startswith("#"):
+        return None
+    if "fb" in titles:
+        return _Table(SMI, titles.index("fb"), ",")
+    words = line.lstrip("# ").split()
+    if "FBUSD" in words:  # below the one word "Entity" stand two, "GPU 0"
+        return _Table(DCGM, words.index("FBUSD") + 1, None)
+    return _Table(SMI, words.index("fb"), None) if "fb" in words else None
 
 
 def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | None:
     """The most memory of any device in a file of samples; None if its first ``most`` lines have none.
 
-    Raises UserError for a damaged line.
+    Raises UserError for a damaged line, and for samples without titles.
     """
     samples: list[float] = []
-    name, column, separator = "", -1, None
+    table: _Table | None = None
+    name, section, untitled = "", False, 0
     for number, line in enumerate(lines, start=1):
         if number > most and not samples:
             return None
-        if column < 0 and not any(hint in line for hint in HINTS):
+        if table is None and not section and not any(hint in line for hint in HINTS):
             continue
-        if match := _TABLE.search(line) or _EXPORTED.match(line):
-            name = SMI if match.re is _TABLE else DCGM
-            samples.append(float(match[1]))
+        match = next(((of, each, unit) for of, pattern, unit in _OF_LINE if (each := pattern.search(line))), None)
+        if match is not None:
+            name = match[0]
+            samples.append(float(match[1][1]) * match[2])
             continue
-        titles = [each.strip() for each in line.split(",")]
-        at = next((at for at, title in enumerate(titles) if title.startswith("memory.used")), None)
-        if at is not None:
-            name, column, separator = SMI, at, ","
+        if section or line.strip() == _DEVICE_SECTION:
+            value = _USED_OF_SECTION.match(line)
+            section = value is None
+            if value:
+                name = SMI
+                samples.append(float(value[1]) * MIB)
             continue
-        words = line.split()
-        if line.startswith("#") and {"fb", "FBUSD"} & {*words}:
-            name = DCGM if "FBUSD" in words else SMI
-            # "#Entity FBUSD" stands above "GPU 0 1234", and "# gpu fb" above "0 1234"
-            column, separator = words.index("FBUSD" if name == DCGM else "fb") + (1 if name == DCGM else -1), None
-            continue
-        if column < 0 or not words or line.startswith("#") or words[0] == "ID":
-            continue
-        cells = line.split(separator)
-        value = re.fullmatch(r"\s*(\d+(?:\.\d+)?)(?: MiB)?\s*", cells[column]) if len(cells) > column else None
-        if value:
-            samples.append(float(value[1]))
-        elif separator and "[N/A]" not in line:
-            raise UserError(f"{path}:{number}: not a sample of nvidia-smi: memory.used wants MiB")
-    if not samples:
-        return None
-    return make_run(str(path), name, {at: {USED: each * MIB} for at, each in enumerate(samples, start=1)}, {}, {})
+        if begun := _table_of(line):
+            table, name = begun, begun.name
+        elif table is None:
+            untitled = untitled or number * bool(_UNTITLED.fullmatch(line.strip()))
+        elif line.strip() and not line.startswith(("#", "ID")):
+            used = table.used_bytes(line)
+            if used is not None:
+                samples.append(used)
+            elif table.separator and "N/A" not in line:
+                raise UserError(f"{path}:{number}: not a sample of {name}: memory in use wants a number of MiB")
+    if not samples and untitled:
+        raise UserError(
+            f"{path}:{untitled}: samples of nvidia-smi without titles: which number is memory.used is not said; "
+            "without noheader the first line says it"
+        )
+    steps = {at: {USED: each} for at, each in enumerate(samples, start=1)}
+    return make_run(str(path), name, steps, {}, {}) if steps else None

@@ -72,6 +72,19 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "throughput/device/flops_per_sec": ("Composer", TFLOPS, 1 / TERA),
     "memory/peak_allocated_mem": ("Composer", ALLOCATED, GIGA),
     "memory/peak_reserved_mem": ("Composer", RESERVED, GIGA),
+    "throughput/duration": ("Levanter", STEP_TIME, 1.0),
+    "throughput/examples_per_second": ("Levanter", SAMPLES, 1.0),
+    "speed/wps": ("lingua", TOKENS, 1.0),
+    "speed/FLOPS": ("lingua", TFLOPS, 1 / TERA),
+    "memory/max_reserved_gib": ("lingua", RESERVED, GIB),
+    "throughput/device/TPS": ("OLMo", TOKENS, 1.0),
+    "throughput/device/tokens_per_second": ("OLMo", TOKENS, 1.0),
+    "throughput/device/BPS": ("OLMo", RATE, 1.0),
+    "throughput/device/batches_per_second": ("OLMo", RATE, 1.0),
+    "gpu_memory/GPU reserved mem (GiB)": ("OLMo", RESERVED, GIB),
+    "System/Peak GPU Memory (MB)": ("OLMo", ALLOCATED, GIGA / 1000),
+    "train/dt": ("Nanochat", STEP_TIME, 1.0),
+    "train/time(s)": ("verl SFT", STEP_TIME, 1.0),
     "vram_allocated": ("LLaMA-Factory", ALLOCATED, GIB),
     "vram_reserved": ("LLaMA-Factory", RESERVED, GIB),
     "train_speed(iter/s)": ("ms-swift", MEAN_RATE, 1.0),
@@ -130,7 +143,7 @@ def read_metrics(path: str | Path) -> LogRun:
     steps: dict[int, dict[str, float]] = defaultdict(dict)
     run: dict[str, float] = {}
     known, names, throughput = Counter[str](), set[str](), dict[int, float]()
-    last = 0
+    last, began, ended = 0, 0, 0
     for number, (at, record) in enumerate(records, start=1):
         at = _step_of(record) if at is None else at
         last = max(last, at or 0)
@@ -139,9 +152,10 @@ def read_metrics(path: str | Path) -> LogRun:
             bare = name.removeprefix("train/")
             if bare in OF_RUN:
                 run |= positive({OF_RUN[bare]: _number(value)})
+                began, ended = (ended, last) if bare == "train_runtime" else (began, ended)
                 known[TRAINER] += 1
-            elif bare in NAMES:
-                framework, figure, unit = NAMES[bare]
+            elif known_name := next((each for each in (name, bare) if each in NAMES), None):
+                framework, figure, unit = NAMES[known_name]
                 figures = dict(positive({figure: _number(value) * unit}))
                 known[framework] += len(figures)
                 steps[number if at is None else at] |= figures
@@ -155,10 +169,11 @@ def read_metrics(path: str | Path) -> LogRun:
             steps[at] |= {TFLOPS: tflops}
     source = "LLaMA-Factory" if "current_steps" in names else source
     framework = next((name for name, _ in known.most_common(1)), source)
-    whole = {SAMPLES: run[SAMPLES]} if SAMPLES in run else {}
+    share = (ended - began) / ended if ended > began else 1.0  # the Trainer's rates count the steps before a resumption
+    whole = {SAMPLES: run[SAMPLES] * share} if SAMPLES in run else {}
     result = make_run(str(path), framework, steps, whole, {}) if steps else None
     if (result is None or STEP_TIME not in result.figures) and run.keys() & {"runtime", RATE}:
-        whole[STEP_TIME] = run["runtime"] / last if last and "runtime" in run else 1 / run[RATE]
+        whole[STEP_TIME] = run["runtime"] / (last * share) if last and "runtime" in run else 1 / (run[RATE] * share)
         result = make_run(str(path), framework, steps or {last: {}}, whole, {})
     if result is None or not result.figures:
         raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")

@@ -108,6 +108,27 @@ NANOCHAT_SFT = (
 LLM_C = (
     "step {i:4d}/19560 | loss 11.0 (+nanz)| norm 1.0 (+nanz)| lr 1e-04 | {ms:.2f} ms | 45.1% bf16 MFU | 175000 tok/s"
 )
+NEOX = (
+    "samples/sec: {sps:.3f} | iteration {i:8d}/  320000 | elapsed time per iteration (ms): {ms:.1f} | "
+    "learning rate: 1.2E-05 | approx flops per GPU: 120.3TFLOPS | lm_loss: 1.07E+01 | loss scale: 4.096E+03 |"
+)
+LINGUA = (
+    "0: INFO    26-11-30 00:00:00.000000 - 0:00:10 - step: {i}  acc: 0  loss:  9.1234  grad: 1.2e+00  flops: 4.10e+14  "
+    "wps: {tps:.2e}  iter:  0.5012  data:   0.01  lr: 1.2e-04  mem: 57%  pow: 650.1 W"
+)
+PICOTRON = (
+    "[rank 0] Step: {i:<5d} | Loss: 10.8123 | Global batch size: 131.07K | Tokens/s: 16.38K | Tokens/s/GPU: {kk:.2f}K | "
+    "Tokens: 131.07K | MFU: 38.12% | Memory usage:  35.12GB"
+)
+FAIRSEQ = (
+    "2026-05-01 00:00:00 | INFO | train_inner | epoch 001:   {i} / 1000 loss=9.1, ppl=500.1, wps={wps:.1f}, ups=0.11, "
+    "wpb=32768.0, bsz=16, num_updates={i}, lr=1e-05, gnorm=1.2, train_wall=20, gb_free=10.1, wall=100"
+)
+METASEQ = (
+    'INFO | train_inner | {{"epoch": 1, "loss": "9.1", "wps": "{wps:.1f}", "ups": "0.11", "wpb": "32768.0", '
+    '"bsz": "16", "num_updates": "{i}", "cuda_gb_allocated": "12.5", "cuda_gb_reserved": "30.5", "wall": "100"}}'
+)
+VERL_SFT = "(WorkerDict pid=1) step:{i} - train/loss:1.234 - train/lr(1e-3):0.01 - train/time(s):{s}"
 HF_SAYS = {"step_time_s": 2.0, "allocated_bytes": 44.5 * GIB, "reserved_bytes": 46.5 * GIB}
 MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
 
@@ -117,7 +138,15 @@ def log(folder, template, **values):
     lines = []
     for number in range(1, 7):
         s = 9.0 if number == 1 else 2.0
-        found = {"ms": 1000 * s, "s": s, "kms": s, "tps": round(4096 / s), "sps": 32 / s} | values
+        found = {
+            "ms": 1000 * s,
+            "s": s,
+            "kms": s,
+            "tps": round(4096 / s),
+            "sps": 32 / s,
+            "kk": 4.096 / s,
+            "wps": 32768 / s,
+        } | values
         lines += [template.format(i=number, **found), "something else | 3"]
     path = folder / "train.log"
     path.write_text("\n".join([*lines, MEMORY if template is MEGATRON else ""]))
@@ -154,6 +183,12 @@ def log(folder, template, **values):
          {"step_time_s": 2.0, "tokens_per_s_per_device": 2048.0, "tflops": 312.5, "reserved_bytes": 61.25 * GIB}),
         (NANOCHAT, "Nanochat", {"step_time_s": 2.0}), (NANOCHAT_SFT, "Nanochat", {"step_time_s": 2.0}),
         (LLM_C, "llm.c", {"step_time_s": 2.0}),
+        (NEOX, "Megatron", {"step_time_s": 2.0, "tflops": 120.3, "samples_per_s": 16.0}),
+        (LINGUA, "lingua", {"tokens_per_s_per_device": 2050.0, "tflops": 410.0}),
+        (PICOTRON, "Picotron", {"tokens_per_s_per_device": 2050.0, "reserved_bytes": 35.12 * GIGA}),
+        (FAIRSEQ, "fairseq", {"step_time_s": 2.0}),
+        (METASEQ, "fairseq", {"step_time_s": 2.0, "allocated_bytes": 12.5 * GIB, "reserved_bytes": 30.5 * GIB}),
+        (VERL_SFT, "verl SFT", {"step_time_s": 2.0}),
         (TRAINER_BAR, "Hugging Face Trainer", HF_SAYS), (AXOLOTL, "Hugging Face Trainer", HF_SAYS),
         (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
          {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
@@ -198,6 +233,9 @@ def test_what_python_prints_of_a_dict_is_a_log(tmp_path, capsys):
     path.write_text("(TaskRunner pid=1) step:1 - actor/entropy:0.5 - timing_s/gen:120.3 - timing_s/step:250.1\n")
     assert cli.run(["explain", str(path)]) == 2
     assert "a log of verl, whose steps are rollouts, rewards and updates" in capsys.readouterr().err
+    path.write_text("(X pid=1) perf 3: {'perf/actor_train_time': 20.1, 'perf/train_wait_time': 100.2}\n")
+    assert cli.run(["explain", str(path)]) == 2
+    assert "a log of slime, whose steps" in capsys.readouterr().err
 
 
 def test_progress_bars_of_lightning(tmp_path):

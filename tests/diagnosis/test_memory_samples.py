@@ -16,6 +16,20 @@ TABLE = (
     "| N/A   34C    P0            98W / 700W  |   {most}MiB / 81559MiB  |    100%      Default |\n"
 )
 DMON = "# gpu     fb   bar1 \n# Idx     MB     MB \n    0   1000      3 \n    1  {most}      3 \n"
+DMON_TIMED = (
+    "#Date       Time        gpu   pwr     fb   bar1 \n#YYYYMMDD   HH:MM:SS    Idx     W     MB     MB \n"
+    " 20260101   00:00:01      0   600   1000      3 \n 20260101   00:00:01      1   600  {most}      3 \n"
+)
+DMON_CSV = "#gpu, fb, bar1\n#Idx, MB, MB\n0, 1000, 3\n1, {most}, 3\n"
+APPS = "pid, used_gpu_memory [MiB]\n1234, 1000 MiB\n1235, {most} MiB\n"
+QUERY = (
+    "GPU 00000000:0A:00.0\n    FB Memory Usage\n        Total                 : 81559 MiB\n"
+    "        Used                  : {most} MiB\n    BAR1 Memory Usage\n        Used                  : 131000 MiB\n"
+)
+GPUSTAT = (
+    "[0] NVIDIA H100 80GB HBM3 | 38°C,  99 % |  1000 / 81559 MB | user(900M)\n"
+    "[1] NVIDIA H100 80GB HBM3 | 38°C,  99 % | {most} / 81559 MB | user(900M)\n"
+)
 DCGMI = "#Entity   FBUSD           POWER\nID                  W\nGPU 0     1000   98.1\nGPU 1     {most}   98.1\n"
 EXPORTER = (
     "# HELP DCGM_FI_DEV_FB_USED Framebuffer memory used (in MiB).\n"
@@ -26,7 +40,19 @@ EXPORTER = (
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(CSV, "nvidia-smi"), (TABLE, "nvidia-smi"), (DMON, "nvidia-smi"), (DCGMI, "DCGM"), (EXPORTER, "DCGM")],
+    [
+        (CSV, "nvidia-smi"),
+        (TABLE, "nvidia-smi"),
+        (DMON, "nvidia-smi"),
+        (DMON.replace("# ", "#"), "nvidia-smi"),
+        (DMON_TIMED, "nvidia-smi"),
+        (DMON_CSV, "nvidia-smi"),
+        (APPS, "nvidia-smi"),
+        (QUERY, "nvidia-smi"),
+        (GPUSTAT, "gpustat"),
+        (DCGMI, "DCGM"),
+        (EXPORTER, "DCGM"),
+    ],
 )
 def test_the_most_of_any_device(tmp_path, text, name):
     """Alone it is the only figure; beside a log it is one more."""
@@ -37,6 +63,29 @@ def test_the_most_of_any_device(tmp_path, text, name):
     beside = explain(path, log(tmp_path, MEGATRON)).log
     assert (beside.framework, beside.figures["used_bytes"]) == ("Megatron", 76543 * MIB)
     assert beside.figures["step_time_s"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0,206141652992,1048576000\ncard1,206141652992,{n}\n",
+        "GPU[0]\t\t: VRAM Total Memory (B): 206141652992\nGPU[0]\t\t: VRAM Total Used Memory (B): {n}\n",
+    ],
+)
+def test_memory_by_rocm(tmp_path, text):
+    """In bytes."""
+    path = tmp_path / "memory.txt"
+    path.write_text(text.format(n=76543 * MIB))
+    found = explain(path).log
+    assert (found.framework, found.figures) == ("rocm-smi", {"used_bytes": 76543 * MIB})
+
+
+def test_samples_without_titles(tmp_path):
+    """Which column is the memory in use is not guessed."""
+    path = tmp_path / "memory.csv"
+    path.write_text("2026/01/01 00:00:01.000, 0, 1000 MiB, 81559 MiB\n")
+    with pytest.raises(UserError, match=r"memory\.csv:1: samples of nvidia-smi without titles"):
+        explain(path)
 
 
 def test_a_damaged_sample(tmp_path):

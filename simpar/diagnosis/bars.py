@@ -1,0 +1,106 @@
+"""Progress bars in logs: those of tqdm, as the Trainer, Lightning and torchtune draw them, and tqdm_loggable's lines.
+
+Launchers write who speaks before each line (torchrun, srun, mpirun, pdsh, Ray, Kubernetes, Docker): it is passed over.
+"""
+
+import re
+from collections.abc import Mapping
+
+from simpar.diagnosis.log_run import CLOCK, RATE, STEP_TIME, Figures
+
+TRAINER, LIGHTNING, TUNE, LOGGABLE = "Hugging Face Trainer", "Lightning", "torchtune", "Levanter"
+HINTS = ("/it", "it/s")
+SPEAKER = re.compile(
+    r"(?:"
+    r"\[[^\]\s|%]{1,60}\](?:<std(?:out|err)>)?:?"  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun, [pod/a-0/torch]
+    r"|\(\w[^)|%]* pid=\d+[^)|%]*\)"  # (RayTrainWorker pid=1, ip=10.0.0.1) of Ray
+    r"|\d+:(?= )"  # 0: of srun --label
+    r"|[\w.-]*(?:node|gpu|host|worker|master|launcher|rank|ip-)[\w.-]*:(?= )"  # worker-0: of pdsh and DeepSpeed
+    r"|[\w.-]+-\d+ +\|(?= )"  # trainer-1  | of Docker
+    r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,4}\b)?:?"  # a clock
+    r"|std(?:out|err) [FP](?= )"  # of containerd, after its clock
+    r")\s*"
+)
+MOST_SPEAKERS = 4
+_BAR = re.compile(
+    r"\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
+    r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
+    r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+)
+"""A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
+_LINE = re.compile(
+    r"Progress on:train (?P<done>[\d.]+)(?P<k>k?)it/(?P<total>[\d.]+k?)it rate:(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+)
+JUMPED = 3.0
+"""A bar has jumped where its steps would have taken this many times longer than it runs: it began in mid-run."""
+
+Bars = dict[tuple[str, str], dict[int, Figures]]
+
+
+def add_bar(bars: Bars, line: str) -> bool:
+    """Add what a line draws, by (framework, total) and step; whether it has a bar."""
+    if match := _LINE.search(line):
+        done = round(float(match["done"]) * (1000 if match["k"] else 1))
+        bars.setdefault((LOGGABLE, match["total"]), {})[done] = _figure(match)
+        return True
+    match = _BAR.match(line, _after_speakers(line))
+    if match is None:
+        return False
+    done, total = int(match["done"]), int(match["total"].replace("?", "0"))
+    figures = _figure(match)
+    if match["epoch"]:
+        name, at = LIGHTNING, int(match["epoch"]) * total + done
+    elif match["step"]:
+        name, at = TUNE, int(match["step"])
+    else:
+        name, at, figures = TRAINER, done, {**figures, CLOCK: _seconds(match["elapsed"])}
+    bars.setdefault((name, match["total"]), {})[at] = figures
+    return True
+
+
+def _after_speakers(line: str) -> int:
+    """Where a line goes on behind those who speak."""
+    at = len(line) - len(line.lstrip())
+    for _ in range(MOST_SPEAKERS):
+        match = SPEAKER.match(line, at)
+        if match is None:
+            break
+        at = match.end()
+    return at
+
+
+def _figure(match: re.Match[str]) -> Figures:
+    rate = float(match["rate"])
+    return {STEP_TIME if match["unit"] == "s/it" else RATE: rate} if rate else {}
+
+
+def _seconds(elapsed: str) -> float:
+    """Of ``2:05:03``."""
+    result = 0
+    for part in elapsed.split(":"):
+        result = 60 * result + int(part or 0)
+    return float(result)
+
+
+def longest(bars: Bars, steps: int, resumed: bool) -> dict[str, dict[int, Figures]]:
+    """The bars of training: those with as many steps as the log names, or with most bars; others are evaluations.
+
+    The speed that a bar of the Trainer shows counts the steps of before where a run was resumed, for dozens of
+    steps; its clock does not, and is taken instead.
+    """
+    kept = {key: {at: of[at] for at in of if {STEP_TIME, RATE} & {*of[at]}} for key, of in bars.items()}
+    kept = {key: of for key, of in kept.items() if of}
+    if not kept:
+        return {}
+    name, total = max(kept, key=lambda key: (key[1] == str(steps), len(kept[key])))
+    drawn = kept[name, total]
+    if name == TRAINER and (resumed or _jumped(drawn)):
+        return {name: {at: {CLOCK: of[CLOCK]} for at, of in drawn.items()}}
+    return {name: {at: {key: of[key] for key in of if key != CLOCK} for at, of in drawn.items()}}
+
+
+def _jumped(drawn: Mapping[int, Figures]) -> bool:
+    """Whether the first bar has more steps than its clock has time for, by the speed of the last one."""
+    first, last = min(drawn), max(drawn)
+    step_s = drawn[last].get(STEP_TIME) or 1 / drawn[last][RATE]
+    return last > first and first * step_s > JUMPED * max(drawn[first][CLOCK], 1.0)

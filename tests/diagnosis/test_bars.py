@@ -1,0 +1,110 @@
+"""Progress bars: behind whatever launchers write before a line, and of runs that were resumed."""
+
+import json
+
+import pytest
+
+from simpar.diagnosis.logs import read_log
+from simpar.diagnosis.metrics import read_metrics
+from simpar.errors import UserError
+
+SPEAKERS = (
+    "", "[rank0]:", "[default0]:", "[1,0]<stderr>:", "0: ", "worker-0: ", "ip-10-0-0-1: ", "trainer-1  | ",
+    "(RayTrainWorker pid=1234, ip=10.0.0.1) ", "[pod/run-0/pytorch] ", "2026-05-01T00:00:00.123456789Z stderr F ",
+    "2026-05-01 00:00:00.123 PDT [rank0]: ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_who_speaks_before_a_bar(tmp_path, speaker):
+    """Bars of loading, which have a name, are none of training whoever speaks."""
+    path = tmp_path / "train.log"
+    lines = [f"{speaker} {at}%|#  | {at}/30 [00:{2 * at:02d}<01:00,  2.00s/it]" for at in range(1, 30)]
+    loading = f"{speaker}Map: 100%|##| 5/30 [00:01<00:00,  9.00s/it]"
+    path.write_bytes("\r\n".join([loading, *lines]).encode())
+    assert read_log(path).figures == {"step_time_s": 2.0}
+    path.write_text(loading)
+    with pytest.raises(UserError, match="has no line of a training step"):
+        read_log(path)
+
+
+def resumed_bars(first=501, last=520, total=1000, step_s=2.0):
+    """What tqdm draws, whose mean has a weight of 0.3, after it jumped to the step that a run goes on from."""
+    steps_mean = time_mean = 0.0
+    for at in range(first, last + 1):
+        steps_mean = 0.3 * (first if at == first else 1) + 0.7 * steps_mean
+        time_mean = 0.3 * step_s + 0.7 * time_mean
+        rate = time_mean / steps_mean
+        shown = f"{rate:.2f}s/it" if rate >= 1 else f"{1 / rate:.2f}it/s"
+        yield f" 50%|##  | {at}/{total} [00:{int(step_s * (at - first + 1)):02d}<16:00, {shown}]"
+
+
+@pytest.mark.parametrize("said", ["", "  Continuing training from global step 500\n"])
+def test_bars_of_a_resumed_run(tmp_path, said):
+    """The shown speed counts 500 steps that were not run: by its clock it is seen, and the clock is taken."""
+    path = tmp_path / "train.log"
+    path.write_text(said + "\n".join(resumed_bars()))
+    assert read_log(path).figures == {"step_time_s": pytest.approx(2.0, rel=0.01)}
+
+
+def test_the_summary_of_a_resumed_run(tmp_path):
+    """500 of 1,000 steps took 1,000 s; the Trainer divides all steps and samples by them."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "  Total optimization steps = 1,000\n  Continuing training from global step 500\n"
+        "{'train_runtime': 1000.0, 'train_samples_per_second': 32.0, 'train_steps_per_second': 1.0}\n"
+    )
+    assert read_log(path).figures == {"step_time_s": pytest.approx(2.0), "samples_per_s": pytest.approx(16.0)}
+
+
+def test_the_state_of_a_resumed_run(tmp_path):
+    """Two summaries: the second run trained what is between them."""
+    path = tmp_path / "trainer_state.json"
+    ends = [
+        {"step": 400, "train_runtime": 4000.0, "train_samples_per_second": 1.6},
+        {"step": 1000, "train_runtime": 1200.0, "train_samples_per_second": 80.0},
+    ]
+    path.write_text(json.dumps({"global_step": 1000, "log_history": [{"loss": 1.0, "step": 10}, *ends]}))
+    assert read_metrics(path).figures == {"step_time_s": pytest.approx(2.0), "samples_per_s": pytest.approx(48.0)}
+
+
+def test_records_without_a_time(tmp_path):
+    """Named: losses of the Trainer tell no step time."""
+    path = tmp_path / "train.log"
+    path.write_text("{'loss': 1.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}\n" * 5)
+    with pytest.raises(UserError, match="records of Hugging Face Trainer without a time: its progress bars"):
+        read_log(path)
+
+
+def test_bars_of_tqdm_loggable(tmp_path):
+    """Levanter's, with thousands of steps rounded."""
+    path = tmp_path / "train.log"
+    line = (
+        "INFO:tqdm_logging: Progress on:train {n}/10.0kit rate:2.0s/it remaining:5:33:20 elapsed:00:02 postfix:loss=9"
+    )
+    path.write_text("\n".join(line.format(n=n) for n in ("1.00it", "2.00it", "999it", "1.00kit", "1.10kit")))
+    found = read_log(path)
+    assert (found.framework, found.steps, found.figures) == ("Levanter", (2, 1100), {"step_time_s": 2.0})
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-8-sig"])
+def test_what_powershell_writes(tmp_path, code):
+    """Text in 16 bits, with its mark."""
+    path = tmp_path / "train.log"
+    path.write_bytes("\n".join(resumed_bars(1, 9)).encode(code))
+    assert read_log(path).figures == {"step_time_s": pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize("step_s", [0.2, 0.6, 1.4, 2.5, 30.0])
+def test_clocks_in_whole_seconds(tmp_path, step_s):
+    """Differences of single steps of 1.4 s are 1 or 2 s, and their median 1: steps are taken over longer spans."""
+    path = tmp_path / "trainer_log.jsonl"
+    records = []
+    for at in range(1, 61):
+        s = int(3 + at * step_s)
+        clock = f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"
+        records.append({"current_steps": at, "total_steps": 60, "loss": 1.2, "elapsed_time": clock})
+    path.write_text("\n".join(map(json.dumps, records)))
+    found = read_metrics(path)
+    assert found.framework == "LLaMA-Factory"
+    assert found.figures["step_time_s"] == pytest.approx(step_s, rel=0.05)
