@@ -82,7 +82,7 @@ def _seconds(elapsed: str) -> float:
     return float(result)
 
 
-def longest(bars: Bars, steps: int, resumed: bool) -> dict[str, dict[int, Figures]]:
+def longest(bars: Bars, steps: int, resumed: bool) -> dict[str, dict[int, dict[str, float]]]:
     """The bars of training: those with as many steps as the log names, or with most bars; others are evaluations.
 
     The speed that a bar of the Trainer shows counts the steps of before where a run was resumed, for dozens of

@@ -117,7 +117,7 @@ LINGUA = (
     "wps: {tps:.2e}  iter:  0.5012  data:   0.01  lr: 1.2e-04  mem: 57%  pow: 650.1 W"
 )
 PICOTRON = (
-    "[rank 0] Step: {i:<5d} | Loss: 10.8123 | Global batch size: 131.07K | Tokens/s: 16.38K | Tokens/s/GPU: {kk:.2f}K | "
+    "[rank 0] Step: {i:<5d} | Loss: 10.8123 | Global batch size: 131K | Tokens/s: 16.38K | Tokens/s/GPU: {kk:.2f}K | "
     "Tokens: 131.07K | MFU: 38.12% | Memory usage:  35.12GB"
 )
 FAIRSEQ = (

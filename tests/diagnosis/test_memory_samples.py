@@ -68,7 +68,7 @@ def test_the_most_of_any_device(tmp_path, text, name):
 @pytest.mark.parametrize(
     "text",
     [
-        "device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0,206141652992,1048576000\ncard1,206141652992,{n}\n",
+        "device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0,206141652992,1048576\ncard1,206141652992,{n}\n",
         "GPU[0]\t\t: VRAM Total Memory (B): 206141652992\nGPU[0]\t\t: VRAM Total Used Memory (B): {n}\n",
     ],
 )
