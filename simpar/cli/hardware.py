@@ -77,7 +77,8 @@ def import_profile(
     file: Annotated[
         list[str],
         typer.Argument(
-            help="Any of: nvidia-smi topo -m, NCCL_TOPO_DUMP_FILE, scontrol show nodes, topology.conf or .yaml, "
+            help="Any of: nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, NCCL_TOPO_DUMP_FILE, "
+            "scontrol show nodes, topology.conf or .yaml, "
             "ibnetdiscover, iblinkinfo, kubectl get nodes -o json",
             metavar="FILE...",
         ),

@@ -9,12 +9,12 @@ from simpar import files
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import Document
-from simpar.hardware.machine import infiniband, kubernetes, nccl_xml, slurm, topo_matrix
+from simpar.hardware.machine import infiniband, kubernetes, nccl_xml, slurm, topo_matrix, xgmi_tables
 from simpar.hardware.machine.reading import Fact, Links, Reading, join_readings
 from simpar.hardware.profile import ClusterProfile
 from simpar.plain import printable
 from simpar.profiles import LIKE, is_file, load_profile, resolve_profile, yaml_text
-from simpar.units import MIB
+from simpar.units import GIGA, MIB
 
 MOST_BYTES = 64 * MIB
 LINKS = {
@@ -30,7 +30,7 @@ directions together) and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (
     topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE, slurm.YAML_TREE, infiniband.DISCOVER, infiniband.LINKS,
-    kubernetes.KIND,
+    kubernetes.KIND, xgmi_tables.KIND,
 )  # fmt: skip
 
 
@@ -100,6 +100,8 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
             readings.append(nccl_xml.read_topology(text, path))
         elif topo_matrix.is_matrix(text):
             readings.append(topo_matrix.read_matrix(text, path))
+        elif xgmi_tables.is_tables(text):
+            readings.append(xgmi_tables.read_tables(text, path))
         elif slurm.is_nodes(text):
             readings.append(slurm.read_nodes(text, path, partition))
         elif infiniband.is_fabric(text):
@@ -199,6 +201,8 @@ def _other_fabric(base: str, profile: ClusterProfile, facts: dict[str, Fact], un
         f"collectives: those of {base} are fitted to its {profile.scale_up.kind}, and this is {kind.value}; "
         "start from a profile of the same fabric, or measure them"
     )
+    if kind.value == "pcie" and "scale_up.bandwidth" not in facts:
+        facts["scale_up.bandwidth"] = Fact(f"{profile.host.pcie_bandwidth / GIGA:g} GB/s", f"a PCIe link of {base}")
     if profile.scale_up.nvls and kind.value != "nvswitch":
         facts["scale_up.nvls"] = Fact(False, kind.file)
 

@@ -5,7 +5,7 @@ mlx5_0, 4 H100 without cards). A header line names the columns; "CPU Affinity" a
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from simpar.errors import UserError
 from simpar.hardware.machine.reading import LEAST, Links, Reading
@@ -37,6 +37,15 @@ def read_matrix(text: str, file: str) -> Reading:
     result.say("devices_per_node", len(devices))
     _cards(result, matrix, devices, [name for name in columns if name not in devices])
     _links(result, matrix, devices)
+    return result
+
+
+def islands(names: Sequence[str], joined: Collection[tuple[str, str]]) -> list[set[str]]:
+    """Groups of devices that links join, directly or over each other."""
+    result: list[set[str]] = [{name} for name in names]
+    for pair in joined:
+        touched = [group for group in result if group & {*pair}]
+        result = [*(group for group in result if group not in touched), set().union(*touched)]
     return result
 
 
@@ -88,14 +97,23 @@ def _cards(reading: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequ
 
 def _links(reading: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
     """Note the NVLinks, if every pair of devices has equally many."""
-    counts = set()
+    counts, joined = set(), set()
     for device in devices:
         for other in devices:
             match = _CELL.fullmatch(matrix[device][other])
             if device != other and match:
                 counts.add(int(match[1] or 0))
+                joined |= {(device, other)} if match[1] else set()
+    groups = islands(devices, joined)
     if counts == {0}:
         reading.say("scale_up.kind", "pcie")
+    elif len(groups) > 1:
+        reading.say("scale_up.kind", "pcie")
+        sizes = " and ".join(map(str, sorted({len(each) for each in groups})))
+        reading.unread.append(
+            f"scale_up: NVLinks join groups of {sizes} of {len(devices)} GPUs, and PCIe the groups; a profile has one "
+            "kind between all, and collectives of all pass PCIe"
+        )
     elif len(counts) == 1:
         (pair,) = counts
         reading.links = Links(reading.file, pair, switched=None)

@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.errors import UserError
+from simpar.hardware.machine.profile_of import import_profile
 from simpar.hardware.machine.reading import Links
 from simpar.hardware.machine.topo_matrix import is_matrix, read_matrix
 from tests.hardware.machine.samples import matrix
@@ -56,3 +57,14 @@ def test_a_matrix_is_known_by_its_rows():
     """Other texts are none."""
     assert is_matrix(matrix())
     assert not is_matrix("GPU0 is hot")
+
+
+def test_groups_of_gpus_that_bridges_join(tmp_path):
+    """Pairs with NVLinks, and PCIe between them: collectives of all pass PCIe, at the rate of a PCIe link."""
+    rows = ["GPU0 X NV12 SYS SYS", "GPU1 NV12 X SYS SYS", "GPU2 SYS SYS X NV12", "GPU3 SYS SYS NV12 X"]
+    path = tmp_path / "topo.txt"
+    path.write_text("\n".join(["\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity", *rows]))
+    found = import_profile([str(path)], "ours", like="dgx-a100-80gb", folder=tmp_path)
+    assert found.facts["scale_up.kind"].value == "pcie"
+    assert found.facts["scale_up.bandwidth"].value == "25 GB/s"
+    assert any("NVLinks join groups of 2 of 4 GPUs" in line for line in found.unread)
