@@ -23,19 +23,34 @@ def tokenize(
 ) -> int:
     """Write the tokens of texts, once for all runs."""
     from simpar.errors import UserError
-    from simpar.runtime.tokenize import TokenizeOptions, tokenize
+    from simpar.runtime.documents import left_out
+    from simpar.runtime.tokenize import VALIDATION, TokenizeOptions, TokenManifest, tokenize
 
     if loss_on not in (allowed := ("completions", "all")):
         raise UserError(f"--loss-on {loss_on}: allowed: {', '.join(allowed)}")
     options = TokenizeOptions(validation, all_counted=loss_on == "all")
     done = tokenize(text, tokenizer, Path(output), options)
-    console().print(f"{done.documents:,} documents, {done.tokens:,} tokens; wrote {output}", soft_wrap=True)
+    console().print(f"{_said(done)}; wrote {output}", soft_wrap=True)
+    if validation:
+        held_out = TokenManifest.load(Path(output) / VALIDATION)
+        console().print(f"held out: {_said(held_out)}", soft_wrap=True)
+    if skipped := left_out(text):
+        console().print(f"not read: {skipped} (files are read if they are named)", soft_wrap=True)
     return 0
+
+
+def _said(done: Any) -> str:
+    return f"{done.documents:,} document{'' if done.documents == 1 else 's'}, {done.tokens:,} tokens"
 
 
 @app.command(epilog="Example: simpar data tokens > documents.yaml")
 def data(
-    tokens: Annotated[str, typer.Argument(help="A folder of simpar tokenize", metavar="TOKENS")],
+    source: Annotated[
+        str, typer.Argument(help="A folder of simpar tokenize, or text with --tokenizer", metavar="TOKENS")
+    ],
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Of text: folder of a tokenizer, a tokenizer.json, or bytes")
+    ] = None,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", help="Tokens per sequence: what is cut and padded", min=1)
     ] = None,
@@ -45,7 +60,7 @@ def data(
     """Print how long documents are, as a scenario states it."""
     from simpar.runtime.lengths import measure_lengths
 
-    result: dict[str, Any] = measure_lengths(Path(tokens), seq_len, packed=pack)
+    result: dict[str, Any] = measure_lengths(Path(source), seq_len, packed=pack, tokenizer=tokenizer)
     if not json_out(result, json_):
         for line in result["histogram"]:
             console().print(f"# {line}", soft_wrap=True, highlight=False)

@@ -1,14 +1,15 @@
 """Chat templates of tokenizers: messages as one text, and which of it the model says.
 
-Templates are Jinja in a sandbox, with what transformers gives them. What the model says stands between the tags
-``generation`` if a template has these; otherwise it is what an assistant's message adds to the text before it, with the
-prompt to generate at its end.
+Templates are Jinja in a sandbox, with what transformers gives them. What the model says is what the messages of a
+completion add to the text of its prompt; in a chat without one what stands between the tags ``generation`` if a
+template has these, otherwise what an assistant's message adds to the text before it, with the prompt to generate at its
+end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,12 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
+from simpar.runtime.rows import Chat, Spans
 from simpar.runtime.tokenizer import TokenizerFiles, name_of
 
 TEMPLATE, SPEAKER = "chat_template.jinja", "assistant"
 BEGIN, END = "\x02", "\x03"
 """Around what stands between the tags of a template; no text of a chat has these."""
-Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -45,46 +46,47 @@ class ChatTemplate:
         tokens = {key: name_of(value) for key, value in files.settings.items() if key.endswith("_token")}
         return ChatTemplate(name, source, {key: text for key, text in tokens.items() if text})
 
-    def __call__(self, messages: Sequence[Mapping[str, Any]], place: str) -> tuple[str, Spans]:
-        """The text of messages and the spans that the model says. Raises UserError."""
+    def __call__(self, chat: Chat, place: str) -> tuple[str, Spans]:
+        """The text of a chat and the spans that the model says. Raises UserError."""
         if self.source is None:
             raise UserError(
                 f"{place}: messages: tokenizer {self.tokenizer} has no chat template; allowed: one with {TEMPLATE}, or "
-                "rows of text, or of prompt and completion"
+                "rows of text, or of prompt and completion as strings"
             )
-        whole = self._render(messages, place, prompt=False)
-        if BEGIN in whole:
-            return _marked(whole)
-        spans = tuple(self._added(messages, at, whole, place) for at in _said_by_model(messages))
-        if not spans:
+        count = len(chat.messages)
+        whole, marked = _marked(self._render(chat, count, place, prompt=False))
+        if chat.prompt is not None:
+            return whole, (self._added(chat, (chat.prompt, count), whole, place),)
+        if marked:
+            return whole, marked
+        said = [at for at, message in enumerate(chat.messages) if message["role"] == SPEAKER]
+        if not said:
             raise UserError(f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on")
-        return whole, spans
+        return whole, tuple(self._added(chat, (at, at + 1), whole, place) for at in said)
 
-    def _added(self, messages: Sequence[Mapping[str, Any]], at: int, whole: str, place: str) -> tuple[int, int]:
-        """The span of a message: what it adds to the text of those before it."""
-        before = self._render(messages[:at], place, prompt=True)
-        until = self._render(messages[: at + 1], place, prompt=False)
+    def _added(self, chat: Chat, added: tuple[int, int], whole: str, place: str) -> tuple[int, int]:
+        """The span of some messages, from the first to before the last: what they add to the text of those before."""
+        first, last = added
+        before, _ = _marked(self._render(chat, first, place, prompt=True))
+        until, _ = _marked(self._render(chat, last, place, prompt=False))
         if not until.startswith(before) or not whole.startswith(until):
             raise UserError(
-                f"{place}: messages[{at}]: the template writes the beginning of this conversation in another way than "
-                "the whole, so that no part of it is this message; allowed: a template with generation tags"
+                f"{place}: messages[{first}]: the template writes the beginning of this conversation in another way "
+                "than the whole, so that no part of it is this message; allowed: a template with generation tags"
             )
         return len(before), len(until)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], place: str, *, prompt: bool) -> str:
+    def _render(self, chat: Chat, count: int, place: str, *, prompt: bool) -> str:
+        """The first ``count`` messages, with marks around what tags say, and a ``prompt`` to generate."""
         from jinja2 import TemplateError
 
+        given = {"tools": chat.tools, "documents": None, **self.tokens, **chat.variables}
+        given |= {"messages": list(chat.messages[:count]), "add_generation_prompt": prompt}
         try:
-            return str(_compiled(str(self.source)).render(
-                messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None, **self.tokens
-            ))  # fmt: skip
+            return str(_compiled(str(self.source)).render(given))
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:160]
             raise UserError(f"{place}: messages: the chat template of {self.tokenizer} refuses them ({said})") from None
-
-
-def _said_by_model(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [number for number, message in enumerate(messages) if message["role"] == SPEAKER]
 
 
 def _marked(text: str) -> tuple[str, Spans]:

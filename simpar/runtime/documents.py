@@ -1,13 +1,12 @@
 """Documents of training data, one at a time, from files and folders: text, JSON lines, parquet, saved datasets.
 
-A row has a ``text``; or chat ``messages``, which the tokenizer's template renders; or a ``prompt`` and a
-``completion``. Of the last two only what the model should say counts in the loss. Whatever is wrong with a row is said
-with its file and line.
+What a row may have is said in ``rows``. Whatever is wrong with one is said with its file and line.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,31 +14,20 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.runtime.rows import COLUMNS, Render, TextDocument, document_of
 from simpar.units import MIB
 
-LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"
+LINES, ROWS, PARQUET = (".jsonl", ".ndjson"), ".json", ".parquet"
 PLAIN = (".txt", ".text", ".md")
+KNOWN = (*LINES, *PLAIN, PARQUET)
+"""Endings of files that are taken from folders; a ``.json`` is there often about something else."""
+CONTAINERS = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".arrow", ".csv", ".tsv", ".pdf", ".docx")
+"""Endings of files that are no text as they are."""
 DATASET = ("state.json", "dataset_dict.json")
 """Files by which a folder is a dataset that was saved to disk."""
-KEYS = ("text", "messages", "prompt")
 PIECE_BYTES = MIB
 """About how much of a plain text is encoded at once."""
 SPLIT = "train"
-
-
-@dataclass(frozen=True)
-class TextDocument:
-    """A ``text`` from a place (file:line); ``counted`` are the spans of characters in the loss (None: all).
-
-    ``special``: the tokenizer's own tokens at the beginning and the end belong to it, which a template writes itself.
-    ``goes_on``: the next one is more of the same document.
-    """
-
-    text: str
-    place: str
-    counted: tuple[tuple[int, int], ...] | None = None
-    special: bool = True
-    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,10 +49,6 @@ class SourceFile:
         return SourceFile(path, sum(each.st_size for each in states), max(each.st_mtime_ns for each in states))
 
 
-Render = Callable[[Sequence[Mapping[str, Any]], str], tuple[str, tuple[tuple[int, int], ...]]]
-"""From messages and their place: a text, and the spans that the model says. Raises UserError."""
-
-
 def list_sources(names: Sequence[str]) -> list[SourceFile]:
     """The files of documents that are named or lie in named folders, in order. Raises UserError."""
     result = [SourceFile.of(path) for name in names for path in _files(Path(name))]
@@ -76,13 +60,31 @@ def list_sources(names: Sequence[str]) -> list[SourceFile]:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(f"{path}: cannot be read (No such file or directory)")
-    if not path.is_dir() or any((path / mark).is_file() for mark in DATASET):
+    if path.suffix in CONTAINERS and path.is_file():
+        raise UserError(f"{path}: {path.suffix} is not read; allowed: text, JSON lines, parquet, or a saved dataset")
+    if not _is_folder_of_files(path):
         return [path]
-    known = (*LINES, *PLAIN, PARQUET)
-    texts = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix in known)
+    texts = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix in KNOWN)
     if not texts:
-        raise UserError(f"{path}: has no files of text; allowed: {', '.join(known)}, or a saved dataset")
+        raise UserError(f"{path}: has no files of text; allowed: {', '.join(KNOWN)}, or a saved dataset")
     return texts
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a path is read as a file of text, a document as it is."""
+    return not path.is_dir() and path.suffix not in (*LINES, ROWS, PARQUET, *CONTAINERS)
+
+
+def _is_folder_of_files(path: Path) -> bool:
+    return path.is_dir() and not any((path / mark).is_file() for mark in DATASET)
+
+
+def left_out(names: Sequence[str]) -> str:
+    """What lies in named folders and is not read, by the endings of its names; "" for nothing."""
+    folders = [Path(name) for name in names if _is_folder_of_files(Path(name))]
+    files = (each for folder in folders for each in folder.rglob("*") if each.is_file() and each.suffix not in KNOWN)
+    counts = Counter(each.suffix or "without ending" for each in files if not each.name.startswith("."))
+    return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))
 
 
 def read(source: SourceFile, render: Render, after: int = 0) -> Iterator[tuple[int, TextDocument]]:
@@ -93,7 +95,9 @@ def read(source: SourceFile, render: Render, after: int = 0) -> Iterator[tuple[i
     path = source.path
     if path.is_dir():
         yield from _rows(_dataset(path), path, render, after)
-    elif path.suffix in LINES:
+    elif path.suffix == ROWS and _begins_with(path, b"["):
+        yield from _rows(_json_list(path), path, render, after)
+    elif path.suffix in (*LINES, ROWS):
         yield from _json_lines(path, render, after)
     elif path.suffix == PARQUET:
         yield from _rows(_parquet(path), path, render, after)
@@ -174,6 +178,22 @@ def _json_lines(path: Path, render: Render, after: int) -> Iterator[tuple[int, T
             yield number, document_of(row, place, render)
 
 
+def _begins_with(path: Path, mark: bytes) -> bool:
+    """Whether the first character that is no space is ``mark``."""
+    with path.open("rb") as stream:
+        first = next((line.lstrip() for line in stream if line.strip()), b"")
+    return first.startswith(mark)
+
+
+def _json_list(path: Path) -> Iterator[Any]:
+    """The rows of a file that is one list. Raises UserError."""
+    text = _decoded(path.read_bytes(), path, partial(int, 1))
+    try:
+        yield from json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}); allowed: a list of objects, or one object a line") from None
+
+
 def _rows(rows: Iterator[Any], path: Path, render: Render, after: int) -> Iterator[tuple[int, TextDocument]]:
     for number, row in enumerate(rows, start=1):
         if number > after:
@@ -190,7 +210,7 @@ def _parquet(path: Path) -> Iterator[Any]:
         opened = parquet.ParquetFile(path)
     except Exception as error:  # noqa: BLE001 - the library raises several classes of its own
         raise UserError(f"{path}: is not parquet ({str(error).splitlines()[0][:120]})") from None
-    wanted = [name for name in (*KEYS, "completion") if name in opened.schema_arrow.names]
+    wanted = [name for name in COLUMNS if name in opened.schema_arrow.names]
     for batch in opened.iter_batches(columns=wanted):
         yield from batch.to_pylist()
 
@@ -207,44 +227,3 @@ def _dataset(path: Path) -> Iterator[Any]:
             raise UserError(f"{path}: has {', '.join(loaded)}; allowed: one named {SPLIT}, or the folder of one split")
         loaded = loaded[SPLIT]
     yield from loaded
-
-
-def document_of(row: Any, place: str, render: Render) -> TextDocument:
-    """The document of a row. Raises UserError with its place."""
-    if not isinstance(row, Mapping):
-        raise UserError(f"{place}: is {type(row).__name__}; allowed: an object with {_allowed()}")
-    kind = next((key for key in KEYS if row.get(key) is not None), None)
-    if kind is None:
-        said = ", ".join(map(str, row)) or "nothing"
-        raise UserError(f"{place}: has {said}; allowed: {_allowed()}")
-    if kind == "messages":
-        text, counted = render(_messages(row[kind], place), place)
-        return TextDocument(text, place, counted, special=False)
-    if kind == "prompt":
-        prompt, completion = (_string(row.get(key), key, place) for key in ("prompt", "completion"))
-        if not completion.strip():
-            raise UserError(f"{place}: completion is empty; allowed: some text")
-        return TextDocument(prompt + completion, place, ((len(prompt), len(prompt) + len(completion)),))
-    text = _string(row[kind], kind, place)
-    if not text.strip():
-        raise UserError(f"{place}: text is empty; allowed: some text")
-    return TextDocument(text, place)
-
-
-def _allowed() -> str:
-    return "text, or messages, or prompt and completion"
-
-
-def _string(value: Any, key: str, place: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {key} is {type(value).__name__}; allowed: a string")
-    return value
-
-
-def _messages(value: Any, place: str) -> list[Mapping[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{place}: messages is {'empty' if value == [] else type(value).__name__}; allowed: a list")
-    for number, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UserError(f"{place}: messages[{number}] has no role; allowed: objects with role and content")
-    return value

@@ -1,11 +1,13 @@
-"""How long the documents of a folder of tokens are, as the simulator's scenarios state it. No torch here."""
+"""How long documents of a folder of tokens, or of text, are, as scenarios state it. No torch here."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simpar.runtime.tokenize import ENDS, TokenManifest
+from simpar.errors import UserError
+from simpar.runtime.documents import list_sources, read
+from simpar.runtime.tokenize import ENDS, MANIFEST, PROGRESS, Encoder, TokenManifest, batches
 from simpar.units import Ints
 
 STATED = 64
@@ -13,18 +15,19 @@ STATED = 64
 BAR = 40
 
 
-def measure_lengths(folder: Path, seq_len: int | None, *, packed: bool = True) -> dict[str, Any]:
+def measure_lengths(
+    folder: Path, seq_len: int | None, *, packed: bool = True, tokenizer: str | None = None
+) -> dict[str, Any]:
     """Documents as a scenario states them, a histogram in lines of text, and figures in tokens. Raises UserError.
 
-    With ``seq_len``, also the share of the documents that are longer, and, unless ``packed``, of the tokens that pad.
+    With a ``tokenizer``, ``folder`` is a file or folder of text instead of tokens. With ``seq_len``, also the share of
+    the documents that are longer, and, unless ``packed``, of the tokens that pad.
     """
-    manifest = TokenManifest.load(folder)
-    ends: Ints = np.fromfile(folder / ENDS, dtype=np.int64)
-    lengths: Ints = ends - np.concatenate([[0], ends[:-1]])
+    lengths = _of_tokens(folder) if tokenizer is None else _of_texts(str(folder), tokenizer)
     result: dict[str, Any] = {
         "documents": {"lengths": representatives(lengths), "packing": "pack" if packed else "pad"},
-        "count": manifest.documents,
-        "tokens": manifest.tokens,
+        "count": len(lengths),
+        "tokens": int(lengths.sum()),
         "mean": float(lengths.mean()),
         "median": float(np.median(lengths)),
         "longest": int(lengths.max()),
@@ -38,6 +41,32 @@ def measure_lengths(folder: Path, seq_len: int | None, *, packed: bool = True) -
             result["padding_share"] = padded
             result["histogram"].append(f"padding: {padded:.1%} of the tokens of sequences of {seq_len}")
     return result
+
+
+def _of_tokens(folder: Path) -> Ints:
+    if not any((folder / name).is_file() for name in (MANIFEST, PROGRESS)):
+        raise UserError(f"{folder}: has no {MANIFEST}; allowed: a folder of simpar tokenize, or text with --tokenizer")
+    TokenManifest.load(folder)
+    ends: Ints = np.fromfile(folder / ENDS, dtype=np.int64)
+    lengths: Ints = ends - np.concatenate([[0], ends[:-1]])
+    return lengths
+
+
+def _of_texts(name: str, tokenizer: str) -> Ints:
+    """Tokens of each document of a file or folder of text, with its end. Raises UserError."""
+    if (Path(name) / MANIFEST).is_file():
+        raise UserError(f"--tokenizer {tokenizer}: {name} has tokens already; allowed: text, or no --tokenizer")
+    encoder, lengths, length = Encoder.open(tokenizer), [], 0
+    for source in list_sources([name]):
+        for _, batch in batches(read(source, encoder.render)):
+            for document, (ids, _) in zip(batch, encoder.encode(batch), strict=True):
+                length += len(ids)
+                if not document.goes_on:
+                    lengths.append(length)
+                    length = 0
+    if not lengths:
+        raise UserError(f"{name}: no documents; allowed: a text with some")
+    return np.array(lengths, dtype=np.int64)
 
 
 def representatives(lengths: Ints) -> list[int]:

@@ -27,8 +27,9 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.chat import ChatTemplate
-from simpar.runtime.documents import LINES, PARQUET, SourceFile, TextDocument, check_text, list_sources, read
+from simpar.runtime.documents import SourceFile, check_text, is_plain, list_sources, read
 from simpar.runtime.job import RunJob
+from simpar.runtime.rows import TextDocument
 from simpar.runtime.tokenizer import BYTES, TokenizerFiles, digest_of
 from simpar.units import MIB, Ints
 
@@ -257,7 +258,7 @@ def _tokenized(
     try:
         for number, source in enumerate(sources[first[0] :], start=first[0]):
             after = first[1] if number == first[0] else 0
-            for position, batch in _batches(read(source, encoder.render, after)):
+            for position, batch in batches(read(source, encoder.render, after)):
                 _write(batch, encoder, writers, options)
                 if time.monotonic() - kept > KEPT_EVERY_S:
                     _keep(folder, made_of, (number, position), writers)
@@ -336,7 +337,7 @@ def _keep(folder: Path, made_of: str, until: tuple[int, int], writers: Sequence[
     files.write_atomic(folder / PROGRESS, json.dumps(said) + "\n")
 
 
-def _batches(documents: Iterator[tuple[int, TextDocument]]) -> Iterator[tuple[int, list[TextDocument]]]:
+def batches(documents: Iterator[tuple[int, TextDocument]]) -> Iterator[tuple[int, list[TextDocument]]]:
     """Documents some at a time, with the position behind the last."""
     batch: list[TextDocument] = []
     characters = position = 0
@@ -375,8 +376,7 @@ def tokenised(job: RunJob) -> RunJob:
     if data.kind != "text" or data.path is None:
         return job
     tokenizer = data.tokenizer or BYTES
-    as_it_is = tokenizer == BYTES and Path(data.path).suffix not in (*LINES, PARQUET) and not Path(data.path).is_dir()
-    if as_it_is and not data.validation:
+    if tokenizer == BYTES and is_plain(Path(data.path)) and not data.validation:
         for path in filter(None, (data.path, job.measuring.held_out)):
             check_text(Path(path))
         return job

@@ -76,3 +76,14 @@ def simpar_run(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A tokenizer with a chat template."""
+    from tests.runtime.test_served import tiny_tokenizer
+    from tests.runtime.test_tokenize import CHAT
+
+    tiny_tokenizer(tmp_path / "words")
+    (tmp_path / "words/chat_template.jinja").write_text(CHAT)
+    return tmp_path / "words"

@@ -19,7 +19,7 @@ from simpar.runtime.data import IGNORED_TARGET, Loader, open_source  # noqa: E40
 from simpar.runtime.job import Data  # noqa: E402
 from simpar.runtime.lengths import measure_lengths, representatives  # noqa: E402
 from simpar.runtime.tokenize import TokenizeOptions  # noqa: E402
-from tests.runtime.test_served import END, tiny_tokenizer  # noqa: E402
+from tests.runtime.test_served import END  # noqa: E402
 
 PLAIN = TokenizeOptions()
 CHAT = (
@@ -36,14 +36,6 @@ TURNS = [
     {"role": "user", "content": "the mat"},
     {"role": "assistant", "content": "the dog"},
 ]
-
-
-@pytest.fixture
-def words(tmp_path):
-    """A tokenizer with a chat template."""
-    tiny_tokenizer(tmp_path / "words")
-    (tmp_path / "words/chat_template.jinja").write_text(CHAT)
-    return tmp_path / "words"
 
 
 def rows_file(path, *rows):
@@ -79,44 +71,6 @@ def test_documents_are_one_behind_the_other_with_their_end(tmp_path, words):
     assert counted is None
     pieces = [decoded(words, part) for part in np.split(ids, ends)[:-1]]
     assert pieces == [f"the cat sat{END}", f"the dog{END}", f"on the mat{END}"]
-
-
-def test_completions_alone_count(tmp_path, words):
-    """Of a prompt and its completion the completion and its end; of a chat what the assistant's messages add."""
-    rows_file(tmp_path / "in.jsonl", {"prompt": "the cat ", "completion": "sat"}, {"messages": TURNS})
-    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", PLAIN)
-    ids, ends, counted = tokens_of(tmp_path / "out")
-    first, second = (slice(0, ends[0]), slice(ends[0], ends[1]))
-    assert decoded(words, ids[first][counted[first] == 1]) == f" sat{END}"  # a token of both is one of the completion
-    whole = "".join(f"<{m['role']}>{m['content']}</{m['role']}>\n" for m in TURNS)
-    assert decoded(words, ids[second]) == whole + END
-    assert decoded(words, ids[second][counted[second] == 1]) == "sat on</assistant>\nthe dog</assistant>\n"
-    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "all", TokenizeOptions(all_counted=True))
-    assert tokens_of(tmp_path / "all")[2] is None
-
-
-def test_tags_of_a_template_say_what_counts(tmp_path, words):
-    """Between {% generation %} and its end, and nothing else."""
-    (words / "chat_template.jinja").write_text(MARKED)
-    rows_file(tmp_path / "in.jsonl", {"messages": TURNS})
-    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", PLAIN)
-    ids, _, counted = tokens_of(tmp_path / "out")
-    assert decoded(words, ids[counted == 1]) == "sat onthe dog"
-
-
-def test_templates_are_rendered_as_transformers_does(tmp_path, words):
-    """Its own rendering of the same messages, with the same special tokens."""
-    transformers = pytest.importorskip("transformers")
-    source = "{{ eos_token }}{%- for m in messages %}\n  {{ m | tojson }}"
-    source += "{% if loop.last %}{% break %}{% endif %}\n{% endfor %}"
-    (words / "chat_template.jinja").write_text(source + "{% generation %}x{% endgeneration %}")
-    rows_file(tmp_path / "in.jsonl", {"messages": [{"role": "user", "content": "caté <b>"}]})
-    loaded = transformers.AutoTokenizer.from_pretrained(words)
-    expected = loaded.apply_chat_template([{"role": "user", "content": "caté <b>"}], tokenize=False)
-    encoder = tokenize.Encoder.open(str(words))
-    text, spans = encoder.render([{"role": "user", "content": "caté <b>"}], "here")
-    assert text == expected
-    assert [text[first:last] for first, last in spans] == ["x"]
 
 
 def test_an_interrupted_call_goes_on_to_the_same_bytes(tmp_path, words, monkeypatch):
@@ -260,34 +214,6 @@ def _installed(package):
 @pytest.mark.parametrize(
     ("content", "words_said"),
     [
-        (b'{"text": "a"}\n{"text": " "}\n', "in.jsonl:2: text is empty; allowed: some text"),
-        (b'{"text": "a"}\n\n{"text": "\xff"}\n', "in.jsonl:3: byte 0xff is not UTF-8 .*; allowed: text in UTF-8"),
-        (b'{"text": "a"}\n{"text": \n', "in.jsonl:2: is not JSON .*; allowed: one object a line"),
-        (b"", "in.jsonl: no documents; allowed: a text with some"),
-        (b'["a"]\n', "in.jsonl:1: is list; allowed: an object with text, or messages, or prompt and completion"),
-        (b'{"body": "a"}\n', "in.jsonl:1: has body; allowed: text, or messages, or prompt and completion"),
-        (b'{"text": 3}\n', "in.jsonl:1: text is int; allowed: a string"),
-        (b'{"prompt": "a"}\n', "in.jsonl:1: completion is NoneType; allowed: a string"),
-        (b'{"prompt": "a", "completion": ""}\n', "in.jsonl:1: completion is empty; allowed: some text"),
-        (b'{"messages": []}\n', "in.jsonl:1: messages is empty; allowed: a list"),
-        (b'{"messages": [{"content": "a"}]}\n', r"in.jsonl:1: messages\[0\] has no role; allowed: objects with role"),
-        (b'{"messages": [{"role": "user", "content": "a"}]}\n', "in.jsonl:1: messages: none is of role assistant"),
-    ],
-)
-def test_faults_are_said_with_file_and_line(tmp_path, words, monkeypatch, capsys, content, words_said):
-    """One line, exit code 2, and no folder that could be taken for a finished one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in.jsonl").write_bytes(content)
-    assert cli.run(["tokenize", "in.jsonl", "--tokenizer", str(words), "-o", "out"]) == 2
-    said = capsys.readouterr().err
-    assert re.search(words_said, said), said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "out/tokens.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "words_said"),
-    [
         (b"", "in.txt:1: the document is empty"),
         (b" \n\n", "in.txt:1: the document is empty"),
         (b"a\nb\nc\xff\n", "in.txt:3: byte 0xff is not UTF-8"),
@@ -306,14 +232,6 @@ def test_the_line_is_right_behind_the_first_piece(tmp_path, words, monkeypatch):
     (tmp_path / "in.txt").write_bytes(b"one\ntwo\nthree\nfour\nfive\xfe\n")
     with pytest.raises(UserError, match=r"in\.txt:5: byte 0xfe"):
         tokenize.tokenize([str(tmp_path / "in.txt")], str(words), tmp_path / "out", PLAIN)
-
-
-def test_a_tokenizer_without_template_reads_no_chats(tmp_path, words):
-    """The line of the first chat, and what else may be given."""
-    (words / "chat_template.jinja").unlink()
-    rows_file(tmp_path / "in.jsonl", {"text": "a"}, {"messages": TURNS})
-    with pytest.raises(UserError, match=r"in.jsonl:2: messages: tokenizer .* has no chat template; allowed: one with"):
-        tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", PLAIN)
 
 
 def test_batches_of_both_kinds_of_packing(tmp_path, words):
@@ -417,6 +335,11 @@ def test_lengths_are_stated_as_a_scenario_takes_them(tmp_path, words, capsys):
     lengths = np.diff(ends, prepend=0)
     assert cli.run(["data", str(tmp_path / "out"), "--seq-len", "32", "--no-pack"]) == 0
     said = capsys.readouterr().out
+    assert cli.run(["data", str(tmp_path / "in.jsonl"), "--tokenizer", str(words), "--seq-len", "32", "--no-pack"]) == 0
+    assert capsys.readouterr().out == said  # of the text itself
+    for wrong in ([str(tmp_path / "in.jsonl")], [str(tmp_path / "out"), "--tokenizer", str(words)]):
+        assert cli.run(["data", *wrong]) == 2
+        assert re.search("allowed: .*text.* --tokenizer\n$", capsys.readouterr().err)
     stated = YAML(typ="safe").load(said)["training"]["documents"]
     read = Documents(**stated)
     assert read.packing == "pad"
@@ -492,4 +415,4 @@ def test_tokenizing_needs_no_torch(tmp_path, words):
     given = ["tokenize", tmp_path / "in.jsonl", "--tokenizer", words, "-o", tmp_path / "out"]
     done = subprocess.run([sys.executable, "-c", code, *map(str, given)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 documents, ")
+    assert done.stdout.startswith("1 document, ")
