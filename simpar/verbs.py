@@ -19,13 +19,14 @@ from simpar.frameworks import load_reader
 from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.overrides import script_in
 from simpar.frameworks.recipes import split_name
+from simpar.plan.schedules import chunks_instead
 from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.environment import account_of_words
 from simpar.preflight.given import given_words
 from simpar.preflight.slices import slice_of
 from simpar.report.result import Result, read_object
 from simpar.report.summarise import with_whole_run
-from simpar.scenario import find_scenario, load_scenario
+from simpar.scenario import Scenario, find_scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
@@ -106,8 +107,10 @@ def sweep(
 
     ``scenario``, ``flags`` and ``settings`` are what :func:`simpar.load_scenario` takes. Keys of ``over`` are those of
     a plan ("tp", "zero"), "seq_len", "global_batch", "hardware", "nodes", "model", "stack", or dotted keys of a
-    scenario. A combination that is refused keeps the reason; Ctrl-C keeps what is simulated. ``progress`` is called
-    with every combination before it is simulated. Raises UserError for keys and values that no scenario has.
+    scenario. A schedule that cannot run the chunks of the scenario's runs its own number of them, unless flags,
+    settings or ``over`` state one. A combination that is refused keeps the reason; Ctrl-C keeps what is simulated.
+    ``progress`` is called with every combination before it is simulated. Raises UserError for keys and values that no
+    scenario has.
 
     >>> result = sweep("gpt2-laptop", {"micro_batch": (1, 2), "zero": (0, 1)})
     >>> result.to_frame()[["micro_batch", "zero", "fits"]].values.tolist()
@@ -117,22 +120,36 @@ def sweep(
 
     values = {key: _values(key, each) for key, each in over.items()}
     choices = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
-    scenarios = [load_scenario(scenario, flags, [*settings, *_settings(choice)]) for choice in choices]
-    for each in scenarios:
+    scenarios = [_with_own_chunks(choice, scenario, flags, settings) for choice in choices]
+    for each, _ in scenarios:
         each.require_update()
     rows: list[Swept] = []
     with suppress(KeyboardInterrupt):
-        for choice, loaded in zip(choices, scenarios, strict=True):
+        for choice, (each, vpp) in zip(choices, scenarios, strict=True):
             if progress:
                 progress(choice)
             try:
                 result = simulate(
-                    **loaded.inputs(), engine=engine, seed=seed, flops_convention=flops_convention, with_timeline=False
+                    **each.inputs(), engine=engine, seed=seed, flops_convention=flops_convention, with_timeline=False
                 )
-                rows.append(Swept(choice, result))
+                rows.append(Swept(choice, result, vpp=vpp))
             except UserError as error:
-                rows.append(Swept(choice, refused=str(error)))
+                rows.append(Swept(choice, refused=str(error), vpp=vpp))
     return Sweep((*rows, *map(Swept, choices[len(rows) :])))
+
+
+def _with_own_chunks(
+    choice: Mapping[str, Any], scenario: str | Path | None, flags: Mapping[str, Any] | None, settings: Sequence[str]
+) -> tuple[Scenario, int | None]:
+    """The scenario of a combination, and the chunks of its schedule if it cannot run those that the scenario states."""
+    words = [*settings, *_settings(choice)]
+    result = load_scenario(scenario, flags, words)
+    asked = {key for key, value in (flags or {}).items() if value is not None}
+    asked |= {word.partition("=")[0].strip() for word in words}
+    if "plan.schedule" not in asked or "plan.vpp" in asked:
+        return result, None
+    chunks = chunks_instead(result.plan.schedule, result.plan.pipeline.vpp)
+    return (result if chunks is None else load_scenario(scenario, flags, [*words, f"plan.vpp={chunks}"])), chunks
 
 
 def _values(key: str, given: Any) -> list[Any]:

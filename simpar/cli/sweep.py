@@ -50,10 +50,10 @@ def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[st
 def _write(result: Sweep, title: str, values: Mapping[str, Any]) -> None:
     """Write the page and the tables that are asked for, and print the rows where JSON does not go there."""
     from simpar.files import write_atomic
-    from simpar.report.sweep import print_sweep, save_sweep, si_table
+    from simpar.report.sweep import chunks_text, print_sweep, save_sweep, si_table
 
     if values["html"]:
-        save_sweep(result.rows, values["html"], title)
+        save_sweep(result.rows, values["html"], title, chunks_text(result.rows))
     if values["csv"]:
         si_table(result.rows).save_csv(values["csv"])
     text = json.dumps(result.to_dict(), allow_nan=False) + "\n" if values["json_"] else ""

@@ -129,10 +129,13 @@ class Footprint:
 
     @property
     def reserved_interval_bytes(self) -> tuple[float, float]:
-        """The range of the allocator's reported peak in nine of ten cases; it ends at what the allocator may have."""
+        """The range of the allocator's reported peak in nine of ten cases; it ends at what the allocator may have.
+
+        Where more than that is predicted, it is the range on a device with room for it.
+        """
         low, high = self.risk.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
-        most = max(self.capacity_bytes - self.overhead_bytes, self.reserved_bytes)
-        return min(low, most), min(high, most)
+        most = self.capacity_bytes - self.overhead_bytes
+        return (low, high) if self.reserved_bytes > most else (min(low, most), min(high, most))
 
     def fullness(self, share: float, probability: float = AS_PREDICTED) -> float:
         """The part of the device that the class takes with some probability: at most 1 where it fits.

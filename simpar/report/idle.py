@@ -161,7 +161,8 @@ class IdleTime:
     ) -> IdleTime:
         """Follow every gap back and split its waiting: excess of the chain first, then the schedule, then other groups.
 
-        No class loses more than ``most_slow_ns`` of the schedule's bubbles to slow ranks.
+        Own transfers that are exposed because a slow rank is late are waiting for it. No class loses more than
+        ``most_slow_ns`` of the schedule's bubbles to slow ranks.
         """
         pieces = follow_back(gaps, timing, excess.binding)
         takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
@@ -181,6 +182,11 @@ class IdleTime:
         left -= shares[:, BUBBLE]
         shares[:, SLOW] += np.where(behind_slow, left, 0)
         shares[:, GROUPS] += np.where(behind_slow, 0, left)
+        late_ns = _late_by_slow(gaps, _per_gap(own, own.length_ns, gaps), surplus[:, SLOW], shares[:, SLOW])
+        if late_ns.any():
+            parts = dict(place_shares(own, np.stack([late_ns, _per_gap(own, own.length_ns, gaps) - late_ns], axis=1)))
+            own, waits = GapPieces.joined([parts[1]]), GapPieces.joined([waits, parts[0]])
+            shares[:, SLOW] += late_ns
         return IdleTime(gaps, own, waits, shares, excess, part)
 
     def exposed_ns(self, num_classes: int) -> Ints:
@@ -249,6 +255,22 @@ def _with_own_in_parallel(
         kept.append(parts[1])
         waits, kind_of = waits.take(kind_of != number), kind_of[kind_of != number]
     return own, GapPieces.joined([waits, *kept])
+
+
+def _late_by_slow(gaps: Gaps, own_ns: Ints, surplus_ns: Floats, given_ns: Ints) -> Ints:
+    """The part of the rank's own transfers of every gap that are exposed because a slow rank is late: int64[gaps].
+
+    A rank that gathers ahead runs its next transfer when the slow rank gets to it. It hides behind the kernels of the
+    slow rank, and outlasts those of the others. That is as much of the slow rank's excess (``surplus_ns``, since the
+    step began) as waiting (``given_ns``) does not explain, in this gap or a later one.
+    """
+    result = np.zeros(len(gaps), dtype=np.int64)
+    bounds = np.searchsorted(gaps.class_id, np.arange(int(gaps.class_id.max(initial=-1)) + 2)).tolist()
+    for low, high in pairwise(bounds):
+        rest = surplus_ns[low:high] - np.cumsum(given_ns[low:high])
+        ahead = np.minimum.accumulate(rest[::-1])[::-1]
+        result[low:high] = split_waiting(own_ns[low:high], ahead[:, None])[:, 0]
+    return result
 
 
 def _between(pieces: GapPieces, low: int, high: int) -> GapPieces:

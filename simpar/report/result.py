@@ -102,6 +102,11 @@ class Result:
         return self.why.waiting
 
     @property
+    def rank_shown(self) -> str:
+        """Whose step is broken down, in words."""
+        return "rank that waits least" + (" of those at full speed" if self.slow_ranks else "")
+
+    @property
     def slow_ranks(self) -> SlowRanks | None:
         """Slow ranks and the step without them; None if there are none."""
         return self.why.slow_ranks
@@ -195,16 +200,29 @@ class Result:
         return frame_of(self, table)
 
     def plot_timeline(self, path: str | Path) -> None:
-        """Write the timeline as .png, .svg or .html. Raises UserError for another suffix."""
-        from simpar.report.plots import save_plot
-
-        save_plot(self, "timeline", path)
+        """Write the timeline as .png, .svg, .pdf or .html. Raises UserError for another suffix."""
+        self._plot("timeline", path)
 
     def plot_memory(self, path: str | Path) -> None:
-        """Write memory over time as .png, .svg or .html. Raises UserError for another suffix."""
+        """Write memory over time as .png, .svg, .pdf or .html. Raises UserError for another suffix."""
+        self._plot("memory", path)
+
+    def plot_breakdown(self, path: str | Path) -> None:
+        """Write where the step goes as .png, .svg, .pdf or .html. Raises UserError for another suffix."""
+        self._plot("breakdown", path)
+
+    def plot_flame(self, path: str | Path) -> None:
+        """Write memory at the peak by layer as .png, .svg, .pdf or .html. Raises UserError for another suffix."""
+        self._plot("flame", path)
+
+    def plot_roofline(self, path: str | Path) -> None:
+        """Write the rates of kernels as .png, .svg, .pdf or .html. Raises UserError for another suffix."""
+        self._plot("roofline", path)
+
+    def _plot(self, kind: str, path: str | Path) -> None:
         from simpar.report.plots import save_plot
 
-        save_plot(self, "memory", path)
+        save_plot(self, kind, path)
 
     def __repr__(self) -> str:
         from simpar.report.words import describe_briefly

@@ -34,12 +34,14 @@ MORE_FIGURES: dict[str, Callable[[Result], str]] = {
 class Swept:
     """One choice, as keys and values, and its result.
 
-    Without a result, the choice was ``refused`` for that reason, or the sweep was ``interrupted`` before it.
+    Without a result, the choice was ``refused`` for that reason, or the sweep was ``interrupted`` before it. ``vpp``
+    are the chunks per rank of its schedule, if they are others than the scenario's.
     """
 
     choice: Mapping[str, Any]
     result: Result | None = None
     refused: str = ""
+    vpp: int | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -97,6 +99,17 @@ def choice_text(choice: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in choice.items())
 
 
+def chunks_text(rows: Sequence[Swept]) -> str:
+    """Which schedules have chunks of their own: "vpp 2, not the scenario's, with zb-v"; "" if none has."""
+    of_chunks: dict[int, list[str]] = {}
+    for row in rows:
+        if row.vpp is not None:
+            name = next(str(value) for key, value in row.choice.items() if key.split(".")[-1] == "schedule")
+            of_chunks[row.vpp] = list(dict.fromkeys([*of_chunks.get(row.vpp, ()), name]))
+    parts = [f"vpp {vpp} with {', '.join(names)}" for vpp, names in sorted(of_chunks.items())]
+    return f"chunks of the schedules, where they cannot run the scenario's: {'; '.join(parts)}" if parts else ""
+
+
 def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
     """The sweep as plain data: every choice with the figures that a result has under the same keys."""
     result = []
@@ -105,7 +118,8 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
         if row.result:
             whole = row.result.to_dict()
             figures = {key: whole[key] for key in KEPT_COLUMNS}
-        result.append({"choice": dict(row.choice), **figures})
+        chunks = {} if row.vpp is None else {"vpp": row.vpp}
+        result.append({"choice": dict(row.choice), **chunks, **figures})
     return {SWEEP.key: SWEEP.version, "sweep": result}
 
 
@@ -233,6 +247,8 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     for row in sweep.rows:
         if row.refused:
             console.print(f"{choice_text(row.choice)}: {row.refused}", soft_wrap=True, markup=False)
+    if chunks := chunks_text(sweep.rows):
+        console.print(chunks, soft_wrap=True, markup=False)
     if best:
         most = " (most tokens/s)" if "tokens/s" in shown.titles else ""
         console.print(f"* fastest that fits{most}")

@@ -52,8 +52,8 @@ def print_report(result: Result, console: Console) -> None:
     console.print(_rows(figures(result)))
     print_lines(console, _published_lines(result))
     for title, table in (
-        ("Where the step goes (rank that waits least)", _breakdown(result, console)),
-        ("Communication (rank that waits least)", _communication(result)),
+        (f"Where the step goes ({result.rank_shown})", _breakdown(result, console)),
+        (f"Communication ({result.rank_shown})", _communication(result)),
         (MEMORY_TITLE, _memory(result)),
         ("Memory of the fullest host, GiB", _host(result)),
         ("Cooperation of replicas (means over local steps)", _rows(cooperation_rows(result))),

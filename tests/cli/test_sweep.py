@@ -87,3 +87,20 @@ def test_batches_are_compared_by_tokens_and_pipelines_by_their_bubble(capsys):
     said = capsys.readouterr().out
     assert "bubble" in said
     assert "tokens/s" not in said
+
+
+def test_schedules_run_chunks_of_their_own(tmp_path, capsys):
+    """Of a scenario with three chunks 1F1B runs one, ZB-V two, interleaving all; those asked for are kept."""
+    scenario = {
+        "model": "gpt2", "cluster": {"hardware": "dgx-h100"}, "training": {"seq_len": 256, "global_batch": 16},
+        "plan": {"pp": 2, "schedule": "interleaved", "vpp": 3, "zero": 1},
+    }  # fmt: skip
+    (tmp_path / "three.yaml").write_text(json.dumps(scenario))
+    over = ["--over", "schedule=1f1b,interleaved,zb-v"]
+    assert cli.run(["simulate", str(tmp_path / "three.yaml"), *over, "--json", str(tmp_path / "over.json")]) == 0
+    rows = json.loads((tmp_path / "over.json").read_text())["sweep"]
+    assert [row.get("vpp") for row in rows] == [1, None, 2]
+    assert all("step_time_s" in row for row in rows)
+    assert "where they cannot run the scenario's: vpp 1 with 1f1b; vpp 2 with zb-v\n" in capsys.readouterr().out
+    assert cli.run(["simulate", str(tmp_path / "three.yaml"), *over, "--vpp", "3"]) == 0
+    assert "schedule=1f1b: schedule 1f1b: vpp = 3; allowed: 1" in capsys.readouterr().out

@@ -158,6 +158,18 @@ def test_a_slow_rank_is_named_with_its_factor() -> None:
     assert found.bubble_fraction == 0
 
 
+def test_transfers_that_a_slow_rank_exposes_are_waiting_for_it() -> None:
+    """FSDP gathers ahead: what hides behind the slow rank's kernels outlasts those of the others, who wait for it."""
+    shape = {"seq_len": 4096, "global_batch": 16}
+    nominal = simulated("llama-3.2-1b", "dgx-h100", 1, Plan(zero=3), **shape)
+    found = simulated("llama-3.2-1b", "dgx-h100", 1, Plan(zero=3), **shape, slow={0: 1.3})
+    longer_s = found.step_time_s - nominal.step_time_s
+    assert longer_s > 0.1 * nominal.step_time_s
+    (waited,) = found.waiting
+    assert (waited.ranks, waited.seconds) == ((0,), pytest.approx(longer_s, rel=0.02))
+    assert found.time_breakdown_s.exposed_dp == pytest.approx(nominal.time_breakdown_s.exposed_dp, rel=0.05)
+
+
 @pytest.mark.parametrize("axis", ["dp", "tp"])
 def test_waiting_inside_a_group_is_no_bubble(axis: str) -> None:
     """Without a pipeline there is no bubble, wherever the slow rank sits."""

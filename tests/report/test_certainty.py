@@ -126,7 +126,8 @@ def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
     assert roomy.fits
     assert roomy.certainty.fit_probability > 0.95
     assert not full.fits
-    assert full.certainty.reserved_memory_interval_bytes[1] <= full.memory.peak_reserved_bytes * (1 + 1e-9)
+    low, high = full.certainty.reserved_memory_interval_bytes
+    assert low < full.memory.peak_reserved_bytes < high  # on a device with room for it
     tight = _result("nemo")
     assert tight.fits
     assert tight.certainty is not None

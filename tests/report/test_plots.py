@@ -178,6 +178,14 @@ def test_intervals_are_drawn_where_they_are_known(result):
     assert not [patch for axes in plot(bare, "memory").axes for patch in axes.patches if patch.get_hatch()]
 
 
+@pytest.mark.parametrize("kind", ["timeline", "memory", "breakdown", "flame", "roofline"])
+def test_results_draw_themselves(result, kind, tmp_path):
+    """A method for every picture of one result, as vectors or pixels."""
+    path = tmp_path / f"{kind}.svg"
+    getattr(result, f"plot_{kind}")(path)
+    assert path.read_text().startswith("<?xml")
+
+
 def test_two_timelines_share_one_scale_of_time(result):
     """A step of half the length ends in the middle of the axis, whatever the other one takes."""
     view = result.overview

@@ -63,6 +63,16 @@ def natural_vpp(name: str) -> int:
     return producer_of(name).chunks
 
 
+def chunks_instead(name: str, vpp: int) -> int | None:
+    """The chunks per rank of a schedule that cannot run ``vpp`` of them, None if it can.
+
+    >>> chunks_instead("zb-v", 3), chunks_instead("interleaved", 3)
+    (2, None)
+    """
+    producer = producer_of(name)
+    return None if producer.any_chunks or producer.chunks == vpp else producer.chunks
+
+
 def looks_at_costs(name: str) -> bool:
     """Whether a schedule depends on the durations of its passes. Raises UserError for an unknown name."""
     return producer_of(name).looks_at_costs

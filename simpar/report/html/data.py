@@ -58,6 +58,7 @@ def page_data(result: Result) -> dict[str, Any]:
         "how_sure": describe_certainty(result),
         "published": _published(result),
         "breakdown": [asdict(bar) for bar in _breakdown(result)],
+        "rank_shown": result.rank_shown,
         "stage_bars": _stage_bars(result),
         "critical_path": _critical_path(result),
         "communication": _communication(result),
