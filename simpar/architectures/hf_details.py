@@ -30,7 +30,7 @@ SILENT = {
     "qk_head_dim", "max_seq_len", "embedding_fraction", "norm_type",
     "num_logits_to_keep", "use_mamba_kernels", "residual_in_fp32", "rescale_prenorm_residual", "time_step_rank",
     "time_step_min", "time_step_max", "time_step_floor", "moe_norm_min",
-    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_image_tokens",
 }  # fmt: skip
 """Fields that do not affect what a model computes in training, beside those that a reader asks for."""
 TOKEN_NUMBERS = ("_token_id", "_token_index")

@@ -51,8 +51,9 @@ class Patches:
 class ProjectorStep:
     """A step of a projector: a "norm" over ``width`` features, a "linear" product into ``width``, or an "mlp".
 
-    An MLP of the kinds "mlp" and "gated" has ``inner`` features between its products and an activation there. A "conv"
-    is a product that contracts ``reads`` numbers, at ``rows`` places for each visual token.
+    An MLP of the kinds "mlp" and "gated" has ``inner`` features between its products and an activation there; an
+    "activation" has ``width`` features. A "conv" is a product that contracts ``reads`` numbers, at ``rows`` places for
+    each visual token.
     """
 
     kind: str
@@ -70,7 +71,8 @@ class Vision:
 
     ``projector`` reads ``patches.merged`` patches side by side, or their mean (``pooled``). ``taps`` are layers behind
     which a ``tap_projector`` makes features that are added behind the first layers of the language model, one after the
-    other [DeepStack, Meng et al. 2024, arXiv 2406.04334]. ``layer_scale``: a learned factor per feature and branch.
+    other [DeepStack, Meng et al. 2024, arXiv 2406.04334]. ``layer_scale``: a learned factor per feature and branch;
+    ``marks``: learned vectors that stand between visual tokens (ends of rows), the tokens of which do not count.
     """
 
     patches: Patches
@@ -81,6 +83,7 @@ class Vision:
     end_norm: str = ""
     pooled: bool = False
     layer_scale: bool = False
+    marks: int = 0
     taps: tuple[int, ...] = ()
     tap_projector: tuple[ProjectorStep, ...] = ()
 
@@ -188,7 +191,8 @@ def _join(vision: Vision) -> Iterator[Operator]:
         last = "pool"
     steps = _project("project", vision.features, vision.projector, last)
     yield from steps
-    yield Operator("join", "copy", TOKENS, HIDDEN, "sequence", inputs=(steps[-1].name,))
+    marks = (Weight("marks", term("hidden", times=vision.marks), "vector"),) if vision.marks else ()
+    yield Operator("join", "copy", TOKENS, HIDDEN, "sequence", weights=marks, inputs=(steps[-1].name,))
 
 
 def _project(name: str, width: int, steps: tuple[ProjectorStep, ...], source: str = "features") -> list[Operator]:
@@ -203,6 +207,9 @@ def _project(name: str, width: int, steps: tuple[ProjectorStep, ...], source: st
         elif step.kind == "conv":
             op = _product(prefix, source, term(times=step.reads), columns, step.bias, "sequence")
             result.append(replace(op, rows=term("batch", "visual.seq", times=step.rows)))
+        elif step.kind == "activation":
+            own = Operator(f"{prefix}_activation", "activation", VISUAL, columns, "sequence", inputs=(source,))
+            result.append(replace(own, saves=(own.name,)))
         else:
             result += _mlp(prefix, source, term(times=width), step)
         source, width = result[-1].name, width if step.kind == "norm" else step.width

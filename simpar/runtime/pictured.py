@@ -44,6 +44,7 @@ class PicturedModel(nn.Module):
         if own.grid:
             named[GRID] = torch.tensor([own.grid] * (batch * own.count), device=tokens.device)
         pixels = made_of(tokens, own.count, own.shape)
+        pixels = pixels.view(batch, own.count, *own.shape) if own.by_sequence else pixels
         logits: Tensor = self.inner(input_ids=shown, pixel_values=pixels, use_cache=False, **named).logits
         return logits
 

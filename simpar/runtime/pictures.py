@@ -16,6 +16,8 @@ GRID = "image_grid_thw"
 """Frames, rows and columns of patches, where a class reads patches of images of any size."""
 KINDS = ("mm_token_type_ids", "token_type_ids")
 """What a class reads of which tokens are those of images."""
+BY_SEQUENCE = "pixel_attention_mask"
+"""What classes read of which images of a sequence, and which of their pixels, are there."""
 UNKNOWN = ("image_position_ids", "spatial_shapes", "vision_image_sizes")
 """Inputs that are not made here."""
 TEXT_ALONE = "allowed: images_per_sequence = 0 beside its fields, which trains the language model on text alone"
@@ -26,7 +28,7 @@ class Pictures:
     """Images of every sequence: how many, the shape of one as a class reads it, its tokens, and their number's token.
 
     ``grid`` are frames, rows and columns of patches (none where images have one size), ``marks`` the inputs that tell
-    which tokens are images'.
+    which tokens are images'; ``by_sequence``: pixels have an axis of sequences before that of images.
     """
 
     count: int
@@ -35,6 +37,7 @@ class Pictures:
     token: int
     grid: tuple[int, ...] = ()
     marks: tuple[str, ...] = ()
+    by_sequence: bool = False
 
     @staticmethod
     def of(config: Mapping[str, Any], graph: ModelGraph, seq_len: int) -> Pictures:
@@ -64,7 +67,8 @@ class Pictures:
         if GRID not in reads:
             side = vision.image_size
             sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
-            return Pictures(count, (vision.num_channels, *sides), tokens, token, (), marks)
+            shape = (vision.num_channels, *sides)
+            return Pictures(count, shape, tokens, token, (), marks, BY_SEQUENCE in reads)
         patches, merge = graph.dims["vision.seq"] // count, int(getattr(vision, "spatial_merge_size", 1))
         rows = _rows(patches, merge)
         channels = int(getattr(vision, "in_channels", getattr(vision, "in_chans", 3)))

@@ -157,7 +157,7 @@ def _module(config: Any, class_name: str, architectures: tuple[str, ...], why: s
     if class_name:
         kind = _class(class_name, why)
         return kind(_config_for(kind, config))
-    text = config.get_text_config(decoder=True)
+    text = _tied_as(config, config.get_text_config(decoder=True))
     causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if not config.is_encoder_decoder:
         for each in (text, config):
@@ -172,6 +172,13 @@ def _module(config: Any, class_name: str, architectures: tuple[str, ...], why: s
     classes = _classes_of(config)
     allowed = f"--model-class {' or '.join(classes[:MOST_NAMED])}" if classes else f"{CODE} that returns it"
     raise UserError(f"{why}; transformers has no language model for {type(config).__name__}; allowed: {allowed}")
+
+
+def _tied_as(config: Any, text: Any) -> Any:
+    """The part of a config for text; its head has a table of its own where that of the whole has."""
+    if text is not config and hasattr(config, "tie_word_embeddings"):
+        text.tie_word_embeddings = config.tie_word_embeddings
+    return text
 
 
 MOST_NAMED = 5

@@ -28,18 +28,29 @@ LIBRARY = (
 TOWERS = "has two towers, or layers that are not causal; the runtime trains decoders"
 PICTURES = (
     "gemma3", "internvl", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
-    "glm4v", "glm4v_moe", "exaone4_5", "minimax_m3_vl", "step3p7",
+    "glm4v", "glm46v", "glm4v_moe", "exaone4_5", "minimax_m3_vl", "step3p7", "paligemma", "idefics3", "smolvlm",
+    "cohere2_vision", "aya_vision", "ovis2",
 )  # fmt: skip
 """Trained with transformers' own class, on images that are made of the tokens."""
 ALONE = "allowed: images_per_sequence = 0 beside its fields"
-OTHER_PICTURES = ("mistral3", "ernie4_5_vl_moe", "kimi_k25", "gemma4", "lfm2_vl", "llama4")
+OTHER_PICTURES = (
+    "mistral3",
+    "ernie4_5_vl_moe",
+    "kimi_k25",
+    "gemma4",
+    "lfm2_vl",
+    "llama4",
+    "lighton_ocr",
+    "llava_next",
+    "llava_onevision",
+)
 """Whose class reads images in a form that no run makes: text alone is what is left."""
 NO_DECODERS = (
     "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
     "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
 )  # fmt: skip
 REFUSED = {
-    **dict.fromkeys(("internvl_chat", "kimi_vl", *NO_DECODERS), TOWERS),
+    **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", *NO_DECODERS), TOWERS),
     **dict.fromkeys(OTHER_PICTURES, ALONE),
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
     **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
@@ -53,7 +64,7 @@ REFUSED = {
 """And why."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
-LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl")
+LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl", "dots_ocr")
 """Models that see: their sequences are longer than the visual tokens of a picture."""
 
 

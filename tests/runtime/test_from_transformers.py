@@ -16,7 +16,18 @@ UNDECLARED = {
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
 
-SEEING = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "internvl", "llava")
+SEEING = (
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "gemma3",
+    "internvl",
+    "llava",
+    "smolvlm",
+    "cohere2_vision",
+    "aya_vision",
+    "ovis2",
+)
 """Models that see: patches of images of any size, images of one size."""
 
 

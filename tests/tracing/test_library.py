@@ -40,6 +40,17 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_tied_as_the_whole_says(torch, tied):
+    """What the part for text says of it counts for nothing, as where the whole is made."""
+    text = {**LLAMA, "tie_word_embeddings": not tied}
+    whole = {**WRAPPED, "model_type": "llava_next", "text_config": text, "tie_word_embeddings": tied}
+    with torch.device("meta"):
+        module, _ = make_module(whole, "", WHY)
+    assert (module.lm_head.weight is module.model.embed_tokens.weight) is tied
+
+
+@pytest.mark.slow
 def test_the_class_of_a_config(torch):
     """The one for causal language models, of the text's part where there is one, or the one that is asked for."""
     assert made(torch, LLAMA) == ("LlamaForCausalLM", None)

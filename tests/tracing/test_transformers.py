@@ -27,6 +27,7 @@ WITHOUT_CLASS = (
     "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
     "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel",
     "WanTransformer3DModel", "step3_text", "step3_vl", "mimo", "minicpm",
+    "dots_ocr",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
@@ -36,11 +37,12 @@ OF_PICTURES = ("vit",)
 """A config gets the library's language model; classes of another kind are chosen by name."""
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
              "qwen3_5", "qwen3_5_moe", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v",
-             "glm4v_moe", "step3p7", "ernie4_5_vl_moe")  # fmt: skip
+             "glm4v_moe", "step3p7", "ernie4_5_vl_moe", "paligemma", "idefics3", "smolvlm", "cohere2_vision",
+             "aya_vision", "ovis2", "llava_next", "llava_onevision", "lighton_ocr", "glm46v")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
 SECTIONS = {
     **{name: [2, 1, 1] for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
-    "glm4v": [2, 1, 1], "glm4v_moe": [1, 1, 0],
+    "glm4v": [2, 1, 1], "glm46v": [2, 1, 1], "glm4v_moe": [1, 1, 0],
 }  # fmt: skip
 """Of the frequencies of a head, those that turn with time, height and width: defaults are those of large heads."""
 LONG_ENOUGH = {

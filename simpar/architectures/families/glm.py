@@ -65,12 +65,20 @@ FAMILIES = (
         _tower,
         "glm4v_text",
         tiny={"text_config": {**TINY, "head_dim": 8, "attention_bias": True}, "vision_config": TINY_VISION},
+        either=True,
+    ),
+    vision_family(
+        "glm46v",
+        _tower,
+        "glm4v_text",
+        tiny={"text_config": {**TINY, "attention_bias": True}, "vision_config": TINY_VISION},
     ),
     vision_family(
         "glm4v_moe",
         _tower,
         "glm4_moe",
         tiny={"text_config": TINY_SPARSE, "vision_config": TINY_VISION},
+        either=True,
     ),
     ModelFamily(
         "glm",

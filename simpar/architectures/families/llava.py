@@ -1,4 +1,7 @@
-"""LLaVA: a tower of CLIP, SigLIP or Pixtral before a language model of any family [arXiv 2304.08485; 2410.07073]."""
+"""LLaVA: a tower of CLIP, SigLIP or Pixtral before a language model of any family [arXiv 2304.08485; 2410.07073].
+
+LLaVA-NeXT and OneVision cut images into tiles, which count as images, and mark the ends of rows of patches.
+"""
 
 from dataclasses import replace
 
@@ -33,18 +36,33 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     return Vision(patches, shape, style, steps, end_norm=style.norm)
 
 
+def _tiled(vision: Config, around: Config, hidden: int) -> Vision:
+    return replace(_tower(vision, around, hidden), marks=1)
+
+
+def _one_vision(vision: Config, around: Config, hidden: int) -> Vision:
+    around.data.get("vision_aspect_ratio")  # how many tiles there are at most
+    return _tiled(vision.having(SIGLIP, unless_given=True), around, hidden)
+
+
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26,
+    "num_attention_heads": 16, "image_size": 384, "patch_size": 14,
+}  # fmt: skip
+"""The tower of OneVision where a config says nothing of it."""
+SMALL = {
+    "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "image_size": 28, "intermediate_size": 128,
+    "patch_size": 14,
+}  # fmt: skip
+CLIP = {"vision_config": SMALL, "text_config": TINY}
 FAMILIES = (
+    vision_family("llava", _tower, "llama", tiny=CLIP, either=True),
+    vision_family("llava_next", _tiled, "llama", tiny=CLIP),
     vision_family(
-        "llava",
-        _tower,
-        "llama",
-        tiny={
-            "vision_config": {
-                "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "image_size": 28,
-                "intermediate_size": 128,
-                "patch_size": 14,
-            },
-            "text_config": TINY,
-        },
+        "llava_onevision",
+        _one_vision,
+        "qwen2",
+        tiny={**CLIP, "vision_config": {**SMALL, "model_type": "siglip_vision_model", "vision_use_head": False}},
+        either=True,
     ),
-)  # fmt: skip
+)

@@ -162,5 +162,6 @@ FAMILIES = (
             },
             "projector_hidden_size": 24,
         },
+        either=True,
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Mistral and Ministral: Llama with a window in all layers, and Ministral 3 with queries scaled by their position.
 
 Mistral 4 has latent attention and experts, as DeepSeek.
-Mistral Small 3.1 and later have Pixtral's vision tower before one of these.
+Mistral Small 3.1 and later have Pixtral's vision tower before one of these; LightOnOCR has it before Qwen 3.
 """
 
 from simpar.architectures.config import Config
@@ -53,6 +53,9 @@ def _read_3(config: Config, name: str) -> ModelGraph:
     return mark_unbuilt(graph, LONG_SCALE) if rope is None or rope.get("llama_4_scaling_beta") else graph
 
 
+TINY_PIXTRAL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+}  # fmt: skip
 FAMILIES = (
     ModelFamily(
         "mistral",
@@ -92,13 +95,12 @@ FAMILIES = (
         "mistral3",
         _tower,
         "mistral",
-        tiny={
-            "text_config": TINY,
-            "vision_config": {
-                "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "head_dim": 8,
-            },
-            "tie_word_embeddings": False,
-        },
+        tiny={"text_config": TINY, "vision_config": TINY_PIXTRAL, "tie_word_embeddings": False},
+    ),
+    vision_family(
+        "lighton_ocr",
+        _tower,
+        "qwen3",
+        tiny={"text_config": {**TINY, "head_dim": 8}, "vision_config": TINY_PIXTRAL, "tie_word_embeddings": True},
     ),
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """Qwen 2, 2.5 and 3 with vision: patches of two frames, 2 x 2 of which become a token, whatever an image's size.
 
 Qwen 2.5's tower has windows and gated MLPs [arXiv 2502.13923]; Qwen 3's adds features of three of its layers behind the
-first layers of the language model [arXiv 2511.21631], Qwen 3.5's does not.
+first layers of the language model [arXiv 2511.21631], Qwen 3.5's does not. dots.ocr has a tower of its own before
+Qwen 2.5 [arXiv 2512.02498].
 """
 
 from dataclasses import replace
@@ -72,6 +73,19 @@ def _tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
     return tower_3(vision, around, hidden, tuple(listed))
 
 
+def _tower_dots(vision: Config, around: Config, hidden: int) -> Vision:
+    """dots.ocr's tower: gated MLPs, norms behind patches and at its end."""
+    merge = vision.size("spatial_merge_size", default=2)
+    frames = vision.size("temporal_patch_size", default=1)
+    patches = patches_of(vision, around, side=14, frames=frames, merge=merge, norm="rms")
+    shape = vit_shape(vision, hidden=1536, layers=42, heads=12, ffn=4224, width="embed_dim")
+    check_width(vision, "hidden_size", hidden)
+    bias = vision.flag("use_bias", default=False)
+    style = Style(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    steps = merger(shape.hidden * merge**2, hidden, norm=ProjectorStep("norm", shape.hidden))
+    return Vision(patches, shape, style, steps, end_norm="rms" if vision.flag("post_norm", default=True) else "")
+
+
 TINY_3 = {
     "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 4, "num_position_embeddings": 16,
     "out_hidden_size": 32,
@@ -88,6 +102,7 @@ FAMILIES = (
         _tower_2,
         "qwen2_vl_text",
         tiny={"text_config": TINY, "vision_config": {"embed_dim": 32, "depth": 2, "num_heads": 4, "hidden_size": 32}},
+        either=True,
     ),
     vision_family(
         "qwen2_5_vl",
@@ -98,6 +113,19 @@ FAMILIES = (
             "vision_config": {
                 "hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4, "out_hidden_size": 32,
                 "fullatt_block_indexes": [1],
+            },
+        },
+        either=True,
+    ),
+    vision_family(
+        "dots_ocr",
+        _tower_dots,
+        "qwen2",
+        tiny={
+            **TINY,
+            "vision_config": {
+                "embed_dim": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                "num_attention_heads": 4,
             },
         },
     ),

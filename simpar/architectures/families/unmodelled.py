@@ -20,5 +20,8 @@ UNCAPTURED = {
 """What neither an operator stands for nor a capture of the class finds, by ``model_type``."""
 OF_OTHER_CODE = {"BailingMoeV2_5ForCausalLM": "lightning attention beside latent attention"}
 """The same by the class that a config names, where the library has a later model under its ``model_type``."""
-UNSEEN = {"llama4": "transformers' class of it fails once it has read an image (5.24)"}
+UNSEEN = {
+    "llama4": "transformers' class of it fails once it has read an image (5.24)",
+    **dict.fromkeys(("llava_next", "llava_onevision"), "transformers' class reads sizes of images that are cut"),
+}  # fmt: skip
 """Why no run gives a model images that its class should read, by ``model_type``."""

@@ -16,16 +16,28 @@ TowerReader = Callable[[Config, Config, int], Vision]
 
 
 def vision_family(
-    kind: str, tower: TowerReader, text: str, tiny: Mapping[str, Any], aliases: tuple[str, ...] = ()
+    kind: str,
+    tower: TowerReader,
+    text: str,
+    tiny: Mapping[str, Any],
+    aliases: tuple[str, ...] = (),
+    *,
+    tied: bool | None = None,
+    either: bool = False,
 ) -> ModelFamily:
-    """The family of a vision tower before a language model, whose default ``model_type`` is ``text``."""
-    return ModelFamily(kind, _reader(tower, text), None, None, tiny, aliases, nested=True)
+    """The family of a vision tower before a language model, whose default ``model_type`` is ``text``.
+
+    ``tied``: whether the head has the embedding's table where the config does not say (None: as the language model).
+    ``either``: a language model that says so ties them, whatever the config around it says.
+    """
+    usual = {"model_type": text} if tied is None else {"model_type": text, "tie_word_embeddings": tied}
+    return ModelFamily(kind, _reader(tower, usual, either), None, None, tiny, aliases, nested=True)
 
 
-def _reader(read_tower: TowerReader, text: str) -> Reader:
+def _reader(read_tower: TowerReader, text: Mapping[str, Any], either: bool) -> Reader:
 
     def read(config: Config, name: str, read_text: Reader) -> ModelGraph:
-        language = read_text(_text(config, text), f"{name}: text_config")
+        language = read_text(_text(config, text, either), f"{name}: text_config")
         inner = config.mapping("vision_config")
         left_out = [f"{field} is left out" for field in ("audio_config",) if config.mapping(field)]
         images = config.data.get("images_per_sequence")
@@ -47,10 +59,11 @@ def _reader(read_tower: TowerReader, text: str) -> Reader:
     return read
 
 
-def _text(config: Config, kind: str) -> dict[str, Any]:
+def _text(config: Config, usual: Mapping[str, Any], either: bool) -> dict[str, Any]:
     """The config of the language model: a section, or fields beside the vision's. Raises UserError for none.
 
-    ``tie_word_embeddings`` beside a section counts for more than one in it.
+    ``usual`` are the fields that it may leave out. ``tie_word_embeddings`` beside a section counts for more than one in
+    it, but where ``either`` is enough.
     """
     inner = next((each for name in TEXT_CONFIGS if (each := config.mapping(name)) is not None), None)
     if inner is None:
@@ -60,8 +73,9 @@ def _text(config: Config, kind: str) -> dict[str, Any]:
         for name in inner:
             config.data.get(name)
     outside = config.data.get("tie_word_embeddings")
-    tied = {} if outside is None else {"tie_word_embeddings": outside}
-    return {"model_type": kind, **inner, **tied}
+    said = inner.get("tie_word_embeddings") is True and either
+    tied = {} if outside is None or said else {"tie_word_embeddings": outside}
+    return {**usual, **inner, **tied}
 
 
 def _told(graph: ModelGraph, assumed: list[str], unread: tuple[str, ...]) -> ModelGraph:

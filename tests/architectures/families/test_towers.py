@@ -13,7 +13,9 @@ from simpar.errors import UserError
 from tests.architectures.counted import counted_alike
 from tests.gate import some
 
-NESTED = sorted({family.model_type for family in DECLARED.values() if family.nested} - {"kimi_k3", "step3_vl"})
+NESTED = sorted(
+    {family.model_type for family in DECLARED.values() if family.nested} - {"kimi_k3", "step3_vl", "dots_ocr"}
+)
 """Those that transformers has a class for."""
 PUBLISHED = {  # totals of the released checkpoints (safetensors indices on the Hugging Face hub)
     "qwen2-vl-2b": 2_208_985_600, "qwen2-vl-7b": 8_291_375_616, "qwen2-vl-72b": 73_405_560_320,
@@ -46,6 +48,50 @@ WITH_TOWERS = {  # text models that are shipped alone: config of the whole, tota
     ),
 }  # fmt: skip
 
+SIGLIP_SO = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+"""SigLIP So400m."""
+RELEASED = {  # fields of released configs; billions of parameters, as their cards say
+    "smolvlm": (
+        {
+            "scale_factor": 3,
+            "text_config": {
+                "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+                "num_attention_heads": 32, "vocab_size": 49_280,
+            },
+            "vision_config": {**SIGLIP_SO, "image_size": 384, "patch_size": 14},
+        },
+        2.25,
+    ),
+    "paligemma": (
+        {
+            "projection_dim": 2304,
+            "text_config": {
+                "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 257_216,
+                "num_image_tokens": 256,
+            },
+            "vision_config": {**SIGLIP_SO, "patch_size": 14, "projection_dim": 2304},
+        },
+        3.03,
+    ),
+    "dots_ocr": (
+        {
+            "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+            "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": False, "vision_config": {},
+        },
+        3.04,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RELEASED)
+def test_released_models_have_as_many_parameters_as_their_cards_say(kind):
+    """SmolVLM2 2.2B, PaliGemma 2 3B, dots.ocr; no field of theirs is left unread."""
+    config, billions = RELEASED[kind]
+    graph = read({"model_type": kind, **config}, kind)
+    assert round(graph.num_parameters() / 1e9, 2) == billions
+    assert graph.details.unread == ()
+
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", some(NESTED, sorted(NESTED)[::4]))
@@ -76,6 +122,15 @@ def test_tables_are_tied_as_the_config_around_says(kind: str, tied: bool) -> Non
         read({**tiny, "model_type": kind, "text_config": text, "tie_word_embeddings": tied}, kind).tied_embeddings
         is tied
     )
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("llava", True), ("qwen2_vl", True), ("qwen3_vl", False)])
+def test_a_language_model_that_ties_its_tables_does_so_in_some_families(kind, tied):
+    """As their classes read configs of before; LLaVA-OneVision 0.5B says so beside a "false" around it."""
+    tiny = DECLARED[kind].tiny
+    text = {**tiny["text_config"], "tie_word_embeddings": True}
+    around = {**tiny, "model_type": kind, "text_config": text, "tie_word_embeddings": False}
+    assert read(around, kind).tied_embeddings is tied
 
 
 @pytest.mark.parametrize(
