@@ -6,6 +6,7 @@ Needs an environment of its own, in which the tools are installed without their 
     pip download --no-deps megatron-core==0.19.2 megatron-bridge==0.6.2 ; unpack both wheels side by side
     pip install --no-deps triton nemo-run==0.11.1 leptonai==0.26.6 kubernetes, and what they import
     pip install --no-deps trl==1.16.0 axolotl==0.19.0 llamafactory==0.9.5 and what they import; DISABLE_VERSION_CHECK=1
+    pip install "sagemaker<3"
     pip download --no-deps --python-version 3.12 --only-binary=:all: maxtext==0.2.5 ; unpack it, put it on PYTHONPATH
 
 Bridge loads configs of released models from the hub, or, where that cannot be reached, from folders of their names in

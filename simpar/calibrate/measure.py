@@ -1,6 +1,5 @@
 """A calibration from request to profiles: start workers, gather their samples, fit. No torch here."""
 
-import os
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from simpar.calibrate.profile import KnownFacts, Profiles, build
 from simpar.calibrate.quiet import CoreTimes, Quiet
 from simpar.calibrate.request import CalibrationRequest, quick, standard
 from simpar.errors import UserError
+from simpar.runtime.container import usable_memory_bytes
 from simpar.runtime.job import Machine
 from simpar.runtime.launch import RankLauncher, require_torch, start
 from simpar.runtime.request import accelerators
@@ -52,9 +52,8 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Ca
 
 def known_facts(request: CalibrationRequest, name: str, date: str | None) -> KnownFacts:
     """Facts that the system gives without measuring. ``date`` is omitted if not given: same input, same text."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     words = f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
-    return KnownFacts(name, f"{words}, {date}" if date else words, float(memory), {})
+    return KnownFacts(name, f"{words}, {date}" if date else words, usable_memory_bytes(), {})
 
 
 def _processor() -> str:

@@ -155,7 +155,10 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 def notes(s: Subject) -> Iterator[str]:
     """Notes for the user."""
     yield from hugging_face.notes(s)
-    yield "Checked against the library's documentation, not run: its container is not public."
+    yield (
+        "Trained on CPUs with a stand-in for the library, whose container is not public; version 2.257 of its SDK took "
+        "`job.py` and picked that container."
+    )
     yield "Instance type and container version in job.py are placeholders."
 
 

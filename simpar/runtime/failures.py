@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
+from simpar.runtime.container import memory_limit_bytes
 from simpar.units import format_bytes
 
 ALLOCATORS = ("can't allocate memory", "out of memory", "not enough memory")
@@ -157,6 +158,8 @@ def failure_by_signal(ended: list[tuple[int, int, int]], steps: int, kills: int 
     said = f"{_ending(-number)} {when}"
     if number == signal.SIGKILL and kills:
         counted = f"{kills} process{'es' if kills > 1 else ''} for lack of memory meanwhile"
+        if (limit := memory_limit_bytes()) is not None:
+            counted += f", of {format_bytes(limit)} for all that run in this container"
         return OutOfMemory.on_host(rank, f"{said}: the operating system ended {counted} {logs}")
     why = ""
     if number == signal.SIGKILL:

@@ -1,5 +1,6 @@
 """Whether a hardware profile describes the machine of a run: cores, memory, speed of products. No torch here."""
 
+import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from functools import partial
 
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.cluster import Cluster
+from simpar.runtime.container import core_limit, usable_memory_bytes
 from simpar.units import GIGA, format_bytes
 
 MEMORY_DIFFERS = 0.1  # the operating system keeps less than this share
@@ -15,14 +17,15 @@ ROWS, ROUNDS = 512, 8
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may run on, or as many as its container gives it the time of."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(here, math.ceil(core_limit() or here))
 
 
 def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
     """How a profile of ranks on a machine's CPUs differs from this machine; empty if nothing is noticed."""
     host, cores = cluster.profile.host, usable_cores()
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = usable_memory_bytes()
     result = []
     if host.compute_capacity is None and ranks > 1:
         result.append(f"{ranks} ranks with processors of their own, here on {cores} cores")
