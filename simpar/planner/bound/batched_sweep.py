@@ -121,7 +121,7 @@ class Sweeps:
         left = np.zeros((len(pipes), shape.num_ranks))
         for letter, took in self._times(shape, pipes).items():
             begun = np.bincount(table.stage[table.code == LETTERS.index(letter)], minlength=len(shape.pieces))
-            left += weigh(took * (table.schedule.num_microbatches - begun), shape.of_rank)
+            left += shape.by_rank(took * (table.schedule.num_microbatches - begun))
         ends = np.zeros((shape.num_ranks, len(pipes)))
         np.maximum.at(ends, table.rank, self._finishes_ns(shape, pipes, table))
         return np.asarray((ends.T + left).max(axis=1))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.planner.bound.shapes import PipelineShape, weigh
+from simpar.planner.bound.shapes import PipelineShape
 from simpar.units import Floats
 
 
@@ -103,7 +103,7 @@ def path_bound(shape: PipelineShape, stages: Stages, hops: Hops, microbatches: F
     # begun[s] = reached[s] + forwards of s and of the later stages of its rank
     # ends[r] = max over stages s of r of begun[s], + all backwards of r
     # returns = max over s of begun[s] + gradients of s and of the later stages of its rank + behind[s]
-    begun = reached + weigh(forward, shape.later)
-    latest = np.stack([begun[:, held].max(axis=1) for held in shape.stages_of], axis=1)
-    latest += weigh(backward, shape.of_rank) - (back[:, shape.first_stage] if hops.blocking else 0.0)
-    return Path(latest, (begun + weigh(gradient, shape.later) + behind).max(axis=1))
+    begun = reached + shape.onwards(forward)
+    latest = begun[:, shape.stages_of].max(axis=2)
+    latest += shape.by_rank(backward) - (back[:, shape.first_stage] if hops.blocking else 0.0)
+    return Path(latest, (begun + shape.onwards(gradient) + behind).max(axis=1))

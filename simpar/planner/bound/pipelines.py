@@ -136,7 +136,7 @@ class Pipelines:
     def _least(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> Floats:
         """Nanoseconds of the rank with the least work, at full speed, [n], from durations by letter, [n, kinds]."""
         passes = self.healthy_passes(shape, times)
-        each = weigh(passes.forward + passes.backward, shape.of_rank)
+        each = shape.by_rank(passes.forward + passes.backward)
         return np.asarray(self.microbatches(which) * each.min(axis=1))
 
     def asked_bound_ns(self) -> Floats:

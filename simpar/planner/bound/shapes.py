@@ -105,17 +105,21 @@ class PipelineShape:
         return np.array([self.rank_of_stage.index(rank) for rank in range(self.num_ranks)], dtype=np.int64)
 
     @cached_property
-    def stages_of(self) -> list[Ints]:
-        """The virtual stages of every rank, in order."""
-        ranks = np.array(self.rank_of_stage)
-        return [np.flatnonzero(ranks == rank) for rank in range(self.num_ranks)]
+    def stages_of(self) -> Ints:
+        """The virtual stages of every rank, in order, int64[ranks, chunks]."""
+        return np.argsort(self.rank_of_stage, kind="stable").reshape(self.num_ranks, -1)
 
-    @cached_property
-    def later(self) -> Floats:
-        """Which stages follow a stage on its rank, itself included: float64[stages, stages] of zeros and ones."""
-        ranks = np.array(self.rank_of_stage)
-        result: Floats = np.triu(ranks[:, None] == ranks).astype(np.float64)
+    def onwards(self, values: Floats) -> Floats:
+        """Sums of the values [n, stages] of every stage and those that follow it on its rank, [n, stages]."""
+        if self.num_ranks == len(self.pieces):
+            return values
+        result = np.empty_like(values)
+        result[:, self.stages_of] = values[:, self.stages_of][..., ::-1].cumsum(axis=2)[..., ::-1]
         return result
+
+    def by_rank(self, values: Floats) -> Floats:
+        """Sums of the values [n, stages] of the stages of every rank, [n, ranks]."""
+        return np.asarray(values[:, self.stages_of].sum(axis=2))
 
 
 @dataclass
@@ -193,6 +197,16 @@ def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple
     return tuple(ranks), letters, any(bool(columns.overlap.any()) for columns in small.ranks)
 
 
+MOST_AT_ONCE = 2**17
+"""Multiplications of one matrix product. Libraries spread larger ones over threads, which then wait for more in a loop
+and take more of the processor than the products do."""
+
+
 def weigh(times: Ints | Floats, counts: Floats) -> Floats:
-    """Weighted sums of the times of kinds: times [n, kinds] and ``counts`` [m, kinds] give float64[n, m]."""
-    return np.asarray(times, dtype=np.float64) @ counts.T
+    """Weighted sums of the times of kinds: times [..., kinds] and ``counts`` [m, kinds] give float64[..., m]."""
+    flat = np.asarray(times, dtype=np.float64).reshape(-1, counts.shape[1])
+    several = max(MOST_AT_ONCE // counts.size, 1)
+    result = np.empty((len(flat), len(counts)))
+    for first in range(0, len(flat), several):
+        np.matmul(flat[first : first + several], counts.T, out=result[first : first + several])
+    return result.reshape(*times.shape[:-1], len(counts))

@@ -401,7 +401,7 @@ class RowCharge:
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
         """Seconds that collectives inside blocks occupy each link of rank 0, [n, len(counts), links]."""
-        return np.tensordot(self.batch.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
+        return weigh(self.batch.inside(letter)[self.mine].swapaxes(1, 2), counts).swapaxes(1, 2)
 
     def _copied(self, letter: str, counts: Floats, boundary: bool, parts: slice = BOTH) -> Floats:
         """Seconds that gathers and reductions of blocks occupy each link of rank 0, [n, len(counts), links]."""
