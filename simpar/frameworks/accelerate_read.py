@@ -1,18 +1,19 @@
 """Accelerate's YAML back to a plan: FSDP, DeepSpeed, Megatron-LM or plain replicas."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.frameworks import rules
+from simpar.frameworks import deepspeed_read, rules
 from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
 from simpar.frameworks.deepspeed_read import home_of, parts_of
-from simpar.frameworks.deepspeed_states import of_script, of_versions
+from simpar.frameworks.deepspeed_states import OF_SCRIPT, of_script, of_versions
+from simpar.frameworks.overrides import load_beside, text_beside
 from simpar.frameworks.reader import Reader, value_of
-from simpar.frameworks.recipes import ConfigReader, without_auto
+from simpar.frameworks.recipes import AUTO, ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
-from simpar.frameworks.words import WordTable
+from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 KINDS = (
     "NO",
@@ -38,6 +39,7 @@ BESIDE = {"num_machines", "machine_rank", "mixed_precision", "compute_environmen
 """What a config has beside a number of processes, which other tools have, too."""
 AXIS = "parallelism_config.parallelism_config_{}_size"
 SP = AXIS.format("sp")
+FILE = "deepspeed_config.deepspeed_config_file"
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
@@ -47,16 +49,45 @@ def read(text: str, name: str) -> Imported:
     if not isinstance(data, dict) or not OWN_KEYS & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
     given, auto = without_auto(data, name)
-    values = values_of(given)
+    of_file, words, per_replica = _of_file(given)
+    values = {**values_of(given), **of_file}
     values, own, assumed = of_versions(values, values["precision"])
     of_one = ALONE if values["stack"] == "ddp" else ""
     written_as = "" if values["stack"] == "deepspeed" else None
     notes = (MODEL_NOTE, *_notes(given, auto), *own, *given.misspelt())
-    assumed = (*assumed, *of_script(values))
+    assumed = (*assumed, *of_script(values), *_assumed(values))
     return Imported(
-        plan_said(values), given.words(), notes, asks={"model": MODEL_NOTE}, assumed=assumed, stack_of_one=of_one,
-        written_as=written_as,
+        plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
+        assumed=assumed, stack_of_one=of_one, written_as=written_as,
     )  # fmt: skip
+
+
+def _of_file(given: ConfigReader) -> tuple[dict[str, Any], ReadWords, int | None]:
+    """What the DeepSpeed config that is named says, its words, and sequences of a rank's step; none if it is not here.
+
+    Raises UserError.
+    """
+    named = given.values_.get(FILE)
+    if not named or text_beside(str(named), given.source) is None:
+        return {}, ReadWords(), None
+    given.get(FILE)
+    inner, auto = without_auto(load_beside(str(named), given.source), str(named))
+    values = deepspeed_read.values_of(inner, auto)
+    micro, training = values["micro_batch"], values["training"]
+    if {"bf16.enabled", "fp16.enabled"} & set(auto):
+        values.pop("precision")
+    words = inner.words()
+    told = {key: value for key, value in values.items() if value is not None and key != "dp"}
+    alone = micro if micro and not training and "gradient_accumulation_steps" not in auto else None
+    per_replica = alone * (inner.whole("gradient_accumulation_steps") or 1) if alone else None
+    open_ = [key for key in auto if key not in deepspeed_read.BATCH]  # which the script says
+    return told, ReadWords(words.used, {**words.unread, **dict.fromkeys(open_, AUTO)}), per_replica
+
+
+def _assumed(values: Mapping[str, Any]) -> Iterator[Assumed]:
+    """The precision, where the config asks for none: the script may."""
+    if values["precision"] == "fp32":
+        yield Assumed("precision", "fp32", OF_SCRIPT, ("bf16",))
 
 
 def values_of(given: ConfigReader) -> dict[str, Any]:
@@ -78,7 +109,7 @@ def values_of(given: ConfigReader) -> dict[str, Any]:
 def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
     if auto:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
-    if file := given.values_.get("deepspeed_config.deepspeed_config_file"):  # which a table says to decide
+    if (file := given.values_.get(FILE)) and FILE not in given.words().used:  # which a table says to decide
         yield f"{file} is another file: import it with --from deepspeed."
 
 

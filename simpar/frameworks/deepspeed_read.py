@@ -17,6 +17,7 @@ STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 MAPPINGS = ("zero_optimization", "bf16", "fp16")
 """Sections, which some write as one value; DeepSpeed stops at it."""
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 BESIDE = ("steps_per_print", "gradient_accumulation_steps", "gradient_clipping", "wall_clock_breakdown", "optimizer")
 """What a config has beside a batch of all devices, which other front ends name so, too."""
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
@@ -72,8 +73,7 @@ def values_of(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
 
 def _batch(given: ConfigReader) -> tuple[int | None, int | None]:
     """Sequences of a step, and the data-parallel ranks that follow from them."""
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, accumulation = (given.whole(key) for key in names)
+    batch, micro, accumulation = (given.whole(key) for key in BATCH)
     if not batch or not micro or not accumulation:
         return batch, None
     dp, rest = divmod(batch, micro * accumulation)

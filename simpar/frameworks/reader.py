@@ -74,7 +74,7 @@ def value_of(words: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 PREFERENCES = frozenset(
-    ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "cpo", "simpo", "gkd", "reward", "rm", "prm", "rlhf")
+    ("dpo", "kto", "orpo", "grpo", "ppo", "rloo", "cpo", "simpo", "gkd", "reward", "rm", "prm", "rlhf", "mpo")
 )
 """Words of the name of a script that trains on something else than the next token."""
 

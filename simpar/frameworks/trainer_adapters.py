@@ -40,7 +40,7 @@ HOMES = ("model.", "model.language_model.", "language_model.model.", "model.text
 """Where models keep the layers of their decoder."""
 ALL_LINEAR = ("all-linear", "all_linear", "all", "default", "true", "auto")
 ADAPTS = ("use_peft", "use_lora", "lora_enable", "lora", "use_peft_lora", "peft", "enable_lora", "train_lora",
-          "low_rank_training", "with_lora", "is_lora", "lora_training")  # fmt: skip
+          "low_rank_training", "with_lora", "is_lora", "lora_training", "use_llm_lora")  # fmt: skip
 """Switches of adapters, by the names that scripts give them."""
 IN_FOUR = ("load_in_4bit", "use_4bit", "qlora", "use_qlora", "q_lora", "use_4bit_quantization", "use_4bit_quantisation",
            "use_bnb_4bit")  # fmt: skip
@@ -60,6 +60,14 @@ KINDS, OTHER_KINDS = ("lora", "qlora", "full", "freeze", "none"), (
 PREFIXES = ("pre_seq_len", "num_virtual_tokens", "prefix_length", "prompt_tuning_num_tokens")
 SPEAKS = re.compile(r"(?:^|_)(?:q?lora|dora|peft|adapters?|low_rank|prefix_tuning|prompt_tuning|p_?tuning)(?:_|$)")
 """Names of options that only adapters have."""
+FREEZES = ("freeze_llm", "freeze_language_model", "freeze_llm_backbone", "tune_mm_mlp_adapter",
+           "only_tune_projector")  # fmt: skip
+"""Switches by which models that see leave the decoder as it is (LLaVA's ``tune_mm_mlp_adapter``: and train that)."""
+TUNES = ("tune_language_model", "tune_mm_llm", "tune_llm", "train_llm")
+"""Switches of what of such a model is trained: off, or beside others and untold, they leave the decoder as it is."""
+TUNES_OTHERS = ("tune_mm_projector", "tune_vision_tower")
+"""Those of VILA, where a part is frozen unless it is told."""
+PARTS_TUNED = "mm_tunable_parts"
 PARAMETERS = ("lora_target_parameters", "target_parameters")
 WORD = "adapters of fused experts"
 WHAT = (
@@ -109,6 +117,24 @@ def refuse_unknown_adapters(given: TrainerArguments, table: WordTable) -> None:
         if not is_off(value):
             how = f"{', '.join(ADAPTS[:2])} or {KIND[0]} beside it (lora, qlora; full for none)"
             raise given.refused_as_new(word, "adapters", how)
+
+
+def refuse_frozen_decoder(given: TrainerArguments) -> None:
+    """Refuse a launch that trains a tower or a projector beside a decoder that stays as it is. Raises UserError."""
+    what = "the decoder's training: what is trained of models that see without it is not modelled"
+    parts = given.get(PARTS_TUNED)
+    if parts and "mm_language_model" not in str(parts):
+        raise given.refused(PARTS_TUNED, what)
+    for key in FREEZES:
+        if given.on(key):
+            raise given.refused(key, f"false: {what}")
+    told = [(key, given.on(key)) for key in TUNES]
+    if off := next((key for key, on in told if on is False), None):
+        raise given.refused(off, f"true: {what}")
+    if all(on is None for _, on in told):
+        other = next((key for key in TUNES_OTHERS if given.values_.get(key) is not None), None)
+        if other is not None:
+            raise given.refused(other, f"{TUNES[0]} beside it: {what}")
 
 
 def projections_of(parameters: Iterable[Any]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from simpar.frameworks.trainer_adapters import (
     assume_qlora,
     assumed_targets,
     kind_of,
+    refuse_frozen_decoder,
     refuse_unknown_adapters,
     targets_of,
 )
@@ -41,12 +42,13 @@ from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
 DROPOUT = ("lora_dropout", "lora_droppout", "peft_config.lora_dropout", "peft_lora_dropout")
-RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r")
+RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r", "use_llm_lora")
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
 IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
 """What the name of a model says of the bits that its weights are stored in."""
 EIGHT_IN_ITS_NAME = re.compile(r"(int|w)8(?!\d)|8[-_]?bit", re.IGNORECASE)
-CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing")
+CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing", "grad_checkpoint", "grad_checkpointing",
+                 "use_grad_checkpoint", "enable_gradient_checkpointing")  # fmt: skip
 DTYPES = LONG_NAMES | {name: name for name in LONG_NAMES.values()} | {"half": "fp16", "float": "fp32"}
 OPTIMIZER_OF = {theirs: ours for ours, theirs in OPTIMIZERS.items()} | {
     "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw", "adamw_torch_fused": "adamw", "adamw_apex_fused": "adamw",
@@ -256,6 +258,8 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["attention_kernel"] = kernel
     elif given.on(*FLASH_SWITCHES):
         result["attention_kernel"] = "flash2"
+    elif (off := given.on("disable_flash_attn2")) is not None:
+        result["attention_kernel"] = "sdpa" if off else "flash2"
     elif given.on("eager_attention"):
         result["attention_kernel"] = "eager"
     elif given.on("sdp_attention"):
@@ -331,6 +335,7 @@ def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dic
     if trains_all or (not adapts and not (four or eight)):
         if not (trains_all or uses is False or kind):
             refuse_unknown_adapters(given, WORDS)
+        refuse_frozen_decoder(given)
         return {}
     if kind not in (*KINDS, ""):
         raise UserError(f"{given.source}: adapters of kind {kind}: allowed: lora, qlora, full, freeze")
@@ -444,7 +449,7 @@ def _assumed(
     if not habits.states and values["precision"] == "fp32" and not _says_precision(given):
         why = "no bf16, fp16 or dtype is asked for: fp32 unless the script sets it"
         yield Assumed("precision", "fp32", why, ("bf16",))
-    if adapts and not habits.states:
+    if adapts and not habits.states and habits.adapters.targets == USUAL_TARGETS:  # others are the script's own
         yield from _assumed_adapters(given, values, sharding)
     is_open = not habits.states and _loaded(given) is None and not adapts
     sharded = sharding.is_deepspeed or sharding.shards_parameters

@@ -69,6 +69,14 @@ ALPACA_LORA = Habits("transformers", precision="fp16", recompute=True, length=25
 """``finetune.py`` of tloen/alpaca-lora: 8 bits, whose preparation by PEFT checkpoints."""
 LLM_ADAPTERS = replace(ALPACA_LORA, recompute=False, adapters=replace(ALPACA_LORA.adapters, bits=None))
 """That of AGI-Edgerunners/LLM-Adapters, which loads 16 bits unless told otherwise."""
+LLAVA = replace(TRANSFORMERS, states="low", adapters=Adapters(64, EVERY, dropout=0.05))
+"""``train.py`` of haotian-liu/LLaVA and what is made of it: adapters of every Linear of the decoder, of rank 64."""
+LONG_LORA = replace(TRANSFORMERS, adapters=Adapters(8, ("q_proj", "k_proj", "v_proj", "o_proj"), dropout=0.0))
+"""``fine-tune.py`` of dvlab-research/LongLoRA and what is made of it."""
+INTERN_VL = replace(LLAVA, adapters=Adapters(16, EVERY, dropout=0.05))
+"""``internvl_chat_finetune.py`` of OpenGVLab/InternVL, whose rank is said."""
+BY_SWITCH = {"lora_enable": LLAVA, "low_rank_training": LONG_LORA, "use_llm_lora": INTERN_VL}
+"""What scripts with a switch of adapters of their own do."""
 RUN_CLM = replace(TRANSFORMERS, length=1024)
 """transformers' example of causal language models: blocks of 1,024 tokens where nothing says how long they are."""
 SCRIPTS = {"qlora.py": QLORA, "run_clm.py": RUN_CLM, "run_clm_no_trainer.py": RUN_CLM}
@@ -176,6 +184,9 @@ def _habits_of(given: TrainerArguments, habits: Habits, script: str = "") -> Hab
         return LLM_ADAPTERS if given.get("adapter_name") else ALPACA_LORA
     if habits is TRANSFORMERS and (own := SCRIPTS.get(PurePath(script).name)) is not None:
         return own
+    if habits is TRANSFORMERS and (switch := next((key for key in BY_SWITCH if given.on(key)), None)):
+        given.leave("low_rank_training")  # its other parameters are trained as well
+        return BY_SWITCH[switch]
     return SFT if habits is TRANSFORMERS and _has_words_of_sft(given, script) else habits
 
 

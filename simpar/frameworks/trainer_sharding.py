@@ -34,7 +34,6 @@ DEEPSPEED_KEYS = (
 OF_MACHINE = "default_config.yaml"
 """The config of a machine, which ``accelerate launch`` takes where it is told none (``commands/config``)."""
 NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
-CONFIG_FILE = "deepspeed_config.deepspeed_config_file"
 SWITCHES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 """Variables by which Accelerate shards whatever launches the script."""
 VARIABLES = {"FSDP": ("FSDP_", "fsdp_config.fsdp_"), "DEEPSPEED": ("ACCELERATE_DEEPSPEED_", "deepspeed_config.")}
@@ -148,7 +147,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}
     if str(given.get("mixed_precision", "no")) == "no":
         values.pop("precision")  # the arguments say it
-    named = given.get(CONFIG_FILE)
+    named = given.get(accelerate_read.FILE)
     filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
         config, note = load_config(str(named), source)
@@ -176,7 +175,7 @@ def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
         return Sharding(precision)
     prefix, section = VARIABLES[kind]
     names = {f"{section}{name.removeprefix(prefix).lower()}": name for name in told if name.startswith(prefix)}
-    renamed = {"deepspeed_config.config_file": CONFIG_FILE}
+    renamed = {"deepspeed_config.config_file": accelerate_read.FILE}
     config = {renamed.get(key, key): typed(told[name]) for key, name in names.items()}
     given = ConfigReader({"distributed_type": kind, **config}, command.script)
     values = {key: value for key, value in accelerate_read.values_of(given).items() if value is not None}

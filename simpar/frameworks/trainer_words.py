@@ -70,6 +70,7 @@ WORDS = ACCELERATE | WordTable(
         "code_*", "e2b_*", "pass_rate_*", "output_dataset_name", "dialogue_template", "scale_rewards",
         # of kernels of Liger and of adapters, where nothing asks for these
         "liger_rms_norm", "liger_rope", "liger_glu_activation", "lora_target_linear",
+        "meta_path", "rope_theta", "vflan_no_system_prompt", "use_data_resampling", "add_time_instruction",
     ),
     deciding={
         "default_config.yaml": "accelerate's config of the machine: how many processes, and what shards the states",
@@ -118,6 +119,14 @@ WORDS = ACCELERATE | WordTable(
         "*_vision_*": VISION,
         "image_*": VISION,
         "video_*": VISION,
+        **dict.fromkeys(("force_image_size", "down_sample_ratio", "dynamic_image_size", "*_dynamic_patch", "ps_version",
+                         "use_thumbnail", "drop_path_rate", "vit_*", "frames_upbound", "fps", "*_num_frame", "s2_*",
+                         "num_video_frames", "dynamic_s2", "pad2square", "force_sample", "num_images_expected",
+                         "use_backbone_lora"), VISION),
+        "use_packed_ds": "texts joined to sequences of a number of tokens: time and memory",
+        **dict.fromkeys(("lora_namespan_exclude", "num_lora_modules"), "which matrices have adapters: memory and time"),
+        "low_rank_training": "embeddings and norms are trained beside adapters (LongLoRA's trainable_params): memory",
+        **dict.fromkeys(("task_name", "doc_stride"), "a head of classes, not of the vocabulary: memory of logits"),
         "ref_model": PREFERENCE,
         "pref_*": PREFERENCE,
         "dpo_*": PREFERENCE,

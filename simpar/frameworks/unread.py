@@ -102,6 +102,24 @@ UNREAD = (
     Unread("RL2", r"RL2\..*"),
     Unread("prime-rl", argument=r"--orchestrator"),
     Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
+    Unread("trainers of embeddings (FlagEmbedding, Tevatron, E5)", r"(FlagEmbedding|tevatron)\..*",
+           argument=r"--?(train_group_size|train_n_passages|(query|passage|q|p)_max_len|sentence_pooling_method)(=.*)?",
+           config=lambda data: bool({"train_group_size", "train_n_passages", "passage_max_len"} & set(data))),
+    Unread("OpenChatKit's pipelines", r"(.*/)?dist_(clm|prefixlm)_train\.py"),
+    Unread("Medusa's heads", argument=r"--medusa_num_(heads|layers)(=.*)?"),
+    Unread("EAGLE's drafts", r"eagle\.train\..*|(.*/)?eagle/train/.*\.py"),
+    Unread("GaLore's torchrun_main.py", r"torchrun_main\.py"),
+    Unread("diffusers", r"(train_(text_to_image|dreambooth|controlnet|unconditional|instruct_pix2pix|custom_diffusion|"
+                        r"lcm_distill|t2i_adapter)\w*|textual_inversion\w*)\.py"),
+    Unread("H2O LLM Studio", r".*llm_studio/train\.py",
+           config=_all("architecture", "llm_backbone", "problem_type")),
+    Unread("trlX", text=_imports("trlx"), config=lambda data: (
+        _in("train", "total_steps", "seq_length")(data) and "tokenizer" in data and "scheduler" in data)),
+    Unread("AutoTrain", r"autotrain", config=_all("task", "base_model", "params")),
+    Unread("Ludwig", r"ludwig", config=_all("input_features", "output_features")),
+    Unread("MLX LM", r"mlx_lm(\..*)?", config=lambda data: {"iters", "model"} <= set(data) and bool(
+        {"lora_layers", "num_layers", "lora_parameters", "fine_tune_type"} & set(data))),
+    Unread("MindFormers", r"run_mindformer\.py", config=_all("runner_config", "context")),
     Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
 )  # fmt: skip
 """In the order in which they are asked, before the readers."""

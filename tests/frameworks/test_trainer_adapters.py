@@ -96,6 +96,30 @@ def test_what_scripts_call_their_adapters(words, rank, frozen):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "--tune_mm_mlp_adapter True",
+        "--freeze_llm True",
+        "--mm_tunable_parts=mm_vision_tower,mm_mlp_adapter",
+        "--tune_mm_llm False",
+        "--tune_mm_projector True",
+    ],
+)
+def test_a_decoder_that_stays_as_it_is_is_no_full_training(words):
+    """Models that see, of which a tower or a projector is trained: refused by the word, and not beside adapters."""
+    with pytest.raises(UserError, match="the decoder's training") as error:
+        read(f"{ALONE} {words}", "train.sh", "transformers")
+    assert words.partition("=")[0].split()[0] in str(error.value)
+    assert read(f"{ALONE} {words} --lora_enable True", "train.sh", "transformers").plan.tuning.lora_rank == 64
+
+
+@pytest.mark.parametrize("words", ["--freeze_llm False", "--tune_language_model True --tune_mm_projector True"])
+def test_a_decoder_that_is_trained_is(words):
+    """Of which the switches say so."""
+    assert read(f"{ALONE} {words}", "train.sh", "transformers").plan.tuning.lora_rank is None
+
+
+@pytest.mark.parametrize(
     ("script", "words", "frozen"),
     [
         ("train_qlora.py", "--lora_r 8", "nf4"),
