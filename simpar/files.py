@@ -219,6 +219,8 @@ def _composed(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
+    if text[:100].lstrip().lower().startswith(("<!doctype html", "<html")):
+        raise UserError(f"{source}: is a page to look at; allowed: YAML, or JSON as --json writes it")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", YAMLWarning)  # an anchor used twice, for one

@@ -70,6 +70,7 @@ def test_good_file(tmp_path: Path) -> None:
         ("name: x->name: x\nk: &k {<<: *k}", r"device.yaml:2: nested more than"),
         ("name: x->name: &a [*a]", r"device.yaml:1: nested more than 40"),
         ("name: x->name: *a", r"device.yaml:1: not valid YAML .*undefined alias"),
+        ("name: x-><!doctype html><p>: {", r"device.yaml: is a page to look at; allowed: YAML, or JSON"),
         ("name: x->%YAML 1.1\n---\nname: yes", r"device.yaml:3: name = 'yes' is no YAML 1.2 bool"),
         ('name: x->"na\\nme": x', r"unknown key na\\nme"),
     ],

@@ -104,7 +104,7 @@ def run_post_training(loaded: Scenario, values: Mapping[str, Any]) -> int:
         from simpar import __version__
         from simpar.report.trace import write_trace
 
-        write_trace(result.timeline, values["trace"], metadata={"simpar_version": __version__})
+        write_trace(result.timeline, values["trace"], metadata={"simpar_version": __version__}, counted="step")
     if values["timeline"]:
         from simpar.posttraining.picture import save_pools
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,8 +16,12 @@ UI_FLAGS = (
     ScenarioFlag("--public", "Address under which a proxy on this machine serves the page, once it knows who asks"),
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
 )
-SCENARIO = "llama-3-8b-8-h100"
-"""The initial scenario of the page if none is named."""
+JOB = {
+    "model": "llama-3-8b", "cluster.hardware": "dgx-h100", "training.seq_len": 8192, "training.global_batch": 64,
+}  # fmt: skip
+"""What the page starts with where neither a scenario nor a flag says it: the first job of README."""
+ZERO = 3
+"""The stage of ZeRO of that job, where no other choice of the plan is given."""
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has only text browsers
 
 
@@ -31,7 +36,7 @@ def ui(scenario: str | None, **values: Any) -> None:
         raise UserError(f"--port {port}: allowed: 1 to {2**16 - 1}")
     public = _host_of(values["public"])
     flags, settings = values_by_key(values, RUN_FLAGS), list(values["set_"] or [])
-    start = load_scenario(scenario or (None if flags or settings else SCENARIO), flags, settings)
+    start = load_scenario(scenario, flags if scenario else with_job(flags, settings), settings)
     from simpar.ui.server import MISSING, AppState, listen, serve
 
     if not (find_spec("starlette") and find_spec("uvicorn")):
@@ -40,6 +45,13 @@ def ui(scenario: str | None, **values: Any) -> None:
     desk.asked({"state": desk.state()})
     with listen(port) as taken:
         serve(desk, taken, lambda address: _started(address, opens=not values["no_open"]))
+
+
+def with_job(flags: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Flags by dotted key, with the job of the page beneath them."""
+    given = {key for key, value in flags.items() if value is not None} | {each.partition("=")[0] for each in settings}
+    job = JOB if any(key.startswith("plan.") for key in given) else {**JOB, "plan.zero": ZERO}
+    return {**flags, **{key: value for key, value in job.items() if key not in given}}
 
 
 def _started(address: str, *, opens: bool) -> None:

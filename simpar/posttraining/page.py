@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from simpar.files import write_atomic
-from simpar.plan.post_training import Rollout
 from simpar.posttraining.answer import PostTrainingFigures, PostTrainingResult, SideMemory
 from simpar.posttraining.picture import COLOUR
 from simpar.posttraining.program import KINDS
-from simpar.posttraining.terminal import tables
-from simpar.posttraining.words import replica_words
+from simpar.posttraining.terminal import headline, tables
 from simpar.report.html import environment, fill_template
 from simpar.report.html.data import Bar
 from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, UPDATE, WAITING, WEIGHT
-from simpar.report.words import layout
 from simpar.units import KIB, NS_PER_S, Ints, format_bytes, format_count, format_figure, format_seconds, number_of
 
 FOLDER = Path(__file__).parent
@@ -83,21 +80,6 @@ def sections(page: Mapping[str, Any], *names: str) -> dict[str, str]:
     own = environment(FOLDER).get_template(SECTIONS).module
     usual = environment().get_template("sections.html.j2").module
     return {name: str(getattr(own if name in OWN else usual, name)(page)) for name in names}
-
-
-def headline(figures: PostTrainingFigures) -> str:
-    """Model, devices, and how both sides are laid out, in one line."""
-    setup = figures.setup
-    section, cluster = setup["post_training"], setup["cluster"]
-    apart = f" + {number_of(setup['rollout_nodes'], 'node')} to generate" if section["rollout"]["nodes"] else ""
-    off = section["synchrony"]["steps_off"]
-    sync = f"{off} off policy" if off else "on policy"
-    replica = replica_words(Rollout.model_validate(section["rollout"]))
-    return (
-        f"{setup['model']} on {cluster['nodes']} x {cluster['hardware']}{apart}: {section['algorithm'].upper()} "
-        f"{section['placement']}, {sync}; trains {layout(setup['plan'])}; "
-        f"{number_of(figures.generation.replicas, 'replica')} of {replica}"
-    )
 
 
 def values(figures: PostTrainingFigures) -> dict[str, Any]:

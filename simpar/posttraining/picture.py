@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.posttraining.answer import PostTrainingResult
 from simpar.posttraining.program import KINDS
-from simpar.posttraining.terminal import lead_lines, lists, tables
+from simpar.posttraining.terminal import headline, lead_lines
 from simpar.report.figures import clean, new_figure, save_figure
 from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, INK
 from simpar.units import GIB, NS_PER_S
@@ -24,7 +24,7 @@ BAR = 0.8
 
 
 def save_pools(result: PostTrainingResult, path: str | Path) -> None:
-    """Write the timeline as .png, .svg, .pdf or .html, whose page has the tables, too. Raises UserError otherwise."""
+    """Write the timeline as .png, .svg, .pdf or .html, whose page has the answer, too. Raises UserError otherwise."""
     save_figure(lambda: plot_pools(result), path, "a step of reinforcement learning", _below(result))
 
 
@@ -63,13 +63,6 @@ def plot_pools(result: PostTrainingResult) -> Figure:
 
 
 def _below(result: PostTrainingResult) -> str:
-    """The answer in words and tables, under the picture of a page."""
-    figures = result.figures
-    lines = "".join(f"<p><b>{escape(name)}</b> {escape(words)}</p>" for name, words in lead_lines(figures))
-    parts = "".join(f"<h2>{escape(title)}</h2>{table.html()}" for title, table in tables(figures))
-    said = "".join(
-        f"<h2>{escape(title)}</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in some)}</ul>"
-        for title, some in lists(figures)
-        if some
-    )
-    return lines + parts + said
+    """What was simulated and the answer in four lines, under the picture of a page."""
+    lines = "".join(f"<p><b>{escape(name)}</b> {escape(words)}</p>" for name, words in lead_lines(result.figures))
+    return f"<p>{escape(headline(result.figures))}</p>{lines}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simpar.plan.post_training import Rollout
 from simpar.posttraining.answer import PostTrainingFigures, PostTrainingResult, SideMemory
+from simpar.posttraining.words import replica_words
 from simpar.report.table import ReportTable, print_lines, text
+from simpar.report.words import layout
 from simpar.units import format_bytes, format_count, format_figure, format_seconds, number_of
 
 if TYPE_CHECKING:
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 def print_post_training(result: PostTrainingResult, console: Console) -> None:
     """Print the whole answer to a rich console."""
     figures = result.figures
+    console.print(headline(figures), style="bold", soft_wrap=True, highlight=False)
+    console.print()
     for name, words in lead_lines(figures):
         console.print(f"{name:8}{words}", soft_wrap=True)
     for title, table in tables(figures):
@@ -23,6 +28,21 @@ def print_post_training(result: PostTrainingResult, console: Console) -> None:
         console.print(table)
     for title, lines in lists(figures):
         print_lines(console, lines, title, mark="- ")
+
+
+def headline(figures: PostTrainingFigures) -> str:
+    """Model, devices, and how both sides are laid out, in one line."""
+    setup = figures.setup
+    section, cluster = setup["post_training"], setup["cluster"]
+    apart = f" + {number_of(setup['rollout_nodes'], 'node')} to generate" if section["rollout"]["nodes"] else ""
+    off = section["synchrony"]["steps_off"]
+    sync = f"{off} off policy" if off else "on policy"
+    replica = replica_words(Rollout.model_validate(section["rollout"]))
+    return (
+        f"{setup['model']} on {cluster['nodes']} x {cluster['hardware']}{apart}: {section['algorithm'].upper()} "
+        f"{section['placement']}, {sync}; trains {layout(setup['plan'])}; "
+        f"{number_of(figures.generation.replicas, 'replica')} of {replica}"
+    )
 
 
 def tables(figures: PostTrainingFigures) -> tuple[tuple[str, ReportTable], ...]:

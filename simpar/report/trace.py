@@ -27,6 +27,9 @@ Event = dict[str, Any]
 # About 30 MB of JSON each: viewers take several times a file's size in memory.
 MAX_SLICES = 150_000
 MAX_INNER_SLICES = 150_000
+MICROBATCH = "microbatch"
+COUNTED = {MICROBATCH: "mb", "step": "step "}
+"""How the name of a slice ends, before the number of what is counted."""
 SHORT_KINDS = {
     "forward": "fwd",
     "backward": "bwd",
@@ -36,28 +39,34 @@ SHORT_KINDS = {
 }
 
 
-def write_trace(timeline: Timeline, path: str | Path, *, metadata: Mapping[str, Any] | None = None) -> None:
+def write_trace(
+    timeline: Timeline, path: str | Path, *, metadata: Mapping[str, Any] | None = None, counted: str = MICROBATCH
+) -> None:
     """Write the trace as JSON, atomically; compressed if the name ends with .gz.
 
-    ``metadata`` is shown by the viewer's info page. Open it in https://ui.perfetto.dev or chrome://tracing.
+    ``counted`` is what the numbers of slices count, "microbatch" or "step". ``metadata`` is shown by the viewer's info
+    page. Open it in https://ui.perfetto.dev or chrome://tracing.
 
     >>> import simpar, tempfile
     >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_trace(result.timeline, f"{folder}/trace.json.gz")
     """
-    text = json.dumps(trace(timeline, metadata=metadata))
+    text = json.dumps(trace(timeline, metadata=metadata, counted=counted))
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text)
 
 
-def trace(timeline: Timeline, *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def trace(
+    timeline: Timeline, *, metadata: Mapping[str, Any] | None = None, counted: str = MICROBATCH
+) -> dict[str, Any]:
     """The timeline in the Trace Event format: slices, send arrows, memory counters, step bounds."""
     timeline = _small_enough(timeline)
     lanes = _Lanes(timeline)
-    events = [*_names(timeline, lanes), *_slices(timeline, lanes), *_arrows(timeline, lanes)]
+    events = [*_names(timeline, lanes), *_slices(timeline, lanes, counted), *_arrows(timeline, lanes)]
     for class_id in np.unique(timeline.slices.class_id).tolist() if timeline.memory else ():
         events += _counters(class_id, timeline.memory[class_id])
-    events.append({"ph": "i", "s": "g", "pid": 0, "tid": 0, "name": "step end", "ts": _us(timeline.span_ns)})
+    end = "step end" if counted == MICROBATCH else "end"
+    events.append({"ph": "i", "s": "g", "pid": 0, "tid": 0, "name": end, "ts": _us(timeline.span_ns)})
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": dict(metadata or {})}
 
 
@@ -111,7 +120,7 @@ def _names(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
             yield {"ph": "M", "pid": class_id, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
+def _slices(timeline: Timeline, lanes: _Lanes, counted: str) -> Iterator[Event]:
     shown = _opened(timeline)
     for row, columns in enumerate(_rows(timeline.slices)):
         class_id, stream, start, finish, label, stage, microbatch, size, inner = columns
@@ -119,7 +128,7 @@ def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
             continue
         entry = timeline.labels[label]
         place = {"pid": class_id, "tid": lanes.tid(stream, int(lanes.overflow[row]))}
-        facts = {"stage": stage, "microbatch": microbatch, "bytes": size or -1}
+        facts = {"stage": stage, counted: microbatch, "bytes": size or -1}
         yield _slice(place, entry, start, finish, facts)
         if inner >= 0 and microbatch <= shown:
             yield from _inside(timeline, timeline.inner[inner], place, start)
@@ -130,7 +139,7 @@ def _slice(place: Mapping[str, int], label: Label, start: int, finish: int, fact
     words = [SHORT_KINDS.get(label.kind, label.kind)]
     words += [label.name] if label.name != label.kind else []
     words += [f"L{label.layer}"] if label.layer >= 0 else []
-    words += [f"mb{facts['microbatch']}"] if facts.get("microbatch", -1) >= 0 else []
+    words += [f"{short}{facts[name]}" for name, short in COUNTED.items() if facts.get(name, -1) >= 0]
     return {
         "ph": "X",
         **place,

@@ -147,17 +147,19 @@ FLAGS = (
 
 
 def test_the_command_line_answers_with_four_lines(capsys, tmp_path):
-    """Step, limit, waits and memory first; JSON has the same figures."""
+    """What was simulated, then step, limit, waits and memory; JSON has the same figures, the trace names steps."""
     words = [*FLAGS, "--rl", *SMALL_STEP]
     path, trace = tmp_path / "answer.json", tmp_path / "trace.json"
     assert run([*words, "--json", str(path), "--trace", str(trace)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:4]] == ["step", "limit", "waits", "memory"]
+    assert "replicas of" in lines[0]
+    assert [line.split()[0] for line in lines[2:6]] == ["step", "limit", "waits", "memory"]
     data = json.loads(path.read_text())
     assert data["post_training_schema_version"] == 1
     assert any("no measured run" in each for each in data["not_modelled"])
-    names = {event["name"].split(" ")[0] for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {"generate", "score", "train", "weights"} <= names
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"generate", "score", "train", "weights"} <= {event["name"].split(" ")[0] for event in events}
+    assert all(event["name"][:-1].endswith(" step ") for event in events if event["ph"] == "X")
 
 
 @pytest.mark.parametrize(
