@@ -52,6 +52,13 @@ YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
 _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 
 
+OF_FILES = re.compile(
+    r"--(?:save|load|finetune|train-iters|exit-\S+|(?:save|log|eval)-(?:interval|iters)|tensorboard-\S+|wandb-\S+"
+    r"|no-(?:load|save)-\S+|(?:data|train|valid|test)-(?:data-)?path|seed)"
+)
+"""Arguments about files and how often they are written."""
+
+
 @dataclass
 class Arguments:
     """Arguments by flag, and which of them have been asked for.
@@ -161,12 +168,16 @@ def _from_shell(text: str, source: str) -> Arguments:
     if not telling:  # a file that is sourced by another one has the arguments in variables
         words = [word for variable in script.variables.values() for word in variable if word]
         telling = [_by_flag(_words(words))]
-    different = [arguments for arguments in telling if arguments != telling[0]]
-    if different:
+    if any(_that_decide(arguments) != _that_decide(telling[0]) for arguments in telling):
         raise UserError(f"{source}: {_differing(telling, is_loop=_LOOP.search(text) is not None)}")
     started = (word for command in launched for word in command if word.endswith(".py"))
     variables = {name: " ".join(words) for name, words in script.variables.items()}
     return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""), variables=variables)
+
+
+def _that_decide(arguments: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The arguments that may change a step: two runs of which one goes on from the other's files are one launch."""
+    return {flag: values for flag, values in arguments.items() if not OF_FILES.fullmatch(flag)}
 
 
 def _differing(telling: Sequence[Mapping[str, Sequence[str]]], *, is_loop: bool) -> str:

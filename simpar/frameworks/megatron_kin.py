@@ -105,6 +105,9 @@ OF_MINDSPEED = (
     "--gemm-gradient-accumulation-fusion", "--ampipe-degree", "--use-nd-matmul", "--noop-layers", "--ai-framework",
     "--is-instruction-dataset", "--prompt-type", "--lora-target-modules", "--lora-fusion",
 )  # fmt: skip
+PLAIN_SPECS = ("qwen3_spec", "deepseek_spec", "bailing_spec")
+"""Specs (``mindspeed_llm/tasks/models/spec``) whose layers are those that the other arguments ask for."""
+LAYOUT = "--pipeline-model-parallel-layout"
 ASCEND = "Ascend's kernels and memory are not those of the profile: time"
 MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
     idle=("use_fused_*", "use_glm_rope", "enable_thinking",
@@ -113,7 +116,13 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
           "handler_name", "stage", "no_pad_to_seq_lengths", "is_instruction_dataset",
           "tokenizer_not_use_fast", "tokenizer_padding_side", "variable_seq_lengths", "npu_deterministic",
           "high_freq_factor", "low_freq_factor", "no_shared_storage", "norm_topk_prob", "swiglu_limit", "workers",
-          "qlora_save_dequantize", "rope_factor", "original_seq_len"),
+          "qlora_save_dequantize", "rope_factor", "original_seq_len", "router_gating_in_fp32", "padded_samples",
+          "no_shuffle", "long_factor", "short_factor", "enable_mla_scale*", "query_pre_attn_scalar",
+          "output_multiplier_scale", "add_rmsnorm_offset", "output_logit_softcapping", "attn_logit_softcapping",
+          "fix_router", "disable_gloo_group", "*_in_fp32", "*_mscale",
+          "pad_to_multiple_of", "fix_sub_seq_length", "no_chat_template", "hf_cfg_dir", "enable_mg2hf_convert",
+          "overwrite_cache", "evaluation_batch_size", "map_keys", "json_keys", "no_enable_linear_qkv", "broadcast",
+          "add_dense_bias", "add_output_layer_bias"),
     deciding={
         "swap_*": OFFLOADED,
         "reuse_fp32_param": "32-bit parameters share memory with those of 16 bits: memory",
@@ -141,6 +150,19 @@ MINDSPEED_WORDS = MEGATRON_WORDS | WordTable(
         "neat_pack": "documents in a sequence: attention's time",
         "moe_tp_extend_ep": "how experts are split: memory and communication",
         "gemm_gradient_accumulation_fusion": ASCEND,
+        "o2_optimizer": "the optimizer's states in 16 bits: memory",
+        "o2_gradient": "gradients are summed in 16 bits: memory",
+        "num_zero_experts": "tokens that pass experts by: time",
+        **dict.fromkeys(("gelu_tanh", "post_norm", "input_embeds_norm", "cla_share_factor"), OTHER_LAYERS),
+        "interleave_sliding_window": "which keys are seen: attention's time",
+        "cp_attention_mask_type": "which keys are seen: attention's time",
+        **dict.fromkeys(("moe_zero*", "moe_zerc", "moe_unperm2_mem_optim*"), "experts' inputs are recomputed: memory"),
+        "recompute_mla_up_proj": "latents' projections are recomputed: memory and time",
+        "enable_recompute_layers_per_pp_rank": "how many layers of a stage are recomputed: memory and time",
+        "loss_c*": "the loss in pieces: memory",
+        "tp_2d": "products split in two dimensions: communication",
+        **dict.fromkeys(("full_attention_interval", "fc_type"), OTHER_LAYERS),
+        **dict.fromkeys(("enable_mla_absorb", "use_triton_*", "topk_softmax*"), ASCEND),
         "quant_states": "the optimizer's states in 8 bits: memory",
         "use_cp_send_recv_overlap": ASCEND,
         "mla_*": ASCEND,
@@ -267,16 +289,9 @@ def read_mindspeed(text: str, name: str) -> Imported:
         if degree:
             values["--hierarchical-context-parallel-sizes"] = [str(degree)]
         given = replace(given, values=values)
-    given, empty = _without_noops(_with_own_experts(given))
+    given = _with_listed_stages(_without_noops(_with_own_experts(_with_plain_spec(given))))
     result = of_arguments(given)
-    if empty:
-        result = replace(result, plan=result.plan.with_values(layers=empty))
     plan = result.plan.with_values(fused_kernels=_fused(given), **_adapters(given))
-    if listed := given.text("--num-layer-list"):
-        layers = listed.split(",")
-        if not all(each.isdigit() for each in layers):
-            raise UserError(f"{name}: --num-layer-list = {listed}: allowed: layers of every stage, such as 10,12,10")
-        plan = plan.with_values(layers=tuple(map(int, layers)))
     if not given.has("--use-flash-attn") and plan.execution.attention_kernel is None:
         plan = plan.with_values(attention_kernel="eager")
     note = "MindSpeed runs on Ascend devices, whose kernels no profile here has: the hardware is that of --hardware."
@@ -289,10 +304,13 @@ def _with_own_experts(given: Arguments) -> Arguments:
     Source: MindSpeed-LLM, ``mindspeed_llm/features_manager/moe`` and its ``transformer_config``: layers from the
     K-th on have experts every ``--moe-layer-freq``, and shared experts are as wide as routed ones.
     """
-    dense, layers = given.number("--first-k-dense-replace"), given.number("--num-layers")
+    told, layers = given.text("--first-k-dense-replace"), given.number("--num-layers")
+    dense = 0 if told in ("0", "-1") else given.number("--first-k-dense-replace")
     shared, width = given.number("--n-shared-experts"), given.number("--moe-ffn-hidden-size")
     values, names = dict(given.values), dict(given.names)
-    if dense and layers and given.values.get("--moe-layer-freq", ["1"]) == ["1"]:
+    if values.get("--moe-layer-freq") == ["-1"]:  # every layer number is a multiple of it
+        values["--moe-layer-freq"] = ["1"]
+    if dense and layers and values.get("--moe-layer-freq", ["1"]) == ["1"]:
         values["--moe-layer-freq"] = [f"[0]*{dense}+[1]*{layers - dense}"]
         names["--moe-layer-freq"] = "--first-k-dense-replace"
     if shared and width and "--moe-shared-expert-intermediate-size" not in values:
@@ -301,15 +319,44 @@ def _with_own_experts(given: Arguments) -> Arguments:
     return replace(given, values=values, names=names)
 
 
-def _without_noops(given: Arguments) -> tuple[Arguments, tuple[int, ...]]:
-    """The arguments with the layers that compute, and how many every stage has; () where no place is empty.
+def _with_plain_spec(given: Arguments) -> Arguments:
+    """The arguments without a spec whose layers are those that the other arguments ask for."""
+    named = given.values.get("--spec", [""])[0].rpartition(".")[2]
+    if named not in PLAIN_SPECS:
+        return given
+    given.has("--spec")
+    return replace(given, values={flag: each for flag, each in given.values.items() if flag != "--spec"})
+
+
+def _with_listed_stages(given: Arguments) -> Arguments:
+    """The arguments with ``--num-layer-list`` as a layout."""
+    listed = given.text("--num-layer-list")
+    if listed is None:
+        return given
+    layers = listed.split(",")
+    if not all(each.isdigit() for each in layers):
+        raise UserError(
+            f"{given.source}: --num-layer-list = {listed}: allowed: layers of every stage, such as 10,12,10"
+        )
+    return _as_layout(given, [*map(int, layers)], "--num-layer-list")
+
+
+def _as_layout(given: Arguments, stages: Sequence[int], flag: str) -> Arguments:
+    """The arguments with the layers of every stage as a layout of Megatron-LM, which stands for ``flag``."""
+    further = given.number("--mtp-num-layers") or 0
+    text = "E" + "|".join("t" * count for count in stages) + "m" * further + "L"
+    return replace(given, values={**given.values, LAYOUT: [text]}, names={**given.names, LAYOUT: flag})
+
+
+def _without_noops(given: Arguments) -> Arguments:
+    """The arguments with the layers that compute, in the stages that they are in.
 
     ``--noop-layers 1,47`` are places, counted from 0 over all stages in turn, that pass their input on.
     """
     flag = "--noop-layers"
     listed, layers = given.values.get(flag), given.number("--num-layers")
     if not listed or not layers:
-        return given, ()
+        return given
     places = listed[0].split(",")
     chunk, pp = "--num-layers-per-virtual-pipeline-stage", given.number("--pipeline-model-parallel-size") or 1
     each = given.number(chunk) or layers // pp
@@ -325,7 +372,7 @@ def _without_noops(given: Arguments) -> tuple[Arguments, tuple[int, ...]]:
         dense -= sum(place < dense for place in empty)
         values["--moe-layer-freq"] = [f"[0]*{dense}+[1]*{layers - len(empty) - dense}"] if dense else ["1"]
     stages = tuple(each - sum(first <= place < first + each for place in empty) for first in range(0, layers, each))
-    return replace(given, values=values, names=names), stages
+    return _as_layout(replace(given, values=values, names=names), stages, flag)
 
 
 def _fused(given: Arguments) -> str:

@@ -1,11 +1,12 @@
 """The model that Megatron-LM's arguments state: a shipped one, one with another vocabulary, or one of their own."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.architectures.graph import ModelGraph
+from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
@@ -31,6 +32,8 @@ OF_LLAMA_2 = 32000
 """Words of Llama 2's tokenizer. Llama2Tokenizer reads any file of SentencePiece: only the file's path tells."""
 ROTARY = ("rope", "yarn", "mrope")
 """Positions that are rotations of queries and keys."""
+OTHER_EXPERTS = re.compile(r"--(?:moe-)?(?:num|n)-(?:\w+-)?experts?")
+"""The number of experts by other names, as MegaBlocks has it: the layers are no dense ones."""
 MOST_FOLDERS = 6
 """Names of a tokenizer's path, from its end on, that may be a model's."""
 DIVISOR = 128
@@ -60,7 +63,12 @@ def kind_asked(given: Arguments) -> str:
 
 
 def sizes_asked(given: Arguments) -> dict[str, int]:
-    """Sizes of the model, including Megatron-LM's defaults."""
+    """Sizes of the model, including Megatron-LM's defaults. Raises UserError for experts by a name of another fork."""
+    if "--num-experts" not in given.values:
+        for flag, said in given.values.items():
+            if OTHER_EXPERTS.fullmatch(flag) and said and said[0].isdigit() and int(said[0]) > 1:
+                name = given.name(flag)
+                raise UserError(f"{given.source}: {name} = {said[0]}: not Megatron-LM's; allowed: --num-experts")
     sizes = {name: given.number(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):
         is_one = given.text("--attention-head-type") == "multiquery"  # BigCode's
@@ -96,14 +104,14 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         said = [note, *([_FURTHER] if changed else []), *_unsaid(given, same[0])]
         return [], {**config_of(same[0]), "vocab_size": words, **changed}, said
     if kind == "other":
-        return [], None, []
+        return [], None, _strange(given, (*UNSTATED, *RATIOS))
     vocabulary = _vocabulary(given, sizes)
     if vocabulary is None:
         tokenizer = given.text("--tokenizer-model") or given.text("--tokenizer-type")
         return [], None, [f"The vocabulary of {tokenizer} is not known: give --vocab-size N in the text, or --model."]
     config = _config(given, {**sizes, "vocab": vocabulary})
     if config is None:
-        return [], None, []
+        return [], None, _strange(given, PARTLY) or _ungated(given, sizes)
     notes = [f"No shipped model has these sizes; it is built from the arguments (model_type {config['model_type']})."]
     width = sizes.get("ffn") or sizes.get("expert_ffn")
     if width and "--ffn-hidden-size" not in given.values and "--moe-ffn-hidden-size" not in given.values:
@@ -112,6 +120,21 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         named = given.text("--tokenizer-model") if vocabulary != GPT2_VOCABULARY else "GPT-2's tokenizer"
         notes.append(f"The vocabulary is not said: {config['vocab_size']} words, as {named} has, padded.")
     return [], config, notes
+
+
+def _strange(given: Arguments, flags: Iterable[str]) -> list[str]:
+    """A note on the arguments whose layers no config is built of; none if none of these is there."""
+    told = [f"{given.name(flag)} {' '.join(given.values[flag])}".strip() for flag in flags if flag in given.values]
+    if not told:
+        return []
+    return [f"No shipped model has these sizes, and no config is built with {', '.join(told)}: give --model."]
+
+
+def _ungated(given: Arguments, sizes: Mapping[str, int]) -> list[str]:
+    """A note on experts without a gate."""
+    if not sizes.get("num_experts") or _is_gated(given):
+        return []
+    return ["No shipped model has these sizes, and no config is built of experts without a gate (--swiglu)."]
 
 
 def _with_width(given: Arguments, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -305,7 +328,10 @@ def _config(given: Arguments, sizes: Mapping[str, int]) -> dict[str, Any] | None
     if pattern:
         return hybrid_config(given, pattern, result)
     windows = windows_asked(given, sizes["layers"])
-    config = _mixture(given, result, sizes) if sizes.get("num_experts") else _dense(given, result, gated=gated)
+    if not sizes.get("num_experts"):
+        config = _dense(given, result, gated=gated)
+    else:
+        config = _mixture(given, result, sizes) if gated else None
     if not windows or config is None:
         return config
     if config["model_type"] not in WINDOWED:

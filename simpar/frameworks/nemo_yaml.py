@@ -1,5 +1,6 @@
 """NeMo 1 back to a plan: the YAML of its Megatron models, and commands with Hydra's overrides."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -70,6 +71,8 @@ TUNED = {
     "mlp": ("gate_proj", "up_proj", "down_proj"), "all": get_args(Projection),
 }  # fmt: skip
 """Targets of ``model.peft.lora_tuning`` (``megatron_gpt_finetuning_config.yaml``)."""
+OPEN = re.compile(r"\$\{[^}]*\}/?")
+"""A part of a path that another file says."""
 ADAPTER_DIM = 32
 """Default of ``lora_tuning.adapter_dim``."""
 
@@ -84,6 +87,8 @@ def read(text: str, name: str) -> Imported:
         raise UserError(
             f"{name}: model.encoder: T5, an encoder and a decoder: not modelled; allowed: GPT's and Llama's"
         )
+    if pictures := next((word for word in given.values_ if word.startswith("model.mm_cfg.")), None):
+        raise UserError(f"{name}: {pictures}: a model of images and text: not modelled; allowed: GPT's and Llama's")
     values = _arguments_of(given)
     for key, theirs in (("seq_length", "max_seq_length"), ("micro_batch_size",) * 2, ("global_batch_size",) * 2):
         tuned = given.get(f"model.data.train_ds.{theirs}")  # fine-tuning has them there
@@ -152,7 +157,11 @@ def _arguments_of(given: ConfigReader) -> dict[str, Any]:
     if not given.get("model.transformer_engine"):  # attention is unfused, unless flash attention is asked for
         values["transformer_impl"] = "local"
     library, kind = given.get("model.tokenizer.library"), given.get("model.tokenizer.type")
-    named = kind if library == "huggingface" else given.get("model.tokenizer.model")
+    file = str(given.values_.get("model.tokenizer.model") or "")
+    if OPEN.search(file):  # its name tells the vocabulary, wherever it lies
+        given.used.add("model.tokenizer.model")
+        file = OPEN.sub("", file)
+    named = kind if library == "huggingface" else file or given.get("model.tokenizer.model")
     is_gpt2 = library == "megatron" and kind == "GPT2BPETokenizer"
     values |= {} if is_gpt2 else {"tokenizer_type": library or "none", "tokenizer_model": named}
     if values.get("num_moe_experts"):

@@ -214,7 +214,7 @@ GLM = (
     ("flags", "layers", "dense", "stages"),
     [
         ("", 8, 2, None),
-        ("--noop-layers 0,7", 6, 1, (3, 3)),  # one of the dense ones, and the last
+        ("--noop-layers 0,7", 6, 1, None),  # one of the dense ones, and the last
         ("--noop-layers 3", 7, 2, (3, 4)),
         ("--noop-layers 5,6 --num-layers-per-virtual-pipeline-stage 2", 6, 2, (2, 2, 1, 1)),
     ],
@@ -227,6 +227,40 @@ def test_mixtures_and_empty_places_of_mindspeed(flags, layers, dense, stages):
     assert ([found.config[key] for key in keys], found.plan.pipeline.layers) == ([layers, dense, 1], stages)
     account = load_reader("mindspeed").words.sort(found.words.used, found.words.unread)
     assert not set(account.deciding) | set(account.unknown)
+
+
+def mindspeed(flags, pp=2):
+    """A launch of a small mixture."""
+    command = f"torchrun pretrain_gpt.py {GLM} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --bf16"
+    return read(f"{command} --seq-length 2048 {flags}", "train.sh", "mindspeed")
+
+
+@pytest.mark.parametrize("flags", ["--first-k-dense-replace 0", "--first-k-dense-replace -1 --moe-layer-freq -1"])
+def test_mixtures_of_mindspeed_without_dense_layers(flags):
+    """None of them is dense; every layer number is a multiple of -1."""
+    assert mindspeed(flags).config["first_k_dense_replace"] == 0
+    assert mindspeed("--moe-layer-freq -1").config["first_k_dense_replace"] == 2
+
+
+def test_listed_stages_of_mindspeed():
+    """A layer that predicts further tokens is in the last one; recomputation counts the layers of each stage."""
+    block = "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    found = mindspeed(f"--num-layer-list 5,3 {block}")
+    assert found.plan.pipeline.layers == (5, 3)
+    assert found.plan.memory.recompute == "layers:full*2,none*3,full*2,none*1"
+    further = mindspeed("--noop-layers 0 --mtp-num-layers 1")
+    assert further.plan.pipeline.layers == (3, 5)
+    with pytest.raises(UserError, match="--num-layer-list = 5,x: allowed: layers of every stage"):
+        mindspeed("--num-layer-list 5,x")
+
+
+def test_specs_of_mindspeed():
+    """Those of standard layers change nothing; others are named where no shipped model has the sizes."""
+    spec = "--spec mindspeed_llm.tasks.models.spec.{} layer_spec"
+    assert mindspeed(spec.format("bailing_spec")).config == mindspeed("").config
+    found = mindspeed(spec.format("qwen3_next_spec"))
+    assert found.config is None
+    assert any("no config is built with --spec mindspeed_llm.tasks" in note for note in found.notes)
 
 
 def test_empty_places_are_places_of_the_pipeline():
@@ -321,3 +355,18 @@ def test_adapters_of_mindspeed():
     assert read(f"{SIZED} --lora-target-modules linear_fc2", "train.sh", "mindspeed").plan.tuning.lora_rank == 16
     with pytest.raises(UserError, match="--lora-target-modules = router: allowed: linear_qkv"):
         read(f"{SIZED} --lora-target-modules router", "train.sh", "mindspeed")
+
+
+def test_two_commands_of_one_launch():
+    """One goes on from the other's files; a difference that decides is refused."""
+    second = f"{SIZED} --micro-batch-size 1 --save b --save-interval 10000 --load a"
+    launches = f"{SIZED} --micro-batch-size 1 --save a --save-interval 50\n{second}"
+    assert read(launches, "train.sh", "megatron").plan.micro_batch == 1
+    with pytest.raises(UserError, match="differ in --seq-length"):
+        read(launches.replace("--seq-length 2048", "--seq-length 4096", 1), "train.sh", "megatron")
+
+
+def test_experts_by_the_name_of_another_fork():
+    """MegaBlocks' mixture is not answered as a dense model."""
+    with pytest.raises(UserError, match=r"--moe-num-experts = 64: not Megatron-LM's; allowed: --num-experts"):
+        read(f"{SIZED} --moe-num-experts 64 --moe-top-k 1", "train.sh", "megatron")

@@ -49,6 +49,16 @@ def imported(arguments, script="pretrain_gpt.py"):
     return read(f"torchrun {script} --micro-batch-size 1 {arguments}\n", "train.sh", "megatron")
 
 
+def test_experts_without_a_gate():
+    """Megatron-LM's default has two matrices in an expert: it is not answered as Mixtral's three."""
+    sizes = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --num-experts 16 --bf16"
+    launch = f"torchrun pretrain_gpt.py {sizes} --micro-batch-size 1 --tokenizer-type GPT2BPETokenizer"
+    found = read(launch, "train.sh", "megatron")
+    assert found.config is None
+    assert any("no config is built of experts without a gate" in note for note in found.notes)
+    assert read(f"{launch} --swiglu", "train.sh", "megatron").config["model_type"] == "mixtral"
+
+
 def test_a_vocabulary_of_a_mock_is_no_contradiction():
     """All else is that of a shipped model: its layers with the vocabulary of the text, padded."""
     found = imported(f"{QWEN_235B} --vocab-size 32001 --tensor-model-parallel-size 2 --tokenizer-type NullTokenizer")

@@ -142,3 +142,17 @@ def test_a_command_overrides_its_config(tmp_path) -> None:
     job = tmp_path / "job.sh"
     text = "python megatron_gpt_pretraining.py --config-path=conf --config-name=gpt ++model.micro_batch_size=2"
     assert read(text, str(job), "nemo-1").plan.micro_batch == 2
+
+
+def test_a_tokenizer_below_a_folder_that_is_not_said():
+    """Its name tells the vocabulary, as far as anything does: the sizes are those of a shipped model."""
+    model = {"num_layers": 80, "hidden_size": 8192, "ffn_hidden_size": 22016, "num_attention_heads": 64,
+             "encoder_seq_length": 2048, "activation": "fast-swiglu", "normalization": "rmsnorm", "bias": False,
+             "position_embedding_type": "rope", "share_embeddings_and_output_weights": False, "micro_batch_size": 1,
+             "global_batch_size": 64, "tensor_model_parallel_size": 8,
+             "tokenizer": {"library": "sentencepiece", "model": "${data_dir}/llama/llama_tokenizer.model"}}  # fmt: skip
+    config = {"trainer": {"devices": 8, "num_nodes": 1, "precision": "bf16"}, "model": model}
+    assert read(yaml.safe_dump(config), "llama1_65b.yaml", "nemo-1").plan.model == "llama-65b"
+    config["model"]["mm_cfg"] = {"llm": {"freeze": True}}
+    with pytest.raises(UserError, match=r"model\.mm_cfg\.llm\.freeze: a model of images and text: not modelled"):
+        read(yaml.safe_dump(config), "neva.yaml", "nemo-1")
