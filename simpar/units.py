@@ -153,6 +153,13 @@ def number(value: Any) -> Any:
     return value if np.ndim(value) else np.asarray(value).item()
 
 
+def unique(values: Any) -> NDArray[Any]:
+    """The distinct values, in order: as ``np.unique``, which imports masked arrays to see whether there are any."""
+    ordered = np.sort(np.asarray(values), axis=None)
+    result: NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return result
+
+
 def floats(value: Numbers) -> Numbers:
     """A float of one number, a float64 array of several."""
     return np.asarray(value, dtype=np.float64) if np.ndim(value) else float(value)

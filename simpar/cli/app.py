@@ -5,9 +5,11 @@ All heavy imports are inside the commands, so that ``simpar --help`` answers at 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 PIPED_WIDTH = 200
+COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables by which rich takes standard output for a terminal."""
 JSON_HELP = "Write the result as JSON; - is standard output"
 
 
@@ -71,6 +75,12 @@ def json_out(data: Any, path: str | None) -> bool:
 
 def console() -> Console:
     """A console on standard output, wide if it is piped."""
+    if sys.stdout.isatty() or any(os.environ.get(name) for name in COLOURED):
+        return _rich_console()
+    return _Piped()  # type: ignore[return-value]
+
+
+def _rich_console() -> Console:
     from rich.console import Console
 
     class Out(Console):
@@ -80,6 +90,37 @@ def console() -> Console:
             raise BrokenPipeError
 
     return Out(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+class _Piped:
+    """Stands for a console that is no terminal: it writes plain lines, and imports rich for everything else."""
+
+    is_terminal = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rich, name)
+
+    @cached_property
+    def _rich(self) -> Console:
+        return _rich_console()
+
+    def print(self, *what: Any, soft_wrap: bool = False, **how: Any) -> None:
+        """Print something; a text is cut into lines unless ``soft_wrap``. Styles do not show."""
+        text = what[0] if len(what) == 1 else "" if not what else None
+        if isinstance(text, str) and how.keys() <= {"style", "highlight"} and _is_plain(text, soft_wrap):
+            sys.stdout.write(f"{text}\n")
+        else:
+            self._rich.print(*what, soft_wrap=soft_wrap, **how)
+
+    def out(self, text: str, **how: Any) -> None:
+        """Print a text as it is."""
+        self.print(text, soft_wrap=True, **how)
+
+
+def _is_plain(text: str, soft_wrap: bool) -> bool:
+    """Whether a text is written as it is: no tabs or wide characters, and no line to be cut."""
+    lines = text.split("\n")
+    return text.isascii() and all(each.isprintable() and (soft_wrap or len(each) <= PIPED_WIDTH) for each in lines)
 
 
 class _Silent(AbstractContextManager["_Silent"]):

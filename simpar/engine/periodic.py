@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.program.ir.program import Csr, OpTable, Program, Timing
-from simpar.units import Flags, Indices, Ints
+from simpar.units import Flags, Indices, Ints, unique
 
 FEW_OPS, FEW_MICROBATCHES = 10_000, 12
 """A Program with fewer ops, or fewer microbatches for each of its classes, is run as a whole.
@@ -374,7 +374,7 @@ class _Cutter:
                 row = np.concatenate([self._placed(first, row[: head + 1]), row[tail + 1 :]])
             if (row < 0).any() or not kept[row].all() or len(row) != int(kept[waits.streams.row(number)].sum()):
                 return None
-            if len(np.unique(row)) < len(row):
+            if len(unique(row)) < len(row):
                 return None
             parts.append(row)
             lengths.append(len(row))

@@ -45,18 +45,52 @@ class WordTable:
         """The account of a text with words that were used, and others with their values; an empty section is idle."""
         idle, deciding, unknown = list[str](), dict[str, str](), list[str]()
         for word, value in unread.items():
-            what = self._decided_by(word)
-            if what is not None and not is_off(value):
-                deciding[word] = what
-            elif what is not None or value == {} or any(matches(plain(word), each) for each in self.idle):
+            by = self._deciding_names.first(plain(word))
+            if by is not None and not is_off(value):
+                deciding[word] = self.deciding[by]
+            elif by is not None or value == {} or self._idle_names.first(plain(word)) is not None:
                 idle.append(word)
             else:
                 unknown.append(word)
         return Account(tuple(used), tuple(idle), deciding, tuple(unknown))
 
-    def _decided_by(self, word: str) -> str | None:
-        name = plain(word)
-        return next((what for each, what in self.deciding.items() if matches(name, each)), None)
+    @cached_property
+    def _deciding_names(self) -> "TableNames":
+        return TableNames.of(self.deciding)
+
+    @cached_property
+    def _idle_names(self) -> "TableNames":
+        return TableNames.of(self.idle)
+
+
+@dataclass(frozen=True)
+class TableNames:
+    """Names of a table with the ``place`` of each; apart from it, those that stand for ``beginnings`` (``name*``).
+
+    ``patterns`` are the others that stand for several.
+    """
+
+    place: Mapping[str, int]
+    beginnings: Mapping[str, int]
+    patterns: tuple[str, ...]
+
+    @staticmethod
+    def of(names: Iterable[str]) -> "TableNames":
+        """Those of a table."""
+        place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+        several = tuple(filter(is_pattern, place))
+        begun = {name for name in several if name.endswith("*") and not is_pattern(name[:-1])}
+        beginnings = {name[:-1]: place[name] for name in several if name in begun}
+        return TableNames(place, beginnings, tuple(name for name in several if name not in begun))
+
+    def first(self, name: str) -> str | None:
+        """The first of the names that a plain name is, or matches; None without one."""
+        cuts = (name[:end] for end in range(len(name) + 1))
+        known = [(self.beginnings[cut], f"{cut}*") for cut in cuts if cut in self.beginnings]
+        known += [(self.place[each], each) for each in self.patterns if fnmatchcase(name, each)]
+        if name in self.place:
+            known.append((self.place[name], name))
+        return min(known)[1] if known else None
 
 
 @dataclass(frozen=True)

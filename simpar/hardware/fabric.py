@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.hardware import torus
 from simpar.hardware.levels import Level
 from simpar.hardware.profile import ClusterProfile
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 ABOVE = ("leaf_up", "leaf_down", "group_up", "group_down")
 """Blocks of links above NICs."""
@@ -81,7 +81,7 @@ class Fabric:
     def is_of_device(self) -> NDArray[np.bool_]:
         """For every block of links, whether each device of a node has a link of its own: bool[blocks]."""
         node = np.arange(self.profile.devices_per_node)
-        return np.array([len(np.unique(self.link_of(block, node))) == len(node) for block in self.blocks])
+        return np.array([len(unique(self.link_of(block, node))) == len(node) for block in self.blocks])
 
     @property
     def rails(self) -> int:

@@ -19,7 +19,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.levels import Home, Level
 from simpar.hardware.profile import Between, ClusterProfile
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 LEAVES = ("leaf_up", "leaf_down")
 TRUNKS = ("trunk_up", "trunk_down")
@@ -195,7 +195,7 @@ class MixedCluster(Cluster):
     def _node_links(self, node: int) -> Ints:
         """All NICs of a node, both ways."""
         ranks = np.flatnonzero(self._place["node"] == node)
-        return np.unique(np.concatenate([self.nic_tx(ranks), self.nic_rx(ranks)]))
+        return unique(np.concatenate([self.nic_tx(ranks), self.nic_rx(ranks)]))
 
     @cached_property
     def _place(self) -> Mapping[str, Ints]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.units import unique
+
 if TYPE_CHECKING:
     import networkx
 
@@ -89,7 +91,7 @@ def _scale_out(cluster: Cluster) -> Iterator[Edge]:
             yield spine, f"leaf{leaf[rank]}", float(down[rank])
     for level in (level for level in cluster.levels if level.up == "group_up"):
         group = level.place(ranks)
-        for one in np.unique(group).tolist():
-            out, back = (np.unique(cluster.link_of(block, ranks[group == one])) for block in (level.up, level.down))
+        for one in unique(group).tolist():
+            out, back = (unique(cluster.link_of(block, ranks[group == one])) for block in (level.up, level.down))
             yield f"spine{one}", "core", float(capacity[out].sum())
             yield "core", f"spine{one}", float(capacity[back].sum())

@@ -17,7 +17,7 @@ from simpar.program.ir.program import MEMORY_CATEGORIES, Timing
 from simpar.program.lower import Lowered
 from simpar.program.structure.pass_memory import MemoryChange
 from simpar.program.structure.templates import PassNode, TemplateNode, UnitsBegin
-from simpar.units import Floats, Ints
+from simpar.units import Floats, Ints, unique
 
 MOST_ROWS = 1_000_000
 """With more changes of memory inside passes, only the highest and the lowest level of each pass are kept."""
@@ -140,7 +140,7 @@ def _rows(node: TemplateNode, *, condense: bool) -> _Rows:
         shares.append(instants[kept])
         deltas.append(np.diff(levels[kept], axis=0, prepend=np.zeros((1, 2), dtype=np.int64)))
     once, changes = np.concatenate(shares) / end_ns, np.concatenate(deltas)
-    rounds = np.unique(np.linspace(0, node.repeats - 1, min(node.repeats, MOST_ROUNDS)).round())
+    rounds = unique(np.linspace(0, node.repeats - 1, min(node.repeats, MOST_ROUNDS)).round())
     share = ((rounds[:, None] + once) / node.repeats).ravel()
     return _table(share, np.tile(changes, (len(rounds), 1)), _beside(node))
 
@@ -148,7 +148,7 @@ def _rows(node: TemplateNode, *, condense: bool) -> _Rows:
 def _extremes(levels: Ints) -> Ints:
     """Positions of the lowest and the highest level during a pass, and of what is left behind it."""
     total = levels[:-1].sum(axis=1)
-    return np.unique([int(np.argmin(total)), int(np.argmax(total)), len(levels) - 1])
+    return unique([int(np.argmin(total)), int(np.argmax(total)), len(levels) - 1])
 
 
 def _beside(node: PassNode) -> list[MemoryChange]:

@@ -15,7 +15,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.structure.stages import ActionBuilder, StageBuilder, has_no_backward
 from simpar.program.structure.templates import TemplateNode
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Messages:
         if stage == source:
             return classes[:, None]
         every = [
-            np.unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)]) for each in ranks.tolist()
+            unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)]) for each in ranks.tolist()
         ]
         table = np.full((len(every), max(map(len, every))), -1)
         for row, result in zip(table, every, strict=True):

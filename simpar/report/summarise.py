@@ -45,7 +45,7 @@ from simpar.report.timeline import (
     overview,
 )
 from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
-from simpar.units import HOUR_S, NS_PER_S, TERA, Floats
+from simpar.units import HOUR_S, NS_PER_S, TERA, Floats, unique
 
 _KIND_OF_GROUP = {
     **dict(zip(COMMUNICATION_BY_DEGREE, COMMUNICATION_BY_DEGREE, strict=True)), "etp": "tp", "edp": "dp",
@@ -279,7 +279,7 @@ def _between_domains_s(context: SummaryInputs) -> tuple[float, float]:
     far = {
         _communication_of(group.kind)
         for group in quotient.groups
-        if len(np.unique(context.cluster.domain_of(group.ranks))) > 1
+        if len(unique(context.cluster.domain_of(group.ranks))) > 1
     }
     busy_s, exposed_s = np.sum([seconds[kind] for kind in sorted(far)], axis=0) if far else (0.0, 0.0)
     return float(busy_s), float(exposed_s)

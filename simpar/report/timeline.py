@@ -17,7 +17,7 @@ from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import COMMUNICATION, PIPELINE
 from simpar.program.ir.program import Label, Program, Timing
 from simpar.report.pictured import HeldAtPeak, Roofline
-from simpar.units import NS_PER_S, Floats, Indices, Ints
+from simpar.units import NS_PER_S, Floats, Indices, Ints, unique
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ class MemoryCurve:
         highest = np.maximum.reduceat(total, begins)[np.searchsorted(ends, np.arange(len(total)))]
         tops = np.flatnonzero(total == highest)
         tops = tops[np.unique(at[tops], return_index=True)[1]]
-        kept = np.unique(np.concatenate([order[begins], tops, ends]))
+        kept = unique(np.concatenate([order[begins], tops, ends]))
         return MemoryCurve(self.time_s[kept], {name: part[kept] for name, part in self.parts.items()})
 
 
@@ -393,7 +393,7 @@ def _blocks(slices: Slices, codes: Ints) -> Blocks:
 
 def _chunks(stage: Ints) -> Ints:
     """Position of each virtual stage among those of the rank; -1 stays -1."""
-    known = np.unique(stage[stage >= 0])
+    known = unique(stage[stage >= 0])
     return np.where(stage >= 0, np.searchsorted(known, stage), -1)
 
 

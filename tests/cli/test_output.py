@@ -5,12 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simpar import cli, verbs
+from simpar.cli.app import _Piped, _rich_console
 from simpar.planner.certify.branch_and_bound import BranchAndBound
 from tests.gate import some
 
@@ -160,3 +165,31 @@ def test_a_scenario_needs_no_suffix(tmp_path, monkeypatch, capsys):
     Path("folder").mkdir()
     assert cli.run(["simulate", "folder"]) == 2
     assert "folder: is a folder; a scenario is a file or a shipped name" in capsys.readouterr().err
+
+
+def written(console: Any, text: str, *, soft_wrap: bool) -> str:
+    """What a console that prints a text to a pipe writes."""
+    with redirect_stdout(StringIO()) as stream:
+        console.print(text, style="bold", soft_wrap=soft_wrap)
+        console.out(text, highlight=False)
+    return stream.getvalue()
+
+
+LONG = st.lists(st.text("ab c", max_size=9), max_size=60).map(" ".join)
+
+
+@given(st.text(" ab,.[]:/\\%\n\t\r\x07é✓日", max_size=300) | LONG, st.booleans())
+def test_what_is_piped_is_what_rich_writes(text: str, soft_wrap: bool) -> None:
+    """A console for a pipe, which imports rich only where lines are cut, writes what rich writes."""
+    assert written(_Piped(), text, soft_wrap=soft_wrap) == written(_rich_console(), text, soft_wrap=soft_wrap)
+
+
+def test_rich_is_not_imported_for_plain_lines(tmp_path: Path) -> None:
+    """Nor are numpy's masked arrays, by a check whose output is piped."""
+    (tmp_path / "job.sh").write_text("trl sft --model_name_or_path gpt2 --per_device_train_batch_size 4\n")
+    run = "import sys; from simpar.cli import run; run(sys.argv[1:]); print({'rich', 'numpy.ma'} & {*sys.modules})"
+    flags = ["--hardware", "dgx-h100", "--nodes", "1"]
+    command = [sys.executable, "-c", run, "check", *flags, "job.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "step time" in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"

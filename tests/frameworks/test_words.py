@@ -1,8 +1,10 @@
 """The words of a text, sorted."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simpar.frameworks.words import Account, ReadWords, WordTable, is_off
+from simpar.frameworks.words import Account, ReadWords, TableNames, WordTable, is_off, matches
 
 TABLE = WordTable(idle=("lr*", "save*"), deciding={"lr_on_host": "where it is updated", "offload*": "memory"})
 
@@ -40,3 +42,12 @@ def test_an_empty_section_asks_for_nothing() -> None:
         {},
         ("other",),
     )
+
+
+NAMES = st.text("ab_*?[]-A", max_size=6)
+
+
+@given(st.lists(NAMES, max_size=8), NAMES)
+def test_the_first_name_of_a_table_that_matches(names: list[str], name: str) -> None:
+    """As asking its names one by one."""
+    assert TableNames.of(names).first(name) == next((each for each in names if matches(name, each)), None)

@@ -9,7 +9,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Placement:
         """The shape of the first group, which stands for all of them."""
         ranks, domains = self.ranks[0], self.cluster.domain_of(self.ranks[0])
         per_node = int(np.unique(self.cluster.node_of(ranks), return_counts=True)[1].max())
-        distinct, near = np.unique(domains), np.sort(ranks[domains == domains[0]])
+        distinct, near = unique(domains), np.sort(ranks[domains == domains[0]])
         return GroupShape(
             num_domains=self.num_domains,
             per_domain=int(self.beside[0].max()),

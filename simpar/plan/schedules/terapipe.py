@@ -15,6 +15,7 @@ from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, RankActions, Schedule, columns
 from simpar.plan.schedules.ordered import gpipe
 from simpar.plan.schedules.producer import EVERY, NONE, Producer, Promise, moment
+from simpar.units import unique
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +51,7 @@ def find_fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[
     least sum is found by dynamic programming; bounds are tried in ascending order until no larger one can win.
     """
     units = len(times) - 1
-    candidates = np.unique(times[np.triu_indices(units + 1, 1)])
+    candidates = unique(times[np.triu_indices(units + 1, 1)])
     unbounded = microbatches * least_sum(times)[0]
     best = np.inf
     lengths: tuple[int, ...] = (units,)

@@ -25,7 +25,7 @@ from simpar.planner.space.table import Rows
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
 from simpar.uncertainty.memory import AS_PREDICTED
-from simpar.units import Flags, Floats
+from simpar.units import Flags, Floats, unique
 
 Mask = Flags
 FRONT_SHARES = (0.75, 0.5, 0.25)
@@ -239,7 +239,7 @@ def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]
     for axis, values in layout.items():
         kept = rows.one_of(axis, *values)
         if not kept.any():
-            return _no_such(problem, axis, values, np.unique(rows[axis]).tolist())
+            return _no_such(problem, axis, values, unique(rows[axis]).tolist())
         rows = rows.subset(kept)
     return _together(problem, layout)
 

@@ -20,7 +20,7 @@ from simpar.planner.bound.overlapped_passes import OverlappedPasses
 from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.planner.bound.steps import RowCharge, StepBounds, any_nonzero
 from simpar.program.resolve.pass_costs import relative_costs
-from simpar.units import Floats, Ints
+from simpar.units import Floats, Ints, unique
 
 Costs = tuple[float, float, float]
 TableKey = tuple[str, int, int, int, Costs]
@@ -52,7 +52,7 @@ class Sweeps:
         names, given = columns.domain["schedule"], columns.problem.base.pipeline.pass_costs
         greedy = np.array([looks_at_costs(name) for name in names])[columns.code["schedule"][rows]]
         waiting = rows[greedy & columns.at("is_pipelined", rows)] if given is None else rows[:0]
-        pipes = np.unique(pipelines.index[waiting])
+        pipes = unique(pipelines.index[waiting])
         pipes = pipes[[pipe not in self._costs for pipe in pipes.tolist()]]
         for shape, mine in pipelines.by_shape(pipes):
             times = pipelines.blocks.plain_ns(pipelines.key[pipes[mine]], "FIW")

@@ -26,7 +26,7 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.units import Floats, Ints
+from simpar.units import Floats, Ints, unique
 
 KEY_AXES = names_that_decide(BLOCKS)
 UNSIZED = tuple(name for name in KEY_AXES if name not in names_that_decide(SIZES))
@@ -112,7 +112,7 @@ class Keys:
     def batches(self, keys: Ints) -> Iterator[tuple[KeyBatch, Ints, Ints]]:
         """The batches that some keys are in: yields batch, positions among ``keys``, and places in the batch."""
         number, place = self._place[:, keys]
-        for one in np.unique(number).tolist():
+        for one in unique(number).tolist():
             mine = np.flatnonzero(number == one)
             yield self.all_batches[one], mine, place[mine]
 
@@ -138,7 +138,7 @@ class Keys:
     def price_groups(self, batch: KeyBatch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
         """The prices of a collective in a batch, each with the keys that have it."""
         if (use.op, use.group) not in batch.prices:
-            meshes, distinct = self._meshes[0], np.unique(batch.mesh)
+            meshes, distinct = self._meshes[0], unique(batch.mesh)
             each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}
             prices = {id(price): price for price in each.values()}
             which = np.array([id(each[at]) for at in batch.mesh.tolist()])

@@ -18,7 +18,7 @@ from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import factorize, group_indices, stride
 from simpar.program.emission.collective_prices import FREE, Price, Prices
-from simpar.units import Flags, Floats, Ints
+from simpar.units import Flags, Floats, Ints, unique
 
 
 @dataclass(frozen=True)
@@ -281,9 +281,7 @@ class Pipelines:
         strides = self._strides[self.row[which]]
         if not self.blocks.lockstep.happens:
             return SharedNics(())
-        pairs = (
-            (strides == stride, self._sharing(stride, shape.num_ranks) > 0) for stride in np.unique(strides).tolist()
-        )
+        pairs = ((strides == stride, self._sharing(stride, shape.num_ranks) > 0) for stride in unique(strides).tolist())
         return SharedNics(tuple((mine, beside) for mine, beside in pairs if beside.sum() > shape.num_ranks))
 
     def _sharing(self, stride: int, num_ranks: int) -> Floats:

@@ -23,7 +23,7 @@ from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.planner.space.table import group_indices
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
-from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
+from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns, unique
 
 ROUNDING_MARGIN = 0.999
 """Safety factor of bounds by links: the rates of shared links are rounded to whole numbers."""
@@ -218,7 +218,7 @@ class RowCharge:
         share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
         share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
         seconds, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
-        for at in np.unique(which).tolist():
+        for at in unique(which).tolist():
             sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
             products_s = self._products_s(sync.job.layout, parts, mine)
             seconds[mine] = to_ns(sync.update_s(share[mine]) + products_s)

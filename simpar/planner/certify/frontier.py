@@ -41,7 +41,7 @@ from simpar.planner.space.portable import refusals
 from simpar.planner.space.recomputation import RecomputeBounds, alike, decide
 from simpar.planner.space.table import Rows, factorize
 from simpar.program.emission.collective_prices import Added, Prices
-from simpar.units import NS_PER_S, Flags, Floats, Ints
+from simpar.units import NS_PER_S, Flags, Floats, Ints, unique
 
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
 MAX_TRIES = 3
@@ -145,9 +145,9 @@ class Frontier:
         pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
-        if (cut := np.unique(pipelines.index[select_sliced(rows)])).size:
+        if (cut := unique(pipelines.index[select_sliced(rows)])).size:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
-        if (ends := np.unique(pipelines.index[select_two_ended(rows)])).size:
+        if (ends := unique(pipelines.index[select_two_ended(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
         bound = np.maximum(bound, pipelines.slowness * least)
         bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
@@ -436,7 +436,7 @@ class Frontier:
     def _raise_passes(self, rows: Ints) -> None:
         """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
         pipelines = self.bounds.pipelines
-        which = np.unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
+        which = unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
         bound_ns = np.zeros(len(pipelines.row))
         bound_ns[which] = pipelines.passes_bound_ns(which)
         mine = np.flatnonzero((self.level == KERNELS) & (bound_ns[pipelines.index] > 0))
@@ -464,7 +464,7 @@ class Frontier:
 
     def _raise_steps(self, rows: Ints) -> None:
         """Bound rows whose passes are known by whole steps."""
-        rows = np.unique(rows[self.level[rows] == PASSES])
+        rows = unique(rows[self.level[rows] == PASSES])
         rows = rows[~select_undecided(self.rows, rows)]
         self._raise(rows, self.bounds.of(rows), STEP)
 
@@ -497,4 +497,4 @@ class Frontier:
         alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]
         if len(alike) > SWEEP_BATCH:
             alike = alike[np.argpartition(self.worth(alike), SWEEP_BATCH)[:SWEEP_BATCH]]
-        return np.unique(np.append(alike, row))
+        return unique(np.append(alike, row))

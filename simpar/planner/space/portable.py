@@ -22,7 +22,7 @@ from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.jobs import fill_dp, without_axes
 from simpar.planner.space.table import Rows, factorize
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 if TYPE_CHECKING:
     from simpar.frameworks.subject import Loss
@@ -110,7 +110,7 @@ def keep_expressible(rows: Rows) -> Rows:
         return known[one]
 
     for name, values in kinds.items():
-        for value in np.unique(values):
+        for value in unique(values):
             mine = np.flatnonzero(alive & (values == value))
             if len(mine) and all(refused(int(one)) for one in _tried(mine, use)):
                 alive[mine] = False

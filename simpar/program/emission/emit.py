@@ -22,7 +22,7 @@ from simpar.program.emission.traffic import QuotientNetwork
 from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Template, TemplateNode
-from simpar.units import Flags, Indices, Ints
+from simpar.units import Flags, Indices, Ints, unique
 
 MOST_OPS = 8_000_000
 """Ops of all classes together; an op takes about 0.25 kB in everything made from it, which gives 2 GB."""
@@ -386,7 +386,7 @@ def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
     A wait is for the ``back``-th last slot before its action that frees the buffer; without one it does not wait.
     """
     result = [np.zeros((2, 0), dtype=np.int64)]
-    for buffer in np.unique(waiting[2]).tolist():
+    for buffer in unique(waiting[2]).tolist():
         free = freeing[0, freeing[1] == buffer]
         slot, start, _, back = waiting[:, waiting[2] == buffer]
         at = np.searchsorted(free, start) - back

@@ -35,7 +35,7 @@ from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_OPS, REDUCE
-from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats
+from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats, unique
 
 EMBEDDING_GROUP = "embedding"
 _BLOCK_STREAM = {TENSOR: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT, SLICES: TENSOR}
@@ -276,7 +276,7 @@ class QuotientNetwork:
             of_edges, of_link = (traffic.label[order], traffic.count[order]), (capacity, shared, port)
             rows = np.stack([local, *of_edges, *(each[link] for each in of_link)], axis=1).astype(np.int64)
             ends = np.searchsorted(group, first + np.arange(count + 1))
-            for length in np.unique(np.diff(ends)).tolist():
+            for length in unique(np.diff(ends)).tolist():
                 mine = np.flatnonzero(np.diff(ends) == length)
                 table = rows[ends[mine][:, None] + np.arange(length)].reshape(len(mine), -1)
                 table = np.concatenate([place[mine][:, None], table], axis=1)

@@ -15,7 +15,7 @@ from simpar.cost.collectives.choice import link_loads
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.symmetry import GroupPattern, Symmetry, fixed_digits
-from simpar.units import Flags, Floats, Ints
+from simpar.units import Flags, Floats, Ints, unique
 
 LOADS = "loads"
 """What the loads of groups are kept under (:attr:`Cluster.known`)."""
@@ -72,7 +72,7 @@ def _loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
         for algorithm, edges in link_loads(op, groups, cluster).items()
     }
     keys = [edges.group_index * cluster.num_links + edges.link_id for edges in result.values()]
-    every = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *keys]))
+    every = unique(np.concatenate([np.zeros(0, dtype=np.int64), *keys]))
     table = np.zeros((len(every), len(result)))
     for column, (edges, key) in enumerate(zip(result.values(), keys, strict=True)):
         table[np.searchsorted(every, key), column] = edges.coefficient
@@ -111,9 +111,7 @@ class PlacedGroups:
     @staticmethod
     def of(kind: GroupKind, patterns: Sequence[GroupPattern], symmetry: Symmetry, cluster: Cluster) -> PlacedGroups:
         """The places of a kind, with their loads."""
-        lowest = [
-            np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in patterns
-        ]
+        lowest = [unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in patterns]
         pattern = np.repeat(np.arange(len(patterns)), [len(first) for first in lowest])
         first = np.concatenate(lowest)
         ranks = first[:, None] + np.stack([each.offset for each in patterns])[pattern]
@@ -152,7 +150,7 @@ class RankLinks:
     def link(self, block: Ints, ranks: Ints) -> Ints:
         """The link of every rank in the block with that index."""
         links = np.empty_like(ranks)
-        for index in np.unique(block):
+        for index in unique(block):
             mine = block == index
             links[mine] = self.cluster.link_of(self.cluster.blocks[index], ranks[mine])
         return links

@@ -15,7 +15,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind, PlacedGroups, RankLinks, orbit_loads
 from simpar.program.fold.refinement import Incidence
 from simpar.program.fold.symmetry import Symmetry, find_symmetry, no_symmetry, patterns
-from simpar.units import Floats, Ints
+from simpar.units import Floats, Ints, unique
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _assemble(
     """Number the nodes and put all edges in one list."""
     ranks = np.flatnonzero(symmetry.is_lowest)
     loaded: list[Ints] = [np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]
-    links = np.unique(np.concatenate(loaded))
+    links = unique(np.concatenate(loaded))
     # node numbers: ranks 0 .., then the groups of kind k from group_start[k], then links from group_start[-1]
     sizes = [len(ranks), *(len(nodes.place) for nodes in kinds)]
     group_start = np.cumsum(sizes, dtype=np.int64)

@@ -20,7 +20,7 @@ from simpar.program.fold.incidence import IncidenceGraph, build_graph
 from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import Csr
-from simpar.units import Flags, Floats, Ints
+from simpar.units import Flags, Floats, Ints, unique
 
 QUOTIENT, KEPT = "quotient", 8
 """Key prefix of the quotients that a cluster keeps, and how many it keeps."""
@@ -99,7 +99,7 @@ class Quotient:
         every = [np.zeros((2, 0), dtype=np.int64), *(np.stack([each.group, each.link]) for each in self.traffic)]
         group, link = np.concatenate(every, axis=1)
         count = max(len(self.link_names), 1)
-        pairs = np.unique(group * count + link)
+        pairs = unique(group * count + link)
         return Csr.of(pairs // count, pairs % count, len(self.groups))
 
     def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, Floats]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
-from simpar.units import Ints
+from simpar.units import Ints, unique
 
 Hashes = NDArray[np.uint64]
 
@@ -80,7 +80,7 @@ def refine(graph: Incidence) -> Partition:
     starts = np.flatnonzero(np.diff(ends.node, prepend=-1))
     colour = mix(graph.colour.astype(np.uint64))
     num_classes = 0
-    while (count := len(np.unique(colour))) > num_classes:
+    while (count := len(unique(colour))) > num_classes:
         num_classes = count
         changed = colour * np.uint64(3)
         if len(starts):

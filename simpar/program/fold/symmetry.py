@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
-from simpar.units import Flags, Ints
+from simpar.units import Flags, Ints, unique
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Symmetry:
     @cached_property
     def free(self) -> Flags:
         """Which digits have values that may be exchanged: bool[digits]."""
-        return np.array([len(np.unique(first)) < len(first) for first in self.first], dtype=bool)
+        return np.array([len(unique(first)) < len(first) for first in self.first], dtype=bool)
 
     @cached_property
     def orbits(self) -> Ints:

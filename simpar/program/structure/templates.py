@@ -51,6 +51,17 @@ class Await:
 
 
 @dataclass(frozen=True)
+class Buffers:
+    """Buffers whose use by earlier actions must have ended before an op, and those that its end frees."""
+
+    awaits: tuple[Await, ...] = ()
+    frees: tuple[str, ...] = ()
+
+
+NO_BUFFERS = Buffers()
+
+
+@dataclass(frozen=True)
 class TemplateNode:
     """One op of a template. ``after`` are positions in the template; ``arrival``: it waits for another stage's action.
 
@@ -139,14 +150,13 @@ def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], s
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
     nodes, computes, leaving = TemplateNodes(), list[int](), list[tuple[int, ...]]()
+    frees = (PARAMETERS,) if any(each.reshard for each in sync.copies) else ()
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
         ready = _arrivals(nodes, unit, sync, computes, index=index)
         ready += leaving[index - LOOK_AHEAD] if index >= LOOK_AHEAD else ()
         memory = (*forward_memory([unit]), *_freed(unit, sync))
-        node = compute_node("forward", [unit], [segment], after=ready, memory=memory)
-        awaits = two_buffers(OUTGOING, index, sync.activations)
-        frees = (PARAMETERS,) if any(each.reshard for each in sync.copies) else ()
-        computes.append(nodes.add(replace(node, awaits=awaits, frees=frees)))
+        used = Buffers(two_buffers(OUTGOING, index, sync.activations), frees)
+        computes.append(nodes.add(compute_node("forward", [unit], [segment], after=ready, memory=memory, used=used)))
         leaving.append(())
         if waits := unit.saved_bytes * sync.activations * (index < len(units) - 1):
             gone = (MemoryChange(True, -waits, "activations"),)
@@ -201,10 +211,11 @@ def backward_template(
         if sent:
             after = (*after, sent[-2])
         changes = (*changes, *outbox.held(unit), *_made(unit, sync))
-        node = compute_node(kind, [unit], [segment], after=after, memory=changes)
-        awaits = two_buffers(GRADIENTS, len(reduces), per_unit and bool(reducing))
-        frees = (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ()))
-        computes.append(nodes.add(replace(node, awaits=awaits, frees=frees)))
+        used = Buffers(
+            two_buffers(GRADIENTS, len(reduces), per_unit and bool(reducing)),
+            (*((PARAMETERS,) if comes else ()), *((RETURNED,) if returning else ())),
+        )
+        computes.append(nodes.add(compute_node(kind, [unit], [segment], after=after, memory=changes, used=used)))
         unit_reduced = -1
         for copies, closes in zip(reducing, closing, strict=True):
             if index in closes:
@@ -292,7 +303,8 @@ def _arrivals(
                 TemplateNode("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
             )
         awaits = two_buffers(PARAMETERS, index, each.reshard, number=sync.buffers)
-        nodes[begin] = replace(nodes[begin], awaits=awaits)
+        if awaits:
+            nodes[begin] = replace(nodes[begin], awaits=awaits)
         if sync.copy_out_s:
             nodes.add(_copy("copy parameters out", count * sync.copy_out_s, after=len(nodes) - 1))
         ready.append(len(nodes) - 1)
@@ -364,6 +376,7 @@ def compute_node(
     *,
     memory: tuple[MemoryChange, ...],
     after: tuple[int, ...] = (),
+    used: Buffers = NO_BUFFERS,
 ) -> TemplateNode:
     """One op for the passes of consecutive blocks."""
     return PassNode(
@@ -374,6 +387,8 @@ def compute_node(
         segments=tuple((unit.layer, segment) for unit, segment in zip(units, segments, strict=True)),
         after=after,
         memory=memory,
+        awaits=used.awaits,
+        frees=used.frees,
         passes=(UnitPass(kind, tuple(units)),),
     )
 

@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.units import Floats, Ints
+from simpar.units import Floats, Ints, unique
 
 MAX_STAGES = 32
 _STEP = 1.05
@@ -92,7 +92,7 @@ class InterOp:
         """Distinct times of any range, ascending, from the least that the work allows; the slowest stage has one."""
         finite = self.times[np.isfinite(self.times)]
         least = float(self.work.sum()) / self.devices * (1 - _ROUNDING)
-        return np.unique(finite[finite >= least])
+        return unique(finite[finite >= least])
 
     def best(self) -> list[StageCut]:
         """The best cut for every number of stages near the optimum, best first; empty if none is good enough."""
