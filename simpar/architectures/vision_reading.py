@@ -82,10 +82,10 @@ def vit_shape(
     )  # fmt: skip
 
 
-def check_width(vision: Config, field: str, hidden: int) -> None:
-    """Raise UserError where a tower's output has another width than the language model."""
+def check_width(vision: Config, field: str, hidden: int, of: str = "hidden_size of the language model") -> None:
+    """Raise UserError where a tower's output, or what is read within one, has another width than what reads it."""
     if vision.data.get(field) is not None and (wide := vision.size(field)) != hidden:
-        raise UserError(f"{vision.source}: {field} = {wide}: allowed: {hidden}, as hidden_size of the language model")
+        raise UserError(f"{vision.source}: {field} = {wide}: allowed: {hidden}, as {of}")
 
 
 def siglip(vision: Config, around: Config, *, merge: int = 1) -> tuple[Patches, Shape]:
@@ -97,8 +97,10 @@ def siglip(vision: Config, around: Config, *, merge: int = 1) -> tuple[Patches, 
 
 
 def pixtral(vision: Config, around: Config, *, merge: int = 1) -> tuple[Patches, Shape]:
-    """Patches and layers of Pixtral, which takes images of any size up to ``image_size``."""
-    vision.data.get("image_size")
+    """Patches and layers of Pixtral, which takes images of any size up to ``image_size``; heads share its width."""
+    for field in ("image_size", "head_dim"):
+        vision.data.get(field)
+    vision = vision.having({"head_dim": None})
     patches = patches_of(vision, around, merge=merge, bias=False, norm="rms")
     return patches, vit_shape(vision, hidden=1024, layers=24, heads=16, ffn=4096)
 

@@ -13,7 +13,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import dense_first, llama_like, llama_shape, routed_in_groups, style_of, with_experts
 from simpar.architectures.transformer import Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
-from simpar.architectures.vision_reading import patches_of, square, vit_shape
+from simpar.architectures.vision_reading import check_width, patches_of, square, vit_shape
 from simpar.architectures.weights import GATE_UP, LLAMA, ROUTER_BIAS, Packing
 
 BIAS = {"attention_bias": ("qkv_bias",)}
@@ -34,6 +34,11 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
     return build(name, full, style_of(config, style, BIAS), layers=layers)
 
 
+def _read_seeing(config: Config, name: str) -> ModelGraph:
+    """GLM-4.1V's: queries, keys and values have biases, and heads share the hidden size, whatever a config says."""
+    return SEEING(config.having({"head_dim": None, "attention_bias": True}), name)
+
+
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     """A gated ViT; 2 x 2 patches convolved into one, then a product, a norm and a gated MLP."""
     side = square(vision, "image_size", default=336) // square(vision, "patch_size", default=14)
@@ -42,6 +47,7 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
         vision, around, side=14, frames=vision.size("temporal_patch_size", default=2), merge=merge,
         positions=side * side, norm="rms",
     )  # fmt: skip
+    check_width(vision, "out_hidden_size", hidden)
     wide, inner = vision.size("out_hidden_size", default=4096), vision.size("intermediate_size", default=13696)
     shape = replace(vit_shape(vision, hidden=1536, layers=24, heads=12), ffn=wide)
     bias = vision.flag("attention_bias", default=False)
@@ -59,20 +65,16 @@ TINY_SPARSE = {
     **TINY, "head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 8, "moe_intermediate_size": 16,
     "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": True,
 }  # fmt: skip
+SEEING = llama_like(Style(qkv_bias=True, norms=4), kv_heads=2, biases=BIAS)
 FAMILIES = (
     vision_family(
         "glm4v",
         _tower,
         "glm4v_text",
-        tiny={"text_config": {**TINY, "head_dim": 8, "attention_bias": True}, "vision_config": TINY_VISION},
+        tiny={"text_config": TINY, "vision_config": TINY_VISION},
         either=True,
     ),
-    vision_family(
-        "glm46v",
-        _tower,
-        "glm4v_text",
-        tiny={"text_config": {**TINY, "attention_bias": True}, "vision_config": TINY_VISION},
-    ),
+    vision_family("glm46v", _tower, "glm4v_text", tiny={"text_config": TINY, "vision_config": TINY_VISION}),
     vision_family(
         "glm4v_moe",
         _tower,
@@ -96,10 +98,10 @@ FAMILIES = (
     ),
     ModelFamily(
         "glm4v_text",
-        llama_like(Style(qkv_bias=True, norms=4), head_dim=128, kv_heads=2, biases=BIAS),
+        _read_seeing,
         replace(DENSE, norm_eps=0.00001),
         POST_NORMED,
-        {**TINY, "head_dim": 8},
+        TINY,
         classes={"glm4v_text": ""},
     ),
     ModelFamily(

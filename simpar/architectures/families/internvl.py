@@ -7,14 +7,18 @@ from simpar.architectures.families.family import TINY
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
+from simpar.errors import UserError
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     """InternViT; 2 x 2 patches side by side, normed, through an MLP as wide as the language model."""
     side = square(vision, "image_size", default=448) // square(vision, "patch_size", default=14)
+    places = (side * side + 1) * vision.flag("use_absolute_position_embeddings", default=True)
+    if vision.flag("use_mask_token", default=False):
+        raise UserError(f"{vision.source}: use_mask_token = True: allowed: false, no patch is masked in training")
     patches = patches_of(
         vision.having({"image_size": 448}, unless_given=True), around, fixed=True, side=14,
-        merge=round(1 / around.number("downsample_ratio", default=0.5)), positions=side * side + 1, classes=1,
+        merge=round(1 / around.number("downsample_ratio", default=0.5)), positions=places, classes=1,
     )  # fmt: skip
     shape = vit_shape(vision, hidden=1024, layers=24, heads=16, ffn=4096)
     released = vision.flag("qkv_bias", default=False), vision.flag("qk_normalization", default=False)
@@ -26,7 +30,8 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
         qk_norm="full" if normed else "",
     )
     steps = (ProjectorStep("norm", shape.hidden * patches.merged), ProjectorStep("mlp", hidden, inner=hidden))
-    return Vision(patches, shape, style, steps, layer_scale=True)
+    end = "" if vision.flag("use_mean_pooling", default=True) else "layer"
+    return Vision(patches, shape, style, steps, layer_scale=True, end_norm=end)
 
 
 FAMILIES = (

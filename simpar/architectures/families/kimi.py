@@ -6,7 +6,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.families.deepseek import TINY_LATENT
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.vision import Patches, ProjectorStep, Vision
-from simpar.architectures.vision_reading import VIT, merger, patches_of, vit_shape
+from simpar.architectures.vision_reading import VIT, check_width, merger, patches_of, vit_shape
 
 NAMES = {
     "vt_hidden_size": "hidden_size", "vt_num_hidden_layers": "num_hidden_layers", "vt_intermediate_size":
@@ -34,7 +34,7 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     vision = moonvit_fields(vision)
     patches = moonvit_patches(vision, around)
     shape = vit_shape(vision, hidden=1152, layers=27, heads=16, ffn=4304)
-    around.data.get("projection_hidden_size")
+    check_width(around, "projection_hidden_size", shape.hidden, "hidden_size of vision_config")
     steps = merger(shape.hidden * patches.merged, hidden, norm=ProjectorStep("norm", shape.hidden))
     return Vision(patches, shape, replace(VIT, rotary=True), steps, end_norm="layer")
 

@@ -18,7 +18,7 @@ from simpar.architectures.reading import (
 )
 from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.vision import ProjectorStep, Vision
-from simpar.architectures.vision_reading import VIT, patches_of, square, vit_shape
+from simpar.architectures.vision_reading import VIT, check_width, patches_of, square, vit_shape
 from simpar.architectures.weights import LLAMA, Packing
 from simpar.errors import UserError
 
@@ -71,7 +71,9 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     )  # fmt: skip
     shape = vit_shape(vision, hidden=768, layers=34, heads=16, ffn=5632)
     inner, wide = vision.size("projector_input_dim", default=4096), vision.size("projector_output_dim", default=4096)
-    vision.data.get("vision_output_dim")  # that of the MLP
+    for field in ("projector_input_dim", "vision_output_dim"):
+        check_width(vision, field, wide, "projector_output_dim")
+    check_width(vision, "intermediate_size", shape.hidden * patches.merged, f"what {patches.merged} patches have")
     steps = (ProjectorStep("mlp", wide, inner=inner, bias=False), ProjectorStep("linear", hidden, bias=False))
     return Vision(patches, shape, replace(VIT, rotary=True), steps, end_norm="layer")
 

@@ -5,13 +5,13 @@ from simpar.architectures.families.family import TINY
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.transformer import Style
 from simpar.architectures.vision import ProjectorStep, Vision
-from simpar.architectures.vision_reading import patches_of, square, vit_shape
+from simpar.architectures.vision_reading import check_width, patches_of, square, vit_shape
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
     """A gated ViT; a product with visual words, a norm and a softmax over them, and a product with their table."""
-    for field in ("hidden_size", "vocab_size"):
-        around.data.get(field)  # the language model's, which text_config says
+    check_width(around, "hidden_size", hidden)
+    around.data.get("vocab_size")  # the language model's, which text_config says
     vision.data.get("tokenize_function")  # a softmax, or one that its gradient goes through alike
     side = square(vision, "image_size", default=224) // square(vision, "patch_size", default=14)
     patches = patches_of(
@@ -34,7 +34,7 @@ FAMILIES = (
     vision_family(
         "ovis2", _tower, "qwen2",
         {
-            "text_config": {**TINY, "model_type": "qwen2"}, "hidden_size": 32,
+            "text_config": {**TINY, "model_type": "qwen2"}, "hidden_size": 32, "vocab_size": 96,
             "vision_config": {
                 "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
                 "image_size": 56, "vocab_size": 64, "hidden_stride": 2, "qkv_bias": True,

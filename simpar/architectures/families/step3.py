@@ -96,7 +96,7 @@ def _gated(block: Block, scope: str) -> Block:
     def changed(op: Operator) -> Operator:
         if op.name != "qkv":
             return op
-        sizes = (product(HIDDEN, GATED), GATED)
+        sizes = (product(HIDDEN, GATED), QKV)  # gates have no bias
         weights = tuple(replace(old, size=size) for old, size in zip(op.weights, sizes, strict=False))
         return replace(op, columns=GATED, weights=weights)
 
