@@ -40,7 +40,7 @@ def add_adapters(
     """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
 
     A vision tower is frozen with the layers up to its connector. Raises UserError for an encoder with a decoder, whose
-    adapters are not modelled, and for more frozen layers than there are.
+    adapters are not modelled, for more frozen layers than there are, and for a model without any of the targets.
     """
     masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
     if any(mask.context != "context" for mask in masks):
@@ -51,6 +51,12 @@ def add_adapters(
         raise UserError(f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer")
     if rank is None and not frozen_layers:
         return graph
+    if rank is not None and not any(adapted_layers(graph, targets)[frozen_layers:]):
+        own = [name for name in PARTS if any(adapted_layers(graph, (name,))[frozen_layers:])]
+        raise UserError(
+            f"plan.lora_targets = {', '.join(targets)}: {graph.name} has none of these products in layers that are not "
+            f"frozen; allowed: {', '.join(own) or 'no lora_rank, for it has no product that adapters stand beside'}"
+        )
     stored = STORED_BYTES[frozen_dtype]
     still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:frozen_layers]}
     blocks = dict(graph.blocks)
@@ -63,6 +69,12 @@ def add_adapters(
     embedding = replace(_frozen(graph.embedding, outer), has_no_backward=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
+
+
+def adapted_layers(graph: ModelGraph, targets: tuple[str, ...]) -> list[bool]:
+    """Whether each layer has a product that is a target: mixers of state spaces, for one, have none."""
+    adapted = {name: any(_columns(op, targets) for op in block.operators) for name, block in graph.blocks.items()}
+    return [adapted[name] for name in graph.layers]
 
 
 def _still(block: Block, stored: float | None) -> Block:

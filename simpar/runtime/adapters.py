@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
-from simpar.architectures.tuning import MIXTURES, PARTS
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.tuning import MIXTURES, PARTS, adapted_layers
 from simpar.dataclass import dataclass
-from simpar.errors import UserError
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part
@@ -80,10 +80,7 @@ def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
 
 
 def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any, alpha: float | None = None) -> None:
-    """Freeze the parameters that a plan freezes, and add its adapters, in place.
-
-    Raises UserError if no product of the model is a target.
-    """
+    """Freeze the parameters that a plan freezes, and add its adapters, in place: some layers may have no targets."""
     adapter = Adapter.of(tuning, alpha)
     for name, block in model.layers.items():
         if adapter is not None and int(name) >= tuning.frozen_layers:
@@ -109,13 +106,15 @@ def adapter_of(module: nn.Module) -> Adapter | None:
     return None
 
 
-def num_still(parts: Sequence[Part], tuning: Tuning, *, tied: bool) -> int:
+def num_still(parts: Sequence[Part], tuning: Tuning, graph: ModelGraph) -> int:
     """The number of stages before the first trained parameter: they have no backward."""
+    whole = tuning.lora_rank is None
+    trained = [whole] * len(graph.layers) if whole else adapted_layers(graph, tuning.lora_targets)
 
     def trains(part: Part) -> bool:
-        if any(layer >= tuning.frozen_layers for layer in part.layers):
+        if any(layer >= tuning.frozen_layers and trained[layer] for layer in part.layers):
             return True
-        return part.head and tuning.lora_rank is None and not tied
+        return part.head and whole and not graph.tied_embeddings
 
     return next((stage for stage, part in enumerate(parts) if not tuning.is_used or trains(part)), 0)
 
@@ -130,19 +129,13 @@ def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
 
 
 def _adapt(block: BlockModule, tuning: Tuning, adapter: Adapter) -> None:
-    targets = list(_targets(block, tuning.lora_targets))
-    for product, number in targets:
+    for product, number in list(_targets(block, tuning.lora_targets)):
         if isinstance(product, GroupedExperts):
             product.adapt(adapter.rank, adapter.scale)
             continue
         plain = product.parts[number]
         assert isinstance(plain, CastingLinear), "a product has one adapter"
         product.parts[number] = AdaptedLinear(plain, adapter).to(plain.weight.dtype)
-    if not targets:
-        raise UserError(
-            f"plan.lora_targets = {', '.join(tuning.lora_targets)}: the model has none of these products; "
-            f"allowed: {', '.join(PARTS)}, where they are"
-        )
 
 
 def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection | GroupedExperts, int]]:

@@ -70,7 +70,7 @@ def make_engine(
             return mean_loss(outputs, targets) * (engine.scale / count)
 
         engine.pipeline = PipelineRank(schedule, dict(wrapped), _shapes(blueprint, training), loss, ranks)
-        engine.pipeline.rest(num_still(every, plan.tuning, tied=blueprint.graph.tied_embeddings))
+        engine.pipeline.rest(num_still(every, plan.tuning, blueprint.graph))
     rehearse(engine, training, blueprint)
     return engine
 

@@ -1,5 +1,7 @@
 """Adapters and frozen layers: as many trained parameters as simulated, and a product that starts as it was."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ from simpar.architectures.families import DECLARED  # noqa: E402
 from simpar.architectures.graph import evaluate  # noqa: E402
 from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.architectures.training import Training  # noqa: E402
+from simpar.architectures.tuning import add_adapters  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.plan.choices.tuning import Tuning  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
@@ -18,6 +21,7 @@ from simpar.runtime.operators import CastingLinear  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
 from simpar.simulation import apply_tuning  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
+from tests.runtime.tiny_models import MODELS  # noqa: E402
 
 TRAINING = Training(seq_len=64, global_batch=16)
 
@@ -83,7 +87,33 @@ def test_stages_below_everything_trained_have_no_backward(tuning, tied, still):
     """Embedding alone, two layers, one layer, one layer with the head: what is frozen from below has no gradient."""
     parts = [Part(range(0), True, False), Part(range(2), False, False)]
     parts += [Part(range(2, 3), False, False), Part(range(3, 4), False, True)]
-    assert num_still(parts, Tuning(**tuning), tied=tied) == still
+    graph = load_model("tiny-llama")
+    assert num_still(parts, Tuning(**tuning), replace(graph, tied_embeddings=tied)) == still
+
+
+def test_layers_without_a_target_have_no_backward_below_the_first():
+    """Of a hybrid, the mixers of state spaces have no product that adapters stand beside."""
+    graph = read({"model_type": "nemotron_h", **MODELS["nemotron_h"]}, "tiny")  # mamba, MLP, attention, MLP, mamba
+    parts = [Part(range(at, at + 1), at == 0, at == 4) for at in range(5)]
+    assert num_still(parts, Tuning(lora_rank=2), graph) == 1
+    assert num_still(parts, Tuning(lora_rank=2, lora_targets=("q_proj",)), graph) == 2
+    assert num_still(parts, Tuning(frozen_layers=1), graph) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "tuning", "allowed"),
+    [
+        ("mamba2", {}, "no lora_rank, for it has no product"),
+        ("nemotron_h", {"lora_targets": ("gate_proj",)}, "q_proj, k_proj, v_proj, o_proj, up_proj, down_proj$"),
+        ("nemotron_h", {"lora_targets": ("q_proj",), "frozen_layers": 3}, "up_proj, down_proj$"),
+    ],
+)
+def test_a_model_without_any_target_is_refused(kind, tuning, allowed):
+    """Nothing would be trained; a part of the targets is enough."""
+    graph = read({"model_type": kind, **MODELS[kind]}, "tiny")
+    asked = Tuning(lora_rank=2, **tuning)
+    with pytest.raises(UserError, match=f"tiny has none of these products .*; allowed: {allowed}"):
+        add_adapters(graph, rank=2, targets=asked.lora_targets, frozen_layers=asked.frozen_layers, frozen_dtype="bf16")
 
 
 @pytest.mark.parametrize(

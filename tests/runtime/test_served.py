@@ -224,7 +224,14 @@ def test_adapters_are_pefts(forked, tmp_path, name, layout):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixtral", "qwen3_moe"))]
+    "name",
+    [
+        "llama",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt2", "mixtral", "qwen3_moe", "nemotron_h", "falcon_h1")
+        ),
+    ],
 )
 def test_peft_loads_them(forked, tmp_path, name):
     """Its model over the base has the logits of the merged model."""

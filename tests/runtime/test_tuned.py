@@ -120,6 +120,45 @@ def test_adapters_train_as_pefts(forked, tmp_path, layout, dropout, in_four_bits
 
 @pytest.mark.parametrize(
     "layout",
+    [["--nproc", "1"], *(pytest.param(["--nproc", *more], marks=pytest.mark.slow)
+                         for more in (["2", "--zero", "3"], ["2", "--zero", "0"], ["2", "--tp", "2"],
+                                      ["2", "--pp", "2", "--recompute", "full"], ["5", "--pp", "5"]))],
+)  # fmt: skip
+def test_adapters_in_hybrids_train_as_pefts(forked, tmp_path, layout):
+    """Layers without a target, also where a stage has no others, and MLPs without a gate (Nemotron-H)."""
+    peft = pytest.importorskip("peft")
+    files_of("nemotron_h", MODELS["nemotron_h"], tmp_path / "in")
+    graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
+    ours = {name.rpartition(".")[2]: ours for name, ours in MODULES.items()} | {"up_proj": "mlp_up.parts.0"}
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(ours)))
+    adapters = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    assert len(adapters) == 4 + 2 * 2  # one layer of attention, two of MLPs
+    for name in adapters:
+        *_, layer, _, last = name.split(".")
+        inner = model.get_submodule(name).lora_A["default"].weight
+        inner.data = initial_value(f"layers.{layer}.{ours[last]}.lora_down", tuple(inner.shape), 0, graph.details)
+    expected = losses_of(model, graph, 2 if "--zero" in layout else 1)
+    tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA]
+    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
+    assert losses == pytest.approx(expected, abs=2e-6)
+    state = {name.replace(".default", ""): each for name, each in model.state_dict().items() if ".lora_" in name}
+    pairs = tensors_in(tmp_path / "out")
+    assert set(pairs) == set(state)
+    for name, value in state.items():
+        torch.testing.assert_close(pairs[name], value, rtol=0, atol=1e-5)
+    again = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in"), tmp_path / "out"
+    ).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, model.eval()(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "layout",
     [["--nproc", "1"], *(pytest.param(["--nproc", "2", *more], marks=pytest.mark.slow)
                          for more in (["--zero", "3"], ["--tp", "2"], ["--pp", "2"]))],
 )  # fmt: skip
