@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,9 @@ PIPED_WIDTH = 200
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables by which rich takes standard output for a terminal."""
 JSON_HELP = "Write the result as JSON; - is standard output"
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Commands(TyperGroup):
@@ -40,6 +43,32 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
 
+class Command(TyperCommand):
+    """A command whose help lists what commands share under titles of its own, before the command's own options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then options by title."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        own: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is None:
+                continue
+            title = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
+            (groups.setdefault(title, []) if title else own).append(record)
+        for title, records in {**groups, "Options": own}.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class App(typer.Typer):
+    """The application: its commands are of :class:`Command`."""
+
+    def command(self, *args: Any, **extra: Any) -> Callable[[Function], Function]:
+        """Register a command."""
+        return super().command(*args, **{"cls": Command, **extra})
+
+
 @contextmanager
 def _aborting() -> Iterator[None]:
     try:
@@ -48,7 +77,7 @@ def _aborting() -> Iterator[None]:
         raise typer.Abort from stop
 
 
-app = typer.Typer(
+app = App(
     name="simpar",
     cls=Commands,
     help="Simulate and plan distributed training of large models.",

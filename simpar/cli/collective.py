@@ -18,7 +18,7 @@ USUAL = {"bytes": "64KB,256KB,1MB,4MB,16MB,64MB,256MB,1GB,4GB", "nodes": "1,2,4,
     epilog="Example: simpar collective all_reduce --hardware dgx-h100 --bytes 16MB,256MB,1GB --nodes 1,2,4 -o bus.png"
 )
 def collective(
-    op: Annotated[str, typer.Argument(help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, ...")],
+    op: Annotated[str, typer.Argument(help="all_reduce, all_gather, all_to_all, broadcast, send, ...", metavar="OP")],
     hardware: Annotated[str, typer.Option("--hardware", help="Hardware profile")],
     *,
     sizes: Annotated[str, typer.Option("--bytes", help="Sizes of the whole tensor, such as 16MB,256MB")] = "256MB",

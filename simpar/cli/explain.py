@@ -24,8 +24,8 @@ def _parameters() -> list[inspect.Parameter]:
     traces = Annotated[
         list[str],
         typer.Argument(
-            help="Profiler traces or NCCL flight recorders of a run, one per rank, its log, a memory snapshot of torch",
-            metavar="MEASURED...",
+            help="Of a run: profiler traces or NCCL flight recorders, one per rank; its log; or a memory snapshot",
+            metavar="MEASURED",
         ),
     ]
     first = inspect.Parameter("measured", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=traces)

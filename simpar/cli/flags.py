@@ -39,11 +39,16 @@ NETWORK_FLAG = ScenarioFlag(
 JOB_FLAGS = (
     ScenarioFlag(
         "--model",
-        "Model: a shipped name, config.json, transformers:CLASS, or module:function of yours (which is executed)",
+        "Model: a shipped name, its id on the hub, config.json or its folder, transformers:CLASS, or module:function "
+        "of yours (which is executed)",
         "model",
     ),
     ScenarioFlag("--model-class", "Class of transformers that reads the --model's config", MODEL_CLASS),
-    ScenarioFlag("--hardware", "Hardware profile: a shipped name or a file", "cluster.hardware"),
+    ScenarioFlag(
+        "--hardware",
+        "Cluster: a GPU (h100), an instance of a cloud (p5.48xlarge), a shipped profile or a file",
+        "cluster.hardware",
+    ),
     NETWORK_FLAG,
     ScenarioFlag("--nodes", "Number of nodes", "cluster.nodes", int),
     ScenarioFlag("--gpus", "Number of GPUs in all; fewer than a node has are a part of one", "cluster.devices", int),
@@ -250,12 +255,21 @@ def with_flags(
             position,
             default=None if metavar.startswith("[") else inspect.Parameter.empty,
             annotation=Annotated[
-                kind, typer.Argument(help=argument, metavar=metavar, autocompletion=names_of("scenarios"))
+                kind, typer.Argument(help=argument, metavar=metavar.strip("[]"), autocompletion=names_of("scenarios"))
             ],
         )
         return [first, *map(parameter, (*(scenario_flags() if plan else ()), *flags))]
 
     return with_parameters(make)
+
+
+HELP_GROUPS = {
+    "Whole run": ("training.tokens", "cluster.price", "operation."),
+    "Job": ("model", "cluster.", "training.", NETWORK, "stack"),
+    "Layout": ("plan.", QLORA),
+    "Noise": ("perturbation.",),
+}
+"""Titles under which help lists the flags that begin with some keys; all others are a command's own."""
 
 
 def _completion(spelling: str) -> Callable[[str], list[str]] | None:
@@ -267,7 +281,12 @@ def parameter(flag: ScenarioFlag) -> inspect.Parameter:
     """The flag as an optional keyword of a command."""
     switch = flag.kind is bool and not flag.key  # a scenario key has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
-    option = typer.Option(*flag.spelling.split(","), help=flag.help, autocompletion=_completion(flag.spelling))
+    option = typer.Option(
+        *flag.spelling.split(","),
+        help=flag.help,
+        autocompletion=_completion(flag.spelling),
+        rich_help_panel=next((title for title, keys in HELP_GROUPS.items() if flag.key.startswith(keys)), None),
+    )
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

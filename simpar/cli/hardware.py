@@ -80,7 +80,7 @@ def import_profile(
             help="Any of: nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, NCCL_TOPO_DUMP_FILE, "
             "scontrol show nodes, topology.conf or .yaml, "
             "ibnetdiscover, iblinkinfo, kubectl get nodes -o json",
-            metavar="FILE...",
+            metavar="FILE",
         ),
     ],
     output: Annotated[str, typer.Option("-o", "--output", help="Profile to write")] = "cluster.yaml",

@@ -14,7 +14,7 @@ def _starting(word: str) -> list[str]:
 
 @app.command("list", epilog="Example: simpar list models")
 def list_names(
-    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS), autocompletion=_starting)] = None,
+    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS), metavar="KIND", autocompletion=_starting)] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """List what simpar ships, by the names that other commands take."""

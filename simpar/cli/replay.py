@@ -19,7 +19,7 @@ def replay(
         typer.Argument(
             help="Execution traces, one per rank, or their folder: *.et of Chakra, *.json of torch's "
             "ExecutionTraceObserver; names end with the rank",
-            metavar="TRACE...",
+            metavar="TRACE",
         ),
     ],
     hardware: Annotated[

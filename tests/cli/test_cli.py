@@ -81,6 +81,21 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"Example: simpar {command}" in capsys.readouterr().out
 
 
+def test_help_lists_shared_flags_by_what_they_say(capsys):
+    """The job, the layout, the whole run and noise apart from a command's own options."""
+    cli.run(["simulate", "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: simpar simulate [OPTIONS] [SCENARIO]\n")
+    titles = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Arguments:", "Job:", "Layout:", "Whole run:", "Noise:", "Options:"]
+    parts = dict(zip(titles, re.split(r"\n\n\w[\w ]*:\n", said)[1:], strict=True))
+    where = {"--hardware": "Job:", "--tp": "Layout:", "--qlora": "Layout:", "--tokens": "Whole run:",
+             "--reliability": "Whole run:", "--jitter": "Noise:", "--timeline": "Options:"}  # fmt: skip
+    assert {flag: [title for title, part in parts.items() if f"\n  {flag} " in f"\n{part}"] for flag in where} == {
+        flag: [title] for flag, title in where.items()
+    }
+
+
 def test_there_is_no_command_that_does_not_work_yet(capsys):
     """The help lists exactly the commands that exist."""
     cli.run(["--help"])
