@@ -86,6 +86,7 @@ READERS = {
     "torchtune": "torchtune_read:READER",
     "maxtext": "maxtext_read:READER",
     "nanogpt": "nanogpt_read:READER",
+    "nanochat": "nanochat_read:READER",
     "litgpt": "litgpt_read:READER",
     "llama-cookbook": "cookbook_read:READER",
     "llama-factory": "trainer_readers:LLAMA_FACTORY_READER",

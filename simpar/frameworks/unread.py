@@ -73,7 +73,7 @@ UNREAD = (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
-    Unread("nanochat", r"(.*/)?scripts[./](base_train|mid_train|chat_sft|chat_rl)(\.py)?"),
+    Unread("nanochat's stages behind base_train", r"(.*/)?scripts[./](mid_train|chat_sft|chat_rl)(\.py)?"),
     Unread("Oumi", r"oumi", config=lambda data: _in("training", "trainer_type")(data) and "model" in data),
     Unread("VeOmni", r"tasks/(omni/)?train_\w+\.py|veomni\..*", config=lambda data: (
         _in("model", "model_path", "config_path")(data) and _in("train", "micro_batch_size", "accelerator")(data))),

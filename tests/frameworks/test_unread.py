@@ -31,7 +31,10 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("python examples/start_rlvr_pipeline.py --config_path a", "ROLL"),
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
-        ("torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=20", "nanochat"),
+        (
+            "torchrun --standalone --nproc_per_node=8 -m scripts.chat_sft -- --run=x",
+            "nanochat's stages behind base_train",
+        ),
         ("torchrun --standalone --nproc_per_node=8 train_gpt.py", "modded-nanogpt"),
         ("torchrun --standalone --nproc_per_node=8 modded-nanogpt/train_gpt2.py --depth 2", "modded-nanogpt"),
         ("python -u train_lm.py --config_path config/llama.yaml", "Levanter"),
