@@ -24,7 +24,7 @@ from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.space.table import factorize
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain
+from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain, occupied_ns
 from simpar.program.emission.traffic import EMBEDDING_GROUP, embedding_sum, group_kinds
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.structure.buckets import buckets
@@ -72,7 +72,8 @@ class Configuration:
     marks kinds of blocks that run nothing in the backward and need no parameters for it. ``own`` are the links of rank
     0. ``crowded`` float64[ranks, links] holds, by (operation, group), seconds per byte on the links of the most crowded
     rank of every pipeline rank, the one with the fewest members of its group in its domain. It is empty if mesh blocks
-    and domains nest, so that rank 0 is as crowded as any.
+    and domains nest, so that rank 0 is as crowded as any. ``shared`` are the collectives of blocks of all
+    configurations, some of which move the same at the same prices.
     """
 
     sync: Synchronisation
@@ -82,6 +83,7 @@ class Configuration:
     has_no_backward: Flags
     own: Ints
     crowded: Mapping[tuple[str, str], Floats]
+    shared: dict[Any, BlockCollectives] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def policies(self) -> dict[tuple[str, bool], SyncPolicy]:
@@ -101,10 +103,21 @@ class Configuration:
 
     def moves(self, letter: str, *, boundary: bool) -> BlockCollectives:
         """The collectives of passes, computed once per distinct policy."""
-        known = self.policies[letter, boundary], letter == "F"
-        if known not in self._found:
-            self._found[known] = self._moves(*known)
-        return self._found[known]
+        policy, ahead = self.policies[letter, boundary], letter == "F"
+        if not (policy.gathers or policy.reduces):
+            none = np.zeros(len(self.has_no_backward))
+            return BlockCollectives(none, none, none, none)
+        uses = [("all_gather", each.gather_group) for each in policy.copies if each.gather_group]
+        uses += [(op, group) for each in policy.copies for group, op, _ in each.reduce_ops]
+        known = policy, ahead, self._sizes, tuple(id(self.prices[use]) for use in uses)
+        if known not in self.shared:
+            self.shared[known] = self._moves(policy, ahead)
+        return self.shared[known]
+
+    @cached_property
+    def _sizes(self) -> bytes:
+        """What decides the sizes of gathers and reductions."""
+        return b"".join(each[kind].tobytes() for each in (self.parameters, self.still) for kind in sorted(each))
 
     def _moves(self, policy: SyncPolicy, ahead: bool) -> BlockCollectives:
         none = np.zeros(len(self.parameters[DENSE]))
@@ -118,26 +131,23 @@ class Configuration:
                 call, own = copies.gather(comes), copies.gather(count)
                 gather += np.where(comes > 0, price.time_ns(call.size_bytes, call.count), 0)
                 occupied += np.where(count > 0, price.occupied_ns(own.size_bytes, own.count), 0)
-            in_turn = none.copy()
-            for position, took in enumerate(self.reduction_ns(copies, count * copies.gradient_bytes)):
-                spent = np.where(count > 0, took, 0)
+            in_turn, sizes = none, self.reduced_bytes(copies, count * copies.gradient_bytes)
+            for position, (price, size) in enumerate(sizes):
+                took_ns = price.time_ns(size)
+                spent = np.where(count > 0, took_ns, 0)
                 in_turn = in_turn + spent
                 first += spent if position == 0 else 0
+                occupied += np.where(count > 0, occupied_ns(took_ns, size, 1, price.occupied), 0)
             both = np.maximum(both, in_turn)
-            for group, op, share in copies.reduce_ops:
-                reduced = count * copies.gradient_bytes * share
-                occupied += np.where(count > 0, self.prices[op, group].occupied_ns(reduced), 0)
         return BlockCollectives(gather, first, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """Nanoseconds of the reductions in sequence of gradients of ``size_bytes``, in ``count`` calls each."""
-        return tuple(
-            self.prices[op, group].time_ns(size_bytes * share / count, count) for group, op, share in copies.reduce_ops
-        )
+        return tuple(price.time_ns(size / count, count) for price, size in self.reduced_bytes(copies, size_bytes))
 
-    @cached_property
-    def _found(self) -> dict[tuple[SyncPolicy, bool], BlockCollectives]:
-        return {}
+    def reduced_bytes(self, copies: Copies, size_bytes: Any) -> list[tuple[Price, Any]]:
+        """Price and bytes of each of the reductions in sequence of gradients of ``size_bytes``."""
+        return [(self.prices[op, group], size_bytes * share) for group, op, share in copies.reduce_ops]
 
     @cached_property
     def _cuts(self) -> dict[tuple[tuple[int, ...], SyncPolicy], BucketCut]:
@@ -224,6 +234,7 @@ class Configurations:
     row: Ints
     meet: Flags
     _made: dict[int, Configuration] = field(default_factory=dict)
+    _shared: dict[Any, BlockCollectives] = field(default_factory=dict)
     _known: dict[Any, dict[int, Any]] = field(default_factory=dict)
     _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[MostLoadedRank]]] = field(default_factory=dict)
 
@@ -270,6 +281,7 @@ class Configurations:
             has_no_backward=np.array([kind.block.has_no_backward for kind in blocks.kinds]),
             own=blocks.prices.own,
             crowded=_taken_of(crowded, prices, blocks.prices),
+            shared=self._shared,
         )
 
     def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[MostLoadedRank]]:

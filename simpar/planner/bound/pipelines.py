@@ -216,7 +216,7 @@ class Pipelines:
         """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
-        again = weigh(self.blocks.recompute_ns(self.key[which]), shape.of_rank @ shape.by_stage)
+        again = weigh(self.blocks.recompute_ns(self.key[which]), shape.of_ranks)
         return np.asarray(self.microbatches(which)[:, None] * again)
 
     def hops(self, shape: PipelineShape, which: Ints) -> Hops:
@@ -267,11 +267,13 @@ class Pipelines:
         took = size[:, None, :, None] * slopes[index]  # [n, 2, stages - 1, links]
         rests = list(senders.resting)  # nothing goes back to where nothing is trained
         times[:, 1, rests], took[:, 1, rests] = 0.0, 0.0
-        of_rank, ranks = np.zeros((shape.num_ranks, len(pipes), took.shape[-1])), np.array(shape.rank_of_stage)
-        for way, ends in enumerate(((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1]))):
-            for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
-                np.add.at(of_rank[..., at::2], rank, took[:, way, :, at::2].swapaxes(0, 1))
-        drains = of_rank.swapaxes(0, 1)
+        drains, stages = np.zeros((len(pipes), shape.num_ranks, took.shape[-1])), len(shape.pieces)
+        for way, ends in enumerate(((0, 1), (1, 0))):
+            for at, first in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
+                moved = np.zeros((len(pipes), stages, took.shape[-1] // 2))
+                moved[:, first : first + stages - 1] = took[:, way, :, at::2]
+                for held in shape.stages_of.T:
+                    drains[..., at::2] += moved[:, held]
         drains[..., 2:] = self._sharing(int(self._strides[self.row[pipes[0]]]), shape.num_ranks) @ drains[..., 2:]
         known = ((senders.number, *one) for one in zip(keys.tolist(), orders.tolist(), strict=True))
         self._hops.update(zip(known, zip(times, drains, strict=True), strict=True))

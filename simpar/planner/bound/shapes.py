@@ -109,6 +109,11 @@ class PipelineShape:
         """The virtual stages of every rank, in order, int64[ranks, chunks]."""
         return np.argsort(self.rank_of_stage, kind="stable").reshape(self.num_ranks, -1)
 
+    @cached_property
+    def of_ranks(self) -> Floats:
+        """How many blocks of each kind every rank holds, float64[ranks, kinds]."""
+        return self.of_rank @ self.by_stage
+
     def onwards(self, values: Floats) -> Floats:
         """Sums of the values [n, stages] of every stage and those that follow it on its rank, [n, stages]."""
         if self.num_ranks == len(self.pieces):

@@ -61,6 +61,7 @@ class RowCharge:
     shape: PipelineShape
     mine: Ints
     _slowed: dict[tuple[str, bool], Floats] = field(default_factory=dict)
+    _numbers: dict[tuple[str, int], Floats] = field(default_factory=dict)
 
     @property
     def bounds(self) -> StepBounds:
@@ -190,7 +191,7 @@ class RowCharge:
     @cached_property
     def parameters(self) -> dict[str, Floats]:
         """Parameters of every rank by who holds copies, [n, ranks]; a projection tied to its embedding counts once."""
-        blocks, counts = self.bounds.pipelines.blocks, self.shape.of_rank @ self.shape.by_stage
+        blocks, counts = self.bounds.pipelines.blocks, self.shape.of_ranks
         dense, experts = (weigh(each[self.keys], counts) for each in (blocks.dense, blocks.experts))
         dense[:, 0] -= self._meet * blocks.projection[self.keys]
         return {DENSE: dense, EXPERTS: experts}
@@ -231,7 +232,7 @@ class RowCharge:
         """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
         if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
-        counts = self.shape.of_rank @ self.shape.by_stage  # [ranks, kinds]: blocks of each kind that a rank holds
+        counts = self.shape.of_ranks  # [ranks, kinds]: blocks of each kind that a rank holds
         # [n, kinds, (dense, experts), (all matrices of a block, its dearest matrix)]
         table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]
         result = np.zeros((len(mine), len(counts)))
@@ -324,12 +325,15 @@ class RowCharge:
         return np.maximum(left + self.update, later + self.optimizer)
 
     def _moved(self, kind: str, counts: Floats) -> Floats:
-        """Parameters that data parallelism moves for given numbers of blocks, [n, len(counts)]."""
-        blocks = self.bounds.pipelines.blocks
-        if kind == EXPERTS:
-            return weigh(blocks.experts[self.keys], counts)
-        once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
-        return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
+        """Parameters that data parallelism moves for numbers of blocks that the shape keeps, [n, len(counts)]."""
+        blocks, known = self.bounds.pipelines.blocks, (kind, id(counts))
+        if known not in self._numbers:
+            numbers = weigh((blocks.experts if kind == EXPERTS else blocks.dense)[self.keys], counts)
+            if kind == DENSE:
+                once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
+                numbers -= once[:, None] * counts[:, blocks.head]
+            self._numbers[known] = numbers
+        return self._numbers[known]
 
     def linked_ns(self) -> Floats:
         """Bounds of the step by each rank's links, [n, ranks], if all ranks' groups lay like those of rank 0.
@@ -360,7 +364,7 @@ class RowCharge:
         They are gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
         backwards, the lesser of the two counts.
         """
-        pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
+        pipelines, counts = self.bounds.pipelines, self.shape.of_ranks
         which = pipelines.index[self.rows]
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
         # [n, ranks, links]: seconds per byte x bytes. A link serves its bytes one after the other, whatever overlaps,
@@ -391,7 +395,7 @@ class RowCharge:
 
     def _crowded(self, letter: str, boundary: bool) -> Floats:
         """Seconds that gathers and reductions of a pass take of the links of crowded ranks, [n, ranks, links]."""
-        counts = self.shape.of_rank @ self.shape.by_stage
+        counts = self.shape.of_ranks
         distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
         each = (self.batch.configurations[at] for at in distinct.tolist())
         held = [one.most_loaded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]

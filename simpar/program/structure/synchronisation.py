@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -102,17 +103,17 @@ class Synchronisation:
             replicas.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
         return Synchronisation(job, tuple(replicas), int(layout.tp))
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Whether replicas step on their own."""
         return self.job.layout.replicas_are_independent
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Ranks that sum gradients of everything but experts."""
         return self.replicas[0].width
 
-    @property
+    @cached_property
     def zero(self) -> int:
         """The ZeRO stage in effect for any parameters."""
         return max(each.zero for each in self.replicas)
@@ -127,50 +128,50 @@ class Synchronisation:
         between = (f"{replicas.kind}_replicate", "all_reduce", 1.0 / replicas.shards)
         return (first,) if replicas.copies == 1 else (first, between)
 
-    @property
+    @cached_property
     def reduce_streams(self) -> tuple[str, ...]:
         """Streams of reductions other than REDUCE."""
         later = [group for each in self.replicas for group, _, _ in self.reduce_ops(each)[1:]]
         return tuple(f"{REDUCE}.{group}" for group in later)
 
-    @property
+    @cached_property
     def single_process(self) -> bool:
         """Whether one process drives all devices: parameters leave, and gradients arrive, through the first one."""
         return self.job.layout.kind == "single_process" and self.width > 1
 
-    @property
+    @cached_property
     def per_unit(self) -> bool:
         """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
         return self.job.layout.kind == "fsdp"
 
-    @property
+    @cached_property
     def adapter_units(self) -> bool:
         """Whether adapters are FSDP units, so that the units gathered ahead are adapters and not the next block."""
         layout = self.job.layout
         return self.per_unit and layout.lora_rank is not None and self.job.stack.overlap.adapter_units
 
-    @property
+    @cached_property
     def exchanges_matrices(self) -> bool:
         """Whether the update needs whole matrices that are cut by rows."""
         return self.per_unit and bool(OPTIMIZERS[self.job.layout.optimizer].by_matrix)
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> float:
         """Bytes per parameter that a gather moves: as computed with, unless the plan says otherwise."""
         given = self.job.layout.gather_dtype
         return DTYPE_BYTES[given] if given else self.compute_bytes
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> float:
         """Bytes per parameter that a reduction moves."""
         return reduced_bytes(self.job.layout, self.job.stack)
 
-    @property
+    @cached_property
     def compute_bytes(self) -> float:
         """Bytes per parameter as it is computed with."""
         return self.job.layout.products.handed_bytes
 
-    @property
+    @cached_property
     def quantise_s_per_byte(self) -> dict[str, float]:
         """Seconds per byte sent, by operation: quantising before, widening after, and the stack's own copies.
 
@@ -190,7 +191,7 @@ class Synchronisation:
             "all_reduce": reduced,
         }
 
-    @property
+    @cached_property
     def _copies_s_per_byte(self) -> tuple[float, float]:
         """Seconds per byte of the stack's copies around (a gather, a reduction); 0 if the plan's kind is not its own.
 
@@ -207,7 +208,7 @@ class Synchronisation:
             gather_s += launch.shard_copy_s * most_cut.shards / tensor_bytes
         return gather_s, reduce_s
 
-    @property
+    @cached_property
     def _bucket_bytes(self) -> float:
         """Mean bytes of a bucket, which closes with the tensor that fills it."""
         least = self.job.layout.bucket_bytes
@@ -216,17 +217,17 @@ class Synchronisation:
         scale = self.gradient_bytes / self.cut
         return mean_bucket(self.job.graph.tensor_sizes, least / scale) * scale
 
-    @property
+    @cached_property
     def reduces_late(self) -> bool:
         """Whether gradients wait for their reduction until the last backward has ended."""
         return bool(reduces_late(self.job.layout, self.job.stack))
 
-    @property
+    @cached_property
     def replicas_late(self) -> bool:
         """Whether only sums over replicas of shards wait until the last backward has ended."""
         return self.job.stack.buckets.replicas_late and not self.reduces_late
 
-    @property
+    @cached_property
     def by_runs(self) -> bool:
         """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
         layout, habits = self.job.layout, self.job.stack.overlap
@@ -311,13 +312,13 @@ class Synchronisation:
             per_unit=own_units,
         )
 
-    @property
+    @cached_property
     def host(self) -> HostUpdate:
         """The job's traffic with the host, and the host's part of the update."""
         late = self.width > 1 and self.reduces_late
         return HostUpdate(self.job, late)
 
-    @property
+    @cached_property
     def host_streams(self) -> tuple[str, ...]:
         """Streams of transfers to and from the host."""
         layout = self.job.layout
@@ -379,7 +380,7 @@ class Synchronisation:
             result.append(CollectiveUse(each.shard_group, self.late_gather_op, size, np.full_like(size, calls)))
         return result
 
-    @property
+    @cached_property
     def late_gather_op(self) -> str:
         """The collective that brings parameters from the ranks that updated them to all others behind the update."""
         return "broadcast" if self.job.stack.overlap.owner_broadcasts else "all_gather"
@@ -428,7 +429,7 @@ class Synchronisation:
         device_s = optimizer_time_s(here, layout, self.job.kernels, stack)
         return device_s if layout.servers else np.maximum(device_s, self.arrays_host_s)
 
-    @property
+    @cached_property
     def arrays_host_s(self) -> float:
         """Seconds of the host for the arrays of parameters of a rank."""
         return arrays_host_s(self.job.graph, self.job.layout, self.job.stack)

@@ -1,5 +1,7 @@
 """What configurations gather and reduce."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from simpar.planner.bound.data_parallel import CONFIGURATION_AXES
@@ -48,3 +50,16 @@ def test_nothing_moves_without_replicas(frontier):
         moved = one.moves(letter, boundary=True)
         total = sum(np.sum(part) for part in (moved.first, moved.both))
         assert total == 0 or replicas_of(frontier.rows, row) > 1
+
+
+def test_collectives_that_configurations_share_are_those_of_each_alone(frontier):
+    """Several share them, and none is given what another one moves."""
+    several = [one for one, _ in configurations(frontier)]
+    for one in several:
+        alone = replace(one, shared={})
+        for letter, boundary in one.policies:
+            given, own = (each.moves(letter, boundary=boundary) for each in (one, alone))
+            assert np.array_equal(given, own), (letter, boundary)
+    asked = {id(one.shared) for one in several}
+    assert len(asked) == 1
+    assert len(several[0].shared) < sum(len(set(one.policies.values())) for one in several)
