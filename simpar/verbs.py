@@ -20,7 +20,7 @@ from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.overrides import script_in
 from simpar.frameworks.recipes import split_name
 from simpar.plan.schedules import chunks_instead
-from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
+from simpar.preflight.check import Checked, CheckFlags, TextFlags, WholeRunFlags, check_launch
 from simpar.preflight.environment import account_of_words
 from simpar.preflight.given import given_words
 from simpar.preflight.slices import slice_of
@@ -193,6 +193,9 @@ def check(
     reliability: str | None = None,
     fits_with: float = DEFAULT_FIT_PROBABILITY,
     ask: bool = False,
+    rl: bool = False,
+    prompts: str | None = None,
+    responses: str | None = None,
 ) -> Checked:
     """What a launch command or a config of another framework would do, and the best layouts near it.
 
@@ -200,7 +203,9 @@ def check(
     nothing is started. ``framework`` is needed where the text alone does not reveal it. ``fits_with`` is the wanted
     probability of fitting, ``gpus`` the number of devices in all, ``tokens`` the size of the whole run ("15T"),
     ``price_per_gpu_hour`` in USD. The other keywords are facts that the text does not say. ``ask`` starts the framework
-    itself to show the config that it resolves (NeMo 1, verl). Raises UserError.
+    itself to show the config that it resolves (NeMo 1, verl). ``rl`` simulates the whole step of a launch of
+    reinforcement learning; ``prompts`` and ``responses`` are the lengths of its texts: tokens, "MEAN,P99", or a file of
+    lengths. Raises UserError.
 
     >>> command = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --bf16 --num-layers 12"
     >>> command += " --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --micro-batch-size 4"
@@ -211,7 +216,8 @@ def check(
     """
     words = [str(launch)] if isinstance(launch, str | Path) else coerce(launch, list, "launch", {Sequence: list})
     run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
-    facts = CheckFlags(hardware, nodes, gpus, model, seq_len, global_batch, stack, fits_with, run)
+    texts = TextFlags(prompts, responses) if rl or prompts is not None or responses is not None else None
+    facts = CheckFlags(hardware, nodes, gpus, model, seq_len, global_batch, stack, fits_with, run, texts)
     with slice_of(facts):
         given = given_words(words, framework)
         if ask:

@@ -21,6 +21,9 @@ CHECK_FLAGS = (
         "--fits-with", "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)", kind=float
     ),
     ScenarioFlag("--ask", "Start the framework itself to show the config that it resolves (nemo-1, verl)", kind=bool),
+    ScenarioFlag("--rl", "Simulate the whole step of a launch of reinforcement learning, too", kind=bool),
+    ScenarioFlag("--prompts", "Lengths of prompts, with --rl: TOKENS, MEAN,P99, or a file with one length a line"),
+    ScenarioFlag("--responses", "Lengths of responses, with --rl: TOKENS, MEAN,P99, or a file with one length a line"),
     ScenarioFlag("--output,-o", "Write the text with the best neighbour's flags"),
     ScenarioFlag("--patch", "Print only the patch (unified diff) that gives the text those flags", kind=bool),
     ScenarioFlag("--json", JSON_HELP),
@@ -48,12 +51,13 @@ def check(scenario: list[str], **values: Any) -> int:
     wanted = DEFAULT_FIT_PROBABILITY if values["fits_with"] is None else values["fits_with"]
     given = (
         "hardware", "nodes", "gpus", "model", "seq_len", "global_batch", "stack", "tokens", "price_per_gpu_hour",
-        "reliability",
+        "reliability", "prompts", "responses",
     )  # fmt: skip
     facts = {name: values[name] for name in given}
     if values["network"] is not None:
         facts["hardware"] = over_network(values["hardware"], values["network"])
-    checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, ask=bool(values["ask"]), **facts)
+    ask, rl = bool(values["ask"]), bool(values["rl"])
+    checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, ask=ask, rl=rl, **facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])
     if values["patch"]:

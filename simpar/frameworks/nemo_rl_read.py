@@ -14,6 +14,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.automodel_read import DISPATCHERS
 from simpar.frameworks.automodel_read import OPTIMIZERS as OF_AUTOMODEL
+from simpar.frameworks.nemo_rl_rollout import rollout
 from simpar.frameworks.overrides import choice, command_of, is_config, mapping
 from simpar.frameworks.policy_update import (
     BESIDE,
@@ -31,7 +32,8 @@ from simpar.frameworks.policy_update import (
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.references import resolved
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.rollout_side import side_of
+from simpar.frameworks.target import Imported, ImportedStep, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS as OF_TORCH
 from simpar.frameworks.trainer_arguments import split_command
 from simpar.frameworks.trainer_read import DTYPES
@@ -50,7 +52,7 @@ CONFIG_OF = {
 _POLICY = "policy."
 _MATH = {
     "model_name": "Qwen/Qwen2.5-1.5B", "train_global_batch_size": 512, "train_micro_batch_size": 4,
-    "max_total_sequence_length": 512, "sequence_packing.enabled": True,
+    "max_total_sequence_length": 512, "sequence_packing.enabled": True, "generation.backend": "vllm",
 }  # fmt: skip
 _LLAMA = {"train_micro_batch_size": 1, "max_total_sequence_length": 1024, "dtensor_cfg.enabled": True}
 USUAL: Mapping[str, Mapping[str, Any]] = {
@@ -175,7 +177,11 @@ def _plan(given: Options) -> Imported:
     if algorithm in ("dpo", "rm", "distillation"):
         given.values_.setdefault(algorithm, True)  # decides: see the table of words
     notes = () if algorithm == "sft" else (NOTE, *_steps(given, algorithm, batch))
-    return update_of(engine, values, given.words(), notes, assumed, ask)
+    update = update_of(engine, values, given.words(), notes, assumed, ask)
+    generates = algorithm == "grpo" and any(key.startswith(("grpo.", f"{_POLICY}generation.")) for key in given)
+    if not longest or not generates:
+        return update
+    return ImportedStep.of(update, side_of(lambda: rollout(given, longest), given.used))
 
 
 def _steps(given: Options, algorithm: str, batch: int | None) -> Sequence[str]:

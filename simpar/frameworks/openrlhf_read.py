@@ -9,6 +9,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks import deepspeed_read
+from simpar.frameworks.openrlhf_rollout import rollout
 from simpar.frameworks.policy_update import (
     BESIDE,
     NOTE,
@@ -21,7 +22,8 @@ from simpar.frameworks.policy_update import (
 )
 from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.rollout_side import side_of
+from simpar.frameworks.target import Imported, ImportedStep, plan_said
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, commands_of, split_command
 from simpar.frameworks.trainer_read import KERNEL_OF
 from simpar.frameworks.trainer_words import PREFERENCE
@@ -83,7 +85,10 @@ def _plan(given: TrainerArguments, kind: str) -> Imported:
     assumed = (open_lengths(longest, fill if fills else None), *_open_kernel(given, is_dotted=is_dotted))
     notes = (NOTE, *_steps(given, batch)) if is_online else ()
     engine = Imported(plan_said(values))
-    return update_of(engine, {"model": model}, given.words(), (*notes, *given.misspelt()), assumed, ask)
+    told = update_of(engine, {"model": model}, given.words(), (*notes, *given.misspelt()), assumed, ask)
+    if not is_online:
+        return told
+    return ImportedStep.of(told, side_of(lambda: rollout(given, named, longest, is_dotted=is_dotted), given.used))
 
 
 def _longest(given: TrainerArguments, *, is_online: bool, is_dotted: bool) -> int:

@@ -20,7 +20,7 @@ from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable, is_off
 from simpar.plan.choices.tuning import Projection
 
-NOTE = "A step is one update of the policy: the rollout, rewards, and passes of reference and critic are not predicted."
+NOTE = "A step is one update of the policy: --rl also simulates the rollout and passes of reference, reward and critic."
 LENGTHS = "samples are as long as prompts and answers are: the longest allowed"
 PARTS = (2, 4)
 """Parts of the longest sample that samples may be long."""

@@ -25,8 +25,10 @@ from simpar.frameworks.policy_update import (
     update_of,
 )
 from simpar.frameworks.reader import SPAWNS, Reader
+from simpar.frameworks.rollout_side import side_of
 from simpar.frameworks.shell_words import UNKNOWN
-from simpar.frameworks.target import Imported
+from simpar.frameworks.slime_rollout import rollout
+from simpar.frameworks.target import Imported, ImportedStep
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 SCRIPTS = ("train.py", "train_async.py")
@@ -82,11 +84,13 @@ def read(text: str, name: str) -> Imported:
     }
     if given.has("--colocate") and not given.has("--no-offload-rollout"):
         given.has("--sglang-mem-fraction-static")  # the engine sleeps during the update
-    notes = () if given.text("--loss-type") == "sft_loss" else (NOTE,)
+    is_sft = given.text("--loss-type") == "sft_loss"
+    notes = () if is_sft else (NOTE,)
     told = of_names(given.words(), said)
     result = update_of(replace(engine, words=ReadWords()), values, told, notes, assumed, ask)
     fills = given.has("--use-dynamic-batch-size")
-    return replace(result, config=engine.config, written_as="" if fills else None)
+    result = replace(result, config=engine.config, written_as="" if fills else None)
+    return result if is_sft else ImportedStep.of(result, side_of(lambda: rollout(given), given.used))
 
 
 def _ranks(given: Arguments) -> int | None:

@@ -1,12 +1,13 @@
 """The definition of an export target: its name, version, what it cannot express, and the files it writes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.rollout_side import RolloutSide
 from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.words import Assumed, ReadWords
 from simpar.plan.choices import CHOICES
@@ -85,6 +86,18 @@ class Imported:
                 f"{replicas} x {self.microbatches}"
             )
         return plan.model_copy(update={"micro_batch": micro})
+
+
+@dataclass(frozen=True)
+class ImportedStep(Imported):
+    """An update of reinforcement learning, with what its launch says beside it."""
+
+    rollout: RolloutSide = RolloutSide()
+
+    @staticmethod
+    def of(update: Imported, rollout: RolloutSide) -> "ImportedStep":
+        """An update with its rollout."""
+        return ImportedStep(**{each.name: getattr(update, each.name) for each in fields(Imported)}, rollout=rollout)
 
 
 TYPO_SIMILARITY = 0.94

@@ -28,9 +28,11 @@ from simpar.frameworks.policy_update import (
     vocabulary_chunks,
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.rollout_side import side_of
+from simpar.frameworks.target import Imported, ImportedStep, plan_said
 from simpar.frameworks.torchtune_read import OPTIMIZERS
 from simpar.frameworks.trainer_read import DTYPES, KERNEL_OF, low_states
+from simpar.frameworks.verl_rollout import rollout
 from simpar.frameworks.words import WordTable
 
 ROOT = "actor_rollout_ref."
@@ -50,14 +52,14 @@ def read(text: str, name: str) -> Imported:
     """The update of verl's actor, or a step of its SFT, in a command or a YAML. Raises UserError."""
     if is_config(name):
         given = options_of([], mapping(text, name), name)
-        return _sft(given, "fsdp") if "model.partial_pretrain" in given else _policy(given, "")
+        return _sft(given, "fsdp") if "model.partial_pretrain" in given else _policy(given, "", "")
     words = command_of(text, name, _starts)
     config = (value_of(words, ("--config-name",)) or "").strip("'\"").removesuffix(".yaml")
     given = options_of(words, _base(words, config, name), name)
     if any(re.search(SFT, word) for word in words):
         engine = str(given.get("engine") or "fsdp") if isinstance(given.get("engine"), str) else "fsdp"
         return _sft(given, engine)
-    return _policy(given, config)
+    return _policy(given, config, " ".join(word for word in words if "=" not in word))
 
 
 def _base(words: Sequence[str], config: str, source: str) -> dict[str, Any]:
@@ -72,8 +74,8 @@ def _base(words: Sequence[str], config: str, source: str) -> dict[str, Any]:
     return {}
 
 
-def _policy(given: Options, config: str) -> Imported:
-    """The update of the actor by a mini-batch of samples."""
+def _policy(given: Options, config: str, trainer: str) -> Imported:
+    """The update of the actor by a mini-batch of samples, in a command whose words but options are ``trainer``."""
     if not any(key.startswith(ROOT) for key in given):
         raise UserError(f"{given.source}: no options of verl's actor (actor_rollout_ref.actor...)")
     model, ask = find_policy(given.text(f"{MODEL}path"), given.source)
@@ -111,7 +113,9 @@ def _policy(given: Options, config: str) -> Imported:
     _weigh_others(given, has_adapters=engine.plan.tuning.is_used or "lora_rank" in values)
     assumed = (open_lengths(longest, fill if by_tokens else None),) if packs else ()
     notes = (NOTE, *_steps(given, batch, prompts))
-    return update_of(engine, values, given.words(), notes, assumed, ask)
+    sides = (given.whole("data.max_prompt_length") or 512, given.whole("data.max_response_length") or 512)
+    side = side_of(lambda: rollout(given, f"{trainer} {config}", given.text(f"{MODEL}path"), sides), given.used)
+    return ImportedStep.of(update_of(engine, values, given.words(), notes, assumed, ask), side)
 
 
 def _strategy(given: Options, config: str) -> str:

@@ -4,7 +4,7 @@ A framework's :class:`WordTable` sorts the words that its reader does not use. W
 :class:`Assumed`, with the other likely values.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -115,6 +115,12 @@ class Account:
             {**self.deciding, **other.deciding},
             (*self.unknown, *other.unknown),
         )
+
+    def without(self, answered: Collection[str]) -> "Account":
+        """The account where something else answers for some of the deciding words."""
+        left = {word: what for word, what in self.deciding.items() if word.lstrip("-") not in answered}
+        taken = tuple(word for word in self.deciding if word not in left)
+        return Account((*self.used, *taken), self.idle, left, self.unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

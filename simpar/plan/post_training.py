@@ -183,12 +183,13 @@ class PostTraining(Strict):
 
     ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own;
     "hybrid": they take turns, and further devices only generate.
-    ``steps`` are simulated, with lengths drawn from ``seed``.
+    ``epochs`` are the times that a batch is trained on. ``steps`` are simulated, with lengths drawn from ``seed``.
     """
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
     prompts: Count
     samples: Count = 8
+    epochs: Count = 1
     lengths: Texts
     rollout: Rollout = Rollout()
     placement: Placement = "colocated"

@@ -253,22 +253,19 @@ class ServingEngine:
 
     @property
     def room_bytes(self) -> float:
-        """Bytes of a device that the engine may take."""
+        """Bytes of a device that the engine may take, whatever else lies there [vLLM 0.11, v1/worker/gpu_worker.py]."""
         return self.kernels.device.memory_bytes * self.rollout.engine.memory_fraction
 
-    def blocks(self, kept_bytes: float = 0.0) -> int:
-        """Blocks of the replica's cache, beside ``kept_bytes`` of training on each device.
-
-        Raises UserError where not even one sequence of the context fits.
-        """
+    def blocks(self) -> int:
+        """Blocks of the replica's cache. Raises UserError where not even one sequence of the context fits."""
         block = self.rollout.engine.block
-        free = self.room_bytes - self.weights_bytes - self.workspace_bytes - kept_bytes
+        free = self.room_bytes - self.weights_bytes - self.workspace_bytes
         each = max(0, int(free // (block * self.token_bytes)))
         needed = -(-self.context // block)
         if each < needed:
             raise UserError(
                 f"post_training.rollout: a device has {format_bytes(max(free, 0.0))} for the cache beside "
-                f"{format_bytes(self.weights_bytes)} of weights and {format_bytes(self.workspace_bytes + kept_bytes)} "
+                f"{format_bytes(self.weights_bytes)} of weights and {format_bytes(self.workspace_bytes)} "
                 f"of others, one sequence of {self.context} tokens takes "
                 f"{format_bytes(needed * block * self.token_bytes)}; "
                 f"allowed: more tp or {PIPELINE}, a larger engine.memory_fraction, a narrower precision or "

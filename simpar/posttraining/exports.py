@@ -209,6 +209,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
         f"{ACTOR}use_dynamic_bsz": True,
         f"{ACTOR}ppo_max_token_len_per_gpu": _tokens_of_device(setting),
         f"{ACTOR}use_kl_loss": section.passes.reference,
+        f"{ACTOR}ppo_epochs": section.epochs,
         f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}mode": "async",
         f"{ROLLOUT}n": section.samples,
@@ -244,6 +245,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
             "async_training.trigger_parameter_sync_step": side.updates,
             "async_training.require_batches": 1,
             "async_training.partial_rollout": section.synchrony.in_flight,
+            "async_training.compute_prox_log_prob": section.passes.old_policy,
         }
     missing = _lost(setting, *(f"{way} (its asynchronous trainer streams)" for way, is_so in ways.items() if is_so))
     return Draft(options, f"python3 -m {module} --config-name={name}.yaml", tuple(missing))
@@ -338,6 +340,8 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         missing.append("passes.old_policy = false")
     if section.passes.critic:
         missing.append(f"passes.critic = {section.passes.critic}")
+    if section.epochs > 1:
+        missing.append(f"epochs = {section.epochs}")
     options: Options = {
         "grpo.num_prompts_per_step": section.prompts,
         "grpo.num_generations_per_prompt": section.samples,

@@ -91,11 +91,11 @@ def _generation(setting: PostTrainingSetting) -> SideMemory:
     served, limits = setting.served, setting.limits
     cache = limits.blocks / setting.section.rollout.attention_ranks * limits.block * served.token_bytes
     parts = {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
-    if setting.kept_bytes:
-        parts["training states"] = setting.kept_bytes
-    return SideMemory(
-        parts_bytes=parts, capacity_bytes=served.room_bytes, fits=sum(parts.values()) <= served.room_bytes
-    )
+    kept, most = setting.kept_bytes, served.room_bytes
+    if kept:
+        parts["training states"] = kept
+        most = served.kernels.device.memory_bytes
+    return SideMemory(parts_bytes=parts, capacity_bytes=most, fits=served.room_bytes + kept <= most)
 
 
 def _training(setting: PostTrainingSetting) -> SideMemory:

@@ -79,15 +79,17 @@ def make_setting(
     post_training: PostTraining | Mapping[str, Any],
     *,
     stack: Stack | str | None = None,
+    pool: Cluster | None = None,
 ) -> "PostTrainingSetting":
-    """Both sides of a step, checked. Raises UserError."""
+    """Both sides of a step, checked; ``pool`` in place of whole nodes that only generate. Raises UserError."""
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
     section = as_section(post_training)
     plan, assumed = with_units(plan, cluster)
     graph = as_model(model, training.seq_len)
     check_section(cluster, plan, training, section)
-    pool = cluster
-    if section.has_pool:
+    if not section.has_pool:
+        pool = cluster
+    elif pool is None:
         pool = load_cluster(section.rollout.hardware or cluster.profile, section.rollout.nodes)
     served = ServingEngine.of(graph, pool, section.rollout, training.seq_len)
     side = TrainingSide(graph, cluster, plan, training, section, stack)
@@ -156,21 +158,12 @@ class PostTrainingSetting:
         """Bytes of generation on a device while it trains."""
         if not self.section.takes_turns or self.section.weights.sleep:
             return 0.0
-        return self.served.room_bytes - self.kept_bytes
+        return self.served.room_bytes
 
     @cached_property
     def limits(self) -> ReplicaLimits:
-        """What the first replica may do at a time. Raises UserError where it cannot hold one sequence."""
-        return self._limits(self.kept_bytes)
-
-    @cached_property
-    def every_limit(self) -> list[ReplicaLimits]:
-        """What each replica may do; those on devices of their own have no training beside them."""
-        joined = self.num_joined
-        return [self.limits] * joined + [self._limits(0.0)] * (self.num_replicas - joined)
-
-    def _limits(self, kept_bytes: float) -> ReplicaLimits:
-        engine, blocks = self.section.rollout.engine, self.served.blocks(kept_bytes)
+        """What a replica may do at a time. Raises UserError where it cannot hold one sequence."""
+        engine, blocks = self.section.rollout.engine, self.served.blocks()
         return ReplicaLimits(
             engine.token_budget, engine.max_sequences, engine.block, blocks, engine.prefix_sharing
         )  # fmt: skip
@@ -204,7 +197,7 @@ class PostTrainingSetting:
     def run(self, *, skips: bool = True) -> History:
         """Simulate the section's steps; without ``skips`` every iteration by itself."""
         times = self.served.times
-        replicas = [Replica(times, limits, skips) for limits in self.every_limit]
+        replicas = [Replica(times, self.limits, skips) for _ in range(self.num_replicas)]
         context = self.trained.training.seq_len
 
         def lengths(step: int) -> StepLengths:

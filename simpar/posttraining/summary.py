@@ -51,10 +51,7 @@ def summarise_history(
         memory=BothMemories(
             **sides(setting),
             cache_tokens=setting.limits.blocks * setting.limits.block,
-            peak_cache_share=max(
-                each.peak_blocks / limits.blocks
-                for each, limits in zip(history.counts, setting.every_limit, strict=True)
-            ),
+            peak_cache_share=max(each.peak_blocks for each in history.counts) / setting.limits.blocks,
         ),
         staleness=AgeReport(
             allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))

@@ -130,9 +130,10 @@ class TrainingSide:
         rows = self.rows_of(-(-tokens // self.updates))
         padding = 1.0 - tokens / (rows * self.updates * self.training.seq_len)
         passes = {name: self._pass_s(name, rows * self.updates) for name in self.passes}
-        training_s = self.updates * self.step(rows).step_time_s
+        training_s = self.step(rows).step_time_s
         if self.critic is not None:
-            training_s += self.updates * self._simulated("critic update", rows).step_time_s
+            training_s += self._simulated("critic update", rows).step_time_s
+        training_s *= self.updates * self.section.epochs
         if self.section.passes.reward_s:
             passes["reward rules"] = self.section.passes.reward_s * -(-len(lengths) // self.cluster.world_size)
         return BatchCost(passes, training_s, rows, padding)

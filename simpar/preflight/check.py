@@ -40,6 +40,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
 if TYPE_CHECKING:
     from simpar.planner.nearby import Nearby
+    from simpar.preflight.whole_step import WholeStep
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
@@ -54,6 +55,14 @@ class WholeRunFlags:
     tokens: str | None = None
     usd_per_device_hour: float | None = None
     reliability: str | None = None
+
+
+@dataclass(frozen=True)
+class TextFlags:
+    """Lengths of prompts and responses, as flags say them; None where they do not."""
+
+    prompts: str | None = None
+    responses: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class CheckFlags:
     stack: str | None = None
     fits_with: float = DEFAULT_FIT_PROBABILITY
     run: WholeRunFlags = WholeRunFlags()
+    texts: TextFlags | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,7 @@ class Checked:
 
     ``looked_at`` counts the nearby layouts that were bounded. ``least_s`` is the lowest bound of the steps that were
     not simulated, None if there are none. ``account`` sorts the words of the text, ``supposed`` is what it leaves open.
+    ``whole`` is the step of reinforcement learning around the update, if it was asked for.
     """
 
     given: ParsedLaunch
@@ -114,6 +125,7 @@ class Checked:
     notes: tuple[str, ...] = field(default_factory=tuple)
     account: Account = field(default_factory=Account)
     supposed: tuple[Supposed, ...] = ()
+    whole: WholeStep | None = None
 
     @property
     def fits_surely(self) -> bool:
@@ -124,7 +136,7 @@ class Checked:
     @property
     def is_sure(self) -> bool:
         """Whether it fits with the wanted probability, and no word decides, or may decide, that was not understood."""
-        return self.fits_surely and self.account.is_understood
+        return self.fits_surely and self.account.is_understood and (self.whole is None or self.whole.result.fits)
 
     @property
     def listed(self) -> tuple[Neighbour, ...]:
@@ -180,6 +192,7 @@ class Checked:
             "patched": None if best is None else best.change.text,
             "words": self.account.to_dict(),
             "assumed": [each.to_dict() for each in self.supposed],
+            **({"whole_step": self.whole.to_dict()} if self.whole else {}),
             "ignored": list(self.given.found.ignored),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -247,7 +260,14 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     near = _nearby(problem, settled, target) if target else None
     account = _account(given, reader.words, cluster)
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
-    checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed)
+    whole = None
+    if facts.texts is not None:
+        from simpar.preflight.whole_step import whole_step
+
+        whole = whole_step(given, problem, plan, str(facts.hardware), facts.texts)
+        account = account.without(whole.answers)
+    checked = Checked(given, result, facts.fits_with, notes=tuple(notes), account=account, supposed=supposed,
+                      whole=whole)  # fmt: skip
     if near is None:
         return checked
     better = tuple(_better(given, problem, plan, near, settled))

@@ -17,6 +17,8 @@ from simpar.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from simpar.preflight.whole_step import WholeStep
+
 MAX_UNKNOWN = 8
 """Unknown words that are named on the terminal; JSON has all."""
 SHORT_TEXT = 12
@@ -32,6 +34,8 @@ def print_checked(checked: Checked, console: Console) -> None:
     verdict = "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
     if checked.fits_surely:
         verdict = _verdict(checked.account)
+    if checked.fits_surely and checked.whole is not None and not checked.whole.result.fits:
+        verdict = "DOES NOT FIT: the update does, the whole step does not"
     rows = [
         ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
         ("words", _words(checked.account)),
@@ -48,7 +52,21 @@ def print_checked(checked: Checked, console: Console) -> None:
     print_lines(console, decide, "Decide, but not modelled", mark="- ")
     print_lines(console, map(_supposed, checked.supposed), "Assumed, because the text does not say it", mark="- ")
     print_lines(console, checked.notes, "Note", mark="- ")
+    if checked.whole is not None:
+        _print_whole(checked.whole, console)
     _print_neighbours(checked, console)
+
+
+def _print_whole(whole: WholeStep, console: Console) -> None:
+    """The step of reinforcement learning around the update, and what it is with other lengths."""
+    from simpar.posttraining.terminal import lead_lines
+
+    console.print("\nThe whole step", style="bold")
+    for name, words in lead_lines(whole.result.figures):
+        console.print(f"{name:8}{words}", soft_wrap=True)
+    for words, other in whole.supposed.items():
+        console.print(f"with {words}: {dict(lead_lines(other.figures))['step']}", soft_wrap=True)
+    print_lines(console, whole.notes, "Of the whole step", mark="- ")
 
 
 def _verdict(account: Account) -> str:

@@ -92,13 +92,18 @@ def test_engines_agree_and_seeds_decide():
     assert post_train(*setup, {**SECTION, "seed": 1}).to_json() != first
 
 
-def test_states_that_stay_leave_less_for_the_cache():
-    """Without offload training states take room beside the cache; without sleep the engine does while training."""
+def test_states_that_stay_lie_beside_the_engine():
+    """Which takes its room all the same, or does not start; without sleep it lies beside training."""
     usual = simulated().figures
     stays = simulated(weights={"offload": False}).figures
     assert stays.parts_s.switch == 0 < usual.parts_s.switch
-    assert stays.memory.cache_tokens < usual.memory.cache_tokens
-    assert usual.memory.host is not None
+    assert stays.memory.cache_tokens == usual.memory.cache_tokens
+    side, states = stays.memory.generation, usual.memory.host.parts_bytes["training states"] / 8
+    assert side.parts_bytes["training states"] == states
+    assert side.fits
+    most = simulated(weights={"offload": False}, rollout={"engine": {"memory_fraction": 1.0}}).figures.memory.generation
+    assert not most.fits
+    assert most.capacity_bytes == cluster().device.memory_bytes
     awake = simulated(weights={"sleep": False}).figures.memory
     assert awake.training.total_bytes - usual.memory.training.total_bytes == usual.memory.generation.capacity_bytes
 
@@ -218,13 +223,10 @@ def test_what_knows_single_updates_alone_refuses_the_section(tmp_path, monkeypat
 
 
 def test_a_hybrid_pool_has_replicas_on_all_devices():
-    """One on each of 16, those beside training with the states' memory missing if these stay; weights reach both."""
+    """One on each of 16; weights reach both pools."""
     setup = (MODEL, cluster(), PLAN, TRAINING)
     setting = make_setting(*setup, {**SECTION, **HYBRID, "weights": {"offload": False}})
     assert (setting.num_joined, setting.num_replicas) == (8, 16)
-    blocks = [each.blocks for each in setting.every_limit]
-    missing = setting.trained.states_bytes / (16 * setting.served.token_bytes)
-    assert blocks[8] - blocks[0] == pytest.approx(missing, abs=1)
     others = [make_setting(*setup, {**SECTION, **values, "weights": {"offload": False}}) for values in ({}, SPLIT)]
     assert setting.resharding.time_s == max(other.resharding.time_s for other in others)
     assert simulated(**HYBRID).figures.speed.devices == 16
