@@ -78,6 +78,21 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "dots-llm1": (142, 14), "glm-5": (744, 40), "glm-4.7-flash": (30, 3.6), "deepseek-v3.2": (671, 37),
 }  # fmt: skip
 
+ANNOUNCED = {  # billions of parameters, as model cards print them
+    "smolvlm2-2.2b": 2.25, "paligemma2-3b": 3.03, "dots.ocr": 3.04, "internvl3.5-8b": 8.53, "ministral-3-3b": 3.85,
+    "ministral-3-8b": 8.92, "ministral-3-14b": 13.9, "mistral-large-3": 675, "flux.1-dev": 11.9, "hunyuan-7b": 7.5,
+    "wan2.1-t2v-14b": 14.3, "stable-diffusion-3.5-large": 8.15, "falcon-h1-7b": 7.59, "mimo-7b": 7.62,
+    "minicpm4-8b": 8.19, "granite-4.0-micro": 3.4, "ernie-4.5-vl-28b-a3b": 29.4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ANNOUNCED))
+def test_models_are_as_large_as_their_cards_say(name: str) -> None:
+    """With towers; and no field of theirs is left unread."""
+    graph = load_model(name)
+    assert graph.num_parameters() / 1e9 == pytest.approx(ANNOUNCED[name], rel=0.005)
+    assert graph.details.unread == ()
+
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameters_are_exact(name: str) -> None:

@@ -50,7 +50,7 @@ NO_DECODERS = (
     "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
 )  # fmt: skip
 REFUSED = {
-    **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", *NO_DECODERS), TOWERS),
+    **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", "ernie4_5_moe_vl", *NO_DECODERS), TOWERS),
     **dict.fromkeys(OTHER_PICTURES, ALONE),
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
     **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
@@ -64,7 +64,7 @@ REFUSED = {
 """And why."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
-LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl", "dots_ocr")
+LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl", "dots_ocr", "ernie4_5_moe_vl")
 """Models that see: their sequences are longer than the visual tokens of a picture."""
 
 

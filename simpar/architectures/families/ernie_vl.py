@@ -6,6 +6,7 @@ get back is one exchange here. The tower's projector takes 2 x 2 patches, of two
 """
 
 from dataclasses import replace
+from typing import Any
 
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import TINY, ModelFamily, Reader
@@ -13,21 +14,31 @@ from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.products import TOKENS
 from simpar.architectures.vision import VISUAL, ProjectorStep, Vision
-from simpar.architectures.vision_reading import VIT, patches_of, vit_shape
+from simpar.architectures.vision_reading import TOWERS, VIT, patches_of, vit_shape
 from simpar.errors import UserError
 
 SEEN: Size = term("batch", "visual.seq", "topk", "load")
 """Routed copies of visual tokens; those of text are the others."""
 WIDTH = "vision.expert_ffn"
 COUNT = "vision.experts"
+PAIRS = ("moe_num_experts", "moe_layer_start_index", "moe_layer_end_index")
+"""Fields of released configs with a value for text and one for images, of which the first is read."""
+RELEASED = (
+    "spatial_conv_size", "temporal_conv_size", "pixel_hidden_size", "im_patch_id", "sinkhorn_2gate", "moe_capacity",
+    "moe_gate", "moe_use_aux_free", "moe_multimodal_dispatch_use_allgather", "modality_detach", "compression_ratio",
+    "freq_allocation", "rope_3d", "images_per_sequence", "patches_per_image",
+)  # fmt: skip
+"""Fields of released configs that no size depends on, or that say again what a tower has."""
 OF_IMAGES = ("router", "expert_up", "expert_activation", "expert_down")
 
 
 def _tower(vision: Config, around: Config, hidden: int) -> Vision:
-    merge = vision.size("spatial_merge_size", default=2)
-    frames = vision.size("temporal_merge_size", default=2)
+    merge = vision.size("spatial_merge_size", default=around.size("spatial_conv_size", default=2))
+    frames = vision.size("temporal_merge_size", default=around.size("temporal_conv_size", default=2))
+    vision.data.get("embed_dim")  # as hidden_size
     patches = patches_of(vision, around, side=14, merge=merge, bias=False)
-    shape = vit_shape(vision, hidden=1280, layers=32, heads=16, ffn=5120)
+    ffn = round(vision.size("hidden_size", default=1280) * vision.number("mlp_ratio", default=4))
+    shape = vit_shape(vision, hidden=1280, layers=32, heads=16, ffn=ffn)
     wide = shape.hidden * merge**2
     steps = (
         ProjectorStep("mlp", wide, inner=wide), ProjectorStep("norm", wide),
@@ -38,7 +49,7 @@ def _tower(vision: Config, around: Config, hidden: int) -> Vision:
 
 
 def _read(config: Config, name: str, read_text: Reader) -> ModelGraph:
-    inner = {name: value for name, value in (config.mapping("text_config") or {}).items() if name != "model_type"}
+    inner = {key: value for key, value in _text(config, name).items() if key != "model_type"}
     widths = inner.get("moe_intermediate_size") or [1536, 512]
     if not isinstance(widths, list) or len(widths) != 2 or not all(isinstance(each, int) for each in widths):
         raise UserError(
@@ -51,6 +62,23 @@ def _read(config: Config, name: str, read_text: Reader) -> ModelGraph:
     dims = {**graph.dims, WIDTH: widths[1], COUNT: graph.dims["experts"]}
     blocks = {key: _with_experts_of_images(block) for key, block in graph.blocks.items()}
     return replace(graph, dims=dims, blocks=blocks)
+
+
+def _text(config: Config, name: str) -> dict[str, Any]:
+    """The fields of the language model: a section, or those of released configs, which stand beside the tower's.
+
+    Released ones have lists of what text's experts have and images' have. Raises UserError where they differ.
+    """
+    if config.mapping("text_config") is not None:
+        return dict(config.mapping("text_config") or {})
+    inner = {key: value for key, value in config.data.items() if key not in TOWERS}
+    for field in inner:
+        config.data.get(field)
+    experts = inner.get("moe_num_experts")
+    if isinstance(experts, list) and len({*experts}) != 1:
+        raise UserError(f"{name}: moe_num_experts = {experts!r}: allowed: as many of text as of images")
+    pairs = {key: inner[key][0] for key in PAIRS if isinstance(inner.get(key), list) and inner[key]}
+    return {**{key: value for key, value in inner.items() if key not in RELEASED}, **pairs}
 
 
 def _sparse_from(text: dict[str, object], name: str) -> dict[str, int]:
@@ -120,4 +148,5 @@ BASE = vision_family(
         "vision_config": {"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4},
     },
 )  # fmt: skip
-FAMILIES: tuple[ModelFamily, ...] = (replace(BASE, read=_read),)
+FAMILIES: tuple[ModelFamily, ...] = (replace(BASE, read=_read, aliases=("ernie4_5_moe_vl",)),)
+"""The second is what released configs are called."""

@@ -8,8 +8,7 @@ UNMODELLED = {
 """What such a model's layers are, by ``model_type``."""
 UNCAPTURED = {
     **dict.fromkeys(
-        ("ernie4_5_vl", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text"),
-        "experts of text and of images, of two widths in a layer,",
+        ("ernie4_5_vl", "ernie4_5_vl_moe_text"), "experts of text and of images, of two widths in a layer,"
     ),
     "jetmoe": "experts that hold queries and outputs of attention",
     "nllb-moe": "experts in a loop over those that a token chose",

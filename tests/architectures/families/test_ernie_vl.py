@@ -45,6 +45,25 @@ def test_parameters_are_the_published() -> None:
     assert more == 27 * (64 * 2560 + 64), "the other router"
 
 
+BESIDE = {  # as the released file has it, under the name of its own code
+    **RELEASED["text_config"], "model_type": "ernie4_5_moe_vl", "moe_num_experts": [64, 64], "spatial_conv_size": 2,
+    "moe_layer_start_index": [1, 1], "moe_layer_end_index": [29, 28], "moe_capacity": [128, 128, 128],
+    "temporal_conv_size": 2, "pixel_hidden_size": 1280, "moe_gate": "topk", "im_patch_id": 100_295,
+    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1280, "mlp_ratio": 4, "num_heads": 16},
+}  # fmt: skip
+
+
+def test_released_configs_have_the_text_beside_the_tower() -> None:
+    """Lists of what text's and images' experts have are read, and no field is left."""
+    graph = read(BESIDE, "ernie")
+    assert graph.num_parameters() == 29_399_294_336
+    assert graph.details.unread == ()
+    narrow = read({**BESIDE, "vision_config": {**BESIDE["vision_config"], "mlp_ratio": 2}}, "ernie")
+    assert graph.num_parameters() - narrow.num_parameters() == 32 * (2 * 1280 + 1) * 1280 * 2
+    with pytest.raises(UserError, match=r"moe_num_experts = \[64, 32\]: allowed: as many of text as of images"):
+        read({**BESIDE, "moe_num_experts": [64, 32]}, "ernie")
+
+
 def test_tokens_have_the_experts_of_their_kind() -> None:
     """4 of 16 tokens are visual: a text token costs 2 x 3 x 32 x 16 a expert and layer, a visual one half of it."""
     wide, narrow = (
