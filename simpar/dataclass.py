@@ -9,7 +9,9 @@ up, and those that are seldom called are not compiled at all. Python's decorator
 import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError
+from functools import partial
 from reprlib import recursive_repr
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 SELF = "__dataclass_self__"  # no field has this name
@@ -37,17 +39,15 @@ else:
 def _made(cls: Any, with_repr: bool, eq: bool, frozen: bool, kw_only: bool) -> Any:
     """The class with the methods of a dataclass; those that it defines itself stay, as with Python's decorator."""
     own = dict(vars(cls))
-    derived = any(dataclasses.is_dataclass(base) for base in cls.__bases__)
-    # Python checks that all classes of a family are frozen, or none: it freezes those that derive from another.
-    dataclasses.dataclass(init=False, repr=False, eq=False, frozen=frozen and derived, kw_only=kw_only)(cls)
+    _read_fields(cls, frozen, kw_only)
     stated = cls.__dataclass_params__
     stated.init, stated.repr, stated.eq, stated.frozen = True, with_repr, eq, frozen
-    methods: dict[str, Any] = {"__init__": _Later("__init__", cls, _init)}
+    methods: dict[str, Any] = {"__init__": _Later("__init__", cls, partial(_init, frozen=frozen))}
     if with_repr:
         methods["__repr__"] = _repr(cls)
     if eq:
         methods["__eq__"] = _Later("__eq__", cls, _eq)
-    if frozen and not derived:
+    if frozen:
         methods |= _frozen(cls)
     if own.get("__hash__") is None and "__eq__" in own:
         own.pop("__hash__", None)  # not the author's: Python writes it beside an __eq__
@@ -57,6 +57,29 @@ def _made(cls: Any, with_repr: bool, eq: bool, frozen: bool, kw_only: bool) -> A
         if name not in own:
             setattr(cls, name, method)
     return cls
+
+
+_READS = Lock()
+_KIND = {True: "frozen", False: "non-frozen"}
+
+
+def _read_fields(cls: Any, frozen: bool, kw_only: bool) -> None:
+    """Have Python's decorator read the fields of a class.
+
+    It would compile two methods for each that derives from a frozen one, which it therefore does not see meanwhile.
+    """
+    with _READS:  # modules may be imported by several threads
+        bases = {id(one): one for base in cls.__bases__ if (one := getattr(base, "__dataclass_params__", None))}
+        if any(one.frozen is not frozen for one in bases.values()):
+            raise TypeError(f"cannot inherit {_KIND[frozen]} dataclass from a {_KIND[not frozen]} one")
+        above = {id(one): one for base in cls.__mro__[1:] if (one := getattr(base, "__dataclass_params__", None))}
+        for one in above.values():
+            one.frozen = False
+        try:
+            dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+        finally:
+            for one in above.values():
+                one.frozen = frozen
 
 
 class _Later:
@@ -100,12 +123,11 @@ def _hash(cls: Any) -> Any:
     return _compiled("self", [f"return hash({_values('self', names)})"], {})
 
 
-def _init(cls: Any) -> Any:
+def _init(cls: Any, *, frozen: bool) -> Any:
     """Takes the fields in the order of the class, those that are keyword-only behind the others, and sets them."""
     fields = dataclasses.fields(cls)
     taken = [field for field in fields if field.init]
     positional, named = ([field for field in taken if bool(field.kw_only) is keyword] for keyword in (False, True))
-    frozen = cls.__dataclass_params__.frozen
     given: dict[str, Any] = {"_set": object.__setattr__, "_factory": FACTORY}
     head = [SELF, *(_argument(field, given) for field in positional)]
     head += ["*", *(_argument(field, given) for field in named)] if named else []

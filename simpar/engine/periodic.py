@@ -144,7 +144,7 @@ class Range:
     @property
     def laps(self) -> int:
         """Periods that are left out together."""
-        return max(LAPS // self.period, 2)
+        return _laps(self.period)
 
     @property
     def length(self) -> int:
@@ -166,11 +166,20 @@ def _shortened(program: Program) -> Short | None:
     alike = _range_of(program, blocks)
     if alike is None:
         return None
-    wanted = 3 * alike.reach + 4 * alike.period + 4
-    turns = (alike.length - wanted) // alike.period // alike.laps * alike.laps
-    if blocks.count - turns * alike.period > MOST_KEPT * blocks.count:
-        return None
-    return Short.of(program, alike, turns)
+    turns = _turns(blocks, alike.length, alike.period, alike.reach)
+    return None if turns is None else Short.of(program, alike, turns)
+
+
+def _turns(blocks: MicrobatchBlocks, length: int, period: int, reach: int) -> int | None:
+    """Periods to leave out where ``length`` microbatches are alike; None where most would be left."""
+    laps, wanted = _laps(period), 3 * reach + 4 * period + 4
+    turns = (length - wanted) // period // laps * laps
+    return None if blocks.count - turns * period > MOST_KEPT * blocks.count else turns
+
+
+def _laps(period: int) -> int:
+    """Periods that are left out together."""
+    return max(LAPS // period, 2)
 
 
 def _range_of(program: Program, blocks: MicrobatchBlocks) -> Range | None:
@@ -183,8 +192,11 @@ def _range_of(program: Program, blocks: MicrobatchBlocks) -> Range | None:
     middle = (blocks.count - max(periods)) // 2
     for period in periods:
         pairs = _Pairs.of(program, blocks, period, (middle, middle + max(periods)))
-        if pairs.differing(program, waits)[0].any():
+        unlike, least = pairs.differing(program, waits)
+        if unlike.any():
             continue
+        if _turns(blocks, blocks.count, period, least) is None:
+            return None  # not even if all are alike
         differs, reach = _Pairs.of(program, blocks, period, (0, blocks.count - period)).differing(program, waits)
         first, end = _longest(~differs)
         return Range(blocks, waits, period, first, end, reach)

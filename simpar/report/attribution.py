@@ -24,6 +24,8 @@ from simpar.units import Flags, Floats, Indices, Ints
 
 SLOW, UNEQUAL, GROUPS, BUBBLE = range(4)
 """Causes of waiting: a slow rank, a rank with more work, collectives of other groups, the schedule."""
+A_STEP = 500
+"""The ops that take as long as one step back from a few of them."""
 WAITS = ("slow rank", "unequal work", "other groups", "bubble")
 
 
@@ -137,10 +139,30 @@ def sum_along(binding: Indices, values: Floats) -> Floats:
     return total[:-1]
 
 
-def nearest_flagged(binding: Indices, flagged: Flags) -> Ints:
-    """The first flagged op on the chain that starts with each op, int64[num_ops]; -1 without one."""
+def nearest_flagged(binding: Indices, flagged: Flags, ops: Ints) -> Ints:
+    """The first flagged op on the chains that start with some ops, int64[len(ops)]; -1 without one.
+
+    Chains are followed step by step until that has taken as long as asking all ops at once.
+    """
+    result, at = np.full(len(ops), -1), ops.astype(np.int64)
+    live = np.arange(len(ops)) if flagged.any() else np.zeros(0, dtype=np.int64)
+    left = len(binding)
+    while len(live) and left > 0:
+        left -= len(live) + A_STEP
+        hit = flagged[at[live]]
+        result[live[hit]] = at[live[hit]]
+        live = live[~hit]
+        at[live] = binding[at[live]]
+        live = live[at[live] >= 0]
+    if len(live):
+        result[live] = _nearest_of_all(binding, flagged)[at[live]]
+    return result
+
+
+def _nearest_of_all(binding: Indices, flagged: Flags) -> Ints:
+    """As :func:`nearest_flagged`, of every op."""
     result, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
-    live = np.flatnonzero((result < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
+    live = np.flatnonzero((result < 0) & (hop >= 0))
     while len(live):
         result[live] = result[hop[live]]
         hop[live] = hop[hop[live]]
@@ -172,7 +194,7 @@ class Excess:
         """The nearest op with an excess of a cause, on the chains that lead to some ops: int64[len(ops)], -1: none."""
         if cause not in self.own or not len(ops):
             return np.full(len(ops), -1)
-        return nearest_flagged(self.binding, self.own[cause] >= 1.0)[ops]
+        return nearest_flagged(self.binding, self.own[cause] >= 1.0, ops)
 
 
 def split_waiting(wait_ns: Ints, surplus: Floats) -> Ints:

@@ -210,7 +210,9 @@ class Emitter:
             columns["class_id"][places] = classes[:, None]
             for name, (values, at) in shared.items():
                 column, values = columns[name], values.astype(columns[name].dtype)
-                if isinstance(places, slice):
+                if len(values) and (values == values[0]).all():  # of collectives, what comes from groups
+                    column[places] = values[0]
+                elif isinstance(places, slice):
                     np.take(values, at, out=column[places], mode="clip")
                 else:
                     column[places] = values[at]
