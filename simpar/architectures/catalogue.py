@@ -20,6 +20,11 @@ HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 STATED = {"kv_heads": "num_key_value_heads", "vocab": "vocab_size"}
 """Fields of configs that, where they stand, are these sizes of the model."""
 USUAL = ("llama-3.1-8b", "llama-3-70b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt3-175b")
+OPEN_INSTEAD = ("gpt-oss-120b", "deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "gpt3-175b")
+"""Models to name where the sizes of the one that is asked for are not published."""
+_SECRET = re.compile(
+    r"(chat)?gpt(35|4|5)(turbo|o|omni|mini|nano|pro|\d)*|o[134](mini|pro|preview)?|claude\w*|gemini\w*"
+)
 """Models that are shown where no name is near the one that is asked for."""
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
@@ -174,9 +179,12 @@ def load_shipped(name: str) -> dict[str, Any]:
     if (config := find_shipped(name)) is not None:
         return config
     known = catalogue()
-    return known[
-        files.choose(name, known, "model", files.OtherNames(usual=USUAL, remedy="simpar list models prints all"))
-    ]
+    secret = _SECRET.fullmatch(_plain(name.rpartition("/")[2].lower())) is not None
+    others = files.OtherNames(
+        kin=OPEN_INSTEAD if secret else (), is_absent="its sizes are not published" if secret else "", usual=USUAL,
+        remedy="simpar list models prints all",
+    )  # fmt: skip
+    return known[files.choose(name, known, "model", others)]
 
 
 def load_model(name: str) -> ModelGraph:

@@ -120,7 +120,7 @@ def test_endings_are_not_read_into_sizes() -> None:
     """4b-it is no 4 bit, and a name that nothing is left of is none."""
     assert find_model("google/gemma-3-4b-it") == "gemma-3-4b"
     assert find_model("org/instruct") is None
-    assert find_model("Qwen/Qwen7B") is None
+    assert find_model("Qwen/Qwen9B") is None
 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
@@ -216,6 +216,27 @@ def test_a_downloaded_folder_is_its_config(tmp_path, monkeypatch) -> None:
         assert load_model(name).num_parameters() == PUBLISHED["llama-3-8b"]
     with pytest.raises(UserError, match=r"^empty: is a folder without config.json; "):
         load_model("empty")
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "GPT-4o-mini", "claude-3.5-sonnet", "gemini-2.5-pro", "o3"])
+def test_models_without_published_sizes_are_said_to_be(name: str) -> None:
+    """They are like no shipped model in name alone."""
+    with pytest.raises(UserError, match=r"not shipped \(its sizes are not published\); nearest: gpt-oss-120b, "):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpt-3", "gpt3-175b"),
+        ("mt-nlg", "megatron-530b"),
+        ("llama3.3", "llama-3.1-70b"),
+        ("Qwen/Qwen-7B-Chat", "qwen1.5-7b"),
+    ],
+)
+def test_what_people_say_for_short(name: str, meant: str) -> None:
+    """The model of those sizes, without a size where only one is meant."""
+    assert load_model(name).num_parameters() == load_model(meant).num_parameters()
 
 
 def test_an_unknown_id_of_the_hub_names_what_is_like_it() -> None:
