@@ -20,9 +20,11 @@ from simpar.frameworks.overrides import (
     mapping,
     reader_of,
 )
-from simpar.frameworks.reader import SPAWNS, Reader
+from simpar.frameworks.reader import DeviceHabits, Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_adapters import USUAL_TARGETS, targets_of
+from simpar.frameworks.trainer_arguments import TrainerArguments
 from simpar.frameworks.words import Assumed, WordTable
 
 SHARDING = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3}
@@ -32,6 +34,7 @@ OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "adam": "adamw", "de
 KERNELS = {"flash": None, "torch": "eager"}
 MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "no_bias", "learned_pos_emb", "max_seq_len")
 """Fields of MPT's config, which the hub's has, too."""
+PEFT = "model.peft_config."
 LEAST_MICRO = 1
 """Sequences of a pass where Composer finds the number out ("auto"): what has to fit, and divides every batch."""
 
@@ -42,15 +45,14 @@ def read(text: str, name: str) -> Imported:
     if not owns(data):
         raise UserError(f"{name}: no config of LLM Foundry: it has train_loader and global_train_batch_size")
     given = reader_of(data, name)
-    if any(key.startswith("model.peft_config") for key in given):
-        raise UserError(f"{name}: model.peft_config: adapters are not read of LLM Foundry; allowed: training of all")
     seq_len, batch = given.whole("max_seq_len"), given.whole("global_train_batch_size")
     micro, assumed = given.get("device_train_microbatch_size"), list[Assumed]()
     if micro in (None, "auto"):
         why = "device_train_microbatch_size is auto: the largest that fits is tried out"
         micro, assumed = LEAST_MICRO, [Assumed("micro_batch", LEAST_MICRO, why, (2, 4, 8))]
-    sharding = choice(given, "fsdp_config.sharding_strategy", SHARDING, 0)
-    precision = choice(given, "precision", PRECISIONS, "fp32")
+    shards = any(key.startswith("fsdp_config.") for key in given)
+    sharding = choice(given, "fsdp_config.sharding_strategy", SHARDING, 3 if shards else 0)
+    precision = choice(given, "precision", PRECISIONS, "bf16")
     pure = str(given.get("fsdp_config.mixed_precision", "DEFAULT")).upper() == "PURE"
     model, config, note = _model(given)
     values: dict[str, Any] = {
@@ -63,11 +65,32 @@ def read(text: str, name: str) -> Imported:
         "recompute": "full" if given.get("fsdp_config.activation_checkpointing") else "none",
         "optimizer": choice(given, "optimizer.name", OPTIMIZERS, "adamw"),
         "attention_kernel": choice(given, "model.attn_config.attn_impl", KERNELS),
+        "expandable_segments": given.get("expandable_segments", True) is not False,
+        **_adapters(given),
         "training": {**({"seq_len": seq_len} if seq_len else {}), **({"global_batch": batch} if batch else {})} or None,
     }
     notes = tuple(filter(None, (note, *given.misspelt())))
     asks = {"model": "" if config else note}
     return Imported(plan_said(values), given.words(), notes, asks=asks, config=config, assumed=tuple(assumed))
+
+
+def _adapters(given: ConfigReader) -> dict[str, Any]:
+    """Adapters of a model of the hub, as PEFT's config says them; {} where all is trained. Raises UserError."""
+    own = {key.removeprefix(PEFT): value for key, value in given.values_.items() if key.startswith(PEFT)}
+    if not own:
+        return {}
+    peft = TrainerArguments(own, given.source, {key: f"{PEFT}{key}" for key in own})
+    if str(peft.one("peft_type")).upper() != "LORA":
+        raise UserError(f"{given.source}: {PEFT}peft_type = {own.get('peft_type')!r}: allowed: LORA")
+    result = {
+        "lora_rank": peft.number("r") or 8,
+        "lora_targets": targets_of(peft, USUAL_TARGETS, []),
+        "lora_dropout": peft.rate("lora_dropout", usual=0.0),
+        "frozen_dtype": "bf16",
+    }
+    for key in peft.used & set(own):
+        given.get(f"{PEFT}{key}")
+    return result
 
 
 def owns(data: Mapping[str, Any]) -> bool:
@@ -119,7 +142,7 @@ READER = Reader(
     read=read,
     starts=_starts,
     owns=owns,
-    devices=SPAWNS,
+    devices=DeviceHabits(spawns=True, caps=True),
     words=WordTable(
         idle=(
             "variables.*", "run_name", "tokenizer.*", "tokenizer_name", "train_loader.*", "eval_loader.*",
@@ -132,6 +155,7 @@ READER = Reader(
             "fsdp_config.activation_checkpointing_reentrant", "fsdp_config.limit_all_gathers", "fsdp_config.verbose",
             "fsdp_config.state_dict_type", "fsdp_config.sync_module_states", "fsdp_config.mixed_precision",
             "model.attn_config.alibi_bias_max", "model.attn_config.qk_ln", "model.loss_fn",
+            "model.peft_config.lora_alpha", "model.peft_config.task_type", "model.peft_config.bias", "dataset.*",
             "model.use_flash_attention_2", "model.config_overrides", "model.trust_remote_code",
         ),
         deciding={

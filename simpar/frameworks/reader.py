@@ -20,12 +20,14 @@ class DeviceHabits:
 
     ``spawns``: one ``python`` trains on all devices of a node, as it starts their processes or is the only one.
     ``shown`` are the devices that it counts where one of a name is one here; ``merged`` makes a plan of its devices
-    one of those here. Raises UserError where it cannot.
+    one of those here. Raises UserError where it cannot. ``caps``: a micro-batch above the sequences of a rank's step is
+    made as large as these.
     """
 
     spawns: bool = False
     shown: Mapping[str, int] = field(default_factory=dict)
     merged: Callable[[Imported, int], Imported] = field(default=lambda imported, _: imported)
+    caps: bool = False
 
 
 SPAWNS = DeviceHabits(spawns=True)

@@ -124,6 +124,7 @@ def _of_command(command: TrainerCommand, environment: Mapping[str, str], name: s
     for config in command.configs:
         values |= flat_options(load_beside(config, name))
     given = TrainerArguments({**values, **command.flags}, name, command.written)
+    given.variables = command.environment
     ranks = environment.get("NPROC_PER_NODE") or values.get("ENV.NPROC_PER_NODE")
     if not command.launched_by and not ranks and not environment.get("NNODES"):
         visible = (environment.get("CUDA_VISIBLE_DEVICES") or "0").split(",")

@@ -13,12 +13,12 @@ from simpar.frameworks.overrides import OF_ARGUMENTS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
+from simpar.frameworks.shell_untold import how_to_give
 from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
 from simpar.frameworks.words import OFF, RATES, ReadWords, WordTable, plain, rate_of
 
 PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt")
 """Programs that start a training script themselves; their first word says what they do."""
-NAMED = "a value that the text says: put variables before the script (NAME=VALUE ./train.sh) and its arguments after it"
 INSTALLS = ("install", "uninstall", "download")
 """Words of package managers, behind which names are those of packages."""
 ABOUT_FILES = ("git", "cd", "ls", "cp", "mv", "rm", "mkdir", "ln", "chmod", "wget", "curl", "tar", "rsync", "which")
@@ -31,7 +31,8 @@ LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "srun", "mpirun")
 """Launchers, those that others start first."""
 LAUNCHED_AS = {
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed", "ds": "deepspeed",
+    **dict.fromkeys(("composer", "fabric", "lightning"), "torchrun"),
     **dict.fromkeys(("mpiexec", "mpiexec.hydra", "horovodrun", "ibrun"), "mpirun"),
     **dict.fromkeys(("jsrun", "aprun", "flux"), "srun"),
 }  # fmt: skip
@@ -154,13 +155,17 @@ def commands_of(text: str, source: str) -> list[TrainerCommand]:
 
 
 class TrainerArguments(ConfigReader):
-    """Arguments by plain name; what is asked for is known by the name it has in the text."""
+    """Arguments by plain name; what is asked for is known by the name it has in the text.
+
+    ``variables`` are those of the script by then, on which values may stand.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> None:
         super().__init__(values, source)
         self.written = written or {}
         self.supposed: set[str] = set()
         self.left = set[str]()
+        self.variables: Mapping[str, str] = {}
 
     def one(self, *keys: str) -> Any:
         """The first value that is given under one of these names; None if there is none. Raises UserError."""
@@ -168,7 +173,7 @@ class TrainerArguments(ConfigReader):
         for key in keys:
             value = self.get(key)
             if _is_untold(value):
-                raise self.refused(key, NAMED)
+                raise self.refused(key, how_to_give(" ".join(words_of_value(value)), self.variables, self.source))
             result = value if result is None else result
         return result
 
@@ -250,8 +255,12 @@ class TrainerArguments(ConfigReader):
 
 def _is_untold(value: Any) -> bool:
     """Whether only running would tell a value; a sum of variables without quotes is several words."""
-    words = value if isinstance(value, list) else [value]
-    return any(isinstance(word, str) and UNKNOWN.search(word) for word in words)
+    return any(UNKNOWN.search(word) for word in words_of_value(value))
+
+
+def words_of_value(value: Any) -> list[str]:
+    """The texts in a value: one, or those of several words."""
+    return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
 
 def words_of(value: Any) -> list[str]:

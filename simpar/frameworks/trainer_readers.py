@@ -137,6 +137,7 @@ def _reading(
             values |= flat_options(load_beside(config, name))
         of_adapters = _of_adapters(command, name)
         given = _arguments({**values, **of_adapters, **command.flags}, name, command.written)
+        given.variables = command.environment
         if of_adapters:
             given.get(OF_ADAPTERS)
         check(given, command)

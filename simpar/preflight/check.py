@@ -234,6 +234,9 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     training = _training(given, facts, cluster.world_size, notes)
     if cluster.world_size == 1 and given.found.stack_of_one and facts.stack is None:
         plan = plan.model_copy(update={"stack": given.found.stack_of_one})
+    if (most := _most(given, plan, cluster.world_size, training.global_batch)) is not None:
+        plan = plan.model_copy(update={"micro_batch": most})
+        notes.append(f"The micro-batch is {most}, all sequences of a rank's step: the text says more.")
     if given.found.microbatches:
         placed = given.found.placed(cluster.world_size, training.global_batch)
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
@@ -435,6 +438,13 @@ def _check_sizes(given: ParsedLaunch, name: str, graph: ModelGraph) -> None:
     if sizes:
         said, own = (", ".join(f"{key} {pair[at]}" for key, pair in sizes.items()) for at in (0, 1))
         raise contradicted(given, f"--model {name}", f"has {own}", said)
+
+
+def _most(given: ParsedLaunch, plan: Plan, world_size: int, global_batch: int) -> int | None:
+    """The sequences of a rank's step, where the text has a larger micro-batch and its framework takes these; None."""
+    sequences, rest = divmod(global_batch, world_size // int(plan.mesh.sizes.replica_ranks) or 1)
+    is_less = not rest and 0 < sequences < plan.micro_batch
+    return sequences if is_less and load_reader(given.text.target).devices.caps else None
 
 
 def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: list[str]) -> Training:

@@ -36,6 +36,7 @@ NODES: Flags = {
     "train.sh": ("--nodes",),
     "setup_experiment.py": ("--nodes",),
     "flux": ("--nodes", "-N"),
+    "fabric": ("--num-nodes", "--num_nodes"),
 }
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
@@ -47,6 +48,8 @@ PER_NODE: Flags = {
     "mpirun": ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--perhost", "-N"),
     "aprun": ("-N",),
     "flux": ("--tasks-per-node", "--gpus-per-node"),
+    "composer": ("--nproc", "-n"),
+    "fabric": ("--devices",),
     "train.sh": ("--gpus-per-node", "--gpus_per_node"),
     "setup_experiment.py": ("--gpus-per-node", "--gpus_per_node", "-gn"),
 }
@@ -62,18 +65,21 @@ RANKS: Flags = {
     "jsrun": (),
     "aprun": ("-n",),
     "flux": ("--ntasks", "-n"),
+    "composer": ("--world_size",),
 }
 """Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
 """Flags that count tasks: ranks, unless each task is a launcher that starts the ranks of its node."""
-OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
+OF_A_NODE = ("torchrun", "deepspeed", "accelerate", "composer", "fabric")
 """Launchers that start the ranks of one node."""
 ALONE: Flags = {
-    "torchrun": (),
-    "deepspeed": ("--hostfile", "-H", "--include", "-i", "--exclude", "-e"),
-    "accelerate": ("--num_processes", "--num-processes", "--config_file", "--config-file"),
+    "torchrun": NODES["torchrun"],
+    "deepspeed": (*NODES["deepspeed"], "--hostfile", "-H", "--include", "-i", "--exclude", "-e"),
+    "accelerate": (*NODES["accelerate"], *RANKS["accelerate"], "--config_file", "--config-file"),
+    "composer": RANKS["composer"],
+    "fabric": NODES["fabric"],
 }
-"""Launchers that start a single node unless a number of nodes or one of these flags is given."""
+"""Launchers that start a single node unless one of these flags is given, first a number of nodes or ranks."""
 OF_MACHINE = "deepspeed starts the devices of this machine, unless /job/hostfile names more (--hostfile)."
 """The note on a launch by DeepSpeed that says no nodes: it looks for that file itself (``launcher/runner.py``)."""
 OF_DEFAULTS = "accelerate starts the devices of this machine, unless its default_config.yaml says more (--config_file)."
@@ -81,9 +87,10 @@ OF_DEFAULTS = "accelerate starts the devices of this machine, unless its default
 UNTOLD = {"deepspeed": OF_MACHINE, "accelerate": OF_DEFAULTS}
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
-MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun"}
+MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun",
+           "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}  # fmt: skip
 ALIASES = {
-    "xpk.py": "xpk", "salloc": "sbatch", "automodel": "torchrun",
+    "xpk.py": "xpk", "salloc": "sbatch", "automodel": "torchrun", "ds": "deepspeed", "lightning": "fabric",
     **dict.fromkeys(("mpiexec", "mpiexec.hydra", "horovodrun"), "mpirun"),
     **dict.fromkeys(("trl", "axolotl"), "accelerate"),  # which they start, with those of its flags that they are given
 }  # fmt: skip
@@ -273,7 +280,10 @@ def _sizes(
     """Nodes, ranks of each, and ranks in all, as launchers and variables tell them; what is assumed is noted."""
     of_ranks = [PER_NODE, RANKS]
     if any(launcher in OF_A_NODE for launcher, _ in told):
-        of_ranks = [{name: _but(flags, TASKS) for name, flags in known.items()} for known in of_ranks]
+        of_ranks = [
+            {name: flags if name in OF_A_NODE else _but(flags, TASKS) for name, flags in known.items()}
+            for known in of_ranks
+        ]
     nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
     nodes = nodes or _of_environment(environment, OF_NODES)
     batch = [word for launcher, words in told if launcher in ("srun", "sbatch") for word in words]
@@ -328,7 +338,7 @@ def _gaps(told: Sequence[tuple[str, list[str]]], nodes: int | None) -> dict[str,
     """The number of nodes, where one launcher has it and the one that it starts has not."""
     if not (alone := _alone(told) if _spreads(told) and (nodes or 1) > 1 else ""):
         return {}
-    return {NODES[alone][0]: f"{alone} is not told it: on each of {nodes} nodes it starts a job of its own"}
+    return {ALONE[alone][0]: f"{alone} is not told it: on each of {nodes} nodes it starts a job of its own"}
 
 
 def _of_mapping(told: Iterable[tuple[str, list[str]]]) -> int | None:
@@ -455,10 +465,11 @@ def _included(text: str) -> tuple[int, int | None]:
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     """Launchers of a command, each with its own flags: everything up to the next launcher or the script."""
     result: list[tuple[str, list[str]]] = []
-    for word in words:
+    for at, word in enumerate(words):
         name = PurePath(word).name
         launcher = MODULES.get(word) or ALIASES.get(name, name)
-        if launcher in (*NODES, *PER_NODE, *RANKS):
+        starts = launcher != "fabric" or "run" in words[at + 1 : at + 2]  # others are environments and packages
+        if starts and launcher in (*NODES, *PER_NODE, *RANKS):
             result.append((launcher, []))
         elif word.endswith(".py") and launcher not in RANKS:
             break
@@ -469,7 +480,7 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 def _alone(told: Sequence[tuple[str, list[str]]]) -> str:
     """The launcher that starts a single node because nothing else is asked of it; "" if none does."""
-    asked = ((launcher, (*NODES[launcher], *ALONE[launcher]), words) for launcher, words in told if launcher in ALONE)
+    asked = ((launcher, ALONE[launcher], words) for launcher, words in told if launcher in ALONE)
     return next((launcher for launcher, flags, words in asked if value_of(words, flags) is None), "")
 
 

@@ -9,6 +9,7 @@ from simpar.frameworks import read
 from simpar.frameworks.foundry_read import READER
 from simpar.frameworks.recipes import nest_names
 from simpar.preflight.given import given_text, given_words
+from simpar.verbs import check
 
 MPT = {
     "variables.max_seq_len": 2048, "max_seq_len": "${variables.max_seq_len}", "model.name": "mpt_causal_lm",
@@ -58,6 +59,10 @@ def test_the_model_of_the_config():
         ({"fsdp_config__sharding_strategy": "NO_SHARD"}, {"zero": 0}),
         ({"fsdp_config__mixed_precision": "DEFAULT"}, {"reduce_dtype": None}),
         ({"precision": "amp_fp16"}, {"precision": "fp16"}),
+        ({"precision": None}, {"precision": "bf16"}),
+        ({"fsdp_config__sharding_strategy": None}, {"zero": 3}),
+        ({}, {"expandable_segments": True}),
+        ({"expandable_segments": False}, {"expandable_segments": False}),
         ({"optimizer__name": "decoupled_lionw"}, {"optimizer": "lion"}),
         ({"model__attn_config__attn_impl": "torch"}, {"attention_kernel": "eager"}),
         ({"fsdp_config__activation_checkpointing": False}, {"recompute": "none"}),
@@ -75,6 +80,29 @@ def test_a_micro_batch_that_is_tried_out():
     assert [(each.key, each.value) for each in found.assumed] == [("micro_batch", 1)]
 
 
+def test_a_micro_batch_above_a_ranks_sequences_is_made_smaller(tmp_path):
+    """As Composer does it, where the batch can be parted at all."""
+    path = tmp_path / "mpt.yaml"
+    path.write_text(text_with(global_train_batch_size=48, model__n_layers=2))
+    for ranks, micro in ((2, 8), (8, 6)):
+        answer = check(path, hardware="dgx-h100", gpus=ranks)
+        assert answer.result.setup.plan["micro_batch"] == micro
+        assert any("all sequences of a rank's step" in note for note in answer.notes) is (micro < 8)
+    with pytest.raises(UserError, match="does not divide"):
+        check(path, hardware="dgx-h100", gpus=5)
+
+
+def test_adapters():
+    """Of PEFT's config, whose other words are left; all is trained without."""
+    peft = {"peft_type": "LORA", "r": 64, "lora_dropout": 0.05, "target_modules": ["Wqkv"], "use_dora": True}
+    found = imported(**{f"model__peft_config__{key}": value for key, value in peft.items()})
+    tuning = found.plan.tuning
+    assert (tuning.lora_rank, tuning.lora_dropout) == (64, 0.05)
+    assert tuning.lora_targets == ("q_proj", "k_proj", "v_proj")
+    assert READER.words.sort(found.words.used, found.words.unread).unknown == ("model.peft_config.use_dora",)
+    assert imported().plan.tuning.lora_rank is None
+
+
 def test_released_models():
     """By the hub's name, else asked for."""
     hub = {"model__name": "hf_causal_lm"}
@@ -88,7 +116,8 @@ def test_released_models():
     ("other", "message"),
     [
         ({"model__name": "my_model"}, "model.name = my_model"),
-        ({"model__peft_config__r": 16}, "model.peft_config: adapters are not read"),
+        ({"model__peft_config__peft_type": "IA3"}, "model.peft_config.peft_type = 'IA3': allowed: LORA"),
+        ({"model__peft_config__peft_type": "LORA", "model__peft_config__r": "many"}, "model.peft_config.r = 'many'"),
         ({"fsdp_config__sharding_strategy": "SOME"}, "fsdp_config.sharding_strategy"),
         ({"global_train_batch_size": 0}, "global_train_batch_size"),
     ],

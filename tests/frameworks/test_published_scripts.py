@@ -50,7 +50,7 @@ def test_ranks_that_share_a_sequence_under_deepspeed():
 
 def test_a_sum_of_what_is_not_known_is_one_value():
     """Without quotes it is several words."""
-    with pytest.raises(UserError, match="a value that the text says"):
+    with pytest.raises(UserError, match="allowed: B=VALUE M=VALUE before the command"):
         read(f"{TRAIN} --gradient_accumulation_steps $((${{B}} / ${{M}}))", "t.sh", "transformers")
 
 

@@ -57,3 +57,33 @@ def test_the_readers_nearest_to_a_text_are_named():
         given_text("python x.py --deepspeed", "job.sh")
     with pytest.raises(UserError, match="allowed: those of simpar list readers, or --from and one of them"):
         given_text("python x.py", "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("start", "nodes", "devices"),
+    [
+        ("composer -n 4", 1, 4),
+        ("composer --nproc 8 --world_size 16 --node_rank 0", None, 16),
+        ("srun -N 2 composer -n 4 --world_size 8", 2, 8),
+        ("composer", 1, 8),
+        ("fabric run --devices 2 --strategy fsdp", 1, 2),
+        ("fabric run --devices=4 --num-nodes 2", 2, 8),
+        ("lightning run model --accelerator=cuda --devices=2", 1, 2),
+        ("python -m accelerate.commands.launch --num_processes 2", None, 2),
+        ("python -m deepspeed.launcher.runner --num_gpus 2", 1, 2),
+        ("ds --num_gpus=4", 1, 4),
+        ("conda run -n lightning torchrun --nnodes 2 --nproc-per-node=2", 2, 4),
+    ],
+)
+def test_a_part_of_a_node_by_every_launcher(start, nodes, devices):
+    """Also where ``--nodes 1`` is given, which is never taken for all devices of it."""
+    found = given_text(f"{start} {TRAINS}", "the command")
+    launch = found.launch
+    assert (launch.nodes, launch.world_size or launch.per_node or 8) == (nodes, devices)
+    assert found.found.plan.mesh.dp is None
+    if start == "composer -n 4":
+        whole = check(f"{start} {TRAINS}", hardware="dgx-h100", nodes=1)
+        assert (whole.result.setup.cluster["nodes"], whole.result.setup.cluster["devices"]) == (1, 4)
+    if start.startswith("srun"):
+        alone = given_text(f"srun -N 2 composer -n 4 {TRAINS}", "the command").launch.gaps
+        assert alone == {"--world_size": "composer is not told it: on each of 2 nodes it starts a job of its own"}
