@@ -50,13 +50,13 @@ def kind_of(path: str | Path) -> str:
             head = stream.read(HEAD)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if head[:1] == _PICKLE:
-        return SNAPSHOT if b"segments" in head[:SNAPSHOT_START] or b"device_traces" in head else FLIGHT
     if head[:2] == _GZIP:
         try:
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
         except (zlib.error, gzip.BadGzipFile):
             return TRACE  # its reader reports what is wrong
+    if head[:1] == _PICKLE:
+        return SNAPSHOT if b"segments" in head[:SNAPSHOT_START] or b"device_traces" in head else FLIGHT
     text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
     if is_run_report(text):
         return REPORT

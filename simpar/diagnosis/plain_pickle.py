@@ -1,7 +1,9 @@
 """Pickles read as plain data: containers, numbers and texts. Whatever names code is refused, nothing is executed."""
 
+import gzip
 import io
 import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ class _Plain(pickle.Unpickler):
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """The content of a file. Raises UserError for one that is too large to be ``what``."""
+    """The content of a file, unpacked. Raises UserError for one that is too large to be ``what``."""
     try:
-        with Path(path).open("rb") as stream:
+        with Path(path).open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else Path(path).open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(content) > MOST_BYTES:
         raise UserError(f"{path}: larger than {MOST_BYTES // GIB} GiB: not a {what}")
     return content

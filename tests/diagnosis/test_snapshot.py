@@ -1,7 +1,9 @@
 """Memory snapshots of torch: what was allocated at the most, by kind, beside the plan; code is refused."""
 
+import gzip
 import os
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +80,18 @@ def test_what_was_allocated_at_the_most(saved, protocol):
     assert (found.allocated_bytes, found.reserved_bytes, found.free_bytes) == (120 * MIB, 144 * MIB, 24 * MIB)
     assert (found.largest_free_bytes, found.rounded_bytes) == (16 * MIB, 16)
     assert found.places_bytes["activations: job/model.py:forward"] == 30 * MIB
+
+
+def test_a_packed_snapshot(saved, tmp_path):
+    """As people send them; what names code is refused as well."""
+    path = tmp_path / "memory.pickle.gz"
+    plain = saved(snapshot(HISTORY))
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    assert replace(read_snapshot(path), path="") == replace(read_snapshot(plain), path="")
+    assert explain(path).snapshot is not None
+    path.write_bytes(gzip.compress(pickle.dumps({"segments": os.system})))
+    with pytest.raises(UserError, match="only plain data is read"):
+        explain(path)
 
 
 def test_a_snapshot_without_history(saved):
