@@ -87,6 +87,7 @@ READERS = {
     "maxtext": "maxtext_read:READER",
     "nanogpt": "nanogpt_read:READER",
     "nanochat": "nanochat_read:READER",
+    "lingua": "lingua_read:READER",
     "litgpt": "litgpt_read:READER",
     "llama-cookbook": "cookbook_read:READER",
     "fsdp_qlora": "fsdp_qlora_read:READER",

@@ -90,7 +90,7 @@ UNREAD = (
                 "flux_name", "timestep_bias"} & set(data))),
     Unread("MaxText's benchmark runner", r"(.*\.)?benchmark_runner(\.py)?"),
     Unread("BioNeMo", r"train_(esm2|evo2|geneformer|amplify)(\.py)?|bionemo[.\-].*"),
-    Unread("Lingua", r"apps\.\w+\.train", _in("distributed", "fsdp_type")),
+    Unread("Lingua's other apps", r"apps\.(?!main\b)\w+\.train"),
     Unread("EasyLM", r"EasyLM\..*"),
     Unread("PaddleNLP", r"paddle\.distributed\.launch|.*paddlenlp.*"),
     Unread("fairseq2", r"fairseq2"),

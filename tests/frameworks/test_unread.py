@@ -65,7 +65,7 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("ludwig train --config model.yaml", "Ludwig"),
         ("mlx_lm.lora --model a --train --batch-size 4", "MLX LM"),
         ("python run_mindformer.py --config a.yaml --run_mode finetune", "MindFormers"),
-        ("torchrun -m apps.main.train config=apps/main/configs/llama_1B.yaml", "Lingua"),
+        ("torchrun -m apps.mamba.train config=apps/mamba/configs/mamba_1B.yaml", "Lingua's other apps"),
     ],
 )
 def test_a_command_is_refused_by_name(command, name):
