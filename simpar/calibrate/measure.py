@@ -7,10 +7,11 @@ from typing import Any
 
 from simpar.calibrate.fit import Samples, gather_samples
 from simpar.calibrate.profile import KnownFacts, Profiles, build
-from simpar.calibrate.quiet import CoreTimes, Quiet
+from simpar.calibrate.quiet import Quiet
 from simpar.calibrate.request import CalibrationRequest, quick, standard
 from simpar.errors import UserError
 from simpar.runtime.container import usable_memory_bytes
+from simpar.runtime.core_times import CoreTimes
 from simpar.runtime.job import Machine
 from simpar.runtime.launch import RankLauncher, require_torch, start
 from simpar.runtime.request import accelerators

@@ -6,43 +6,14 @@ beginning, between kernels and groups, and at the end.
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Sequence
-from pathlib import Path
 
 from simpar.dataclass import dataclass
+from simpar.runtime.core_times import CoreTimes, others_share
 from simpar.units import format_seconds
 
-STAT = Path("/proc/stat")
-IDLE = (3, 4)  # columns of idle and of waiting for drives
-COUNTED = 8  # columns of which none is part of another: user, nice, system, idle, iowait, irq, softirq, steal
 BUSY = 0.1
 """By how much times may be too long before that is said."""
-
-
-@dataclass(frozen=True)
-class CoreTimes:
-    """Seconds since the start that this process's cores were busy, could have been, and worked for it."""
-
-    busy_s: float
-    all_s: float
-    own_s: float
-
-    @staticmethod
-    def now() -> CoreTimes | None:
-        """The present counts, with those of ended children; None where the system does not count."""
-        try:
-            lines = STAT.read_text().splitlines()
-            cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        except (OSError, AttributeError):
-            return None
-        tick = float(os.sysconf("SC_CLK_TCK"))
-        rows = [[float(each) for each in line.split()[1 : 1 + COUNTED]] for line in lines if line.split()[0] in cores]
-        every = sum(map(sum, rows))
-        idle = sum(row[column] for row in rows for column in IDLE)
-        used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return CoreTimes((every - idle) / tick, every / tick, sum(each.ru_utime + each.ru_stime for each in used))
 
 
 @dataclass(frozen=True)
@@ -55,10 +26,7 @@ class Quiet:
     @staticmethod
     def of(before: CoreTimes | None, after: CoreTimes | None, repeats: Sequence[float]) -> Quiet:
         """What counts at the beginning and at the end, and repeated times, say."""
-        if before is None or after is None or after.all_s <= before.all_s:
-            return Quiet(None, tuple(repeats))
-        busy, own = after.busy_s - before.busy_s, after.own_s - before.own_s
-        return Quiet(max(0.0, busy - own) / (after.all_s - before.all_s), tuple(repeats))
+        return Quiet(others_share(before, after), tuple(repeats))
 
     @property
     def drift(self) -> float:

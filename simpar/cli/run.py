@@ -259,11 +259,16 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def _warn(ready: Any, report: Mapping[str, Any]) -> None:
-    """Warn if the prediction was for another machine than this one: how it differs, and how to measure this one."""
-    from simpar.runtime.this_machine import unlike_this_machine
+    """Warn if the prediction was for another machine than this one, or for a quiet one: how it differs."""
+    from simpar.runtime.this_machine import BUSY, unlike_this_machine
 
     if ready.cluster is None or report["machine"]["device"] != "cpu":
         return
+    if (others := report["cores_used_by_others"] or 0.0) > BUSY:
+        sys.stderr.write(
+            f"other processes used {others:.0%} of the cores meanwhile: steps take longer than on a quiet machine, "
+            "which is what was predicted\n"
+        )
     if said := unlike_this_machine(ready.cluster, report["ranks"]):
         name = ready.cluster.profile.name
         sys.stderr.write(

@@ -22,6 +22,9 @@ CLEAR = 1.1
 LATE = 1.5
 SHARE, DRIFT, SCATTER = 0.02, 0.03, 0.03
 FEWEST = 12
+NOISE = 2.5
+"""Medians of ``n`` steps that scatter by ``s`` differ by chance by less than this times s / sqrt(n) [twice the standard
+error of a median, 1.25 s / sqrt(n)]."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def causes_in_phases(log: LogRun) -> Iterator[LikelyCause]:
     if len(others) == 0 or log.stages_differ:
         return
     usual = float(np.median(others))
-    if forward[rank] > CLEAR * usual and forward[rank] - usual > SHARE * step_s:
+    by_chance = NOISE * log.spread / np.sqrt(log.count) * step_s
+    if forward[rank] > CLEAR * usual and forward[rank] - usual > max(SHARE * step_s, by_chance):
         yield LikelyCause(
             "slow rank",
             f"rank {rank}'s forward lasts {format_seconds(forward[rank])}, {format_seconds(usual)} on the median of "

@@ -14,6 +14,7 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.plain import printable
 from simpar.runtime.rows import COLUMNS, Render, TextDocument, document_of
 from simpar.units import MIB
 
@@ -221,7 +222,11 @@ def _dataset(path: Path) -> Iterator[Any]:
         from datasets import load_from_disk
     except ImportError:
         raise UserError(f"{path}: datasets reads it and is not installed: pip install datasets") from None
-    loaded = load_from_disk(str(path))
+    try:
+        loaded = load_from_disk(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises what its parts do
+        said = printable(str(error)).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: is not a saved dataset ({said[:160]})") from None
     if isinstance(loaded, Mapping):
         if SPLIT not in loaded:
             raise UserError(f"{path}: has {', '.join(loaded)}; allowed: one named {SPLIT}, or the folder of one split")

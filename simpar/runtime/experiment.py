@@ -8,6 +8,7 @@ from typing import Any
 
 from simpar.architectures.documents import with_documents
 from simpar.files import write_atomic
+from simpar.runtime.core_times import CoreTimes, others_share
 from simpar.runtime.failures import RankFailure, WorkerFailure, restarts_of
 from simpar.runtime.job import KINETO, LOG, RunJob, read_log
 from simpar.runtime.launch import TORCHRUN, NodeRendezvous, launch
@@ -40,6 +41,7 @@ def conduct(
     """
     lost: list[dict[str, Any]] = []
     while True:
+        before = CoreTimes.now()
         job, result = _on_nodes(ready, nodes), simulate_job(ready)
         restarts = 0 if again else (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
         try:
@@ -54,7 +56,9 @@ def conduct(
             lost.append({"ranks": list(failure.lost), "of": was, "reason": failure.message, "left": ready.world_size})
     if nodes.rank:
         return None
+    others = others_share(before, CoreTimes.now())
     report = make_report(ready, job, ranks, predict_job(ready, result))
+    report["cores_used_by_others"] = others
     if lost:
         report["lost"] = lost
     if restarted := _restarts(Path(job.folder) / TORCHRUN):

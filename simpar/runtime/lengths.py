@@ -84,7 +84,8 @@ def _lines(lengths: Ints) -> list[str]:
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     counts = np.bincount(powers)
     first = int(powers.min())
-    said = [f"{len(lengths):,} documents, {lengths.mean():,.1f} tokens in the mean, {int(lengths.max()):,} at the most"]
+    count = f"{len(lengths):,} document{'' if len(lengths) == 1 else 's'}"
+    said = [f"{count}, {lengths.mean():,.1f} tokens in the mean, {int(lengths.max()):,} at the most"]
     for power in range(first, len(counts)):
         bar = "#" * round(BAR * counts[power] / counts.max())
         said.append(f"{2**power:>9,} to {2 ** (power + 1) - 1:>9,}: {counts[power]:>9,} {bar}".rstrip())

@@ -21,7 +21,7 @@ from simpar.runtime.four_bits import FourBitMatrix, values_of
 from simpar.runtime.hf_weights import WeightRule, rules, weights_of
 from simpar.runtime.sharded import plain
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MATRIX, DOWN, UP = "weight", "lora_down", "lora_up"
 DIMS = 3

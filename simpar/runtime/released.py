@@ -15,6 +15,8 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTERS = "adapter_config.json"
+"""The file by which a folder has adapters in PEFT's format."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Released:
         """The weights of a folder, which must match the model. Raises UserError."""
         if not folder.is_dir():
             raise UserError(f"--init-from {folder}: is not a folder; allowed: one with {CONFIG} and safetensors files")
+        if (folder / ADAPTERS).is_file() and not (folder / CONFIG).is_file():
+            raise UserError(
+                f"--init-from {folder}: has adapters of a model ({ADAPTERS}); allowed: a whole model, as --save-to "
+                "with --merge leaves it"
+            )
         if not (folder / CONFIG).is_file():
             raise UserError(f"--init-from {folder}: has no {CONFIG}; allowed: a folder of released weights")
         config = files.load(folder / CONFIG).data

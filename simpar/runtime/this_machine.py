@@ -2,9 +2,8 @@
 
 import math
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import subprocess
+import sys
 
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.cluster import Cluster
@@ -13,7 +12,20 @@ from simpar.units import GIGA, format_bytes
 
 MEMORY_DIFFERS = 0.1  # the operating system keeps less than this share
 SPEED_DIFFERS = 2.0  # libraries and repeated measurements differ by less
+BUSY = 0.1
+"""The share of the cores above which the work of other processes is said."""
 ROWS, ROUNDS = 512, 8
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables by which libraries of products take a number of threads."""
+PRODUCTS = """
+import time, numpy
+a = numpy.ones(({rows}, {rows}), dtype=numpy.float32)
+def worked():
+    begin = time.process_time()
+    a @ a
+    return time.process_time() - begin
+print(min(worked() for _ in range({rounds})))
+"""
 
 
 def usable_cores() -> int:
@@ -47,15 +59,12 @@ def profile_flop_per_s(cluster: Cluster, ranks: int) -> float:
 
 
 def product_flop_per_s(cores: int) -> float:
-    """FLOP/s of square fp32 products on this machine, on all cores: the best, least disturbed, of several rounds."""
-    import numpy as np
+    """FLOP/s of square fp32 products on this machine, on all cores, if nothing else runs there.
 
-    a = np.ones((ROWS, ROWS), dtype=np.float32)
-    best_s = float("inf")
-    with ThreadPoolExecutor(cores) as pool:  # products release the interpreter lock
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
-            for done in [pool.submit(partial(np.matmul, a, a)) for _ in range(cores)]:
-                done.result()
-            best_s = min(best_s, time.perf_counter() - begin)
-    return cores * 2.0 * ROWS**3 / best_s
+    One thread of a process of its own, by the time that its core worked for it, times the cores: libraries that spread
+    a product over threads wait for those that others keep from running, up to fifteen times as long.
+    """
+    alone = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    code = PRODUCTS.format(rows=ROWS, rounds=ROUNDS)
+    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True, check=True)
+    return cores * 2.0 * ROWS**3 / float(done.stdout)

@@ -25,7 +25,7 @@ from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.four_bits import values_of
 from simpar.runtime.hf_weights import WeightRule, rules, weights_of
-from simpar.runtime.released import INDEX, Released, opener
+from simpar.runtime.released import ADAPTERS, INDEX, Released, opener
 from simpar.runtime.served import ServedFolder
 from simpar.units import GIB
 
@@ -184,7 +184,7 @@ def save_adapters(stages: Mapping[int, Any], graph: ModelGraph, served: ServedFo
             pairs = sorted((pair for part in parts for pair in part), key=lambda pair: (pair.layer, pair.module))
             _write(half / peft.TENSORS, dict(peft.tensors_of(pairs, layers)))
             config = peft.config_of_adapters(pairs, graph, served.family, str(served.base))
-            files.write_atomic(half / peft.CONFIG, json.dumps(config, indent=2) + "\n")
+            files.write_atomic(half / ADAPTERS, json.dumps(config, indent=2) + "\n")
             served.write_tokenizer(half)
 
 

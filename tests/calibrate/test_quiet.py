@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from simpar.calibrate import quiet
-from simpar.calibrate.quiet import CoreTimes, Quiet
+from simpar.calibrate.quiet import Quiet
+from simpar.runtime import core_times
+from simpar.runtime.core_times import CoreTimes
 
 CORES = """cpu  9999 9999 9999 9999 9999 9999 9999 9999 9999 9999
 cpu0 100 0 50 800 40 5 5 0 20 0
@@ -23,12 +24,12 @@ intr 12
 def test_what_the_system_counts_is_read(tmp_path, monkeypatch):
     """By hand: 560 ticks of two of three cores were busy of 2,000; waiting for drives is none of it, nor are guests."""
     (tmp_path / "stat").write_text(CORES)
-    monkeypatch.setattr(quiet, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(core_times, "STAT", tmp_path / "stat")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(resource, "getrusage", lambda whose: SimpleNamespace(ru_utime=1.0 - whose, ru_stime=0.5))
     tick = os.sysconf("SC_CLK_TCK")
     assert CoreTimes.now() == CoreTimes(560 / tick, 2000 / tick, 1.5 + 2.5)
-    monkeypatch.setattr(quiet, "STAT", tmp_path / "nothing")
+    monkeypatch.setattr(core_times, "STAT", tmp_path / "nothing")
     assert CoreTimes.now() is None
 
 
@@ -50,7 +51,7 @@ def test_the_width_is_that_of_either_sign(after, repeats, width):
     assert f"up to {width:.0%} too slow" in found.words
 
 
-@pytest.mark.skipif(not quiet.STAT.exists(), reason="the system does not count")
+@pytest.mark.skipif(not core_times.STAT.exists(), reason="the system does not count")
 def test_a_planted_load_is_seen():
     """A process that nobody waits for yet, on one of this process's cores, for half a second."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -45,6 +45,7 @@ def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
         assert word in done.stdout
     report = json.loads((tmp_path / "out.json").read_text())
     assert report == json.loads((tmp_path / "here/report.json").read_text())
+    assert 0 <= report["cores_used_by_others"] <= 1
     found, predicted = report["measured"], report["predicted"]
     assert report["ranks"] == 4
     assert found["steps_measured"] == 2

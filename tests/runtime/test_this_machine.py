@@ -1,9 +1,13 @@
 """A profile that is of another machine is told, with in what."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from simpar.cli.run import _warn
 from simpar.hardware.catalogue import load_cluster
 from simpar.runtime import this_machine
 from simpar.runtime.this_machine import product_flop_per_s, profile_flop_per_s, unlike_this_machine
@@ -51,3 +55,28 @@ def test_another_speed_is_told(laptop, monkeypatch):
 def test_products_of_this_machine_are_timed():
     """Some number of them a second, in the range of what processors do."""
     assert 1e7 < product_flop_per_s(1) < 1e15
+
+
+def test_products_are_timed_beside_others():
+    """The time that a core worked for one thread: others that keep it from working do not count."""
+    alone = product_flop_per_s(1)
+    load = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * this_machine.usable_cores())
+    ]
+    try:
+        beside = product_flop_per_s(1)
+    finally:
+        for each in load:
+            each.kill()
+            each.wait()
+    assert 0.4 < beside / alone < 2.5
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.78, "used 78% of the cores meanwhile"), (0.05, ""), (None, "")])
+def test_work_of_others_is_told_beside_the_prediction(laptop, monkeypatch, capsys, share, said):
+    """A prediction is for a machine that does nothing else."""
+    own = with_host(laptop, compute_capacity=2.0, memory_bytes=8.2 * 2**30)
+    report = {"machine": {"device": "cpu"}, "ranks": 4, "cores_used_by_others": share}
+    _warn(SimpleNamespace(cluster=own), report)
+    told = capsys.readouterr().err
+    assert said in told if said else "used" not in told

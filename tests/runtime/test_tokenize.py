@@ -190,9 +190,7 @@ def test_rows_of_other_formats(tmp_path, words, package):
     else:
         source = tmp_path / "saved"
         if _installed(package):
-            import datasets
-
-            datasets.Dataset.from_list(rows).save_to_disk(str(source))
+            save_dataset(rows, source)
         else:
             source.mkdir()
             (source / "state.json").write_text("{}")
@@ -200,9 +198,23 @@ def test_rows_of_other_formats(tmp_path, words, package):
         with pytest.raises(UserError, match=f"{package} reads it and is not installed: pip install {package}"):
             tokenize.tokenize([str(source)], str(words), tmp_path / "out", PLAIN)
         return
+    if package == "datasets":
+        (source / "dataset_info.json").unlink()
+        with pytest.raises(UserError, match="is not a saved dataset"):
+            tokenize.tokenize([str(source)], str(words), tmp_path / "out", PLAIN)
+        save_dataset(rows, source := tmp_path / "again")
     tokenize.tokenize([str(source)], str(words), tmp_path / "out", PLAIN)
     ids, ends, _ = tokens_of(tmp_path / "out")
     assert [decoded(words, part) for part in np.split(ids, ends)[:-1]] == [row["text"] + END for row in rows]
+
+
+def save_dataset(rows, folder):
+    """A saved dataset of rows; with a fingerprint, since a digest of their class pickles what cannot always be."""
+    import datasets
+    import pyarrow
+
+    table = datasets.table.InMemoryTable(pyarrow.Table.from_pylist(rows))
+    datasets.Dataset(table, fingerprint="rows").save_to_disk(str(folder))
 
 
 def _installed(package):

@@ -106,6 +106,8 @@ def broken(folder, kind):
         (folder / "model.safetensors.index.json").unlink()
     elif kind == "config":
         (folder / "config.json").unlink()
+    elif kind == "adapters":
+        (folder / "config.json").rename(folder / "adapter_config.json")
     elif kind == "base":
         (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1.0}))
     elif kind == "size":
@@ -125,6 +127,10 @@ def broken(folder, kind):
         ("shard", "b.safetensors: is missing, model.safetensors.index.json names it"),
         ("index", "has neither model.safetensors nor model.safetensors.index.json"),
         ("config", "has no config.json"),
+        (
+            "adapters",
+            "has adapters of a model (adapter_config.json); allowed: a whole model, as --save-to with --merge",
+        ),
         ("base", "weights of another model: positions = "),
         ("size", "weights of another model: ffn = 64 there, 48 here"),
         ("quantised", "weights are quantised"),
