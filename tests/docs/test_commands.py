@@ -1,0 +1,108 @@
+"""Every command that README and the pages show has the options it is shown with, and those that can run here do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from simpar.cli import run
+from simpar.cli.app import INFEASIBLE, app
+from simpar.cli.flags import complete_commands
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ANSWERS = ("simulate", "search", "report", "plot", "export", "compare", "list", "collective", "schema", "doctor")
+"""Commands that need nothing but shipped names and files that commands of the page have written."""
+FILE = re.compile(r"[\w./*-]+\.(json|ya?ml|csv|gz|log|pickle|txt|sh|sbatch|toml)|tokens|runs?/\S*")
+LIMIT = ["--time-limit", "2s"]
+
+
+def in_blocks(text: str) -> Iterator[str]:
+    """Commands of the blocks of a page, lines with a backslash at their end joined, without comments."""
+    for block in re.findall(r"```(?:bash|console)\n(.*?)```", text, flags=re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(r"(?:\$ )?(?:.* && )?simpar (.+)", line):
+                yield match[1]
+
+
+def in_lines(text: str) -> Iterator[str]:
+    """Commands in running text: `simpar plot RESULT`."""
+    yield from re.findall(r"`simpar ([a-z][^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+@cache
+def commands() -> Any:
+    """The command line with all its flags."""
+    complete_commands()
+    return get_command(app)
+
+
+def refused(command: str) -> str:
+    """Why the words of a command cannot be read, "" if they can; what is left out in running text is no reason."""
+    name, *words = shlex.split(command, comments=True)
+    group = commands()
+    if name.startswith("-"):
+        return ""
+    while hasattr(group, "commands"):
+        if name not in group.commands:
+            return f"no command {name}"
+        group = group.commands[name]
+        if hasattr(group, "commands") and words:
+            name, *words = words
+        elif hasattr(group, "commands"):
+            return ""
+    if (words and words[0] in ("...", "--help")) or any(re.fullmatch(r"-*[A-Z|/]+(\.\.\.)?", word) for word in words):
+        words = [word for word in words if word.startswith("--") and word != "--"]
+        options = {option for param in group.params for option in (*param.opts, *param.secondary_opts)}
+        return " ".join(word for word in words if word.partition("=")[0] not in {*options, "--help"})
+    try:
+        group.make_context(name, list(words))
+    except typer.Exit:
+        return ""
+    except TyperException as error:
+        said = error.format_message()
+        return said if "No such" in said or "Invalid" in said else ""
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_have_the_options_they_are_shown_with(page: Path) -> None:
+    """Their names, options and the types of values are those of the command line."""
+    text = page.read_text()
+    wrong = {command: said for command in (*in_blocks(text), *in_lines(text)) if (said := refused(command))}
+    assert wrong == {}
+
+
+def test_an_option_that_is_not_there_is_noticed() -> None:
+    """The test above can fail."""
+    assert "No such" in refused("simulate gpt2-laptop --fast")
+    assert "no command" in refused("simulte gpt2-laptop")
+    assert "Invalid" in refused("simulate --tp two")
+    assert refused("plot RESULT --shape round") == "--shape"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_can_run_here_do(page: Path, tmp_path, monkeypatch, capsys) -> None:
+    """In their order and one folder, as long as the files that they name are there; searches stop early."""
+    monkeypatch.chdir(tmp_path)
+    failed = {}
+    for command in in_blocks(page.read_text()):
+        name, *words = shlex.split(command, comments=True)
+        made = {words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--json", "--html", "--trace")}
+        needed = [word for word in words if FILE.fullmatch(word) and word not in made]
+        if name not in ANSWERS or not all(Path(word).exists() for word in needed):
+            continue
+        code = run([name, *words, *(LIMIT if name == "search" and "--time-limit" not in words else [])])
+        if code not in (0, INFEASIBLE):
+            failed[command] = capsys.readouterr().err
+    assert failed == {}
