@@ -7,13 +7,15 @@ Every head keeps a state of key_dim x value_dim elements, which is worked throug
 - Kimi Delta Attention: the same with a decay of its own for every feature of a key, from a product of low rank, as
   is its output gate [Kimi team 2025, arXiv 2510.26692], where that is not of full rank [Kimi K3, arXiv 2607.24653];
 - lightning attention: the state decays by a constant of its head and nothing is replaced [Qin et al. 2024, arXiv
-  2405.17381; MiniMax 2025, arXiv 2501.08313].
+  2405.17381; MiniMax 2025, arXiv 2501.08313]; queries and keys are activated, or normed and rotated [Ling team 2025,
+  Ring-linear, arXiv 2510.19338].
 
 Tensor parallelism divides the heads. As in the authors' kernels, queries, keys and values behind the convolution, the
 output and its gate are kept for backward; states and the chunks' inverses are computed again.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from simpar.architectures.graph import Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, product, project
@@ -35,7 +37,8 @@ class LinearShape:
     """Sizes of a layer: ``heads`` of values, which share the ``key_heads`` of queries and keys.
 
     ``rule`` is the kind of its operator (a key of FLOP_PER_STATE), ``conv`` the kernel of its convolution (0: none),
-    ``chunk`` the tokens of a dense piece. Kimi's output gate may come from one product (``full_gate``).
+    ``chunk`` the tokens of a dense piece. Kimi's output gate may come from one product (``full_gate``); queries and
+    keys of lightning attention may be normed and rotated (``rotated``).
     """
 
     rule: str
@@ -46,6 +49,7 @@ class LinearShape:
     conv: int = 4
     chunk: int = 64
     full_gate: bool = False
+    rotated: bool = False
 
     @property
     def dims(self) -> dict[str, int]:
@@ -95,18 +99,29 @@ def _channel_delta(source: str, sizes: LinearShape) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _lightning(source: str, _: LinearShape) -> list[Operator]:
-    """Activated queries, keys and values; the output is normed over all heads before its gate."""
-    packed = project("in_proj", source, HIDDEN, MIXED)
-    act = Operator("qkv_activation", "activation", TOKENS, MIXED, "tensor", inputs=("in_proj",), saves=("in_proj",))
+def _lightning(source: str, sizes: LinearShape) -> list[Operator]:
+    """Activated, or normed and rotated, queries and keys; the output is normed over all heads before its gate."""
+    made = _rotated() if sizes.rotated else [_pass_of("qkv_activation", "activation", "in_proj", saves=("in_proj",))]
     return [
-        packed,
-        act,
-        _core("lightning", "qkv_activation"),
+        project("in_proj", source, HIDDEN, MIXED),
+        *made,
+        _core("lightning", made[-1].name),
         project("gate_proj", source, HIDDEN, VALUES),
         *_normed("gate_proj", VALUES),
         project("out_proj", "output_gate", VALUES, HIDDEN),
     ]
+
+
+def _rotated() -> list[Operator]:
+    """Norms of the heads of queries and keys, which then turn with their position."""
+    weight = Weight("qk_norm.weight", term("linear_key_dim", times=2), "vector")
+    normed = _pass_of("qk_norm", "norm", "in_proj", saves=("in_proj", "stats"))
+    return [replace(normed, weights=(weight,)), _pass_of("rope", "rope", "qk_norm")]
+
+
+def _pass_of(name: str, kind: str, source: str, saves: tuple[str, ...] = ()) -> Operator:
+    """One pass over queries, keys and values."""
+    return Operator(name, kind, TOKENS, MIXED, "tensor", inputs=(source,), saves=saves)
 
 
 _MAKERS: dict[str, Callable[[str, LinearShape], list[Operator]]] = {

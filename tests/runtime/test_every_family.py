@@ -52,7 +52,11 @@ NO_DECODERS = (
 REFUSED = {
     **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", "ernie4_5_moe_vl", *NO_DECODERS), TOWERS),
     **dict.fromkeys(OTHER_PICTURES, ALONE),
-    **dict.fromkeys(("minimax_text_01", "minimax_m1"), "layers of linear attention: simulated, no run computes it"),
+    "nemotron-nas": "layers whose keys and MLPs have different widths",
+    **dict.fromkeys(
+        ("minimax_text_01", "minimax_m1", "bailing_moe_linear"),
+        "layers of linear attention: simulated, no run computes it",
+    ),
     **dict.fromkeys(("minimax_m3", "minimax_m3_text"), "keys that an indexer chooses: simulated"),
     "mimo": "layers that predict further tokens under names of their own",
     "minicpm": "MiniCPM's scales of embeddings, branches and logits",

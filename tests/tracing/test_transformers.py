@@ -27,7 +27,7 @@ WITHOUT_CLASS = (
     "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
     "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel",
     "WanTransformer3DModel", "step3_text", "step3_vl", "mimo", "minicpm",
-    "dots_ocr", "ernie4_5_moe_vl",
+    "dots_ocr", "ernie4_5_moe_vl", "nemotron-nas", "bailing_moe_linear",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",

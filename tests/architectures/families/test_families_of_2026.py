@@ -178,3 +178,34 @@ def test_decoders_with_code_of_their_own(config, billions, predicting):
     assert further / 1e9 == pytest.approx(predicting, abs=0.005)
     assert graph.details.unread == ()
     assert graph.details.unbuilt
+
+
+RING = {
+    "model_type": "bailing_moe_linear", "vocab_size": 157_184, "hidden_size": 2048, "intermediate_size": 5120,
+    "moe_intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8,
+    "topk_group": 4, "first_k_dense_replace": 1, "layer_group_size": 5, "group_norm_size": 4, "use_qk_norm": True,
+    "use_qkv_bias": False, "use_bias": False, "moe_router_enable_expert_bias": True, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+
+
+def test_ring_has_lightning_attention_in_all_layers_but_every_fifth():
+    """Ring-mini-linear-2.0: 16.4 billion; a linear layer has five products of all heads, its norms, no smaller keys.
+
+    queries, keys, values, gate and output: 5 x 2048^2; norms of two heads and of all features: 2 x 128 + 2048.
+    """
+    graph = read(RING, "ring")
+    assert graph.num_parameters() / 1e9 == pytest.approx(16.4, rel=0.01)
+    assert [("linear" in name) for name in graph.layers] == [True, True, True, True, False] * 4
+    usual = read({**RING, "layer_group_size": 1}, "ring")
+    more = 5 * 2048**2 + 2 * 128 + 2048 - (2048 * (2048 + 2 * 512) + 2048**2 + 2 * 128)
+    assert graph.num_parameters() - usual.num_parameters() == 16 * more
+    assert graph.details.unread == ()
+    assert usual.num_parameters() == read({**RING, "model_type": "bailing_moe_v2"}, "ling").num_parameters()
+
+
+@pytest.mark.parametrize("other", [{"use_bias": True}, {"use_qk_norm": False}, {"linear_silu": True}])
+def test_other_kinds_of_lightning_attention_are_refused(other):
+    """Released models have none of them."""
+    with pytest.raises(UserError, match="allowed beside lightning attention: use_qk_norm, no biases, no linear_silu"):
+        read({**RING, **other}, "ring")
