@@ -60,6 +60,18 @@ class PassTimes:
         They take longer still if token exchanges beside them occupy multiprocessors, unless this is not ``held``
         against them.
         """
+        is_whole = isinstance(which, slice) and which == slice(None)
+        if not is_whole or isinstance(slow, np.ndarray):
+            return self._spans(which, slow, held)
+        if (slow, held) not in self._known:
+            self._known[slow, held] = self._spans(which, slow, held)
+        return self._known[slow, held]
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, bool], Ints]:
+        return {}
+
+    def _spans(self, which: Ints | slice, slow: float | Floats, held: bool) -> Ints:
         result = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
         result[~self.kernels] = self.prices_ns[:, which]
         seconds = self.seconds[:, which] * slow

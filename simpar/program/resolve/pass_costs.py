@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -57,7 +58,13 @@ class PassesAlone:
 
     def slowest_stage_ns(self, *kinds: str) -> int:
         """Nanoseconds of passes of some kinds over all blocks of the virtual stage that takes longest."""
-        return max(sum(self.duration_ns(p, kind) for p in some for kind in kinds) for some in self.builder.pieces)
+        result = 0
+        for some in self.builder.pieces:
+            alike = {(piece.block.name, piece.recompute): piece for piece in some}
+            count = Counter((piece.block.name, piece.recompute) for piece in some)
+            each = (count[key] * self.duration_ns(piece, kind) for key, piece in alike.items() for kind in kinds)
+            result = max(result, sum(each))
+        return result
 
 
 def pass_costs(job: TrainingJob, cluster: Cluster) -> tuple[float, float, float]:
