@@ -24,7 +24,7 @@ from simpar.mcp.folder import own_places
 from simpar.mcp.tools import TOOLS
 from simpar.units import MIB
 
-MISSING = 'simpar mcp needs the Model Context Protocol\'s SDK: pip install "simpar-planner[mcp]"'
+MISSING = 'simpar mcp needs the Model Context Protocol\'s SDK: pip install ".[mcp]"'
 HOST = "127.0.0.1"
 PATH = "/mcp"
 LIMIT_S, LONGEST_S = 120.0, 3600.0

@@ -68,7 +68,7 @@ def require_torch() -> None:
     from importlib import metadata
 
     if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed; a real run needs it: pip install 'simpar-planner[torch]'")
+        raise UserError("torch is not installed; a real run needs it: pip install '.[torch]'")
     version = metadata.version("torch")
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if numbers < MIN_TORCH:

@@ -112,7 +112,7 @@ def opener() -> Any:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise UserError("safetensors is not installed: pip install 'simpar-planner[torch]'") from None
+        raise UserError("safetensors is not installed: pip install '.[torch]'") from None
     return safe_open
 
 

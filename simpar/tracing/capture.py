@@ -57,7 +57,7 @@ def capture(name: str, seq_len: int, make: Callable[[], Any]) -> Capture:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise UserError(f"model = {name}: tracing needs torch; install simpar-planner[torch]") from None
+        raise UserError(f"model = {name}: tracing needs torch; pip install '.[torch]'") from None
     with _without_collections():
         return _captured(name, seq_len, make)
 

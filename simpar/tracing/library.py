@@ -12,7 +12,7 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.tracing.code import LIBRARY
 
-INSTALL = "pip install 'simpar-planner[torch]' transformers"
+INSTALL = "pip install '.[torch]' transformers"
 NOT_OF_THE_MODEL = ("auto_map", "quantization_config", "architectures", "transformers_version", "use_cache", "source")
 """Fields that change no operator, or that would ask for code of others."""
 SOURCE_OF_CLASS = (

@@ -176,7 +176,7 @@ def test_missing_torch_is_said_in_one_line(monkeypatch, capsys):
     """Without the extra, the command says how to install it."""
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda _: None)
     assert cli.run(["run", *TWO, "--steps", "1"]) == 2
-    assert "pip install 'simpar-planner[torch]'" in capsys.readouterr().err
+    assert "pip install '.[torch]'" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_said_in_one_line(monkeypatch, tmp_path, capsys):
