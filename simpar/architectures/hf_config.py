@@ -41,6 +41,8 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     if not kind and made_by in DECLARED:
         return ""
     classes = config.get("architectures")
+    if classes is not None and not isinstance(classes, list | tuple):
+        raise UserError(f"{name}: architectures = {classes!r}: allowed: a list of names of classes")
     other = next((OF_OTHER_CODE[str(each)] for each in classes or () if str(each) in OF_OTHER_CODE), "")
     if kind in UNCAPTURED or other:
         raise UserError(

@@ -101,8 +101,8 @@ def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
     plain = replace(usual.rope, theta=theta, fraction=fraction, interleaved=beside)
     near = replace(plain, theta=config.number("rope_local_base_freq", default=_near(usual, theta)), scaling={})
     by_layer = {name: value for name, value in given.items() if isinstance(value, Mapping)}
-    rope = _rope(by_layer.get("full_attention", {}) if by_layer else given, plain)
-    windowed = _rope(by_layer.get("sliding_attention", {}), near)
+    rope = _rope(by_layer.get("full_attention", {}) if by_layer else given, plain, config.source)
+    windowed = _rope(by_layer.get("sliding_attention", {}), near, config.source)
     alibi = usual.alibi and bool(_attention(config).data.get("alibi", True))
     return replace(usual, rope=rope, windowed=windowed if by_layer or usual.windowed else None, alibi=alibi)
 
@@ -118,14 +118,17 @@ def _near(usual: Positions, theta: float) -> float:
     return usual.windowed.theta if usual.windowed else theta
 
 
-def _rope(given: Mapping[str, Any], plain: Rope) -> Rope:
-    """Rotary positions from one mapping of the config, with defaults from ``plain``."""
-    fields = {name: value for name, value in given.items() if value is not None}
-    theta, fraction = (fields.pop("rope_theta", plain.theta), fields.pop("partial_rotary_factor", plain.fraction))
+def _rope(given: Mapping[str, Any], plain: Rope, source: str) -> Rope:
+    """Rotary positions from one mapping of the config, with defaults from ``plain``. Raises UserError."""
+    read = Config(dict(given), f"{source}: rope_parameters")
+    theta = read.number("rope_theta", default=plain.theta)
+    fraction = read.number("partial_rotary_factor", default=plain.fraction)
+    others = ("rope_theta", "partial_rotary_factor")
+    fields = {name: value for name, value in given.items() if value is not None and name not in others}
     if "type" in fields:  # the name before rope_type
         fields.setdefault("rope_type", fields.pop("type"))
     scaled = fields.get("rope_type", "default") != "default"
-    return replace(plain, theta=float(theta), fraction=float(fraction), scaling=fields if scaled else {})
+    return replace(plain, theta=theta, fraction=fraction, scaling=fields if scaled else {})
 
 
 def _dropout(config: Config, usual: Dropout) -> Dropout:

@@ -174,7 +174,8 @@ def layers_in(config: Config, count: int, field: str, words: Mapping[Any, T]) ->
     listed = config.data.get(field)
     if listed is None:
         return None
-    if not isinstance(listed, list) or len(listed) != count or any(each not in words for each in listed):
+    known = [*words]  # compared one by one: what a config holds may be a list
+    if not isinstance(listed, list) or len(listed) != count or any(each not in known for each in listed):
         raise UserError(
             f"{config.source}: {field} = {listed!r}: allowed: one of {', '.join(map(str, words))} for each of {count} "
             "layers"

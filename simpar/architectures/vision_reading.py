@@ -58,7 +58,7 @@ def patches_of(
 def square(config: Config, name: str, *, default: int) -> int:
     """A size that configs may write as a pair of equal numbers. Raises UserError."""
     value = config.data.get(name)
-    if isinstance(value, list) and len(set(value)) == 1:
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
         return Config({name: value[0]}, config.source).size(name)
     return config.size(name, default=default)
 

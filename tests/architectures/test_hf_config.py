@@ -89,3 +89,22 @@ def test_windows_make_block_kinds() -> None:
     config = {**LLAMA, "model_type": "gemma2", "sliding_window": 16, "head_dim": 16}
     graph = read(config, "config.json")
     assert graph.layers == ("layer_window_16", "layer")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("llama", {"architectures": 1.5}, "architectures = 1.5: allowed: a list of names of classes"),
+        ("minimax_m3", {"layer_types": [[], "full_attention"]}, "layer_types = .*: allowed: one of full_attention"),
+        ("llama", {"rope_parameters": {"rope_theta": "x"}}, "rope_parameters: rope_theta = 'x': allowed: a number"),
+        (
+            "llama",
+            {"rope_parameters": {"partial_rotary_factor": []}},
+            r"partial_rotary_factor = \[\]: allowed: a number",
+        ),
+    ],
+)
+def test_values_of_another_kind_are_refused(kind, fields, said):
+    """With the field; they ended in an error of Python's."""
+    with pytest.raises(UserError, match=said):
+        read({**DECLARED[kind].tiny, "model_type": kind, **fields}, "theirs")
