@@ -71,7 +71,8 @@ def _of_file(given: ConfigReader) -> tuple[dict[str, Any], ReadWords, int | None
     if not named or text_beside(str(named), given.source) is None:
         return {}, ReadWords(), None
     given.get(FILE)
-    inner, auto = without_auto(load_beside(str(named), given.source), str(named))
+    config = deepspeed_read.of_deepspeed(load_beside(str(named), given.source), str(named))
+    inner, auto = without_auto(config, str(named))
     values = deepspeed_read.values_of(inner, auto)
     micro, training = values["micro_batch"], values["training"]
     if {"bf16.enabled", "fp16.enabled"} & set(auto):

@@ -36,9 +36,7 @@ def read(text: str, name: str) -> Imported:
     """
     is_yaml = name.endswith((".yaml", ".yml"))
     data = files.read_yaml(text, name) if is_yaml else files.read_json(text, name, finite=False)
-    if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
-        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
-    given, auto = without_auto(data, name)
+    given, auto = without_auto(of_deepspeed(data, name), name)
     batch, _ = _batch(given)
     values = values_of(given, auto)
     values, own, assumed = of_versions(values, values["precision"])
@@ -48,6 +46,13 @@ def read(text: str, name: str) -> Imported:
     notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *own, *given.misspelt())
     assumed = (*assumed, *of_script({**values, "micro_batch": 1} if microbatches else values))
     return Imported(plan, given.words(), notes, local, microbatches, asks=asks, assumed=assumed)
+
+
+def of_deepspeed(data: Any, name: str) -> Mapping[str, Any]:
+    """A config, which is DeepSpeed's. Raises UserError if it is another's."""
+    if not isinstance(data, Mapping) or not any(key in data for key in SECTIONS):
+        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
+    return data
 
 
 def values_of(given: ConfigReader, auto: list[str]) -> dict[str, Any]:

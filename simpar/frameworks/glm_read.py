@@ -29,17 +29,22 @@ ADAPTERS = {"peft_config.r": "lora_r", "peft_config.lora_dropout": "lora_dropout
 def read(text: str, name: str) -> Imported:
     """The plan in a config, or in a command with one. Raises UserError naming file, option and value."""
     if is_config(name):
-        return _plan(mapping(text, name), name, None, None)
+        return _plan(_checked(mapping(text, name), name), name, None, None)
     command = next((each for each in commands_of(text, name) if _is_own(each)), None)
     if command is None:
         raise UserError(f"{name}: no command of GLM-4, such as python finetune.py data/ MODEL configs/lora.yaml")
     _, model, config = command.loose[:3]
-    return _plan(load_beside(config, name), name, model, command)
+    return _plan(_checked(load_beside(config, name), config), name, model, command)
+
+
+def _checked(data: Mapping[str, Any], config: str) -> Mapping[str, Any]:
+    """The config itself. Raises UserError if it is another script's."""
+    if not owns(data):
+        raise UserError(f"{config}: no config of GLM-4: it has training_args, max_input_length and max_output_length")
+    return data
 
 
 def _plan(data: Mapping[str, Any], source: str, model: str | None, command: TrainerCommand | None) -> Imported:
-    if not owns(data):
-        raise UserError(f"{source}: no config of GLM-4: it has training_args, max_input_length and max_output_length")
     written: dict[str, str] = {}
     values: dict[str, Any] = {} if model is None else {"model_name_or_path": model}
     for key, value in flat(data).items():

@@ -42,7 +42,8 @@ from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
 DROPOUT = ("lora_dropout", "lora_droppout", "peft_config.lora_dropout", "peft_lora_dropout")
-RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r", "use_llm_lora")
+OF_INTERN_VL = "use_llm_lora"  # 0 for none
+RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r", OF_INTERN_VL)
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
 IN_ITS_NAME = re.compile(r"bnb[-_]?4bit|awq|gptq|int[48]|aqlm|hqq", re.IGNORECASE)
 """What the name of a model says of the bits that its weights are stored in."""
@@ -314,7 +315,7 @@ def _pieces(model: str | None) -> int:
 def _adapters(given: TrainerArguments, habits: Habits, model: str | None) -> dict[str, Any]:
     """What is trained: adapters, the last layers, or all parameters."""
     kind = kind_of(given)
-    rank = given.number(*RANK)
+    rank = given.number(*(RANK if given.on(OF_INTERN_VL) is not False else RANK[:-1]))
     bits = given.number(*BITS) or habits.adapters.bits
     packed = _packed(given)  # bits of the checkpoint itself
     four = given.on(*IN_FOUR) or bits == 4 or kind == "qlora" or packed == 4

@@ -96,7 +96,7 @@ def sharding_of(
     if named and str(named).lower() not in ("false", "none"):
         config, note = (named, "") if isinstance(named, dict) else load_config(str(named), given.source)
         where = "deepspeed" if isinstance(named, dict) else str(named)
-        own = _of_deepspeed(config, where, filled).noted(note)
+        own = _of_deepspeed(deepspeed_read.of_deepspeed(config, where), where, filled).noted(note)
         return _joined(launched, own, launched.words if note else launched.words + own.words)
     own = _of_fsdp(given, command)
     return replace(_joined(launched, own, launched.words + own.words), assumed=launched.assumed)
@@ -151,7 +151,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
     filled = replace(filled, precision=values.get("precision", filled.precision))
     if named:
         config, note = load_config(str(named), source)
-        inner = _of_deepspeed(config, str(named), filled)
+        inner = _of_deepspeed(deepspeed_read.of_deepspeed(config, str(named)), str(named), filled)
         values, more, notes, assumed = {**values, **inner.values}, inner.words, inner.notes, inner.assumed
     else:
         (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()

@@ -29,6 +29,7 @@ from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
 from simpar.plain import check_digits
+from simpar.preflight.build_files import is_build_file, shell_of
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
@@ -137,6 +138,9 @@ def given_file(name: str, target: str | None = None, values: Mapping[str, str] |
         return given_text(text, STDIN, target)
     path, _ = split_name(name)
     suffix = suffix_of(path)
+    if target is None and is_build_file(path):
+        result = given_text(shell_of(text_of(path), name, values or {}), f"{name}{OF_COMMAND}")
+        return replace(result, text=replace(result.text, syntax=None))
     text = filled_in(text_of(path), values, name) if values else text_of(path)
     try:
         return given_text(text, name, target, suffix)

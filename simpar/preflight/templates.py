@@ -7,6 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.shell_untold import how_to_give
+from simpar.preflight.build_files import is_build_file
 
 _TEMPLATE = re.compile(r"(\.ya?ml)[-_.](template|tmpl|tpl|envsubst|in)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
@@ -31,10 +32,13 @@ def suffix_of(path: str) -> str:
 
 
 def yaml_with_values(words: list[str]) -> tuple[str, dict[str, str]] | None:
-    """The YAML that is all of a command but the variables before it, and these; None for other commands."""
+    """The YAML, Makefile or Dockerfile that is all of a command but the variables before it, and these.
+
+    None for other commands.
+    """
     *before, name = words or [""]
     values = [match for word in before if (match := _GIVEN.fullmatch(word))]
-    if not before or len(values) < len(before) or suffix_of(name) not in (".yaml", ".yml"):
+    if not before or len(values) < len(before) or not (suffix_of(name) in (".yaml", ".yml") or is_build_file(name)):
         return None
     return name, {match[1]: match[2] for match in values}
 

@@ -61,6 +61,13 @@ def test_a_tower_decides(folder):
     ]
 
 
+def test_a_command_with_another_config_names_that(folder):
+    """Not the script."""
+    (folder / "lora.yaml").write_text("seq_len: 512\n")
+    with pytest.raises(UserError, match=r"lora\.yaml: no config of GLM-4"):
+        read(START.format("finetune.py"), "job.sh", "glm")
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

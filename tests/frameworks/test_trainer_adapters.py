@@ -86,6 +86,8 @@ def test_adapters_that_are_not_known_are_no_full_training(words):
         ("--adapter_name lora --lora_r 32", 32, "bf16"),
         ("--low_rank_training True", 8, "bf16"),
         ("--low_rank_training False", None, None),
+        ("--use_llm_lora 16", 16, "bf16"),
+        ("--use_llm_lora 0", None, None),
     ],
 )
 def test_what_scripts_call_their_adapters(words, rank, frozen):

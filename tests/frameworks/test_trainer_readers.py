@@ -436,3 +436,16 @@ def test_a_dtype_of_weights_that_is_said_is_not_assumed():
     for said, open_ in (("--dtype float32", False), ("", True)):
         assumed = read(f"{TRAIN} --bf16 {said}", "train.sh", "transformers").assumed
         assert ("parameter_dtype" in [each.key for each in assumed]) is open_
+
+
+def test_a_config_that_is_not_deepspeeds_is_none(tmp_path, monkeypatch):
+    """Where it is named for that, by arguments, by Accelerate's config, or by its command: the stage was 0."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.json").write_text('{"distributed_type": "DEEPSPEED"}')
+    ours = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "other.json"}}
+    (tmp_path / "a.yaml").write_text(json.dumps(ours))
+    for start in (f"{TRAIN} --deepspeed other.json", TRAIN.replace("python", "accelerate launch --config_file a.yaml")):
+        with pytest.raises(UserError, match=r"other\.json: no DeepSpeed config"):
+            read(start, "job.sh", "transformers")
+    with pytest.raises(UserError, match=r"other\.json: no DeepSpeed config"):
+        read(json.dumps(ours), "a.yaml", "accelerate")
