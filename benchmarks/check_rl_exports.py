@@ -46,6 +46,9 @@ SECTIONS = {
     "narrow weights": ("rollout.precision=fp8",),
     "other passes": ("passes.old_policy=false", "passes.critic=qwen2.5-1.5b", "passes.reward=qwen2.5-1.5b"),
     "kept": ("weights.offload=false", "weights.sleep=false", "passes.reference=false"),
+    "padded": ("lengths.padding=context", "passes.micro_batch=4", "epochs=2"),
+    "longest": ("lengths.padding=longest", "passes.micro_batch=2"),
+    "packed passes": ("passes.micro_batch=4", "algorithm=ppo"),
     "wide": ("rollout.tp=4", "rollout.engine.graphs=false", "rollout.engine.prefix_sharing=false"),
 }
 REFUSALS = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
@@ -172,7 +175,7 @@ def nemo_config(folder: Path) -> tuple[Callable[[str], Any], Mapping[str, Any]]:
     load = config.load_config
     known = nemo_types(folder)
     kinds = {
-        "policy.sequence_packing": known["SequencePackingConfig"],
+        "policy.sequence_packing": known["SequencePackingConfig"] | known["SequencePackingConfigDisabled"],
         "policy.dtensor_cfg": known["DTensorConfig"] | known["DTensorConfigDisabled"],
         "policy.megatron_cfg": known["MegatronConfig"] | known["MegatronConfigDisabled"],
         "policy.generation": known["VllmConfig"],

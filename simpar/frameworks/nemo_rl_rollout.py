@@ -31,10 +31,12 @@ def rollout(given: Options, longest: int) -> RolloutSide:
         notes.append("turns with an environment are not modelled: a response is generated at a stretch")
     penalty = given.get("loss_fn.reference_policy_kl_penalty", 0.01)
     is_skipped = not is_off(given.get("grpo.skip_reference_policy_logprobs_calculation"))
+    packs = not all(is_off(given.get(f"policy.{each}.enabled")) for each in ("sequence_packing", "dynamic_batching"))
     section = {
         "algorithm": "grpo",
         "prompts": given.whole("grpo.num_prompts_per_step") or 32,
         "samples": given.whole("grpo.num_generations_per_prompt") or 16,
+        "lengths": {"padding": "none" if packs else "longest"},
         "rollout": _replica(given),
         "passes": {"reference": not (is_off(penalty) or penalty == 0 or is_skipped)},
     }

@@ -17,7 +17,7 @@ PROMPT_SHARE = 8
 
 @dataclass(frozen=True)
 class RolloutSide:
-    """Values of the section ``post_training`` (:mod:`simpar.plan.post_training`) that a text says, but its lengths.
+    """Values of the section ``post_training`` (:mod:`simpar.plan.post_training`) that a text says, without lengths.
 
     ``longest`` are the tokens that prompts and responses may have. ``apart`` are the devices that only generate, and
     those of a node of them; None where generation takes turns with training. ``answers`` are words of the text,

@@ -13,6 +13,7 @@ from simpar.frameworks.words import is_off
 
 ROOT = "actor_rollout_ref."
 ACTOR, ROLLOUT, CRITIC = f"{ROOT}actor.", f"{ROOT}rollout.", "critic."
+UNPADDED = f"{ROOT}model.use_remove_padding"
 ENGINES = ("vllm", "sglang")
 KEPT = (f"{ACTOR}use_kl_loss", "algorithm.use_kl_in_reward", "critic.model.path", f"{ROLLOUT}gpu_memory_utilization")
 """Words that decide about memory during an update, and that the whole step answers."""
@@ -37,6 +38,7 @@ def rollout(given: Options, trainer: str, policy: str, longest: tuple[int, int])
     section: dict[str, Any] = {
         "algorithm": "ppo" if is_ppo else "grpo",
         "samples": samples,
+        "lengths": {"padding": "none" if _is_on(given, UNPADDED, usual=True) else "context"},
         "epochs": given.whole(f"{ACTOR}ppo_epochs") or 1,
         "rollout": _replica(given),
         "weights": {
@@ -86,7 +88,7 @@ def _note_others(given: Options, notes: list[str]) -> None:
         notes.append("turns with tools or users are not modelled: a response is generated at a stretch")
     if _is_on(given, "algorithm.filter_groups.enable", usual=False):
         notes.append("groups that are filtered out, and generated for nothing, are not modelled")
-    if not _is_on(given, f"{ACTOR}use_dynamic_bsz", usual=False):
+    if not _is_on(given, f"{ACTOR}use_dynamic_bsz", usual=False) and _is_on(given, UNPADDED, usual=True):
         notes.append("responses are packed into rows as with use_dynamic_bsz: micro-batches of fixed numbers of "
                      "samples differ in length, and there are more of them")  # fmt: skip
 

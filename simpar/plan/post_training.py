@@ -13,6 +13,7 @@ from simpar.units import US, Count, PositiveFraction, Seconds
 
 ALGORITHMS = ("grpo", "ppo")
 Placement = Literal["colocated", "split", "hybrid"]
+Padding = Literal["none", "longest", "context"]
 
 
 class Lengths(Strict):
@@ -52,10 +53,15 @@ class Lengths(Strict):
 
 
 class Texts(Strict):
-    """Lengths of prompts and of responses, drawn independently of each other."""
+    """Lengths of prompts and of responses, drawn independently of each other.
+
+    Where they are trained on, ``padding`` "none" packs responses into rows of the context; with "longest" each has a
+    row as long as the longest of its step, with "context" a row of the context.
+    """
 
     prompt: Lengths
     response: Lengths
+    padding: Padding = "none"
 
 
 class RolloutEngine(Strict):
@@ -167,7 +173,8 @@ class ScoringPasses(Strict):
     ``old_policy`` and ``reference`` are passes of the model that is trained, with its weights and with those that it
     started from. ``reward``, ``teacher`` and ``critic`` name models (config or shipped name); the critic is trained,
     too, and PPO without a name has one like the policy. ``reward_s`` is the time to score one response by rules, on as
-    many of the host's processes as there are devices.
+    many of the host's processes as there are devices. ``micro_batch`` is that of passes, which keep nothing for a
+    backward pass; by default that of updates.
     """
 
     old_policy: bool = True
@@ -176,6 +183,7 @@ class ScoringPasses(Strict):
     teacher: str | None = None
     critic: str | None = None
     reward_s: Seconds = 0.0
+    micro_batch: Count | None = Field(None, description="sequences of a pass's micro-batch; default that of the plan")
 
 
 class PostTraining(Strict):
@@ -183,7 +191,8 @@ class PostTraining(Strict):
 
     ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own;
     "hybrid": they take turns, and further devices only generate.
-    ``epochs`` are the times that a batch is trained on. ``steps`` are simulated, with lengths drawn from ``seed``.
+    ``epochs`` are the times that a batch is trained on. ``steps`` are
+    simulated, with lengths drawn from ``seed``.
     """
 
     algorithm: Literal["grpo", "ppo"] = "grpo"

@@ -26,17 +26,19 @@ def step_bound_s(setting: PostTrainingSetting) -> float:
     ahead = section.synchrony.steps_off
     steps = [draw_step(section, context, step) for step in range(section.steps + (2 * ahead + 1 if ahead else 0))]
     if ahead:
-        return (sum(took.batch(_shortest(steps, section.prompts))) + turns) / NS_PER_S
+        least = _shortest(steps, section.prompts, by_longest=not setting.trained.is_packed)
+        return (sum(took.batch(least)) + turns) / NS_PER_S
     total = sum(
         generation_ns(setting.served.times, step, setting.num_replicas) + sum(took.batch(step.total)) for step in steps
     )
     return (total / len(steps) + turns) / NS_PER_S
 
 
-def _shortest(steps: list[StepLengths], prompts: int) -> Ints:
-    """Tokens of the responses in the ``prompts`` groups with the fewest tokens, with their prompts."""
+def _shortest(steps: list[StepLengths], prompts: int, *, by_longest: bool) -> Ints:
+    """Tokens of the responses in the ``prompts`` groups that are shortest, in all or by their longest response."""
     groups = np.concatenate([step.prompt[:, None] + step.response for step in steps])
-    return np.asarray(groups[np.argsort(groups.sum(axis=1), kind="stable")[:prompts]].ravel(), dtype=np.int64)
+    sizes = groups.max(axis=1) if by_longest else groups.sum(axis=1)
+    return np.asarray(groups[np.argsort(sizes, kind="stable")[:prompts]].ravel(), dtype=np.int64)
 
 
 def generation_ns(times: IterationTimes, step: StepLengths, replicas: int) -> int:

@@ -195,19 +195,27 @@ def verl(setting: PostTrainingSetting) -> Draft:
         )
     if DTYPES.get(side.plan.numerics.precision) == DTYPES["fp32"]:
         raise UserError("verl: plan.precision = fp32; allowed: bf16 or fp16")
+    if layout.kind == "fsdp" and int(layout.cp) > 1 and not side.is_packed:
+        raise UserError(
+            f"verl: plan.cp = {int(layout.cp)} with padded rows; allowed: post_training.lengths.padding = none"
+        )
     longest, prompts = _longest_prompt(setting), _prompts_of_update(setting)
     is_core = layout.kind != "fsdp"
-    ways = {"placement split with steps_off = 0": section.has_pool and not section.synchrony.steps_off}
+    ways = {
+        "placement split with steps_off = 0 (its asynchronous trainer streams)": section.has_pool
+        and not section.synchrony.steps_off,
+        "padding = longest (it pads to the context)": section.lengths.padding == "longest",
+    }
     options: Options = {
         "algorithm.adv_estimator": "grpo" if section.algorithm == "grpo" else "gae",
         "data.train_batch_size": 0 if section.has_pool else section.prompts,
         "data.max_prompt_length": longest,
         "data.max_response_length": side.training.seq_len - longest,
         "actor_rollout_ref.model.path": side.graph.name,
-        "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.use_remove_padding": side.is_packed,
         f"{ACTOR}ppo_mini_batch_size": prompts,
-        f"{ACTOR}use_dynamic_bsz": True,
-        f"{ACTOR}ppo_max_token_len_per_gpu": _tokens_of_device(setting),
+        **_verl_micro(setting, ACTOR),
+        **_verl_passes(setting),
         f"{ACTOR}use_kl_loss": section.passes.reference,
         f"{ACTOR}ppo_epochs": section.epochs,
         f"{ROLLOUT}name": "vllm",
@@ -247,7 +255,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
             "async_training.partial_rollout": section.synchrony.in_flight,
             "async_training.compute_prox_log_prob": section.passes.old_policy,
         }
-    missing = _lost(setting, *(f"{way} (its asynchronous trainer streams)" for way, is_so in ways.items() if is_so))
+    missing = _lost(setting, *(f"{way} " for way, is_so in ways.items() if is_so))
     return Draft(options, f"python3 -m {module} --config-name={name}.yaml", tuple(missing))
 
 
@@ -259,15 +267,35 @@ def _verl_critic(setting: PostTrainingSetting) -> Options:
     return {
         f"{CRITIC}enable": True,
         f"{CRITIC}model.path": side.critic,
-        f"{CRITIC}ppo_max_token_len_per_gpu": _tokens_of_device(setting),
+        **_verl_micro(setting, CRITIC),
         **_verl_layout(layout, offload, CRITIC),
+        **({f"{CRITIC}model.use_remove_padding": side.is_packed} if layout.kind == "fsdp" else {}),
     }
 
 
-def _tokens_of_device(setting: PostTrainingSetting) -> int:
-    """Tokens that verl packs for a device at a time."""
-    layout = _layout(setting)
-    return int(layout.micro_batch) * setting.trained.training.seq_len // int(layout.cp)
+def _tokens_of_device(setting: PostTrainingSetting, rows: int) -> int:
+    """Tokens of so many rows that verl packs for a device at a time."""
+    return rows * setting.trained.training.seq_len // int(_layout(setting).cp)
+
+
+def _verl_micro(setting: PostTrainingSetting, of: str) -> Options:
+    """Micro-batches of the actor or critic: by tokens, or of padded samples."""
+    rows = int(_layout(setting).micro_batch)
+    if setting.trained.is_packed:
+        return {
+            f"{of}use_dynamic_bsz": True, f"{of}ppo_max_token_len_per_gpu": _tokens_of_device(setting, rows)
+        }  # fmt: skip
+    return {f"{of}use_dynamic_bsz": False, f"{of}ppo_micro_batch_size_per_gpu": rows}
+
+
+def _verl_passes(setting: PostTrainingSetting) -> Options:
+    """Micro-batches of passes over finished responses; those of tokens are the actor's by default."""
+    wide = setting.section.passes.micro_batch
+    if setting.trained.is_packed:
+        return {f"{ROLLOUT}log_prob_max_token_len_per_gpu": _tokens_of_device(setting, wide)} if wide else {}
+    rows = wide or int(_layout(setting).micro_batch)
+    sections = (ROLLOUT, *(["actor_rollout_ref.ref."] if setting.section.passes.reference else []))
+    return {f"{each}log_prob_micro_batch_size_per_gpu": rows for each in sections}
 
 
 def _verl_layout(layout: Layout, offload: bool, of: str) -> Options:
@@ -285,7 +313,6 @@ def _verl_sharded(layout: Layout, offload: bool, of: str) -> Options:
     return {
         f"{of}strategy": "fsdp2",
         f"{of}ulysses_sequence_parallel_size": int(layout.cp),
-        **({f"{model}use_remove_padding": True} if is_critic else {}),
         f"{section}fsdp_size": int(layout.shards) if int(layout.hsdp) > 1 else -1,
         f"{section}reshard_after_forward": int(layout.zero) == 3 and bool(layout.reshard_after_forward),
         f"{section}dtype": DTYPES[str(layout.precision)],
@@ -330,6 +357,7 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         raise UserError("nemo-rl: post_training.algorithm = ppo; allowed: grpo")
     _prompts_of_update(setting)
     tokens = int(layout.micro_batch) * side.training.seq_len
+    scored = (section.passes.micro_batch or int(layout.micro_batch)) * side.training.seq_len
     generation = f"{POLICY}generation."
     missing = []
     if section.has_pool and setting.pool.profile.devices_per_node != side.cluster.profile.devices_per_node:
@@ -340,6 +368,8 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         missing.append("passes.old_policy = false")
     if section.passes.critic:
         missing.append(f"passes.critic = {section.passes.critic}")
+    if section.lengths.padding == "context":
+        missing.append("padding = context (it pads to the longest)")
     if section.epochs > 1:
         missing.append(f"epochs = {section.epochs}")
     options: Options = {
@@ -356,9 +386,11 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         f"{POLICY}train_micro_batch_size": int(layout.micro_batch),
         f"{POLICY}max_total_sequence_length": side.training.seq_len,
         f"{POLICY}precision": DTYPES[side.plan.numerics.precision],
-        f"{POLICY}sequence_packing.enabled": True,
+        f"{POLICY}logprob_batch_size": scored // side.training.seq_len,
+        f"{POLICY}sequence_packing.enabled": side.is_packed,
         f"{POLICY}sequence_packing.train_mb_tokens": tokens,
-        f"{POLICY}sequence_packing.logprob_mb_tokens": tokens,
+        f"{POLICY}sequence_packing.logprob_mb_tokens": scored,
+        **({} if side.is_packed else {f"{POLICY}dynamic_batching.enabled": False}),
         **(_nemo_core(layout) if layout.kind != "fsdp" else _nemo_dtensors(layout)),
         f"{generation}backend": "vllm",
         f"{generation}vllm_cfg.async_engine": bool(synchrony.steps_off),

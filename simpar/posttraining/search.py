@@ -397,9 +397,14 @@ class _BoundedSearch:
         best, left = np.inf, list(bounded)
         while left and left[0][0] < best and not (candidates and self._is_over()):
             self.tell(f"simulated {len(candidates)} of at most {len(bounded)}")
-            _, choice = left.pop(0)
+            bound, choice = left.pop(0)
             plan = plans[choice.training_nodes][choice.rank]
-            result = simulate_setting(space.setting(choice, plan))
+            try:
+                result = simulate_setting(space.setting(choice, plan))
+            except KeyboardInterrupt:
+                self._stop()
+                left.insert(0, (bound, choice))
+                continue
             worth = self.worth(choice, result.step_time_s)
             candidates.append(PoolCandidate(choice, plan, result, worth))
             best = min(best, worth)
@@ -437,24 +442,42 @@ class _BoundedSearch:
             self.is_stopped |= progress.is_user_stop
 
     def _bounded(self, plans: Mapping[int, Sequence[Plan]]) -> Iterator[tuple[float, PoolChoice]]:
-        """Every point that fits, with the least that its objective can be; when the time is up, one alone."""
+        """Every point that fits, with the least that its objective can be; when the time is up, one alone.
+
+        A first KeyboardInterrupt is as if the time were up.
+        """
         is_one = False
         for choice in self.space.choices(plans):
             if is_one and self._is_over():
                 self.is_partial = True
                 return
             try:
-                setting = self.space.setting(choice, plans[choice.training_nodes][choice.rank])
-                _ = setting.limits
-                reason = why_unfit(setting)
-                bound_s = 0.0 if reason else step_bound_s(setting)
-            except UserError as error:
-                reason = str(error)
+                bound_s, reason = self._bound_s(choice, plans[choice.training_nodes][choice.rank])
+            except KeyboardInterrupt:
+                self._stop()
+                self.is_partial = True
+                continue
             if reason:
                 self.refused[reason] = self.refused.get(reason, 0) + 1
                 continue
             is_one = True
             yield self.worth(choice, bound_s), choice
+
+    def _stop(self) -> None:
+        """The search is to end with what it has. Raises KeyboardInterrupt if that was asked for before."""
+        if self.is_stopped:
+            raise KeyboardInterrupt
+        self.is_stopped = True
+
+    def _bound_s(self, choice: PoolChoice, plan: Plan) -> tuple[float, str]:
+        """Seconds of a point's step at least, and why it cannot run; "" if it can."""
+        try:
+            setting = self.space.setting(choice, plan)
+            _ = setting.limits
+            reason = why_unfit(setting)
+            return (0.0 if reason else step_bound_s(setting)), reason
+        except UserError as error:
+            return 0.0, str(error)
 
     def _left_s(self) -> float | None:
         """Seconds until the time is up; None without a limit."""

@@ -1,13 +1,15 @@
 """The training side of a step: updates on packed responses, and passes that score them, by today's simulation.
 
 Responses of an update are packed into rows of ``training.seq_len`` tokens, in which they attend to themselves only, and
-rows are filled up to a multiple of what the data-parallel ranks take at a time. A pass over finished responses is a
-step of a model that has nothing to train: the forward passes of the same layout, with its collectives and its pipeline.
+rows are filled up to a multiple of what the data-parallel ranks take at a time; or each has a padded row. A pass over
+finished responses is a step of a model that has nothing to train: the forward passes of the same layout, with its
+collectives and its pipeline.
 """
 
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_model
+from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.post_training import PostTraining
@@ -27,6 +30,8 @@ from simpar.simulation import apply_tuning, make_job, simulate
 from simpar.stacks.stack import Stack
 from simpar.units import Ints
 
+EVEN_TOKENS = 64
+"""Padded rows are a multiple of so many tokens long."""
 SHOWN_STEPS = 8
 """Steps whose lengths stand for the distribution in a packed row's attention."""
 MOST_LENGTHS = 4096
@@ -78,7 +83,7 @@ class TrainingSide:
     training: Training
     section: PostTraining
     stack: Stack | str | None = None
-    _steps: dict[tuple[str, int], Result] = field(init=False, default_factory=dict)
+    _steps: dict[tuple[str, int, int], Result] = field(init=False, default_factory=dict)
 
     @cached_property
     def updates(self) -> int:
@@ -98,28 +103,47 @@ class TrainingSide:
         lengths = np.sort(np.concatenate(steps))
         if len(lengths) > MOST_LENGTHS:
             lengths = lengths[np.linspace(0, len(lengths) - 1, MOST_LENGTHS).astype(np.int64)]
-        return Documents(lengths=tuple(lengths.tolist()))
+        return Documents(lengths=tuple(lengths.tolist()), packing="pack" if self.is_packed else "pad")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row holds several responses."""
+        return self.section.lengths.padding == "none"
 
     @cached_property
     def at_a_time(self) -> int:
         """Sequences that all data-parallel ranks take in one microbatch each; with chunks, in one for every stage."""
-        plan = self.plan
-        enough = self.cluster.world_size * plan.micro_batch  # for any number of replicas
-        training = self.training.model_copy(update={"global_batch": enough})
-        layout = make_job(self.graph, self.cluster, plan, training, self.stack).layout
+        layout = self.layout
         groups = int(getattr(layout, PIPELINE)) if int(layout.vpp) > 1 else 1
         return int(layout.dp) * int(layout.micro_batch) * groups
 
+    @cached_property
+    def layout(self) -> Layout:
+        """What is decided of the plan, whatever the number of rows."""
+        enough = self.cluster.world_size * self.plan.micro_batch  # for any number of replicas
+        training = self.training.model_copy(update={"global_batch": enough})
+        return make_job(self.graph, self.cluster, self.plan, training, self.stack).layout
+
     def rows_of(self, tokens: int) -> int:
-        """Rows into which so many tokens are packed."""
+        """Rows of an update with so many tokens: packed ones, or one of each response."""
+        if not self.is_packed:
+            return self.training.global_batch
         rows = -(-tokens // self.training.seq_len)
         return -(-rows // self.at_a_time) * self.at_a_time
+
+    def row_tokens(self, lengths: Ints) -> int:
+        """Tokens of a row; of one as long as the longest response, a multiple of what its ranks divide evenly."""
+        context = self.training.seq_len
+        if self.section.lengths.padding != "longest":
+            return context
+        even = lcm(EVEN_TOKENS, 2 * int(self.layout.cp) * int(self.layout.tp))
+        return min(context, -(-int(lengths.max()) // even) * even)
 
     def shared_rows(self) -> Training:
         """An update of the first step's lengths, in rows that any number of replicas of the cluster can share."""
         tokens = int(draw_step(self.section, self.training.seq_len, 0).total.sum())
         world = self.cluster.world_size
-        rows = -(-tokens // self.updates // self.training.seq_len)
+        rows = -(-tokens // self.updates // self.training.seq_len) if self.is_packed else self.training.global_batch
         return self.training.model_copy(
             update={"global_batch": -(-rows // world) * world, "documents": self.documents}
         )  # fmt: skip
@@ -127,12 +151,13 @@ class TrainingSide:
     def batch(self, lengths: Ints) -> BatchCost:
         """What responses of ``lengths`` (with their prompts) take."""
         tokens = int(lengths.sum())
-        rows = self.rows_of(-(-tokens // self.updates))
-        padding = 1.0 - tokens / (rows * self.updates * self.training.seq_len)
-        passes = {name: self._pass_s(name, rows * self.updates) for name in self.passes}
-        training_s = self.step(rows).step_time_s
+        rows, row = self.rows_of(-(-tokens // self.updates)), self.row_tokens(lengths)
+        padding = 1.0 - tokens / (rows * self.updates * row)
+        scored = self._pass_rows(rows * self.updates)
+        passes = {name: self._simulated(name, scored, row).step_time_s for name in self.passes}
+        training_s = self.step(rows, row).step_time_s
         if self.critic is not None:
-            training_s += self._simulated("critic update", rows).step_time_s
+            training_s += self._simulated("critic update", rows, row).step_time_s
         training_s *= self.updates * self.section.epochs
         if self.section.passes.reward_s:
             passes["reward rules"] = self.section.passes.reward_s * -(-len(lengths) // self.cluster.world_size)
@@ -164,22 +189,32 @@ class TrainingSide:
             return graph
         return frozen(apply_tuning(self.plan, graph) if model is None else graph)
 
-    def _pass_s(self, name: str, rows: int) -> float:
-        return self._simulated(name, rows).step_time_s
+    def _pass_rows(self, rows: int) -> int:
+        """Rows of passes, filled up to a multiple of what the data-parallel ranks take at a time there."""
+        wide = self.section.passes.micro_batch
+        if wide is None:
+            return rows
+        together = self.at_a_time // int(self.layout.micro_batch) * wide
+        return -(-rows // together) * together
 
-    def _simulated(self, name: str, rows: int) -> Result:
-        """A step of one kind over so many rows; passes of one model are one step."""
-        own = name not in ("update", "critic update") and self.passes[name] is None
-        key = ("policy" if own else name), rows
+    def _simulated(self, name: str, rows: int, row: int) -> Result:
+        """A step of one kind over so many rows of ``row`` tokens; passes of one model are one step."""
+        is_pass = name not in ("update", "critic update")
+        own = is_pass and self.passes[name] is None
+        key = ("policy" if own else name), rows, row
         if key not in self._steps:
-            training = self.training.model_copy(update={"global_batch": rows, "documents": self.documents})
+            values = {"seq_len": row, "global_batch": rows, "documents": self.documents}
+            plan, wide = self.plan, self.section.passes.micro_batch
+            if is_pass and wide is not None:
+                plan = plan.model_copy(update={"micro_batch": wide})
             inputs: dict[str, Any] = {"stack": self.stack, "with_timeline": False}
-            self._steps[key] = simulate(self._graph_of(name), self.cluster, self.plan, training, **inputs)
+            training = self.training.model_copy(update=values)
+            self._steps[key] = simulate(self._graph_of(name), self.cluster, plan, training, **inputs)
         return self._steps[key]
 
-    def step(self, rows: int) -> Result:
-        """The simulated update of the policy."""
-        return self._simulated("update", rows)
+    def step(self, rows: int, row: int) -> Result:
+        """The simulated update of the policy, on rows of ``row`` tokens."""
+        return self._simulated("update", rows, row)
 
     @cached_property
     def usual_rows(self) -> int:
@@ -188,20 +223,40 @@ class TrainingSide:
         return self.rows_of(-(-int(lengths.total.sum()) // self.updates))
 
     @cached_property
+    def usual_row(self) -> int:
+        """Tokens of the longest row of the steps that are simulated."""
+        count = self.section.steps + self.section.synchrony.steps_off
+        return max(
+            self.row_tokens(draw_step(self.section, self.training.seq_len, step).total) for step in range(count)
+        )  # fmt: skip
+
+    @cached_property
     def usual(self) -> Result:
-        """The update of the first step's lengths."""
-        return self.step(self.usual_rows)
+        """The update of the first step's rows."""
+        return self.step(self.usual_rows, self.usual_row)
 
     @cached_property
     def states_bytes(self) -> float:
         """Bytes of a device that stay between updates: parameters, gradients, states; those of other models too."""
         held = self.usual.memory.static_memory_bytes
         if self.critic is not None:
-            held += self._simulated("critic update", self.usual_rows).memory.static_memory_bytes
+            held += self._simulated("critic update", self.usual_rows, self.usual_row).memory.static_memory_bytes
         others = [name for name in self.passes if name not in ("old log-probabilities", "values")]
-        return held + sum(self._simulated(name, self.usual_rows).memory.static_memory_bytes for name in others)
+        return held + sum(self._scored(name).memory.static_memory_bytes for name in others)
+
+    def _scored(self, name: str) -> Result:
+        """A pass over the rows of the first step."""
+        return self._simulated(name, self._pass_rows(self.usual_rows * self.updates), self.usual_row)
 
     @cached_property
     def peak_bytes(self) -> float:
-        """The most bytes of a device while it trains: the update's peak, beside what other models keep there."""
-        return self.usual.memory.peak_reserved_bytes + self.states_bytes - self.usual.memory.static_memory_bytes
+        """The most bytes of a device while it trains: the update's peak, beside what other models keep there.
+
+        A pass of wider micro-batches may take more than the update's tensors; its parameters are among the states.
+        """
+        own = self.usual.memory
+        tensors = [own.peak_reserved_bytes - own.static_memory_bytes]
+        if self.section.passes.micro_batch is not None:
+            memories = [self._scored(name).memory for name in self.passes]
+            tensors += [each.peak_reserved_bytes - each.static_memory_bytes for each in memories]
+        return self.states_bytes + max(tensors)

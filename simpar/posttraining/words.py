@@ -82,8 +82,9 @@ def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
         if name not in given:
             added = format_seconds(getattr(section.rollout.engine, name))
             yield f"{added} of the host {where} (post_training.rollout.engine.{name})"
+    how = "packed into rows of" if trained.is_packed else "padded to"
     yield (
-        f"responses packed into rows of {trained.training.seq_len:,} tokens, {trained.usual_rows:,} rows an update, "
+        f"responses {how} {trained.usual_row:,} tokens, {trained.usual_rows:,} rows an update, "
         f"{number_of(trained.updates, 'update')} a step"
     )
     replicas = setting.num_replicas

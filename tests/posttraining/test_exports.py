@@ -153,6 +153,23 @@ def test_what_a_framework_cannot_say_is_refused(target, settings, said):
         made(target, *settings)
 
 
+def test_padding_and_passes_have_their_keys():
+    """Packed by tokens, or samples of a micro-batch; passes in micro-batches of their own."""
+    padded = ("post_training.lengths.padding=context", "post_training.passes.micro_batch=4")
+    command = made("verl", *padded).files["command.sh"]
+    for each in ("actor_rollout_ref.model.use_remove_padding=False", "actor_rollout_ref.actor.use_dynamic_bsz=False",
+                 "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+                 "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"):  # fmt: skip
+        assert f"  {each} \\\n" in command
+    assert "log_prob_max_token_len_per_gpu=65536" in made("verl", padded[1]).files["command.sh"]
+    data = read_yaml(made("nemo-rl", "post_training.lengths.padding=longest", padded[1]).files["config.yaml"], "a")
+    assert (data["policy"]["sequence_packing"]["enabled"], data["policy"]["logprob_batch_size"]) == (False, 4)
+    with pytest.raises(UserError, match="padding = longest"):
+        made("verl", "post_training.lengths.padding=longest")
+    with pytest.raises(UserError, match="padding = context"):
+        made("nemo-rl", padded[0])
+
+
 def test_the_command_line_exports(tmp_path, capsys):
     """Files in a folder, and notes."""
     assert {*OF_POST_TRAINING} == {*TARGETS}

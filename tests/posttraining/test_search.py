@@ -155,6 +155,31 @@ def test_training_layouts_that_are_not_proven_void_the_certificate(stops_inside,
     assert "above the best" not in lines
 
 
+@pytest.mark.parametrize(("what", "at"), [("step_bound_s", 1), ("step_bound_s", 3), ("simulate_setting", 1)])
+def test_an_interrupt_between_reports_ends_with_the_best_so_far(monkeypatch, what, at):
+    """While a point is bounded or simulated; the first point is answered for."""
+    calls, real = [], getattr(searching, what)
+
+    def interrupted(*inputs):
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return real(*inputs)
+
+    monkeypatch.setattr(searching, what, interrupted)
+    setup = (MODEL, simpar.Cluster("dgx-h100"), BASE, TRAINING, SECTION)
+    answer = search_post_training(*setup, stack="torchtitan", staleness=0, constraints=FEW)
+    assert len(answer.candidates) == 1
+    assert (answer.gap == 1.0) == (what == "step_bound_s")  # a bound of every point may still prove the best
+    monkeypatch.setattr(searching, "step_bound_s", _interrupt)
+    with pytest.raises(KeyboardInterrupt):  # asked twice
+        search_post_training(*setup, stack="torchtitan", staleness=0, constraints=FEW)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def test_one_size_that_is_not_proven_is_enough(two_nodes, stops_inside):
     """And sizes that were not searched at all are open, too: Ctrl-C on one node, and two are left out."""
     stops_inside(KeyboardInterrupt)

@@ -75,7 +75,8 @@ def test_the_answer_is_that_of_the_section(capsys):
     ("words", "finds"),
     [
         ("", {"algorithm": "grpo", "prompts": 16, "samples": 4, "epochs": 1}),
-        (f"{A}.ppo_epochs=2", {"epochs": 2}),
+        (f"{A}.ppo_epochs=2", {"epochs": 2, "lengths": {"padding": "none"}}),
+        ("actor_rollout_ref.model.use_remove_padding=False", {"lengths": {"padding": "context"}}),
         ("algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen2.5-1.5B",
          {"algorithm": "ppo", "passes": {"old_policy": True, "reference": False, "critic": "qwen2.5-1.5b"}}),
         (f"{A}.use_kl_loss=True algorithm.rollout_correction.bypass_mode=True",
