@@ -70,7 +70,7 @@ class Beside:
                 self.ranking.find(wanted)
         plans = self.ranking.ranked()[:wanted]
         if progress.interrupted:  # a step that has been let go would have to be run again
-            plans = [one for one in plans if one.kept is not None]
+            plans = [one for one in plans if one.is_at_hand]
         return reports(plans, progress.workers)
 
     def choose(self, results: Sequence[Result]) -> RankedResults:

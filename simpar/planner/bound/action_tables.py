@@ -8,6 +8,7 @@ a batch axis over rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -61,11 +62,8 @@ class PrecedenceGraph:
     whole: PrecedenceGraph | None = None
 
     @staticmethod
-    def of(schedule: Schedule, apart: Blocked = frozenset(), whole: PrecedenceGraph | None = None) -> PrecedenceGraph:
-        """The graph of a verified schedule; passes of the kinds in ``apart`` run together with nothing.
-
-        ``whole`` is the graph of the same schedule with no pair split.
-        """
+    def of(schedule: Schedule) -> PrecedenceGraph:
+        """The graph of a verified schedule."""
         sizes = [len(columns) for columns in schedule.ranks]
         code, stage = (
             np.concatenate([getattr(columns, name) for columns in schedule.ranks]).astype(np.int64)
@@ -75,18 +73,24 @@ class PrecedenceGraph:
         before = np.where(np.diff(rank, prepend=-1) > 0, -1, np.arange(len(code)) - 1)
         source = waits_for(schedule)
         source[code == W] = -1
-        marked = _boundary(code, stage)
-        alone = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])[code * 2 + marked]
-        pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
-        joined = pairs[~(alone[pairs] | alone[pairs + 1])]
+        joined = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
-        return PrecedenceGraph(schedule, code, stage, rank, before, source, other, joined, whole)
+        return PrecedenceGraph(schedule, code, stage, rank, before, source, other, joined)
+
+    def split(self, apart: Blocked) -> PrecedenceGraph:
+        """The graph in which passes of the kinds in ``apart`` run together with nothing."""
+        kinds = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])
+        alone = kinds[self.code * 2 + self.boundary]
+        alone = alone[self.joined] | alone[self.joined + 1]
+        source, other, gone = self.source.copy(), self.other.copy(), self.joined[alone]
+        source[gone + 1], other[gone] = other[gone], -1
+        return replace(self, source=source, other=other, joined=self.joined[~alone], whole=self)
 
     @cached_property
     def boundary(self) -> Flags:
         """Marks the first forward of every stage and, for every other letter, the last action of every stage."""
-        return _boundary(self.code, self.stage)
+        return self.whole.boundary if self.whole else _boundary(self.code, self.stage)
 
     def last_of(self, rank: int) -> int:
         """The last action of a rank."""
@@ -94,7 +98,7 @@ class PrecedenceGraph:
 
     @cached_property
     def _reducing(self) -> dict[tuple[int, int, bool], tuple[Ints, list[tuple[int, bool]], Ints]]:
-        return {}
+        return self.whole._reducing if self.whole else {}
 
     def reducing(self, rank: int, code: int, *, every: bool) -> tuple[Ints, list[tuple[int, bool]], Ints]:
         """Actions of a rank after which gradients are reduced: all of a letter, or the last one of each stage.
@@ -124,9 +128,16 @@ class PrecedenceGraph:
     @cached_property
     def graph(self) -> ActionColumns:
         """The columns that a sweep reads action by action."""
-        order, opened = (np.concatenate(self.levels), np.where(self.boundary & (self.code == F), self.stage, -1))
-        waits = self.before, self.source, self.other
-        return ActionColumns(order, *waits, self.queue, self.column, self.message, opened)
+        waits, own = (self.before, self.source, self.other), self.whole or self
+        return ActionColumns(own._order, *waits, self.queue, self.column, self.message, own._opened)
+
+    @cached_property
+    def _order(self) -> Ints:
+        return np.concatenate(self.levels)
+
+    @cached_property
+    def _opened(self) -> Ints:
+        return np.where(self.boundary & (self.code == F), self.stage, -1)
 
     @cached_property
     def message(self) -> Ints:
@@ -135,6 +146,8 @@ class PrecedenceGraph:
         With S virtual stages, the message ahead from stage s is s, the one back from stage s + 1 is S - 1 + s, and 2 S
         - 2 stands for none.
         """
+        if self.whole:
+            return self.whole.message
         num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
         ahead, back = self.code == F, (self.code == B) | (self.code == I)
         target = np.where(ahead, self.stage + 1, np.where(back, self.stage - 1, -1))
@@ -145,6 +158,8 @@ class PrecedenceGraph:
     @cached_property
     def queue(self) -> Ints:
         """The action whose message directly precedes that of every action on the same stream (-1: none)."""
+        if self.whole:
+            return self.whole.queue
         num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
         target = np.clip(np.where(self.code == F, self.stage + 1, self.stage - 1), 0, num - 1)
         distance = (ranks[target] - self.rank) % self.schedule.num_ranks

@@ -24,7 +24,8 @@ from simpar.units import Floats, Ints, unique
 
 Costs = tuple[float, float, float]
 TableKey = tuple[str, int, int, int, Costs]
-MOST_ACTIONS = 2**17  # in all tables that are kept
+MOST_ACTIONS = 2**19  # in all tables that are kept, each of some 100 bytes
+WHOLE: Blocked = frozenset()  # nothing has to run alone
 PART = 5
 """Bounds from the beginning of a table look at one in PART of a step's microbatches."""
 
@@ -35,7 +36,6 @@ class Sweeps:
 
     bounds: StepBounds
     _tables: dict[tuple[TableKey, Blocked], PrecedenceGraph] = field(default_factory=dict)
-    _whole: dict[TableKey, PrecedenceGraph] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     @cached_property
@@ -78,7 +78,7 @@ class Sweeps:
     def table_of(self, row: int) -> Schedule:
         """The schedule table that a row runs."""
         ((key, _),) = self._by_table(np.array([row]))
-        return self._table(key, frozenset()).schedule
+        return self._table(key, WHOLE).schedule
 
     def of(self, rows: Ints) -> Floats:
         """Lower bounds of the steps of rows in nanoseconds, float64[len(rows)]."""
@@ -151,16 +151,13 @@ class Sweeps:
         return pipelines.stage_times(shape, pipes, pipelines.blocks.plain_ns(pipelines.key[pipes], shape.letters))
 
     def _table(self, key: TableKey, apart: Blocked) -> PrecedenceGraph:
-        if (key, apart) not in self._tables:
-            if key not in self._whole:
-                # the same table comes several times in a row
-                self._whole = {key: PrecedenceGraph.of(_made(*key))}
-            whole = self._whole[key]
-            table = PrecedenceGraph.of(whole.schedule, apart, whole) if apart else whole
-            while self._tables and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
+        table = self._tables.pop((key, apart), None)
+        if table is None:
+            table = self._table(key, WHOLE).split(apart) if apart else PrecedenceGraph.of(_made(*key))
+            while len(self._tables) > 1 and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
                 del self._tables[next(iter(self._tables))]
-            self._tables[key, apart] = table
-        return self._tables[key, apart]
+        self._tables[key, apart] = table  # behind all others: the last one used
+        return table
 
     def _swept(self, charge: RowCharge, table: PrecedenceGraph) -> Floats:
         shape, pipelines = charge.shape, self.bounds.pipelines
@@ -193,7 +190,7 @@ def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -
 def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
     """Groups rows by the kinds of passes that must not run together with another pass."""
     if not charge.shape.pairs:
-        yield frozenset(), np.arange(len(charge.mine))
+        yield WHOLE, np.arange(len(charge.mine))
         return
     groups: dict[Blocked, list[Ints]] = {}
     for configuration, mine in charge.by_configuration():

@@ -5,6 +5,7 @@ links, the bound is the larger of the time each stream carries of both and the t
 exchange tokens only the forward counts alone, because weight gradients leave their place in the backward.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import zip_longest
@@ -36,13 +37,13 @@ class OverlappedPasses:
         unique, where = np.unique(keys, return_inverse=True)
         alone = {one: self.blocks.plain_ns(unique, (one,))[one] for one in ("F", letter)}
         times_ns = np.zeros(len(unique))
-        for forward, backward in zip_longest(ahead, back[::-1]):
+        for (forward, backward), count in Counter(zip_longest(ahead, back[::-1])).items():
             if forward is None:
-                times_ns += alone[letter][:, backward]
+                times_ns += count * alone[letter][:, backward]
             elif backward is None:
-                times_ns += alone["F"][:, forward]
+                times_ns += count * alone["F"][:, forward]
             else:
-                times_ns += self._blocks_ns(unique, forward, backward, letter)
+                times_ns += count * self._blocks_ns(unique, forward, backward, letter)
         return np.asarray(times_ns[where])
 
     def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
@@ -50,24 +51,24 @@ class OverlappedPasses:
         none = np.full(len(self.blocks.row), -1, dtype=np.int64)
         known = self._known.setdefault((forward, backward, letter), none)
         missing = keys[known[keys] < 0]
-        for batch, mine, which in self.blocks.batches(missing):
+        for batch, _, which in self.blocks.batches(missing):
             both = [self.blocks.kept(batch, one, (kind,))[kind] for kind, one in ((forward, "F"), (backward, letter))]
-            known[missing[mine]] = self._met_ns(batch, both, which)
+            exact = self._is_exact(batch, [passes.phase for passes in both])
+            for place in which[exact[which]].tolist():
+                phases = [passes.phase.of(place) for passes in both]
+                prices_ns = [passes.prices_ns[:, place] for passes in both]
+                known[batch.keys[place]] = self._merged_ns(phases, prices_ns)
+            if not exact[which].all():  # others of the batch cost next to nothing, and are asked for later
+                least = np.flatnonzero(~exact)
+                known[batch.keys[least]] = self._least_ns(both, least)
         return known[keys]
 
-    def _met_ns(self, batch: KeyBatch, both: Sequence[PassTimes], which: Ints) -> Ints:
-        """:meth:`_blocks_ns` for some keys of a batch: merged exactly, or bounded by streams and single passes."""
-        exact = self._is_exact(batch, [passes.phase for passes in both])[which]
-        result, least = np.zeros(len(which), dtype=np.int64), which[~exact]
-        for at, place in zip(np.flatnonzero(exact).tolist(), which[exact].tolist(), strict=True):
-            phases = [passes.phase.of(place) for passes in both]
-            result[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
-        if len(least):
-            slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
-            carried = np.sum([passes.carried_ns(least, slow) for passes in both], axis=0)
-            alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
-            result[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in alone)], axis=0)
-        return result
+    def _least_ns(self, both: Sequence[PassTimes], which: Ints) -> Ints:
+        """:meth:`_blocks_ns` for some keys of a batch: bounded by streams and single passes."""
+        slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
+        carried = np.sum([passes.carried_ns(which, slow) for passes in both], axis=0)
+        alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
+        return np.asarray(np.max([*carried, *(passes.took_ns(which, slow) for passes in alone)], axis=0))
 
     def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
         """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""

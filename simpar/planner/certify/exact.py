@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from math import inf
@@ -83,14 +83,40 @@ class SimulatedPlan:
             self.kept = None
         return self._result
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the full result can be had without another run."""
+        return self.kept is not None or self._result is not None
+
     def release(self) -> SimulatedPlan:
         """The same plan without the step that was run, to free its memory."""
         self.kept = None
         return self
 
+    @staticmethod
+    def let_go(simulated: Iterable[SimulatedPlan], last: SimulatedPlan | None = None) -> None:
+        """Free all steps but the best few and ``last``; those of the best plans are reported first.
+
+        A report takes a fraction of what running a large step again would, but where ranks are slow: then it runs the
+        step without them, which few of the plans will need.
+        """
+        ops, held = 0, 0
+        for place, one in enumerate(sorted(simulated, key=lambda one: (not one.fits, one.worth))):
+            if not one.kept:
+                continue
+            ops, held = ops + one.num_ops, held + 1
+            if held == 1 or one is last or (held <= MAX_KEPT_STEPS and ops <= MAX_KEPT_OPS):
+                continue
+            if place < REPORTED and one.fits and not one.problem.perturbation.slow_ranks:
+                one.report()
+            one.release()
+
 
 Known = MutableMapping[tuple[bytes, str], SimulatedPlan]
 """Measured plans by the digest of their steps and everything else that they specify."""
+MAX_KEPT_STEPS, MAX_KEPT_OPS, REPORTED = 6, 200_000, 8
+"""How many of the best simulated steps are kept for reports, and how many ops they may have together; how many of the
+best plans are reported before their steps are let go."""
 MANY_OPS = 500_000
 """Steps of more ops are not run again for a plan that differs in the order of ranks only."""
 
@@ -172,7 +198,7 @@ def _report(context: SummaryInputs) -> Result:
 
 def reports(plans: Sequence[SimulatedPlan], workers: Workers) -> list[Result]:
     """The full results of some plans; large steps that have to be run again run in parallel."""
-    again = [one for one in plans if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
+    again = [one for one in plans if one.num_ops > MANY_OPS and not one.is_at_hand]
     results = workers.map(_result, [(one.problem, one.plan) for one in again])
     for one, result in zip(again, results, strict=True):
         one._result = result

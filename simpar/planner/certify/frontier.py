@@ -58,8 +58,6 @@ LAYOUT_AXES = tuple(
 MAX_PASS_BOUNDS, MAX_PROMISING = 512, 48
 MANY_MICROBATCHES = 40
 """With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
-MAX_KEPT_STEPS, MAX_KEPT_OPS = 6, 200_000
-"""How many of the best simulated steps are kept for reports, and how many ops they may have together."""
 
 
 @dataclass
@@ -356,12 +354,7 @@ class Frontier:
 
     def _release_steps(self, last: SimulatedPlan | None = None) -> None:
         """Free all simulated steps but the best and ``last``."""
-        held = [one for one in self.simulated.values() if one.kept]
-        held.sort(key=lambda one: (not one.fits, one.worth))
-        ops = np.cumsum([one.num_ops for one in held])
-        for at, one in enumerate(held[1:], start=1):
-            if (at >= MAX_KEPT_STEPS or ops[at] > MAX_KEPT_OPS) and one is not last:
-                one.release()
+        SimulatedPlan.let_go(self.simulated.values(), last)
 
     def count_unseen(self, limit_s: float) -> int:
         """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""

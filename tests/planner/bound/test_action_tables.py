@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from simpar.plan.schedules import make_schedule
-from simpar.plan.schedules.actions import LETTERS
-from simpar.planner.bound import action_tables
+from simpar.plan.schedules.actions import LETTERS, waits_for
+from simpar.planner.bound import action_tables, batched_sweep
 from simpar.planner.bound.action_tables import PrecedenceGraph, finishes_ns
 from simpar.planner.bound.paths import Hops
 
@@ -31,7 +33,7 @@ def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkey
     """Any durations, messages and floors, passes together or apart."""
     pytest.importorskip("numba")
     whole = PrecedenceGraph.of(make_schedule(name, p, m, chunks))
-    for table in (whole, PrecedenceGraph.of(whole.schedule, frozenset({("F", True)}), whole)):
+    for table in (whole, whole.split(frozenset({("F", True)}))):
         for rows in (1, 5):
             times, hops, floors, pairs = drawn(table, rows, blocking, rows)
             for given in (None, floors):
@@ -57,3 +59,33 @@ def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
     ends = np.cumsum([len(columns) for columns in table.schedule.ranks])
     action_tables.DEPTHS.compiled()(ends, table.source, table.other, found)
     assert (found == level + 1).all()
+
+
+@pytest.mark.parametrize("apart", [{("F", False)}, {("B", False)}, {("B", True), ("I", False)}])
+def test_passes_that_run_alone_wait_for_their_own_inputs(apart):
+    """The others are the pairs of the schedule; everything else is that of the whole table."""
+    whole = PrecedenceGraph.of(make_schedule("dualpipe", 4, 12, 1))
+    table, inputs = whole.split(frozenset(apart)), waits_for(whole.schedule)
+    kind = [(LETTERS[code], bool(last)) for code, last in zip(whole.code, whole.boundary, strict=True)]
+    pairs = [at for at in whole.joined.tolist() if kind[at] not in apart and kind[at + 1] not in apart]
+    assert table.joined.tolist() == pairs
+    assert len(pairs) < len(whole.joined)
+    for at, kept in enumerate(inputs.tolist()):
+        if whole.code[at] != LETTERS.index("W"):
+            assert table.source[at] == (-1 if at - 1 in pairs else kept)
+        assert table.other[at] == (inputs[at + 1] if at in pairs else -1)
+    for name in ("boundary", "message", "queue"):
+        assert np.array_equal(getattr(table, name), getattr(replace(table, whole=None), name)), name
+
+
+def test_tables_are_kept_until_there_are_too_many_actions(frontier, monkeypatch):
+    """The most recently used ones, and always the last; a table with split pairs shares what it can with its whole."""
+    made = []
+    original = batched_sweep._made
+    monkeypatch.setattr(batched_sweep, "_made", lambda *key: made.append(key) or original(*key))
+    monkeypatch.setattr(batched_sweep, "MOST_ACTIONS", 300)
+    sweeps, costs = batched_sweep.Sweeps(frontier.bounds), (1.0, 1.0, 1.0)
+    one, two, large, more = (("1f1b", 4, count, 1, costs) for count in (8, 16, 64, 24))
+    for key in (one, two, one, large, one, more, one, large):
+        assert sweeps._table(key, frozenset()).schedule.num_microbatches == key[2]
+    assert [key[2] for key in made] == [8, 16, 64, 24, 64]

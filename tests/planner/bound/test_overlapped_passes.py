@@ -35,9 +35,16 @@ def test_blocks_that_meet_nobody_run_alone(pairs):
 
 
 def test_keys_together_are_keys_alone(pairs):
-    """In any order, more than once."""
+    """In any order, more than once; what is found for one key answers for no other."""
     together, keys = pairs
     again = np.concatenate([keys[::-1], keys])
     found = OverlappedPasses(together.blocks).pairs_ns(again, (LAYER,), (LAYER,), "B")
-    each = {key: found[at] for at, key in enumerate(again.tolist())}
-    assert [each[key] for key in again.tolist()] == found.tolist()
+    alone = {one: OverlappedPasses(together.blocks).pairs_ns(np.array([one]), (LAYER,), (LAYER,), "B") for one in keys}
+    assert [float(alone[key][0]) for key in again.tolist()] == found.tolist()
+
+
+def test_blocks_that_meet_several_times_count_as_often(pairs):
+    """Each time alike."""
+    together, keys = pairs
+    one, three = (together.pairs_ns(keys, (LAYER,) * count, (LAYER,) * count, "B") for count in (1, 3))
+    assert np.array_equal(three, 3 * one)
