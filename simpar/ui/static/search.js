@@ -56,7 +56,8 @@ export class Search {
   }
 
   show(found) {
-    const sure = found.certified ? "certified: no layout of the space is better" : found.gap < 1 ? `stopped: another may be up to ${percent(found.gap)} better` : "not certified: how much better another may be is not known";
+    const open = found.gap < 1 ? `another may be up to ${percent(found.gap)} better` : "how much better another may be is not known";
+    const sure = found.certified ? "certified: no layout of the space is better" : `${found.stopped ? "stopped" : "not certified"}: ${open}`;
     this.said(`${sure}; ${found.space_size ? `${found.space_size.toLocaleString("en")} layouts, ` : ""}${found.simulated} simulated, ${seconds(found.seconds)}`);
     const isRl = found.candidates[0]?.mfu === null;
     const head = ["layout", "step time", isRl ? "responses/s" : "MFU", "reserved", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
