@@ -201,19 +201,13 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
         if values["suggest_to"]:
             raise UserError(f"--suggest-to {values['suggest_to']}: needs --suggest, such as --suggest 3")
         return None
-    from simpar.files import check_writable
-    from simpar.learning.suggest import refuse_existing
+    from simpar.learning.suggest import table_to_fill
 
     if values["suggest"] < 1:
         raise UserError(f"--suggest {values['suggest']}: allowed: at least 1")
     if values["top"] == 1:
         raise UserError("--suggest: needs several candidates to tell apart; allowed: --top from 2")
-    table = Path(values["suggest_to"] or "suggested.csv")
-    if table.suffix != ".csv":
-        raise UserError(f"--suggest-to {table}: allowed: a name that ends in .csv")
-    refuse_existing(table)
-    check_writable(table)
-    return table
+    return table_to_fill(values["suggest_to"] or "suggested.csv", "--suggest-to")
 
 
 def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Scenario) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.files import write_atomic
+from simpar.files import check_writable, write_atomic
 from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import plan_of
@@ -220,6 +220,16 @@ def write(chosen: Sequence[Suggestion], table: Path, model: str | None = None) -
         )
     write_atomic(table, rows.getvalue())
     return plans
+
+
+def table_to_fill(name: str, field: str) -> Path:
+    """The table that a field names, if suggestions can be written to it. Raises UserError."""
+    table = Path(name)
+    if table.suffix != ".csv":
+        raise UserError(f"{field} {name}: allowed: a name that ends in .csv")
+    refuse_existing(table)
+    check_writable(table)
+    return table
 
 
 def refuse_existing(table: Path) -> None:

@@ -66,6 +66,12 @@ class SearchInput(Strict):
     )
     portable: str | None = Field(None, description="framework that must be able to express the plan")
     fit_probability: float | None = Field(None, ge=0.5, lt=1, description="least probability to fit in memory")
+    suggest: int | None = Field(
+        None, ge=1, description="also name at most this many layouts to measure: those that decide most"
+    )
+    suggest_to: Name | None = Field(
+        None, description="CSV file below the folder to write the suggestions to, for measured times and learn"
+    )
     save: Saved = None
 
 
@@ -219,12 +225,16 @@ def _simulate(asked: SimulateInput, say: Say, _: float) -> dict[str, Any]:
 
 
 def _search(asked: SearchInput, say: Say, time_limit_s: float) -> dict[str, Any]:
+    from simpar.learning.suggest import check, suggestions, table_to_fill, write
     from simpar.planner.api import find_space
     from simpar.planner.problem import Constraints, make_problem
     from simpar.planner.progress import SearchProgress, in_words
     from simpar.planner.space.jobs import without_axes
     from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 
+    if asked.suggest_to and not asked.suggest:
+        raise UserError(f"{SOURCE}: suggest_to = {asked.suggest_to}: needs suggest, such as 3")
+    table = table_to_fill(asked.suggest_to, f"{SOURCE}: suggest_to =") if asked.suggest_to else None
     scenario = _scenario(asked.scenario, asked.set)
     cluster = scenario.build_cluster()
     problem = make_problem(
@@ -241,8 +251,16 @@ def _search(asked: SearchInput, say: Say, time_limit_s: float) -> dict[str, Any]
             fit_probability=DEFAULT_FIT_PROBABILITY if asked.fit_probability is None else asked.fit_probability,
         ),
     )
+    if asked.suggest:
+        check(problem)
     progress = SearchProgress(report=lambda *said: say(in_words(*said)), time_limit_s=time_limit_s)
     result = find_space(None, cluster)(problem, progress)
+    if asked.suggest and not progress.interrupted:
+        say("simulating what may be measured")
+        chosen = suggestions(result, problem, asked.suggest)
+        result = result.with_details({"suggestions": [one.to_dict() for one in chosen]})
+        if table and chosen:
+            write(chosen, table, scenario.model if isinstance(scenario.model, str) else None)
     if asked.save:
         result.save(asked.save)
     whole = result.to_dict()
@@ -252,7 +270,7 @@ def _search(asked: SearchInput, say: Say, time_limit_s: float) -> dict[str, Any]
 
 IN_ANSWERS = (
     "candidates", "certified_optimal", "gap", "objective", "tie", "stack", "model", "cluster", "training",
-    "constraints", "not_portable",
+    "constraints", "not_portable", "suggestions",
 )  # fmt: skip
 """Keys of a search's JSON in answers: without seconds, which differ each time, and what is not among the best."""
 

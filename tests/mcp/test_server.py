@@ -25,6 +25,15 @@ JOB = {
     "training": {"seq_len": 128, "global_batch": 8},
     "plan": {"mesh": {"pp": 2}},
 }
+TIED = {
+    "scenario": {
+        "model": "gpt3-1.3b",
+        "cluster": {"hardware": "dgx-a100-80gb"},
+        "training": {"seq_len": 2048, "global_batch": 64},
+    },
+    "fixed": {"cp": 1, "micro_batch": [1, 2], "pp": [1, 2], "zero": 1, "recompute": "none", "schedule": "1f1b"},
+}
+"""A small search whose best layouts no prediction tells apart."""
 HARD = {
     "model": "deepseek-v3",
     "cluster": {"hardware": "dgx-h100", "nodes": 64},
@@ -71,6 +80,13 @@ async def talk(client: Any) -> None:
     assert not answer.is_error
     assert answer.structured_content["step_time_s"] > 0
     assert reports[0] == "starting"
+    takes = next(tool for tool in listed.tools if tool.name == "search").input_schema["properties"]["suggest"]
+    assert {"type": "integer", "minimum": 1} in takes["anyOf"]
+    searched = await client.call_tool("search", {**TIED, "suggest": 1, "suggest_to": "runs.csv"})
+    assert searched.structured_content["suggestions"][0]["plan"]["mesh"]
+    wrong = await client.call_tool("search", {**TIED, "suggest": "three"})
+    assert wrong.is_error
+    assert "suggest" in wrong.content[0].text
     refused = await client.call_tool("simulate", {"scenario": "/etc/hostname"})
     assert refused.is_error
     assert "refused; allowed: shipped names, and files below" in refused.content[0].text

@@ -1,5 +1,8 @@
 """Tools: what they take is checked like every input, and what they answer is what the functions answer."""
 
+import csv
+import json
+
 import pytest
 
 import simpar
@@ -40,6 +43,42 @@ def test_a_search_has_its_certificate_and_nothing_that_changes_by_itself():
     assert first == ask("search", scenario=JOB, fixed=fixed)[0]
 
 
+@pytest.fixture(scope="module")
+def hours():
+    """A job whose candidates no prediction tells apart, and the axes that make its space small."""
+    job = {"model": "gpt3-1.3b", "cluster": {"hardware": "dgx-a100-80gb"}}
+    fixed = {"cp": 1, "micro_batch": (1, 2), "pp": (1, 2), "zero": 1, "recompute": "none", "schedule": "1f1b"}
+    return {"scenario": {**job, "training": {"seq_len": 2048, "global_batch": 64}}, "fixed": {**fixed, "hsdp": 1}}
+
+
+def test_a_search_names_what_to_measure_as_the_command_does(hours, tmp_path, monkeypatch):
+    """Layouts with their plans and what a measurement is worth, and a table to fill in that learn reads."""
+    monkeypatch.chdir(tmp_path)
+    answer, said = ask("search", **hours, suggest=2, suggest_to="runs.csv", save="whole.json")
+    assert "simulating what may be measured" in said
+    named = answer["suggestions"]
+    assert 1 <= len(named) <= 2
+    assert all(one["expected_gain"] > 0 and one["plan"]["mesh"] for one in named)
+    assert json.loads((tmp_path / "whole.json").read_text())["suggestions"] == named
+    rows = list(csv.DictReader((tmp_path / "runs.csv").open()))
+    assert [row["plan"] for row in rows] == [f"runs-{at}.plan.json" for at in range(1, len(named) + 1)]
+    for row, one in zip(rows, named, strict=True):
+        table = tmp_path / "runs.csv"
+        table.write_text(table.read_text().replace(f"predicted {one['step_time_s']:.4g} s,", f",{one['step_time_s']}"))
+        assert row["n_gpus"] == str(one["devices"])
+    with pytest.raises(UserError, match="is there, and may hold measurements"):
+        ask("search", **hours, suggest=2, suggest_to="runs.csv")
+    learnt, _ = ask("learn", runs=["runs.csv"], stack="megatron", hardware="dgx-a100-80gb", save_profile="ours.yaml")
+    assert learnt["profile"] == "ours.yaml"
+
+
+def test_a_search_that_was_stopped_suggests_nothing(hours):
+    """What it has simulated by then differs from one time to the next."""
+    answer = call("search", {**hours, "suggest": 2}, lambda _: None, 1e-9)
+    assert answer["stopped_early"] is True
+    assert "suggestions" not in answer
+
+
 def test_saved_answers_can_be_compared(tmp_path, monkeypatch):
     """A file of one call is the input of the next."""
     monkeypatch.chdir(tmp_path)
@@ -62,6 +101,10 @@ def test_saved_answers_can_be_compared(tmp_path, monkeypatch):
         ("simulate", {"scenario": 3}, "allowed: a name, a file, or a scenario as data"),
         ("simulate", {"scenario": {**JOB, "model": "os:getcwd"}}, "is code, which tools do not run"),
         ("simulate", {"scenario": JOB, "set": {"model": "os:getcwd"}}, "is code, which tools do not run"),
+        ("search", {"scenario": JOB, "suggest": 0}, "suggest"),
+        ("search", {"scenario": JOB, "suggest_to": "runs.csv"}, "suggest_to = runs.csv: needs suggest"),
+        ("search", {"scenario": JOB, "suggest": 1, "suggest_to": "runs.txt"}, r"runs.txt: allowed: .* in \.csv"),
+        ("search", {"scenario": JOB, "suggest": 1, "objective": "energy"}, "not energy"),
         ("catalogue", {"kind": "modles"}, "did you mean 'models'"),
         ("check", {"launch": ""}, "launch"),
         ("learn", {"runs": ["x.csv"], "save_profile": "x.txt"}, r"ends in \.yaml"),
