@@ -102,7 +102,8 @@ WHY_SOCKETS = "TCP sockets, with NCCL's own tables and as many threads as it sta
 CLOUDS = (  # a cloud's nodes, the board that they have, and the network
     ("aws-p3dn", "dgx-v100", "aws-p5"), ("aws-p5e", "hgx-h200", "aws-p5"), ("aws-p5en", "hgx-h200", "aws-p5"),
     ("aws-p6-b200", "hgx-b200", "aws-p5"), ("aws-p6-b300", "hgx-b300", "aws-p5"),
-    ("aws-p6e-gb200", "gb200-nvl72", "aws-p5"), ("aws-g6e", "l40s-8", "aws-p5"),
+    ("aws-p6e-gb200", "gb200-nvl72", "aws-p5"), ("aws-p6e-gb300", "gb300-nvl72", "aws-p5"),
+    ("aws-g6e", "l40s-8", "aws-p5"),
 )  # fmt: skip
 DERIVED = (
     Derived("dgx-h100", (("hgx-h100", ALL),)),

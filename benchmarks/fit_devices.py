@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 TABLES = ("measured_runs_dev.csv", "measured_ordinary_dev.csv")
 ALIKE = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # one board with less memory
 UNSEEN = (
-    "t4", "mi455x", "vr200", "gaudi-2", "gaudi-3", "ascend-910b", "ascend-910c", "tpu-v7x",
+    "t4", "mi455x", "vr200", "gaudi-2", "gaudi-3", "ascend-910b", "ascend-910b3", "ascend-910c", "tpu-v7x",
 )  # fmt: skip
 """Devices of which no kernel and no run is known, nor of their kin: their data sheets alone."""
 KIN = {"l4": "l40s", "rtx-6000-ada": "l40s", "gb10": "rtx-pro-6000", "mi350x": "mi355x"}

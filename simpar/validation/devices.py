@@ -50,6 +50,7 @@ _PROFILES = (  # words for the device, word for the network, profile; the first 
     *((f"gaudi {number}", "", f"gaudi-{number}-8") for number in "23"),
     *((f"gaudi{number}", "", f"gaudi-{number}-8") for number in "23"),
     *((word, "", "ascend-910b-8") for word in ("910b", "910b2")),
+    ("910b3", "", "ascend-910b3-8"),
     ("910c", "", "cloudmatrix384"),
     ("vr200", "", "vr200-nvl144"),
     ("mi350x", "", "mi350x-8"),

@@ -45,6 +45,11 @@ def test_names_that_people_say(said: str, name: str) -> None:
         ("Standard_ND128isr_GB300_v6", 4, "gb300-nvl72", 3200), ("a4x-maxgpu-4g-metal", 4, "gb300-roce-800", 3200),
         ("BM.GPU.B300.8", 8, "b300-roce-800", 6400), ("a2-megagpu-16g", 16, "gcp-a2-mega", 100),
         ("g4-standard-384", 8, "rtx-pro-6000-8 over 2x 200 Gb/s ethernet", 400), ("MI400", 4, "helios-mi455x", 9600),
+        ("p6e-gb300", 4, "aws-p6e-gb300", 1600), ("p6e-gb300r.36xlarge", 4, "aws-p6e-gb300", 1600),
+        ("a4x-maxgpu-4g", 4, "gb300-roce-800", 3200), ("GB200 NVL36", 4, "gb200-nvl36", 1600),
+        ("GB200 NVL36x2", 4, "gb200-nvl72", 1600), ("Ascend 910B3", 8, "ascend-910b3-8", 1600),
+        ("910B2", 8, "ascend-910b-8", 1600), ("HL-325L", 8, "gaudi-3-8", 4800),
+        ("a3-edgegpu-8g", 8, "gcp-a3-high over 4x 100 Gb/s", 400),
     ],
 )  # fmt: skip
 def test_instances_have_their_devices_and_their_network(
@@ -73,6 +78,8 @@ def test_instances_without_rdma_are_joined_by_sockets(said: str, kind: str) -> N
 def test_half_a_rack_is_a_domain_of_its_own() -> None:
     """Nine instances of four devices reach each other over NVLink, ten do not."""
     assert load_cluster("u-p6e-gb200x36").profile.domain_size == 36
+    assert load_cluster("GB200 NVL36").profile.domain_size == 36
+    assert load_cluster("GB200 NVL36x2").profile.domain_size == 72  # two racks in one domain
 
 
 def test_nodes_and_devices_beside_an_instance_count_instances() -> None:

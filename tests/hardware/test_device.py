@@ -52,7 +52,7 @@ def test_peak_is_units_times_clock_times_a_power_of_two() -> None:
         assert per_clock == pytest.approx(nearest, rel=0.012), device.name
 
 
-@pytest.mark.parametrize("name", ["t4", "gaudi-3", "ascend-910b", "tpu-v7x", "vr200", "mi455x"])
+@pytest.mark.parametrize("name", ["t4", "gaudi-3", "ascend-910b", "ascend-910b3", "tpu-v7x", "vr200", "mi455x"])
 def test_what_nobody_has_run_is_known_as_poorly_as_devices_differ(name: str) -> None:
     """The profile says that no run stands behind it, and its clock may be a fifth off: more than any fitted one."""
     ends, clock = interval_of("devices", name, "kernels.sustained_clock"), load_device(name).kernels["sustained_clock"]
