@@ -61,6 +61,24 @@ def test_only_the_proxy_is_reached():
     assert inside["args"][-1] + "/oauth2/callback" in str(door["args"])
 
 
+def test_both_files_lock_both_containers_alike():
+    """Nothing to write to but /tmp, no capabilities, no new privileges, and the same limits of memory and cores."""
+    [compose] = documents("compose.yaml")
+    pod = documents("kubernetes.yaml")[0]["spec"]["template"]["spec"]
+    for name, container in zip(("page", "proxy"), pod["containers"], strict=True):
+        service, locked, limits = (
+            compose["services"][name],
+            container["securityContext"],
+            container["resources"]["limits"],
+        )
+        assert service["read_only"] is locked["readOnlyRootFilesystem"] is True
+        assert service["cap_drop"] == locked["capabilities"]["drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        cores = float(limits["cpu"].removesuffix("m")) / (1000 if limits["cpu"].endswith("m") else 1)
+        assert service["cpus"] == cores
+        assert f"{service['mem_limit'].upper()}i" == limits["memory"]
+
+
 def test_the_recipe_has_the_projects_dependencies(project):
     """The same bounds; matplotlib without its windows is matplotlib-base there."""
     text = re.sub(r"{{.*?}}", "0", re.sub(r"{%.*?%}", "", (DEPLOY / "conda" / "meta.yaml").read_text()))
