@@ -143,6 +143,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     made = config.fields.get("model")
     sources = [*_of_model(made), *_of_recipe(config.called)]
     hub = next((each for each in sources if "/" in each), "")
+    if made_by := next((each for each in (hub, *sources) if re.search(OTHER, each)), ""):
+        raise UserError(f"{path}: model = {made_by}: a recipe of a diffusion model: not read; allowed: language models")
     model = next(filter(None, map(find_model, sources)), None) or (find_released(hub, path) if hub else None)
     tower = 0
     if model:
@@ -194,13 +196,9 @@ def _tower(model: str) -> int:
 def _of_provider(values: dict[str, list[str]], made: Any, hub: str, path: str) -> dict[str, list[str]]:
     """The arguments of a model without a name, with what its class says; without sizes if they are not all of it.
 
-    Raises UserError for a class whose model is not one of text.
+    Raises UserError where ends of the pipeline need its layers.
     """
     name = made.name if isinstance(made, ConfigCall) else ""
-    if any(re.search(OTHER, each) for each in (name, hub)):
-        raise UserError(
-            f"{path}: model = {hub or name}: a diffusion model: not modelled; allowed: language models of text"
-        )
     if hub and "--num-layers" not in values and (flag := next((each for each in ENDS if each in values), None)):
         raise UserError(
             f"{path}: {flag} needs the layers of {hub}, which is not shipped, nor in the hub's cache; allowed: its "

@@ -25,6 +25,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack, load_stack
+from simpar.uncertainty.table import load_error_table
 from simpar.units import GIB, MIB, MS, NS, US
 from simpar.validation.predict import ParameterOverrides, change_stack, cluster_of
 from simpar.validation.rows import Case
@@ -212,13 +213,18 @@ def spread_of_part(name: Name) -> float:
 
 @lru_cache(maxsize=64)
 def spread_of(kind: str, key: str) -> float:
-    """How far the shipped profiles of a kind differ in a parameter, in the parameter's unit."""
+    """How far the shipped profiles of a kind differ in a parameter, in the parameter's unit.
+
+    Of stacks, those that measured runs stand behind: one that was put together from its source code alone has most of
+    its values from another one, and would count that one twice.
+    """
     if key == CAPACITY:
         return SHARED.least_spread
     if kind == "device":
         stated = [load_device(name).kernels.get(key) for name in files.bundled("devices")]
     elif kind == "stack":
-        stated = [_of_stack(load_stack(name), key) for name in files.bundled("stacks")]
+        known_stacks = {each.traits.stack for each in load_error_table().evidence}
+        stated = [_of_stack(load_stack(name), key) for name in files.bundled("stacks") if name in known_stacks]
     else:
         field = key.rpartition(".")[2]
         profiles = [load_cluster(name).profile for name in files.bundled("clusters")]

@@ -240,7 +240,7 @@ def test_models_are_built_of_the_fields_of_known_classes():
 def test_models_of_images_and_videos_are_no_decoders():
     """Diffusion is refused, an encoder of images decides."""
     for model in (f"WanModelProvider({FIELDS})", HUB.format("black-forest-labs/FLUX.1-dev")):
-        with pytest.raises(UserError, match="a diffusion model: not modelled"):
+        with pytest.raises(UserError, match="a recipe of a diffusion model: not read"):
             own(model)
     found = own(HUB.format("google/gemma-3-4b-it"), name="gemma3_vl_4b_sft_config")
     assert found.plan.model == "gemma-3-4b"

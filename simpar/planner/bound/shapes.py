@@ -210,7 +210,7 @@ and take more of the processor than the products do."""
 def weigh(times: Ints | Floats, counts: Floats) -> Floats:
     """Weighted sums of the times of kinds: times [..., kinds] and ``counts`` [m, kinds] give float64[..., m]."""
     flat = np.asarray(times, dtype=np.float64).reshape(-1, counts.shape[1])
-    several = max(MOST_AT_ONCE // counts.size, 1)
+    several = max(MOST_AT_ONCE // max(counts.size, 1), 1)
     result = np.empty((len(flat), len(counts)))
     for first in range(0, len(flat), several):
         np.matmul(flat[first : first + several], counts.T, out=result[first : first + several])
