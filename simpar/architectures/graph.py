@@ -355,6 +355,17 @@ class ModelGraph:
         return sum(weight.trainable and weight.kind == "expert" for weight in weights)
 
     @property
+    def longest(self) -> int | None:
+        """The most tokens a sequence can have: as a reader says, or those of a learned table. None: as many as wanted.
+
+        A table's first rows may stand for no position.
+        """
+        rows = self.dims.get("positions", 0)
+        of_table = rows - self.details.positions.offset if rows else None
+        said: int | None = self.facts.get("longest", of_table)
+        return said
+
+    @property
     def has_vocabulary(self) -> bool:
         """Whether tokens of a vocabulary are looked up and predicted; models of images alone have none."""
         return self.dims["vocab"] > 1

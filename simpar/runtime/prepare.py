@@ -6,7 +6,6 @@ from functools import cached_property
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
-from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.decider import fill_open_choices
@@ -54,11 +53,6 @@ def prepare(
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     whole = graph or cut
     assert whole is not None, "one of them is given"
-    rows = whole.dims.get("positions", 0)
-    if 0 < rows < training.seq_len:
-        raise UserError(
-            f"seq_len = {training.seq_len}: the table of positions has {rows} rows; allowed: as many or fewer"
-        )
     target = Workload(whole, training, world_size, world_size)
     layout = decide(plan, target, stack)
     if layout.stages:

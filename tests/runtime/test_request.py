@@ -69,7 +69,7 @@ def test_servers_take_cores_and_no_devices(monkeypatch):
             ["--learning-rate", "1e-4", "--min-learning-rate", "1e-3"],
             "--min-learning-rate.* = 0.001: allowed: at most learning_rate = 0.0001",
         ),
-        (["--seq-len", "2048"], "seq_len = 2048: the table of positions has 1024 rows; allowed: as many or fewer"),
+        (["--seq-len", "2048"], "seq_len = 2048: gpt2 has 1024 positions; allowed: as many or fewer"),
     ],
 )
 def test_what_contradicts_itself_is_refused(tmp_path, monkeypatch, capsys, arguments, words):

@@ -1,5 +1,7 @@
 """BERT and RoBERTa: encoders alone [arXiv 1810.04805; arXiv 1907.11692]."""
 
+from dataclasses import replace
+
 from simpar.architectures.config import Config
 from simpar.architectures.details import Details
 from simpar.architectures.encoder import encoder
@@ -20,7 +22,12 @@ def _read(config: Config, name: str) -> ModelGraph:
     types = config.size("type_vocab_size", default=2)
     usual = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
     rate = config.having(usual, unless_given=True).rate(*usual)
-    return encoder(name, shape, token_types=types, dropout=rate > 0, tied=config.tied(default=True))
+    graph = encoder(name, shape, token_types=types, dropout=rate > 0, tied=config.tied(default=True))
+    if config.data.get("model_type") == "bert":
+        return graph
+    padding = config.having({"pad_token_id": 1}, unless_given=True).optional_size("pad_token_id")
+    # RoBERTa's positions begin behind the row of this token
+    return replace(graph, facts={**graph.facts, "longest": shape.positions - padding - 1})
 
 
 FAMILIES = (
