@@ -42,14 +42,18 @@
   }
 
   const NS = 'http://www.w3.org/2000/svg';
-  const WIDTH = 720, HEIGHT = 260, LEFT = 64, BELOW = 34;
+  const HEIGHT = 260, LEFT = 64, BELOW = 34;
+  const figure = document.getElementById('tradeoff');
+  let drawn = [];
   function draw(points, best) {
-    const figure = document.getElementById('tradeoff');
+    drawn = [points, best];
     figure.hidden = !points.length;
+    const width = Math.max(240, figure.clientWidth);  // one unit is one pixel, or texts would shrink on narrow screens
     const most = { memory: 1.05 * Math.max(...points.map((p) => p.memory)), rate: 1.08 * Math.max(...points.map((p) => p.rate)) };
-    const x = (memory) => LEFT + memory / most.memory * (WIDTH - LEFT - 10);
+    const x = (memory) => LEFT + memory / most.memory * (width - LEFT - 10);
     const y = (rate) => HEIGHT - BELOW - rate / most.rate * (HEIGHT - BELOW - 8);
     const svg = figure.querySelector('svg');
+    svg.setAttribute('viewBox', `0 0 ${width} ${HEIGHT}`);
     svg.replaceChildren();
     const put = (tag, attributes, text) => {
       const node = svg.appendChild(document.createElementNS(NS, tag));
@@ -57,10 +61,10 @@
       if (text !== undefined) node.textContent = text;
       return node;
     };
-    put('path', { d: `M${LEFT} 8V${HEIGHT - BELOW}H${WIDTH - 10}`, class: 'axis' });
+    put('path', { d: `M${LEFT} 8V${HEIGHT - BELOW}H${width - 10}`, class: 'axis' });
     for (const memory of ticks(most.memory)) put('text', { x: x(memory), y: HEIGHT - BELOW + 15, 'text-anchor': 'middle' }, memory);
     for (const rate of ticks(most.rate)) put('text', { x: LEFT - 6, y: y(rate) + 4, 'text-anchor': 'end' }, short(rate));
-    put('text', { x: WIDTH - 10, y: HEIGHT - 4, 'text-anchor': 'end' }, 'GiB on the fullest device');
+    put('text', { x: width - 10, y: HEIGHT - 4, 'text-anchor': 'end' }, 'GiB on the fullest device');
     put('text', { x: LEFT + 6, y: 18 }, figure.dataset.rate);
     for (const point of points) {
       const kind = point === best ? 'best' : point.fits ? 'fits' : 'misfit';
@@ -84,4 +88,5 @@
 
   tools.hidden = false;
   show();
+  addEventListener('resize', () => draw(...drawn));
 })();

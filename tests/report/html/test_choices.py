@@ -54,6 +54,26 @@ def test_the_page_filters_and_orders_its_rows(swept, tab):
     assert tab.locator("#tradeoff svg circle").count() == len(fits)
 
 
+def test_the_chart_is_as_wide_as_the_page(swept, tab):
+    """Its texts are as large on a narrow screen as on a wide one, inside the chart, and no two overlap."""
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.goto(swept[1].as_uri())
+    for width in (1280, 400):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.wait_for_function(
+            "() => document.querySelector('#tradeoff svg').viewBox.baseVal.width === tradeoff.clientWidth"
+        )
+        boxes = tab.evaluate(
+            "[...document.querySelectorAll('#tradeoff text')].map((each) => each.getBoundingClientRect().toJSON())"
+        )
+        assert len(boxes) >= 8
+        assert all(box["height"] > 10 and box["left"] >= 0 and box["right"] <= width for box in boxes)
+        for a, b in itertools.combinations(boxes, 2):
+            assert (
+                a["right"] <= b["left"] or b["right"] <= a["left"] or a["bottom"] <= b["top"] or b["bottom"] <= a["top"]
+            )
+
+
 def test_a_column_of_layouts_is_there_if_cells_have_any(tmp_path):
     """A layout, or why there is none; cells of a sweep have neither."""
     page, plain = tmp_path / "grid.html", {key: value for key, value in BEST.items() if key != "plan"}
