@@ -7,7 +7,15 @@ from other nodes are sums over cells, and hold for any two layouts.
 
     time = latency + max(port: from its node, NICs of the receiving node, NICs of the sending nodes) + copies in memory
 
-The parts overlap layer by layer, as buckets of tensors go. With "gathered" a device needs the whole grid.
+The parts overlap layer by layer, as buckets of tensors go. With "gathered" a device needs the whole grid, and engines
+apart get it by broadcasts of one rank [NeMo-RL, nemo_rl/utils/packed_tensor.py; vLLM, examples of weight transfer: NCCL
+from rank 0]. NCCL sends a broadcast along a ring, where each node passes on what it receives while more arrives. So W
+bytes enter every node and leave every one but the last once, however many there are:
+
+    W / min(NICs of the first node, NICs of a receiving node) + a hop for each node.
+
+With "resharded" parts differ, and training nodes send every replica its own: R nodes that need W take R W of the NICs
+of all training nodes together.
 """
 
 from functools import cached_property
@@ -176,20 +184,10 @@ class Resharding:
     @cached_property
     def time_s(self) -> float:
         """Seconds of one update of all replicas."""
-        received, target = self.received, parameters(self.targets)
-        up, out = self.targets.profile.scale_up, self.targets.profile.scale_out
+        received, target, up = self.received, parameters(self.targets), self.targets.profile.scale_up
         inside = received.from_node / (up.bandwidth * target["send_efficiency"])
-        over = 0.0
-        if received.into_node:
-            nodes = 1 if self.is_same_pool else self.sources.nodes
-            sending = self.sources.profile.scale_out or out
-            assert out is not None, "a pool of several nodes has a network"
-            assert sending is not None, "as has the one that sends to it"
-            rate = out.nics_per_node * out.nic_bandwidth * target["nic_efficiency"]
-            sent = sending.nics_per_node * sending.nic_bandwidth * parameters(self.sources)["nic_efficiency"]
-            senders = self.targets.nodes if self.is_same_pool else nodes
-            over = max(received.into_node / rate, received.from_others / senders / sent)
-        latency = (target["base_us"] + target["nic_hop_us"]) * US
+        over = self._network_s if received.into_node else 0.0
+        latency = (target["base_us"] + self._hops * target["nic_hop_us"]) * US
         parts = [inside, over]
         if self.moves.through == "host":
             held = received.whole / self._copies_apart
@@ -200,6 +198,29 @@ class Resharding:
             ]
         copied = (2.0 * received.from_node + 2.0 * received.needed) / self.engine.kernels.bandwidth
         return float(latency + max(parts) + copied + self.moves.overhead)
+
+    @property
+    def _is_broadcast(self) -> bool:
+        """Whether nodes pass on to others what they receive."""
+        return self.moves.method == "gathered" and not self.is_same_pool
+
+    @property
+    def _hops(self) -> int:
+        """Nodes that a value goes through, one after the other."""
+        return self.targets.nodes if self._is_broadcast else 1
+
+    @property
+    def _network_s(self) -> float:
+        """Seconds of the busiest NICs."""
+        received, out = self.received, self.targets.profile.scale_out
+        sending = self.sources.profile.scale_out or out
+        assert out is not None, "a pool of several nodes has a network"
+        assert sending is not None, "as has the one that sends to it"
+        rate = out.nics_per_node * out.nic_bandwidth * parameters(self.targets)["nic_efficiency"]
+        sent = sending.nics_per_node * sending.nic_bandwidth * parameters(self.sources)["nic_efficiency"]
+        if self._is_broadcast:
+            return received.into_node / min(rate, sent)
+        return max(received.into_node / rate, received.from_others / self.sources.nodes / sent)
 
     @property
     def _copies_apart(self) -> int:

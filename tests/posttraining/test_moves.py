@@ -1,9 +1,12 @@
 """Bytes of new weights between layouts: what a device has it does not receive, and nothing is lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import simpar
+from simpar.cost.collectives.parameters import parameters
 from simpar.plan.post_training import Rollout, WeightMoves
 from simpar.posttraining.engine import ServingEngine
 from simpar.posttraining.moves import DENSE, Resharding
@@ -12,12 +15,12 @@ from simpar.simulation import make_job
 MODEL, BYTES = "llama-3-8b", 2 * simpar.Model("llama-3-8b").num_parameters()
 
 
-def resharding(plan, rollout, *, nodes=1, split=False, model=MODEL, **moves):
-    """New weights from a plan on some nodes to replicas there or on as many others."""
+def resharding(plan, rollout, *, nodes=1, split=False, others=None, model=MODEL, **moves):
+    """New weights from a plan on some nodes to replicas there or, split, on others (as many, if not said)."""
     cluster = simpar.Cluster("dgx-h100", nodes)
     training = simpar.Training(seq_len=2048, global_batch=64)
     layout = make_job(simpar.Model(model), cluster, simpar.Plan(**plan), training).layout
-    pool = simpar.Cluster("dgx-h100", nodes) if split else cluster
+    pool = simpar.Cluster("dgx-h100", others or nodes) if split else cluster
     served = ServingEngine.of(simpar.Model(model), pool, Rollout(**rollout), 2048)
     return Resharding(layout, served, cluster, pool, WeightMoves(**moves), not split)
 
@@ -72,6 +75,38 @@ def test_stages_and_experts_have_their_own_parts():
         assert (moved.served.of(grid).sum(axis=0) * cells).sum() == pytest.approx(moved.row_bytes[grid].sum())
         held = moved.trained.of(grid).sum(axis=0)
         assert np.allclose(held[cells[:, 0] > 0], held[cells[:, 0] > 0][0])
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+def test_nodes_pass_on_what_is_broadcast(trained):
+    """A node more costs a hop of the ring, for weights leave the first node once: W / (NICs of a node)."""
+    few, many = (resharding({"zero": 3}, {"tp": 8}, nodes=trained, split=True, others=n) for n in (1, 16))
+    said = parameters(few.targets)
+    assert many.received.from_others == pytest.approx(16 * BYTES)
+    assert many.time_s - few.time_s == pytest.approx(15 * said["nic_hop_us"] * 1e-6, rel=1e-6)
+    copied = (2.0 * few.received.from_node + 2.0 * few.received.needed) / few.engine.kernels.bandwidth
+    inside = BYTES / (450e9 * said["send_efficiency"])
+    network = BYTES / (8 * 50e9 * said["nic_efficiency"])
+    hops = (said["base_us"] + said["nic_hop_us"]) * 1e-6
+    assert few.time_s == pytest.approx(max(inside, network) + copied + hops, rel=1e-9)
+
+
+def test_parts_of_replicas_leave_the_training_nodes_one_by_one():
+    """Sixteen nodes that receive parts of their own take sixteen times W of the NICs of two."""
+    sent = {n: resharding({"zero": 3}, {"tp": 8}, nodes=2, split=True, others=n, method="resharded") for n in (16, 32)}
+    rate = 8 * 50e9 * parameters(sent[16].targets)["nic_efficiency"]
+    assert sent[32].time_s - sent[16].time_s == pytest.approx(16 * BYTES / 2 / rate, rel=1e-6)
+
+
+def test_a_slow_network_of_the_first_node_holds_a_broadcast_up():
+    """The ring is as fast as its slowest node."""
+    moved = resharding({"zero": 3}, {"tp": 8}, nodes=2, split=True, others=4)
+    out = moved.sources.profile.scale_out.model_copy(update={"nic_bandwidth": 5e9})
+    profile = moved.sources.profile.model_copy(update={"scale_out": out})
+    slow = replace(moved, sources=simpar.Cluster(profile, 2))
+    rate = parameters(slow.sources)["nic_efficiency"] * 8 * 5e9
+    assert slow.time_s == pytest.approx(BYTES / rate, rel=0.1)
+    assert slow.time_s > BYTES / rate
 
 
 def test_fewer_values_and_other_roads():
