@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from simpar.architectures.hf_config import read
 from simpar.errors import UserError
 from simpar.units import format_count
 
-PATH, NAMES = (Path(__file__).with_name(name) for name in ("catalogue.yaml", "names.yaml"))
+PATH, NAMES, KIN = (Path(__file__).with_name(name) for name in ("catalogue.yaml", "names.yaml", "kin.yaml"))
 WIDTHS = "hidden_size|n_embd|d_model"
 HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 """Field names of configs for the width of a model and for its number of attention heads."""
@@ -23,7 +23,8 @@ USUAL = ("llama-3.1-8b", "llama-3-70b", "qwen3-32b", "mixtral-8x7b", "deepseek-v
 OPEN_INSTEAD = ("gpt-oss-120b", "deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "gpt3-175b")
 """Models to name where the sizes of the one that is asked for are not published."""
 _SECRET = re.compile(
-    r"(chat)?gpt(35|4|5)(turbo|o|omni|mini|nano|pro|\d)*|o[134](mini|pro|preview)?|claude\w*|gemini\w*"
+    r"(chat)?gpt(35|4|5)(turbo|o|omni|mini|nano|pro|\d)*|o[134](mini|pro|preview)?|claude\w*|gemini\w*|bard|palm2"
+    r"|grok[345]\w*|qwen(25|3)?max|doubao\w*|yilightning"
 )
 """Models that are shown where no name is near the one that is asked for."""
 _VARIANT = re.compile(
@@ -174,16 +175,22 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name)
 
 
+def _kin(plain: str) -> tuple[Sequence[str], str]:
+    """(The nearest shipped models, what it is) of a model that is known by its plain name and not shipped."""
+    if _SECRET.fullmatch(plain):
+        return OPEN_INSTEAD, "its sizes are not published"
+    families: dict[str, Any] = files.load(KIN).data
+    near = [each for family, each in families.items() if re.fullmatch(rf"{family}(\d+b?)?", plain)]
+    return (near[0]["nearest"], near[0]["what"]) if near else ((), "")
+
+
 def load_shipped(name: str) -> dict[str, Any]:
     """The config of a shipped model. Raises UserError, with the nearest name, for an unknown one."""
     if (config := find_shipped(name)) is not None:
         return config
     known = catalogue()
-    secret = _SECRET.fullmatch(_plain(name.rpartition("/")[2].lower())) is not None
-    others = files.OtherNames(
-        kin=OPEN_INSTEAD if secret else (), is_absent="its sizes are not published" if secret else "", usual=USUAL,
-        remedy="simpar list models prints all",
-    )  # fmt: skip
+    kin, absent = _kin(_plain(name.rpartition("/")[2].lower()))
+    others = files.OtherNames(kin=kin, is_absent=absent, usual=USUAL, remedy="simpar list models prints all")
     return known[files.choose(name, known, "model", others)]
 
 

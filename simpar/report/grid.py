@@ -113,7 +113,9 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
     axes.tick_params(which="minor", length=0)
     caption = [grid.get("caption", GRID_CAPTION), *([FRONTIER_CAPTION] if fits.any() and not fits.all() else [])]
     axes.set_title("\n".join(caption), loc="left", fontsize=8, color=INK)
-    figure.suptitle(title_of(grid), x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
+    between = grid["axes"][1:-1]
+    best_over = f" (best over {', '.join(between)})" if between else ""
+    figure.suptitle(f"{title_of(grid)}{best_over}", x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
     return figure
 
 
@@ -125,9 +127,8 @@ def _rank(cell: Mapping[str, Any]) -> tuple[bool, float]:
 
 def title_of(grid: Mapping[str, Any]) -> str:
     """What a grid shows, for its picture and its page."""
-    between = grid["axes"][1:-1]
     what = "Best layout" if "caption" not in grid else "Every choice"
-    return f"{what}: {grid['title']}" + (f" (best over {', '.join(between)})" if between else "")
+    return f"{what}: {grid['title']}"
 
 
 def _draw_frontier(axes: Axes, fits: Any) -> None:

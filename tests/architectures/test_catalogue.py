@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from simpar import files
-from simpar.architectures.catalogue import NAMES, catalogue, config_of, find_model, list_shipped, load_model
+from simpar.architectures.catalogue import (
+    KIN,
+    NAMES,
+    catalogue,
+    config_of,
+    find_model,
+    find_shipped,
+    list_shipped,
+    load_model,
+)
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
@@ -218,11 +227,38 @@ def test_a_downloaded_folder_is_its_config(tmp_path, monkeypatch) -> None:
         load_model("empty")
 
 
-@pytest.mark.parametrize("name", ["gpt-4", "GPT-4o-mini", "claude-3.5-sonnet", "gemini-2.5-pro", "o3"])
+@pytest.mark.parametrize(
+    "name", ["gpt-4", "GPT-4o-mini", "claude-3.5-sonnet", "gemini-2.5-pro", "o3", "PaLM-2", "qwen3-max"]
+)
 def test_models_without_published_sizes_are_said_to_be(name: str) -> None:
     """They are like no shipped model in name alone."""
     with pytest.raises(UserError, match=r"not shipped \(its sizes are not published\); nearest: gpt-oss-120b, "):
         load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PaLM", "one head of keys; arXiv 2204.02311); nearest: falcon-180b, "),
+        ("palm-540b", "one head of keys; arXiv 2204.02311); nearest: falcon-180b, "),
+        ("ChatGLM3", "GLM-4 followed it; arXiv 2406.12793); nearest: glm-4-9b, "),
+        ("THUDM/chatglm2-6b", "nearest: glm-4-9b, "),
+        ("glm-130b", "nearest: megatron-145b, "),
+        ("LaMDA", "nearest: megatron-145b, "),
+        ("MiniCPM-2B", "nearest: minicpm4-8b; "),
+    ],
+)
+def test_families_that_are_not_shipped_name_what_is_nearest_in_kind(name: str, meant: str) -> None:
+    """Not the names that look alike: palm-540b suggested falcon-40b, LaMDA llama-7b."""
+    with pytest.raises(UserError, match=re.escape(meant)):
+        load_model(name)
+
+
+def test_kin_are_shipped_and_their_families_are_not() -> None:
+    """The file names no model that is gone, and none whose own family came."""
+    for family, each in files.load(KIN).data.items():
+        assert all(find_shipped(name) for name in each["nearest"])
+        assert find_model(family) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.formats import GRID, SWEEP
 from simpar.plan.plan import Plan
-from simpar.report.grid import load_grid, plot_grid
+from simpar.report.grid import load_grid, plot_grid, title_of
 
 BEST = {
     "mfu": 0.5, "peak_reserved_bytes": 2.0**36, "plan": Plan().model_dump(mode="json"),
@@ -76,9 +76,11 @@ def test_one_axis_is_one_row_and_three_show_the_best_of_those_between(tmp_path):
         {"model": "m", "nodes": 1, "seq": s, "parameters": 1e9, "best": {**BEST, "mfu": mfu}}
         for s, mfu in ((1, 0.4), (1, 0.2), (2, 0.3))
     ]
-    figure = plot_grid({"axes": ["model", "nodes", "seq"], "cells": cells, "title": "t"})
+    grid = {"axes": ["model", "nodes", "seq"], "cells": cells, "title": "t"}
+    figure = plot_grid(grid)
     assert [text.get_text()[:3] for text in figure.axes[0].texts] == ["40%", "30%"]
     assert "best over nodes" in figure.get_suptitle()
+    assert title_of(grid) == "Best layout: t"  # of the page, which has every cell
 
 
 def test_a_sweep_over_three_keys_is_refused(tmp_path):
