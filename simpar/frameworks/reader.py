@@ -84,3 +84,16 @@ PREFERENCES = frozenset(
 def trains_on_preferences(script: str) -> bool:
     """Whether a script trains on preferences or rewards, by its name."""
     return not PREFERENCES.isdisjoint(re.split(r"[^a-z]+", script.rpartition("/")[2].lower()))
+
+
+GENERATES = frozenset(("grpo", "ppo", "rloo", "rlhf"))
+"""Those of them whose steps generate."""
+WHOLE_STEPS = "launches of verl, NeMo-RL, OpenRLHF and slime"
+"""Those of reinforcement learning that are read."""
+NOT_READ = f"its reinforcement learning is not read, only {WHOLE_STEPS}; a step is a section, too (post_training)"
+
+
+def why_refused(script: str) -> str:
+    """Why a script or a command that trains on preferences or rewards is refused, by its name."""
+    generates = not GENERATES.isdisjoint(re.split(r"[^a-z]+", script.rpartition("/")[2].lower()))
+    return NOT_READ if generates else "preferences and rewards are not modelled"

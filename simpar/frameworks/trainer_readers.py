@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.overrides import OF_ARGUMENTS, load_beside, mapping
-from simpar.frameworks.reader import Reader, trains_on_preferences
+from simpar.frameworks.reader import NOT_READ, Reader, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.target import Imported
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, commands_of, split_command
@@ -34,6 +34,8 @@ OF_ADAPTERS = "lora_config"
 """The flag of scripts that names a file with PEFT's options."""
 OF_PREFERENCES = ("rl", "ref_model", "gamma_beta_ratio", "reward_funcs", "num_generations", "loss_type")
 """Options that only trainers on preferences and rewards have, but for some of their losses."""
+OF_GENERATION = ("reward_funcs", "num_generations")
+"""Those of trainers that generate."""
 PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "kto", "kto_pair", "bco_pair", "robust",
                      "apo_zero", "apo_down", "sppo_hard", "exo_pair", "nca_pair", "grpo", "dr_grpo", "bnpo", "dapo",
                      "dpo_norm")  # fmt: skip
@@ -160,7 +162,8 @@ def _check_loss(given: TrainerArguments) -> None:
         value = given.told(key)
         is_other = key == "loss_type" and str(value).lower() not in PREFERENCE_LOSSES
         if value not in (None, False, "", 0) and not is_other:
-            raise given.refused(key, f"none: {UNTRAINED.partition(',')[0]}")
+            reason = NOT_READ if key in OF_GENERATION else UNTRAINED.partition(",")[0]
+            raise given.refused(key, f"none: {reason}")
 
 
 def _arguments(values: Mapping[str, Any], source: str, written: Mapping[str, str] | None = None) -> TrainerArguments:
@@ -207,7 +210,7 @@ def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> No
     if given.on("do_predict"):
         _check_training(given)
     if trains_on_preferences(script):
-        raise UserError(f"{given.source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
+        raise UserError(f"{given.source}: {script}: {why_refused(script)}; allowed: other scripts")
     if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
         given.suppose(fp16=True, per_device_train_batch_size=16, max_seq_len=512, lora_dropout=0.0)
         # DeepSpeed-Chat's main.py
@@ -220,7 +223,7 @@ def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:
 def _check_trl(given: TrainerArguments, command: TrainerCommand | None) -> None:
     stage = _stage(command)
     if stage and stage not in TRL_STAGES:
-        raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; preferences and rewards are not modelled")
+        raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; {why_refused(stage)}")
     _check_script(given, command)
 
 

@@ -100,6 +100,8 @@ UNREAD = (
            config=_all("experiment_name", "trial_name"), argument=r"allocation_mode=.*"),
     Unread("Relax", r"relax\.entrypoints\..*"),
     Unread("RL2", r"RL2\..*"),
+    Unread("TRL's trainers that generate (GRPO, RLOO, PPO)",
+           text=r"^\s*(from|import) trl\b[^#]*?\b(GRPO|RLOO|PPO)(Config|Trainer)\b"),
     Unread("prime-rl", argument=r"--orchestrator"),
     Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
     Unread("trainers of embeddings (FlagEmbedding, Tevatron, E5)", r"(FlagEmbedding|tevatron)\..*",

@@ -18,7 +18,7 @@ from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
-from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences
+from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -319,7 +319,7 @@ def _with_script(launch: LaunchCommand, source: str) -> LaunchCommand:
     if script is None:
         return launch
     if trains_on_preferences(script):
-        raise UserError(f"{source}: {script}: preferences and rewards are not modelled; allowed: other scripts")
+        raise UserError(f"{source}: {script}: {why_refused(script)}; allowed: other scripts")
     note = f"{script} and its own arguments are not read, only the config of {launch.target}."
     return replace(launch, notes=(*launch.notes, note), gaps={**launch.gaps, script: SCRIPT})
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.frameworks.reader import WHOLE_STEPS
 from simpar.frameworks.target import ImportedStep
 from simpar.hardware.catalogue import load_cluster
 from simpar.posttraining.simulate import as_section, make_setting, simulate_setting
@@ -54,8 +55,7 @@ def whole_step(given: ParsedLaunch, problem: Problem, plan: Plan, hardware: str,
     """Simulate the step that a launch says, with the lengths of flags. Raises UserError where it cannot be."""
     imported = given.found
     if not isinstance(imported, ImportedStep):
-        allowed = "launches of verl, NeMo-RL, OpenRLHF and slime"
-        raise UserError(f"{given.where}: --rl: no rollout of reinforcement learning is read; allowed: {allowed}")
+        raise UserError(f"{given.where}: --rl: no rollout of reinforcement learning is read; allowed: {WHOLE_STEPS}")
     side = imported.rollout
     if side.refused:
         raise UserError(f"--rl: {side.refused}")

@@ -329,6 +329,11 @@ def test_other_stages_are_refused_by_name():
     """Preferences and rewards run other passes than the next token's loss."""
     with pytest.raises(UserError, match="trl dpo: allowed: trl sft"):
         read("trl dpo --model_name_or_path x", "the command", "trl")
+    for command in ("trl grpo --use_vllm", TRAIN.replace("train.py", "scripts/run_grpo.py")):
+        with pytest.raises(UserError, match="its reinforcement learning is not read, only launches of verl"):
+            read(command, "the command", command.split()[0] if command.startswith("trl") else "transformers")
+    with pytest.raises(UserError, match=r"num_generations = 8.*reinforcement learning is not read"):
+        read("model_name_or_path: x\nnum_generations: 8\n", "grpo.yaml", "trl")
     with pytest.raises(UserError, match=r"run_dpo\.py: preferences and rewards are not modelled"):
         read(TRAIN.replace("train.py", "scripts/run_dpo.py"), "the command", "transformers")
     with pytest.raises(UserError, match="stage = 'dpo'"):

@@ -133,6 +133,7 @@ def test_a_config_is_refused_by_name(data, name):
         ("from mmengine.config import read_base\nmax_length = 2048\n", ".py", "XTuner"),
         ("SEQ_LEN = 2048\nparallel = dict(zero1=8)\n", ".py", "InternEvo"),
         ("[model]\ndim = 4096\n[distributed]\ndp_shard = 8\n", ".toml", "KempnerForge"),
+        ("from trl import (\n    GRPOConfig,\n    GRPOTrainer,\n)\n", ".py", r"TRL's trainers that generate \(.*\)"),
         ("data: !include data/x.yaml\ntrainer:\n  mp: x\n", ".yaml", "Levanter"),
     ],
 )

@@ -98,11 +98,11 @@ def test_accelerates_flags_win_over_its_config(tmp_path, capsys, no_neighbours):
     assert found["plan"]["mesh"]["dp"] == 4
     assert any("train.py and its own arguments are not read" in note for note in found["notes"])
     assert run(["check", "--hardware", "dgx-h100", *shape, "--", *start.split(), "train_grpo.py"]) == 2
-    assert "train_grpo.py: preferences and rewards are not modelled" in capsys.readouterr().err
+    assert "train_grpo.py: its reinforcement learning is not read" in capsys.readouterr().err
     for launcher in (start, "torchrun --nproc-per-node 4", "deepspeed --num_gpus 4"):  # NeMo-RL's starts with Ray
         command = [*launcher.split(), "scripts/run_grpo.py", "--model_name_or_path", "gpt2", "--use_peft"]
         assert run(["check", "--hardware", "dgx-h100", "--", *command]) == 2
-        assert "run_grpo.py: preferences and rewards are not modelled" in capsys.readouterr().err
+        assert "run_grpo.py: its reinforcement learning is not read" in capsys.readouterr().err
 
 
 AXOLOTL = {
