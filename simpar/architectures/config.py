@@ -103,6 +103,17 @@ class Config:
         """A size; 0 where it is absent, null or 0. Raises UserError."""
         return self.size(name) if self.data.get(name) else 0
 
+    def layers(self, name: str, count: int = MAX_SIZE) -> tuple[int, ...] | None:
+        """Numbers of some of ``count`` layers, each once; None where the field is absent. Raises UserError."""
+        value = self.data.get(name)
+        if value is None:
+            return None
+        numbers = isinstance(value, list) and all(type(each) is int and 0 <= each < count for each in value)
+        if not numbers or len(set(value)) != len(value):
+            below = f"numbers below the {count} layers" if count < MAX_SIZE else "a list of numbers of layers"
+            raise UserError(f"{self.source}: {name} = {value!r}: allowed: {below}, each once")
+        return tuple(value)
+
     def flag(self, name: str, *, default: bool) -> bool:
         """A boolean field. Raises UserError."""
         value = self.data.get(name)

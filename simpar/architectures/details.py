@@ -68,16 +68,20 @@ class Rope:
         given, factor = self.scaling.get("attention_factor"), float(self._number("factor"))
         if given is not None:
             return float(given)
-        top, bottom = self.scaling.get("mscale"), self.scaling.get("mscale_all_dim")
+        top, bottom = self._optional("mscale"), self._optional("mscale_all_dim")
         if top and bottom:
-            return _temperature(factor, float(top)) / _temperature(factor, float(bottom))
+            return _temperature(factor, top) / _temperature(factor, bottom)
         return _temperature(factor, 1.0)
 
     @property
     def temperature(self) -> float:
         """Factor on the scale of scores in latent attention under YaRN with ``mscale_all_dim``; 1 elsewhere."""
-        scale = float(self.scaling.get("mscale_all_dim") or 0.0) if self.kind == "yarn" else 0.0
+        scale = self._optional("mscale_all_dim") if self.kind == "yarn" else 0.0
         return _temperature(float(self._number("factor")), scale) ** 2 if scale else 1.0
+
+    def _optional(self, name: str) -> float:
+        """A number, 0 where it is absent, null or 0. Raises UserError."""
+        return self._number(name) if self.scaling.get(name) else 0.0
 
     def _number(self, name: str) -> float:
         value = self.scaling.get(name)

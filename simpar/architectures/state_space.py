@@ -89,7 +89,7 @@ def _layer(kind: str, shape: Shape, style: Style, mixer: Mixer) -> Block:
 def kinds_of(config: Config, count: int) -> tuple[str, ...]:
     """Mamba or attention by layer, as ``layer_types`` or ``layers_block_type`` has them. Raises UserError."""
     listed = config.data.get("layer_types") or config.data.get("layers_block_type") or ["mamba"] * count
-    kinds = tuple(KINDS.get(str(kind), "") for kind in listed)
+    kinds = tuple(KINDS.get(str(kind), "") for kind in listed) if isinstance(listed, list) else ()
     if len(kinds) != count or "" in kinds:
         raise UserError(
             f"{config.source}: layer_types = {listed!r}: allowed: one of {', '.join(KINDS)} for each of {count} layers"

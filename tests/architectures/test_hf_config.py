@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +110,31 @@ def test_values_of_another_kind_are_refused(kind, fields, said):
     """With the field; they ended in an error of Python's."""
     with pytest.raises(UserError, match=said):
         read({**DECLARED[kind].tiny, "model_type": kind, **fields}, "theirs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("qwen3_vl", {"vision_config": {"deepstack_visual_indexes": [[0], 1]}}, "deepstack_visual_indexes = "),
+        ("qwen2_5_vl", {"vision_config": {"fullatt_block_indexes": 1.5}}, "fullatt_block_indexes = 1.5: allowed: "),
+        ("step3_text", {"moe_layers_enum": 3}, "moe_layers_enum = 3: allowed: numbers of layers"),
+        ("dbrx", {"attn_config": "x"}, "attn_config = 'x': allowed: a mapping"),
+        ("dbrx", {"ffn_config": [1]}, "ffn_config = .*: allowed: a mapping"),
+        ("deepseek_v32", {"kv_lora_rank": None}, "kv_lora_rank = null: allowed: a positive integer"),
+        ("glm_moe_dsa", {"indexer_types": 1.5}, "indexer_types = 1.5: allowed: full or shared"),
+        ("granitemoehybrid", {"layer_types": True}, "layer_types = True: allowed: one of"),
+        ("gpt_neo", {"attention_types": [[["global"], 10**12]]}, "attention_types = .*: allowed: pairs"),
+        ("gpt_neo", {"attention_types": [[[[], "local"], 1]]}, "attention_types = .*: allowed: pairs"),
+        ("gemma3n", {"intermediate_size": [[], []]}, "intermediate_size = "),
+        ("ministral3", {"rope_parameters": {"mscale_all_dim": "x"}}, "mscale_all_dim = 'x': allowed: a number above 0"),
+    ],
+)  # fmt: skip
+def test_values_of_no_kind_that_a_field_has_are_one_line(kind: str, change: dict[str, Any], message: str) -> None:
+    """Lists in lists, numbers for lists, words for numbers: each names the field and what is allowed."""
+    config = {**DECLARED[kind].tiny, "model_type": kind}
+    for name, value in change.items():
+        inner = config.get(name)
+        config[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+    with pytest.raises(UserError, match=message) as raised:
+        read(config, "x")
+    assert "\n" not in str(raised.value)

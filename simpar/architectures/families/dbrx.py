@@ -10,7 +10,7 @@ from simpar.architectures.weights import QKV, Packing, Weights
 
 
 def _read(config: Config, name: str) -> ModelGraph:
-    experts, attention = config.data.get("ffn_config") or {}, config.data.get("attn_config") or {}
+    experts, attention = config.mapping("ffn_config") or {}, config.mapping("attn_config") or {}
     inner = Config({**attention, **experts}, config.source)
     shape = shape_of(
         config, hidden=config.size("d_model"), ffn=inner.size("ffn_hidden_size"), layers=config.size("n_layers"),

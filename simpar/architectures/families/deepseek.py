@@ -98,7 +98,8 @@ def _reuses_keys(config: Config, count: int) -> list[bool]:
     if kinds is None:
         period, first = config.size("index_topk_freq", default=1), config.size("index_skip_topk_offset", default=2)
         return [max(layer - first + 1, 0) % period != 0 for layer in range(count)]
-    words = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in kinds]
+    listed = kinds if isinstance(kinds, list | str) else ()
+    words = [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in listed]
     if len(words) != count or {*words} - {"full", "shared"} or words[0] != "full":
         raise UserError(
             f"{config.source}: indexer_types = {kinds!r}: allowed: full or shared for each of the {count} layers, "
@@ -118,8 +119,8 @@ def _read_indexed(config: Config, name: str, usual: Mapping[str, int]) -> ModelG
         *(replace(each, reuses_keys=own) for each, own in zip(layers, reuses, strict=False)),
         *layers[shape.layers :],
     )
-    latent = latent_of(config)
-    assert latent is not None, "usual fields have the ranks"
+    if (latent := latent_of(config)) is None:
+        raise UserError(f"{config.source}: kv_lora_rank = null: allowed: a positive integer, keys are latent")
     full = with_experts(shape, mixture, ffn=ffn, latent=replace(latent, indexer=_indexer(config)))
     return mark_unbuilt(build(name, full, style_of(config, biases=ATTENTION_BIAS), layers=layers), INDEXER)
 

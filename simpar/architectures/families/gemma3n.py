@@ -47,10 +47,10 @@ def _read(config: Config, name: str) -> ModelGraph:
 def _width(config: Config) -> int:
     """The width of all MLPs, which a config may give layer by layer. Raises UserError."""
     given = config.data.get("intermediate_size")
-    widths = set(given) if isinstance(given, list) else {given}
-    if len(widths) != 1:
+    widths = given if isinstance(given, list) else [given]
+    if not widths or any(width != widths[0] for width in widths):
         raise UserError(f"{config.source}: intermediate_size = {given!r}: allowed: one width for all layers")
-    (width,) = widths
+    width = widths[0]
     return config.having({"intermediate_size": width}).size("intermediate_size", default=16_384)
 
 

@@ -35,10 +35,12 @@ def _local(config: Config, layers: int) -> list[bool]:
     kinds = ["global", "local"] * 12
     if given is not None:
         try:
-            kinds = [kind for turn, times in given for kind in list(turn) * int(times)]
-        except (TypeError, ValueError):
-            kinds = []
-    if len(kinds) != layers or set(kinds) - {"global", "local"}:
+            times = [(list(turn), int(count)) for turn, count in given]
+        except (OverflowError, TypeError, ValueError):
+            times = []
+        fits = sum(len(turn) * count for turn, count in times) == layers  # before it is written out: it may be huge
+        kinds = [kind for turn, count in times for kind in turn * count] if fits else []
+    if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
         raise UserError(
             f"{config.source}: attention_types = {given!r}: allowed: pairs of global and local layers and how often, "
             f"{layers} layers in all"

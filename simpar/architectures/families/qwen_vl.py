@@ -13,7 +13,6 @@ from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.transformer import Style
 from simpar.architectures.vision import ProjectorStep, Vision
 from simpar.architectures.vision_reading import VIT, check_width, merger, patches_of, vit_shape
-from simpar.errors import UserError
 
 ROTARY = replace(VIT, rotary=True)
 GATED = Style(qkv_bias=True, output_bias=True, mlp_bias=True)
@@ -40,7 +39,8 @@ def tower_2_5(vision: Config, around: Config, hidden: int) -> Vision:
     shape = vit_shape(vision, hidden=3584, layers=32, heads=16, ffn=3420)
     check_width(vision, "out_hidden_size", hidden)
     seen = (vision.size("window_size", default=112) // vision.size("patch_size", default=14)) ** 2
-    full = vision.data.get("fullatt_block_indexes") or (7, 15, 23, 31)
+    listed = vision.layers("fullatt_block_indexes")
+    full = (7, 15, 23, 31) if listed is None else listed
     windows = tuple(None if at in full else seen for at in range(shape.layers))
     steps = merger(shape.hidden * merge**2, hidden, norm=ProjectorStep("norm", shape.hidden, norm="rms"))
     return Vision(patches, shape, GATED, steps, windows)
@@ -62,15 +62,8 @@ def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] =
 
 
 def _tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
-    listed = vision.data.get("deepstack_visual_indexes")
-    if listed is None:
-        return tower_3(vision, around, hidden, (8, 16, 24))
-    layers = vision.size("depth", default=27)
-    if not isinstance(listed, list) or len(set(listed)) != len(listed) or {*listed} - {*range(layers)}:
-        raise UserError(
-            f"{vision.source}: deepstack_visual_indexes = {listed!r}: allowed: numbers below the {layers} layers"
-        )
-    return tower_3(vision, around, hidden, tuple(listed))
+    listed = vision.layers("deepstack_visual_indexes", vision.size("depth", default=27))
+    return tower_3(vision, around, hidden, (8, 16, 24) if listed is None else listed)
 
 
 def _tower_dots(vision: Config, around: Config, hidden: int) -> Vision:

@@ -86,7 +86,12 @@ def experts_in(config: Config, count: int, dense: Collection[int]) -> list[bool]
         return [kind == "sparse" for kind in kinds[:count]]
     if listed is None:
         return [at not in dense for at in range(count)]
-    chosen = [str(each).strip() for each in (listed.split(",") if isinstance(listed, str) else listed)]
+    words = listed.split(",") if isinstance(listed, str) else listed if isinstance(listed, list) else [""]
+    chosen = [str(each).strip() for each in words]
+    if not all(each.isdecimal() for each in chosen):
+        raise UserError(
+            f"{config.source}: moe_layers_enum = {listed!r}: allowed: numbers of layers, a list or with commas between"
+        )
     return [str(at) in chosen for at in range(count)]
 
 
