@@ -30,6 +30,8 @@ MIXTURES = {
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }
 """Flavors with experts, by the shipped model of the same sizes."""
+DENSE = "dense models are Llama 3 and Qwen3 decoders"
+RELEASED = ", ".join(f"{folder} {', '.join(flavors)}" for folder, flavors in MIXTURES.items())
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -92,14 +94,15 @@ def mixture(s: Subject) -> tuple[str, str] | None:
     return None
 
 
-def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_gather",)) -> Iterator[Loss]:
+def losses(s: Subject, *, named: bool | None = None, methods: Iterable[str] = ("all_gather",)) -> Iterator[Loss]:
     """Losses in both generations of torchtitan; a ``named`` model is complete in its registry.
 
-    ``methods`` are the generation's methods of context parallelism.
+    ``named`` is None in a generation without released mixtures; ``methods`` are its ones of context parallelism.
     """
     built = None if named else family(architecture(s.graph))
     if built is None and not named:
-        yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
+        mixtures = "mixtures have no flavor here" if named is None else f"mixtures are {RELEASED}"
+        yield Loss("model", s.graph.name, mixtures if s.graph.is_mixture else DENSE)
     elif built is not None:
         yield from rules.plain_details(s, ropes=("default", "llama3"), eps=EPSILONS[built])
         if s.graph.details.init_std != INIT_STD:

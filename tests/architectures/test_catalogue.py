@@ -79,7 +79,8 @@ MIXTURES = {  # billions of parameters in all and met by one token, as printed
     "minimax-m2": (230, 10), "ernie-4.5-21b-a3b": (21.8, 3), "hunyuan-a13b": (80, 13), "moonlight-16b-a3b": (16, 3),
     "qwen3-coder-480b-a35b": (480, 35),
     "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55), "qwen3-next-80b-a3b": (80, 3.9),
-    "ling-mini-2.0": (16.26, 1.4), "ling-flash-2.0": (103, 6.1), "ling-1t": (1000, 51), "longcat-flash": (560, 27),
+    "ling-mini-2.0": (16.26, 1.4), "ling-flash-2.0": (103, 6.1), "ling-1t": (1000, 51),
+    "ring-mini-linear-2.0": (16.4, 1.6), "ring-flash-linear-2.0": (104, 6.1), "longcat-flash": (560, 27),
     "mimo-v2-flash": (309, 15), "mistral-small-4-119b": (119, 6.5), "step-3.5-flash": (196.8, 11), "step-3": (316, 38),
     "k-exaone-236b-a23b": (236, 23),
     "qwen3.5-35b-a3b": (35, 3), "qwen3.5-397b-a17b": (397, 17), "kimi-linear-48b-a3b": (49.1, 3),
@@ -246,6 +247,13 @@ def test_models_without_published_sizes_are_said_to_be(name: str) -> None:
         ("glm-130b", "nearest: megatron-145b, "),
         ("LaMDA", "nearest: megatron-145b, "),
         ("MiniCPM-2B", "nearest: minicpm4-8b; "),
+        ("ai21-jamba-mini-1.7", "their config.json is read by transformers' class); nearest: granite-4.0-h-small, "),
+        ("solar-open-100b", "whose family is not declared; its config.json is read by transformers' class); nearest: "),
+        ("trinity-mini", "afmoe, is not declared; their config.json is read by transformers' class); nearest: "),
+        ("voxtral-mini-3b-2507", "an encoder of audio, which is not declared; of its config.json, "),
+        ("intern-s1", "of a family that is not declared); nearest: internvl3-78b, "),
+        ("grok-2", "an MLP beside the experts, which is not declared); nearest: grok-1; "),
+        ("llama-3.2-11b-vision-instruct", "cross-attention to images, which is not modelled); nearest: llama-3.1-8b, "),
     ],
 )
 def test_families_that_are_not_shipped_name_what_is_nearest_in_kind(name: str, meant: str) -> None:
