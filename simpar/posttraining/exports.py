@@ -260,10 +260,11 @@ def verl(setting: PostTrainingSetting) -> Draft:
 
 
 def _verl_critic(setting: PostTrainingSetting) -> Options:
-    """The critic that is trained beside the policy, in the same layout; nothing where there is none."""
-    side, layout, offload = setting.trained, _layout(setting), setting.section.weights.offload
+    """The critic that is trained beside the policy, in its layout; nothing where there is none."""
+    side, offload = setting.trained, setting.section.weights.offload
     if side.critic is None:
         return {}
+    layout = side.critic_layout
     return {
         f"{CRITIC}enable": True,
         f"{CRITIC}model.path": side.critic,

@@ -55,6 +55,13 @@ def frozen(graph: ModelGraph) -> ModelGraph:
     )
 
 
+def _plan_of(plan: Plan, graph: ModelGraph) -> Plan:
+    """The policy's plan for a model of its step: one without experts is data-parallel where experts would be spread."""
+    if graph.is_mixture or (plan.mesh.ep == 1 and plan.mesh.etp is None):
+        return plan
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"ep": 1, "etp": None})})
+
+
 @dataclass(frozen=True)
 class BatchCost:
     """What a batch takes on the training devices, in seconds: passes by name, and updates of all its mini-batches.
@@ -169,6 +176,11 @@ class TrainingSide:
         given = self.section.passes.critic
         return given or (self.graph.name if self.section.algorithm == "ppo" else None)
 
+    @property
+    def critic_layout(self) -> Layout:
+        """The layout of a critic that is trained: the policy's, but for experts where it has none."""
+        return self._simulated("critic update", self.usual_rows, self.usual_row).layout
+
     @cached_property
     def passes(self) -> dict[str, str | None]:
         """Scoring passes and their models; None is the policy's own."""
@@ -204,12 +216,13 @@ class TrainingSide:
         key = ("policy" if own else name), rows, row
         if key not in self._steps:
             values = {"seq_len": row, "global_batch": rows, "documents": self.documents}
-            plan, wide = self.plan, self.section.passes.micro_batch
+            graph = self._graph_of(name)
+            plan, wide = _plan_of(self.plan, graph), self.section.passes.micro_batch
             if is_pass and wide is not None:
                 plan = plan.model_copy(update={"micro_batch": wide})
             inputs: dict[str, Any] = {"stack": self.stack, "with_timeline": False}
             training = self.training.model_copy(update=values)
-            self._steps[key] = simulate(self._graph_of(name), self.cluster, plan, training, **inputs)
+            self._steps[key] = simulate(graph, self.cluster, plan, training, **inputs)
         return self._steps[key]
 
     def step(self, rows: int, row: int) -> Result:

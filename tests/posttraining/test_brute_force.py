@@ -56,6 +56,7 @@ def every_step(model, nodes, plans, section, staleness):
         ("qwen2.5-0.5b", PPO, 1, 0),
         pytest.param("qwen2.5-0.5b", PPO, 2, 1, marks=pytest.mark.slow),
         ("olmoe-1b-7b", {}, 1, 0),
+        pytest.param("olmoe-1b-7b", PPO, 1, 1, marks=pytest.mark.slow),
         pytest.param("olmoe-1b-7b", {}, 2, 1, marks=pytest.mark.slow),
     ],
 )

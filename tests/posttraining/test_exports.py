@@ -69,6 +69,16 @@ def test_readers_find_the_training_layout(target, name, flags):
     assert plan.memory.recompute == scenario.plan.memory.recompute
 
 
+def test_a_critic_without_experts_has_no_expert_parallelism():
+    """Megatron refuses it for dense models; the mixture that is trained has it."""
+    flags = {**CORE, "plan.tp": 1, "plan.ep": 8, "model": "olmoe-1b-7b", "training.seq_len": 4096}
+    short = [f"post_training.lengths.{each}" for each in ("prompt.mean=100", "prompt.p99=200", "response.mean=500")]
+    others = ("post_training.algorithm=ppo", NARROW[2], *short, "post_training.lengths.response.p99=2000")
+    text = made("verl", *others, flags=flags, lossy=True).files["command.sh"]
+    assert "actor.megatron.expert_model_parallel_size=8" in text
+    assert "critic.megatron.expert_model_parallel_size=1" in text
+
+
 def test_pools_and_synchrony_have_their_keys():
     """Nodes of both pools, the age of responses, and interruptions."""
     text = made("nemo-rl", *SPLIT).files["config.yaml"]

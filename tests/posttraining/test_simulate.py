@@ -231,3 +231,18 @@ def test_a_hybrid_pool_has_replicas_on_all_devices():
     assert setting.resharding.time_s == max(other.resharding.time_s for other in others)
     assert simulated(**HYBRID).figures.speed.devices == 16
     assert simulated(**HYBRID).figures.parts_s.waiting <= simulated().figures.parts_s.waiting
+
+
+def test_dense_models_beside_a_mixture_are_data_parallel_where_experts_are_spread():
+    """A critic and a reward without experts take what they take under the plan without expert parallelism."""
+    section = {**SECTION, "algorithm": "ppo", "passes": {"critic": MODEL, "reward": "qwen2.5-1.5b"}}
+    sides = {}
+    for spread in ({"ep": 8, "etp": 1, "token_dispatch": "per_rank"}, {"ep": 1}):
+        plan = {"zero": 1, "micro_batch": 1, **spread}
+        sides[spread["ep"]] = make_setting("olmoe-1b-7b", cluster(), plan, TRAINING, section).trained
+    spread, alone = (side.batch(_lengths(side)) for side in (sides[8], sides[1]))
+    for name in ("values", "reward"):
+        assert spread.passes_s[name] == alone.passes_s[name]
+    own = {ep: side.updates * side.usual.step_time_s for ep, side in sides.items()}
+    assert own[8] != own[1]
+    assert spread.training_s - own[8] == pytest.approx(alone.training_s - own[1])
