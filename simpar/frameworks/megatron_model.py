@@ -242,17 +242,20 @@ def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
 
 
 def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
-    """Whether a decoder's layers are not those that arguments name: gates, rotations, biases of scores, norms."""
+    """Whether a decoder is not what arguments name: gates, rotations, biases of scores, norms, positions."""
     if "qk_dim" in graph.dims or graph.has_state:
         return False
     style, kind = architecture(graph), given.text("--position-embedding-type")
     rotary = kind in ROTARY or "--use-rotary-position-embeddings" in given.values
     rms = (given.text("--normalization") or "").lower() == "rmsnorm"
+    length = given.number("--seq-length") or 0
     return (
-        style.residual == "parallel"  # which no argument says
+        length > (graph.longest or length)
+        or style.residual == "parallel"  # which no argument says
         or (_is_gated(given) and not style.gated)
         or (rotary and style.positions != "rope")
         or (kind == "alibi" and not graph.details.positions.alibi)
+        or (kind is None and graph.details.positions.alibi and "--max-position-embeddings" in given.values)
         or (rms and style.norm != "rms")
     )
 

@@ -40,7 +40,9 @@ def read(text: str, name: str) -> Imported:
         "optimizer": "adamw",
         "training": training,
     }
-    if given.get("lora.enable", True) is not False and given.get("lora", {}) is not None:
+    if (lora := given.get("lora", {})) not in (None, {}):
+        raise UserError(f"{name}: lora = {lora!r}: allowed: a mapping, such as rank: 64")
+    if given.get("lora.enable", True) is not False and lora is not None:
         values |= {
             "lora_rank": given.whole("lora.rank") or 16,
             "lora_targets": Tuning().lora_targets,

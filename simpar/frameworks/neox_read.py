@@ -78,7 +78,7 @@ def read(text: str, name: str) -> Imported:
     steps = given.whole("gradient_accumulation_steps") or given.whole("gas") or 1
     local = None if "train_batch_size" in given else values["micro_batch"] * steps
     config = None if models else config
-    note = "" if config else model_note(models, sizes)
+    note = "" if config else _note(given, models, sizes)
     notes = [*([note] if note else []), *own]
     if precision == "fp32":
         notes.append("Neither fp16 nor bf16 is said: GPT-NeoX trains in fp32, its default.")
@@ -206,6 +206,14 @@ def _ffn(given: ConfigReader, hidden: int, gated: bool) -> int:
 def _vocabulary(given: ConfigReader) -> int | None:
     kind = str(given.get("tokenizer_type", "GPT2BPETokenizer")).lower()
     return given.whole("padded_vocab_size") or WORDS_OF.get(kind)
+
+
+def _note(given: ConfigReader, models: list[str], sizes: dict[str, int]) -> str:
+    """What is missing of the model: the vocabulary, where a tokenizer of the user's own has it."""
+    if models or not sizes or "vocab" in sizes:
+        return model_note(models, sizes)
+    tokenizer = given.get("tokenizer_type")
+    return f"The vocabulary of {tokenizer} is not known: give padded_vocab_size in the config, or --model."
 
 
 def _words(given: ConfigReader) -> ReadWords:

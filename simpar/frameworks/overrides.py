@@ -133,9 +133,14 @@ def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 class ToldReader(ConfigReader):
-    """Values by dotted name; one that only running would tell (``${...}``) is refused where it is needed."""
+    """Values by dotted name; one that only running would tell (``${...}``) is refused where it is needed.
+
+    So is a number where a section with the name that is asked for would stand.
+    """
 
     def __getitem__(self, key: str) -> Any:
+        if key not in self.values_:
+            self._check_sections(key)
         value = super().__getitem__(key)
         if is_untold(value):
             told = f"{key} = {value}: a value that the text does not say"
@@ -145,6 +150,12 @@ class ToldReader(ConfigReader):
     def __contains__(self, key: object) -> bool:
         self.used.add(str(key))
         return key in self.values_
+
+    def _check_sections(self, key: str) -> None:
+        for at in (match.start() for match in re.finditer(r"\.", key)):
+            value = self.values_.get(key[:at])
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                raise UserError(f"{self.source}: {key[:at]} = {value!r}: allowed: a mapping, with {key[at + 1 :]}")
 
     def name_of(self, key: str) -> str | None:
         """A name; None if there is none, or if only running would tell it."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CALCULATED = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
+_PROGRAM = re.compile(r"\$\((?!\()[^()]*\)|`[^`]*`")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _BARE = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
 _ARGUMENT = re.compile(r"\$\{?\d")
@@ -20,36 +21,45 @@ MAX_VALUES = 100
 """Variables that are followed to those that they stand on."""
 
 
-def untold_names(value: str, known: Mapping[str, str]) -> list[str]:
-    """The variables that nobody has set, in the order in which a value stands on them.
+def untold_names(value: str, known: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The variables that nobody has set, in the order in which a value stands on them; those that a program prints.
 
     ``known`` are the values of variables by then: those that stand on others are followed to these. One that a script
     sets to what only running would tell has itself as its value, ``${NAME}``, and is the last of its kind.
 
-    >>> untold_names("$((RANKS / 8))", {"RANKS": "${JOB_GPUS:?not set}"})
-    ['JOB_GPUS']
+    >>> untold_names("$((RANKS / BATCH))", {"RANKS": "${JOB_GPUS:?not set}", "BATCH": "$(cat batch)"})
+    (['JOB_GPUS'], ['BATCH'])
     """
-    left, seen, result = [value], set[str](), list[str]()
+    left, seen, result, printed = [value], set[str](), list[str](), list[str]()
     while left and len(seen) < MAX_VALUES:
         text = left.pop(0)
-        inner = " ".join(_CALCULATED.findall(text))
-        for name in dict.fromkeys([*_NAMED.findall(text), *_BARE.findall(inner)]):
+        for name in _names_in(text):
             told = known.get(name, "")
             if name in seen or (told and not UNKNOWN.search(told)):
                 continue
             seen.add(name)
             if told and name not in _NAMED.findall(told):
                 left.append(told)
+                if not _names_in(told):
+                    printed.append(name)
             else:
                 result.append(name)
-    return result
+    return result, printed
+
+
+def _names_in(text: str) -> list[str]:
+    """The variables of a value: of a calculation also those without a dollar, not the words of a program in it."""
+    inner = " ".join(_PROGRAM.sub(" ", each) for each in _CALCULATED.findall(text))
+    return list(dict.fromkeys([*_NAMED.findall(text), *_BARE.findall(inner)]))
 
 
 def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
     """What is allowed in place of a value that a script, ``source``, does not say, by the names of its variables."""
     if _ARGUMENT.match(value):
         return "arguments in the command: simpar check -- ./script.sh ARGUMENT ..."
-    names, source = untold_names(value, known), source.removesuffix(OF_COMMAND)
+    (names, printed), source = untold_names(value, known), source.removesuffix(OF_COMMAND)
+    if printed and not names:
+        return f"{' and '.join(printed)} with a value in the text, in place of what a program prints"
     if not names or any(each.isspace() for each in source):  # a command has no place for variables
         return f"{value.partition(':')[0] if names else 'it'} replaced by its value"
     given = " ".join(f"{name}=VALUE" for name in names)

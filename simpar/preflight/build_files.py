@@ -1,5 +1,6 @@
 """What a Makefile or a Dockerfile starts, as shell text: their variables are not the shell's."""
 
+import itertools
 import json
 import re
 import shlex
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from simpar.errors import UserError
+from simpar.frameworks.shell_output import tree_of
 
 MAKEFILES, DOCKERFILES = ("makefile", "gnumakefile"), ("dockerfile", "containerfile")
 _ASSIGNED = re.compile(
@@ -44,6 +46,19 @@ def shell_of(text: str, name: str, values: Mapping[str, str]) -> str:
     Raises UserError for a Dockerfile that starts nothing.
     """
     return _of_make(text, values) if _is_make(name) else _of_docker(text, name, values)
+
+
+def without_broken(shell: str) -> tuple[str, tuple[int, ...]]:
+    """The commands of a Makefile without recipes that are no shell text, and the lines where these begin."""
+    if not tree_of(shell).has_error:
+        return shell, ()
+    lines, broken = shell.splitlines(), list[int]()
+    for is_recipe, run in itertools.groupby(enumerate(lines), lambda each: bool(each[1])):
+        recipe = list(run)
+        if is_recipe and tree_of("\n".join(line for _, line in recipe)).has_error:
+            broken.append(recipe[0][0] + 1)
+            lines[recipe[0][0] : recipe[-1][0] + 1] = [""] * len(recipe)
+    return "\n".join(lines) + "\n", tuple(broken)
 
 
 def _of_make(text: str, values: Mapping[str, str]) -> str:

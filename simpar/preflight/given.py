@@ -29,7 +29,7 @@ from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
 from simpar.plain import check_digits
-from simpar.preflight.build_files import is_build_file, shell_of
+from simpar.preflight.build_files import is_build_file, shell_of, without_broken
 from simpar.preflight.environment import with_allocator
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import LaunchCommand, launch_of
@@ -125,6 +125,20 @@ def _of_script(script: _StartedScript, command: str, target: str | None) -> Pars
     return replace(given, launch=replace(outer, config=given.launch.config))
 
 
+def _of_build_file(text: str, name: str, values: Mapping[str, str]) -> ParsedLaunch:
+    """The plan of what a Makefile or a Dockerfile starts; of recipes that are no shell text only their lines."""
+    shell, broken = without_broken(shell_of(text, name, values))
+    if broken and not shell.strip():
+        raise UserError(f"{name}{OF_COMMAND}:{broken[0]}: not shell text")
+    notes = tuple(f"{name}:{line}: a recipe that is no shell text: it is not read." for line in broken)
+    try:
+        result = given_text(shell, f"{name}{OF_COMMAND}")
+    except UserError as error:
+        raise UserError(" ".join((f"{error}." if notes else str(error), *notes))) from None
+    plan = replace(result.found, notes=(*result.found.notes, *notes))
+    return replace(result, text=replace(result.text, syntax=None), found=plan)
+
+
 def given_file(name: str, target: str | None = None, values: Mapping[str, str] | None = None) -> ParsedLaunch:
     """The plan of a file, of FILE.py:RECIPE, or of standard input (-); ``values`` are of variables in a YAML."""
     if name == "-":
@@ -139,8 +153,7 @@ def given_file(name: str, target: str | None = None, values: Mapping[str, str] |
     path, _ = split_name(name)
     suffix = suffix_of(path)
     if target is None and is_build_file(path):
-        result = given_text(shell_of(text_of(path), name, values or {}), f"{name}{OF_COMMAND}")
-        return replace(result, text=replace(result.text, syntax=None))
+        return _of_build_file(text_of(path), name, values or {})
     text = filled_in(text_of(path), values, name) if values else text_of(path)
     try:
         return given_text(text, name, target, suffix)

@@ -350,3 +350,12 @@ def test_a_variable_behind_a_value_is_no_further_value():
     assert flags_of(words) == {
         "--moe-layer-freq": ["([1]*8)"], "--save": ["$OUT"], "--recompute-modules": ["mlp", "moe"]
     }  # fmt: skip
+
+
+def test_a_longer_sequence_is_another_model():
+    """GPT-2's sizes with 2,048 positions are GPT-3's, not a table that ends before the sequence does."""
+    sizes = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --vocab-size 50257 --seq-length"
+    found = [imported(f"{sizes} {length} --max-position-embeddings {length}").plan.model for length in (1024, 2048)]
+    assert found == ["gpt2-medium", "gpt3-350m"]
+    longer = imported(f"{sizes} 4096 --max-position-embeddings 4096")
+    assert longer.config["n_positions"] == 4096

@@ -25,6 +25,15 @@ def imported(**other):
     return read(yaml.safe_dump({**PYTHIA, **other}), "neox.yml", "gpt-neox")
 
 
+def test_a_vocabulary_that_is_not_said_is_asked_for():
+    """By its key, not by the sizes that are said; with it the model is built."""
+    told = {"num_layers": 23, "tokenizer_type": "SPMTokenizer"}
+    assert imported(**told).notes[0] == (
+        "The vocabulary of SPMTokenizer is not known: give padded_vocab_size in the config, or --model."
+    )
+    assert imported(**told, padded_vocab_size=32_000).config["vocab_size"] == 32_000
+
+
 def test_a_config():
     """Degrees, the batch of a replica, ZeRO, recomputation and words that are left."""
     found = imported()

@@ -49,6 +49,17 @@ def test_what_a_makefile_starts(tmp_path):
     assert given_words(["N=2", str(tmp_path / "Dockerfile")]).launch.world_size == 2
 
 
+def test_a_recipe_that_is_no_shell_text_hides_no_other(tmp_path):
+    """It is named with its line, also where nothing else starts a training."""
+    (tmp_path / "Makefile").write_text(f"help:\n\techo it's\n\n{MAKE}")
+    given = given_file(str(tmp_path / "Makefile"))
+    assert given.launch.world_size == 4
+    assert given.found.notes[-1] == f"{tmp_path}/Makefile:2: a recipe that is no shell text: it is not read."
+    (tmp_path / "Makefile").write_text("help:\n\techo it's\nother:\n\techo x\n")
+    with pytest.raises(UserError, match=r"no launch of a framework .*\. .*/Makefile:2: a recipe that is no shell text"):
+        given_file(str(tmp_path / "Makefile"))
+
+
 @pytest.mark.parametrize(
     ("lines", "devices"),
     [

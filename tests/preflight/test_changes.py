@@ -19,7 +19,7 @@ COMMAND = (
 CHANGED = {
     "fits.sh": "#!/bin/bash\n# simpar: --model gpt2\n" + COMMAND.format(micro=4),
     "large.sh": COMMAND.format(micro=512),
-    "unsure.sh": COMMAND.format(micro=4) + " --heterogeneous-layers-config-path layers.json --mystery 1",
+    "unsure.sh": "# simpar: --model gpt2\n" + COMMAND.format(micro=4) + " --heterogeneous-layers-config-path a --odd 1",
     "values.yaml": "replicas: 1",
     "wrong.sh": "# simpar: --fits-with 0.5\n" + COMMAND.format(micro=4),
     "notes.txt": "no launch by its name",
@@ -98,7 +98,7 @@ def test_the_comment_has_a_line_for_every_changed_launch(comment):
     assert (rows, code) == (VERDICTS, 3)
     assert "| `fits.sh` | **fits** | fits: " in text
     assert "--heterogeneous-layers-config-path` decides and is not modelled" in text
-    assert "- `--mystery` is unknown to simpar and may decide" in text
+    assert "- `--odd` is unknown to simpar and may decide" in text
     assert "unrecognized arguments: --fits-with 0.5" in text
     assert "+torchrun" in text.partition("<summary>large.sh</summary>")[2]
 

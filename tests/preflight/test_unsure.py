@@ -42,6 +42,18 @@ def test_a_replica_of_several_nodes_is_on_more_than_this_machine(capsys):
     assert found["cluster"]["devices"] == 32
 
 
+@pytest.mark.parametrize("batch", ["$(($A / $B))", "$(( A / B ))", "$C"])
+def test_variables_with_what_programs_print_are_named(capsys, tmp_path, batch):
+    """A calculation stands on both, another variable on them."""
+    file = tmp_path / "job.sh"
+    layout = LAYOUT.replace("--micro-batch-size 1", f"--micro-batch-size {batch}")
+    file.write_text(f"A=$(cat a)\nB=`cat b`\nC=$((A / B))\npython pretrain_gpt.py {SIZES} {layout}\n")
+    assert run(["check", *HARDWARE, str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith("allowed: A and B with a value in the text, in place of what a program prints\n")
+    assert told.count("\n") == 1
+
+
 @pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     ("launcher", "of_nodes"), [("torchrun --nproc-per-node 8 --nnodes", "/ 8"), ("mpirun -np", "")]
