@@ -13,11 +13,15 @@ LEARNED = {"gpt2": 1024, "roberta-base": 512, "bert-base": 512, "opt-125m": 2048
 
 
 @pytest.mark.parametrize(("model", "positions"), LEARNED.items())
-def test_no_sequence_is_longer_than_learned_positions(model, positions):
-    """One that is as long as the table is answered."""
-    simpar.simulate(model, "dgx-h100", {}, simpar.Training(seq_len=positions, global_batch=8))
-    with pytest.raises(UserError, match=f"seq_len = {positions + 1}: .* has {positions} positions; allowed: as many"):
-        simpar.simulate(model, "dgx-h100", {}, simpar.Training(seq_len=positions + 1, global_batch=8))
+def test_a_table_holds_so_many_positions(model, positions):
+    """Without rows that stand for none."""
+    assert load_model(model).longest == positions
+
+
+def test_robertas_sequences_end_before_its_table():
+    """With what is allowed."""
+    with pytest.raises(UserError, match="seq_len = 513: roberta-base has 512 positions; allowed: as many"):
+        simpar.simulate("roberta-base", "dgx-h100", {}, simpar.Training(seq_len=513, global_batch=8))
 
 
 def test_rotary_positions_have_no_end():

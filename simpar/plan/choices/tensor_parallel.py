@@ -93,9 +93,10 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
             f"seq_len = {seq_len}: {graph.name} has {prompt} tokens of text a sequence; allowed: more, for an image"
         ),
     )
+    longest = graph.facts.get("longest", seq_len)
     yield (
-        np.asarray(seq_len > (graph.longest or seq_len)),
-        lambda: f"seq_len = {seq_len}: {graph.name} has {graph.longest} positions; allowed: as many or fewer",
+        np.asarray(seq_len > longest),
+        lambda: f"seq_len = {seq_len}: {graph.name} has {longest} positions; allowed: as many or fewer",
     )
     for dims in graph.scopes:
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
