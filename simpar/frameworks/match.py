@@ -50,8 +50,9 @@ def kind_of(graph: ModelGraph) -> str:
 def models_with(sizes: Mapping[str, int], kind: str = "") -> list[str]:
     """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order.
 
-    ``kind`` is what they are made of (:func:`kind_of`); if it is not known, all but hybrids. Empty if sizes that tell
-    models apart (:data:`TELLING`) are missing.
+    ``kind`` is what they are made of (:func:`kind_of`); if it is not known, all but hybrids. Models without words
+    (diffusion transformers) are none that a launch leaves unnamed. Empty if sizes that tell models apart
+    (:data:`TELLING`) are missing.
     """
     if not is_telling(sizes):
         return []
@@ -59,7 +60,9 @@ def models_with(sizes: Mapping[str, int], kind: str = "") -> list[str]:
     return [
         name
         for name in with_sizes(sizes)
-        if all(_shipped(name)[key] == value for key, value in sizes.items()) and _kind(name) in kinds
+        if _shipped(name)["vocab"] > 1
+        and all(_shipped(name)[key] == value for key, value in sizes.items())
+        and _kind(name) in kinds
     ]
 
 
