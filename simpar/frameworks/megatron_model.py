@@ -1,11 +1,12 @@
 """The model that Megatron-LM's arguments state: a shipped one, one with another vocabulary, or one of their own."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read as read_config
 from simpar.errors import UserError
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.match import DECODER, find_released, is_telling, models_with, sizes_of, with_rope
@@ -42,7 +43,7 @@ DIVISOR = 128
 
 NEAR = 4096
 """Words by which vocabularies differ that are one with other padding or a few special tokens."""
-PREDICTIONS = "num_nextn_predict_layers"
+PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
 _FURTHER = (
     "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
 )
@@ -196,11 +197,28 @@ def _with_vocabulary(
 
 
 def _with_predictions(given: Arguments, model: str) -> dict[str, int]:
-    """What changes in a shipped model's config, if it has layers that predict further tokens and the text others."""
-    graph, asked = load_model(model), given.number("--mtp-num-layers") or 0
-    own = sum(kind in graph.auxiliary for kind in graph.layers)
-    is_said = not graph.has_state and config_of(model).get(PREDICTIONS) == own
-    return {PREDICTIONS: asked} if own and is_said and asked != own else {}
+    """What changes in a shipped model's config, if the text has other layers that predict further tokens.
+
+    Nothing where its family has no such layers (:func:`lacks_predictions`).
+    """
+    graph, asked = load_model(model), given.number(FURTHER_LAYERS) or 0
+    config, own = config_of(model), predictions_in(graph)
+    if asked == own or graph.has_state or (config.get(PREDICTIONS) or 0) != own:
+        return {}
+    changed = {PREDICTIONS: asked}
+    return changed if predictions_in(read_config({**config, **changed})) == asked else {}
+
+
+def predictions_in(graph: ModelGraph) -> int:
+    """Layers of a model that predict further tokens."""
+    return sum(kind in graph.auxiliary for kind in graph.layers)
+
+
+def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
+    """Whether a text asks for layers that predict further tokens of a model, known here, that gets none."""
+    if not given.number(FURTHER_LAYERS) or not (models or config):
+        return False
+    return not predictions_in(read_config(config) if config else load_model(models[0]))
 
 
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
@@ -430,7 +448,7 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
             "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
             "num_key_value_heads": dense["num_attention_heads"], "n_routed_experts": experts,
             "n_shared_experts": shared // width or None, "first_k_dense_replace": layers, **(bias if sigmoid else {}),
-            PREDICTIONS: given.number("--mtp-num-layers") or 0,
+            PREDICTIONS: given.number(FURTHER_LAYERS) or 0,
         }  # fmt: skip
     normed = given.has("--qk-layernorm")
     if not layers and not shared and not normed:

@@ -30,7 +30,7 @@ from simpar.frameworks.megatron_arguments import (
 from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
-from simpar.frameworks.megatron_model import find_models, sizes_asked
+from simpar.frameworks.megatron_model import FURTHER_LAYERS, find_models, lacks_predictions, sizes_asked
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
@@ -109,6 +109,8 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     models, config, notes = ([model], None, []) if model else find_models(given, sizes)
     if models:
         values["model"] = models[0]
+    if lacks_predictions(given, models, config):
+        given.used.discard(FURTHER_LAYERS)  # a word that decides
     if is_telling(sizes) and not sizes["num_experts"] and not model:
         values.pop("etp", None)  # of a model without experts, it splits nothing
     asked = bool(notes) and not models and not config  # what is missing

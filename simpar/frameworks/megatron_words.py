@@ -76,7 +76,8 @@ MEGATRON_WORDS = WordTable(
         "attention_softmax_in_fp32", "clone_scatter_output_in_embedding", "no_clone_scatter_output_in_embedding",
         "relative_attention*", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "spec",
         "is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern", "encoder_*", "decoder_seq_length",
-        "decoder_num_layers", "mtp_*", "moe_layer_freq", "moe_router_topk", "moe_router_topk_scaling_factor",
+        "decoder_num_layers", "mtp_*", "moe_layer_freq", "moe_router_topk",
+        "moe_router_topk_scaling_factor",
         "moe_router_score_function", "moe_router_pre_softmax", "moe_router_num_groups", "moe_router_group_topk",
         "moe_router_bias_update_rate", "moe_router_load_balancing_type", "moe_router_dtype", "moe_aux_loss_coeff",
         "moe_z_loss_coeff", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_latent_size",
@@ -112,6 +113,7 @@ MEGATRON_WORDS = WordTable(
         "moe_hybridep_num_blocks*", "moe_deepep_num_sms", "moe_flex_dispatcher_num_sms", "moe_hybridep_num_sms*",
     ),
     deciding={
+        "mtp_num_layers": "layers that predict further tokens, which this family has not here: step time and memory",
         "cpu_offloading*": OFFLOADED,
         "no_cpu_offloading*": OFFLOADED,
         "fine_grained_*": OFFLOADED,

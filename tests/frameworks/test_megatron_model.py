@@ -9,6 +9,7 @@ from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_arguments import flags_of
 from simpar.frameworks.megatron_model import dense_layers
+from simpar.frameworks.megatron_words import MEGATRON_WORDS
 
 LLAMA_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -29,6 +30,13 @@ LATENT = (
     "--num-layers 4 --hidden-size 1024 --num-attention-heads 8 --swiglu --multi-latent-attention --kv-lora-rank 512 "
     "--num-experts 16 --moe-ffn-hidden-size 512 --moe-router-topk 4 --moe-layer-freq '([0]*1+[1]*3)' "
     "--ffn-hidden-size 2816 --vocab-size 32000 --moe-shared-expert-intermediate-size 1024"
+)
+GLM_FLASH = (
+    "--num-layers 47 --hidden-size 2048 --ffn-hidden-size 10240 --num-attention-heads 20 --normalization RMSNorm "
+    "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --vocab-size 154880 --num-experts 64 "
+    "--multi-latent-attention --q-lora-rank 768 --kv-lora-rank 512 --qk-head-dim 192 --qk-pos-emb-head-dim 64 "
+    "--v-head-dim 256 --qk-layernorm --moe-layer-freq '([0]*1+[1]*46)' --moe-ffn-hidden-size 1536 "
+    "--moe-shared-expert-intermediate-size 1536 --moe-router-topk 4"
 )
 SMALL = (
     "--hidden-size 1024 --num-attention-heads 16 --group-query-attention --num-query-groups 8 --ffn-hidden-size 3072 "
@@ -80,6 +88,27 @@ def test_layers_that_predict_further_tokens_are_those_of_the_text():
     assert [note for note in found.notes if "--mtp-num-layers (none by default)" in note]
     trained = {kind for kind in shipped.layers if kind in shipped.auxiliary}
     assert not trained & set(own.layers)
+
+
+def test_layers_that_predict_further_tokens_decide_where_a_family_has_none():
+    """Megatron-LM gives them to any model; here some families may have them, Llama may not, which is said."""
+    found = imported(f"{LLAMA_8B} --vocab-size 128256 --mtp-num-layers 1")
+    assert "llama-3-8b" in found.plan.model
+    told = MEGATRON_WORDS.sort(found.words.used, found.words.unread)
+    assert "layers that predict further tokens" in told.deciding["--mtp-num-layers"]
+    without = imported(f"{LLAMA_8B} --vocab-size 128256")
+    assert "--mtp-num-layers" not in without.words.unread
+
+
+def test_layers_that_predict_further_tokens_are_added_where_a_family_may_have_them():
+    """GLM 4.7 Flash is shipped without; a stage with the text's prediction layer has one layer more."""
+    ends = "--pipeline-model-parallel-size 2 --decoder-last-pipeline-num-layers 23 --mtp-num-layers 1"
+    found, shipped = imported(f"{GLM_FLASH} {ends}"), load_model("glm-4.7-flash")
+    own = read_config(found.config)
+    assert (len(own.layers), len(shipped.layers)) == (48, 47)
+    assert own.auxiliary
+    assert tuple(found.plan.pipeline.layers) == (24, 24)
+    assert "--mtp-num-layers" in found.words.used
 
 
 @pytest.mark.parametrize(("more", "last"), [("", 13), (" --mtp-num-layers 1", 14)])
