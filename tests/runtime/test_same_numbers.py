@@ -426,10 +426,10 @@ def test_more_checkpoints_continue_in_any_layout(run_matrix):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("first", range(12))  # each below a minute on two cores: the gate may begin one late
 def test_more_layouts_of_four_ranks_train_like_one_process(run_matrix, first):
     """Every schedule, optimizer, precision, bucket size and rank order."""
-    assert_equal(run_matrix(prepared(WIDE_FOUR[first::3]), 4))
+    assert_equal(run_matrix(prepared(WIDE_FOUR[first::12]), 4))
 
 
 @pytest.mark.slow
