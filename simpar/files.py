@@ -32,6 +32,8 @@ MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, 
 MOST_LINED = 4 * MIB  # of JSON whose lines are kept; those of more are looked up one by one
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
+GZIP = b"\x1f\x8b"
+"""How a file begins that gzip packed."""
 KEPT = "yaml 1"  # raised when the same text becomes other data
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
 NO_MAPPING = ("model_type", "model_attributes_type")

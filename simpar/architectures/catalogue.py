@@ -20,13 +20,13 @@ HEADS = "num_attention_heads|n_heads?|num_heads|encoder_attention_heads"
 STATED = {"kv_heads": "num_key_value_heads", "vocab": "vocab_size"}
 """Fields of configs that, where they stand, are these sizes of the model."""
 USUAL = ("llama-3.1-8b", "llama-3-70b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt3-175b")
+"""Models that are shown where no name is near the one that is asked for."""
 OPEN_INSTEAD = ("gpt-oss-120b", "deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "gpt3-175b")
 """Models to name where the sizes of the one that is asked for are not published."""
 _SECRET = re.compile(
     r"(chat)?gpt(35|4|5)(turbo|o|omni|mini|nano|pro|\d)*|o[134](mini|pro|preview)?|claude\w*|gemini\w*|bard|palm2"
     r"|grok[345]\w*|qwen(25|3)?max|doubao\w*|yilightning"
 )
-"""Models that are shown where no name is near the one that is asked for."""
 _VARIANT = re.compile(
     r"(hf|base|instruct|chat|it|pt|sft|dpo|checkpoints|thinking|reasoning|preview|exp|uncased|cased|unsloth|bnb|[48]bit|fp8|awq|gptq"
     r"|int[48]|bf16|fp16|rope|\d+k|v\d+|2[3-6](0[1-9]|1[0-2])|(0[1-9]|1[0-2])2[3-6])"

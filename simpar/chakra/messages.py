@@ -25,6 +25,7 @@ from simpar.chakra.wire import (
 )
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.files import GZIP
 
 INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
 """Types of nodes."""
@@ -35,7 +36,6 @@ COLLECTIVES = (
 """Operations by their number (CollectiveCommType)."""
 VERSION = "0.0.4"
 """Version of the schema, as stated in the metadata."""
-GZIP = b"\x1f\x8b"
 
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 _INTEGERS = (7, 9, 11, 13)

@@ -40,7 +40,9 @@ def tokenize(
 
 
 def _said(done: Any) -> str:
-    return f"{done.documents:,} document{'' if done.documents == 1 else 's'}, {done.tokens:,} tokens"
+    from simpar.units import number_of
+
+    return f"{number_of(done.documents, 'document')}, {done.tokens:,} tokens"
 
 
 @app.command(epilog="Example: simpar data tokens > documents.yaml")

@@ -8,6 +8,7 @@ from pathlib import Path
 from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
 from simpar.diagnosis.run_report import is_run_report, report_of
 from simpar.errors import UserError
+from simpar.files import GZIP
 from simpar.units import KIB
 
 TRACE, FLIGHT, LOG, METRICS, REPORT, SNAPSHOT = (
@@ -17,7 +18,6 @@ HEAD = 64 * KIB
 _PICKLE = b"\x80"
 SNAPSHOT_START = 200
 """Bytes in which a snapshot of torch has its first key."""
-_GZIP = b"\x1f\x8b"
 
 
 TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
@@ -50,7 +50,7 @@ def kind_of(path: str | Path) -> str:
             head = stream.read(HEAD)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if head[:2] == _GZIP:
+    if head[:2] == GZIP:
         try:
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
         except (zlib.error, gzip.BadGzipFile):

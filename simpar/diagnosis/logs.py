@@ -49,10 +49,11 @@ from simpar.diagnosis.log_run import (
 )
 from simpar.diagnosis.memory_samples import MONITORS, read_samples
 from simpar.errors import UserError
+from simpar.files import GZIP
 from simpar.units import GIB, KIB, MIB, MS
 
 MOST_LINE = 20_000
-PACKED: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+PACKED: Mapping[bytes, Callable[..., Any]] = {GZIP: gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How a text begins that PowerShell wrote."""
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}

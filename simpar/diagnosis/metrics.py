@@ -34,7 +34,7 @@ from simpar.diagnosis.log_run import (
 )
 from simpar.diagnosis.run_report import OWN, ROWS
 from simpar.errors import UserError
-from simpar.files import read_json
+from simpar.files import GZIP, read_json
 from simpar.units import GIB, GIGA, KIB, MIB, MS, TERA
 
 MOST_BYTES = 512 * MIB
@@ -184,7 +184,7 @@ def _bytes(path: str | Path) -> bytes:
     """The content of a file, unpacked."""
     try:
         with Path(path).open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
+            packed = stream.read(len(GZIP)) == GZIP
         with gzip.open(path) if packed else Path(path).open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError) as error:

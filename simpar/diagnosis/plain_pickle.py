@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.files import GZIP
 from simpar.units import GIB
 
 MOST_BYTES = GIB
@@ -26,7 +27,7 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     """The content of a file, unpacked. Raises UserError for one that is too large to be ``what``."""
     try:
         with Path(path).open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            packed = raw.read(len(GZIP)) == GZIP
         with gzip.open(path) if packed else Path(path).open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:

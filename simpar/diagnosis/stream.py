@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from simpar.errors import UserError
+from simpar.files import GZIP
 from simpar.units import MIB
 
 Event = dict[str, Any]
@@ -21,7 +22,6 @@ CHUNK = 4 * MIB
 MOST_PENDING = 64 * MIB
 """The most text without a complete value: anything longer is neither an event nor a header."""
 EVENTS = "traceEvents"
-_GZIP = b"\x1f\x8b"
 _SIGN, _ENTRY = re.compile(r"[^ \t\r\n]"), re.compile(r"[^ \t\r\n,]")
 
 
@@ -171,6 +171,6 @@ _WANTED = "allowed: a file of torch.profiler's export_chrome_trace, .json or .js
 
 def _unpacked(raw: BinaryIO) -> BinaryIO:
     """The bytes of a file, decompressed if it begins like gzip."""
-    packed = raw.read(len(_GZIP)) == _GZIP
+    packed = raw.read(len(GZIP)) == GZIP
     raw.seek(0)
     return gzip.open(raw) if packed else raw  # type: ignore[return-value]

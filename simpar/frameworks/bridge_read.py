@@ -143,7 +143,7 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     made = config.fields.get("model")
     sources = [*_of_model(made), *_of_recipe(config.called)]
     hub = next((each for each in sources if "/" in each), "")
-    if made_by := next((each for each in (hub, *sources) if re.search(OTHER, each)), ""):
+    if made_by := next((each for each in sources if re.search(OTHER, each)), ""):
         raise UserError(f"{path}: model = {made_by}: a recipe of a diffusion model: not read; allowed: language models")
     model = next(filter(None, map(find_model, sources)), None) or (find_released(hub, path) if hub else None)
     tower = 0

@@ -52,14 +52,13 @@ def read(text: str, name: str) -> Imported:
     given = reader_of(data, name)
     if strange := next((key for key in given if key.startswith("model.") and key[6:] not in OF_MODEL), None):
         raise UserError(f"{name}: {strange}: a model of another app than main, which is not read")
-    micro, steps = _size(given, "data.batch_size"), given.whole("grad_acc_steps") or 1
-    shards, tp = given.values_.get("distributed.dp_shard", 1), given.whole("distributed.tp_size") or 1
-    if shards == 1:
-        given.get("distributed.dp_shard")
+    micro, steps = given.size("data.batch_size", USUAL), given.whole("grad_acc_steps") or 1
+    if given.values_.get("distributed.dp_shard", 1) == 1:
+        given.get("distributed.dp_shard")  # decides where it is another number
     selective = given.get("distributed.selective_activation_checkpointing")
     values: dict[str, Any] = {
         "stack": "torchtitan",
-        "tp": tp,
+        "tp": given.whole("distributed.tp_size") or 1,
         "zero": choice(given, "distributed.fsdp_type", SHARDING, 0),
         "micro_batch": micro,
         "precision": choice(given, "distributed.model_dtype", PRECISIONS, "bf16"),
@@ -67,7 +66,7 @@ def read(text: str, name: str) -> Imported:
         "optimizer": "adamw",
         "fused_kernels": "compiled" if given.get("distributed.compile") else "none",
         "attention_kernel": "sdpa",
-        "training": {"seq_len": _size(given, "data.seq_len")},
+        "training": {"seq_len": given.size("data.seq_len", USUAL)},
     }
     config, note = _model(given)
     return Imported(plan_said(values), given.words(), (note,), per_replica=micro * steps, config=config)
@@ -79,26 +78,20 @@ def owns(data: Mapping[str, Any]) -> bool:
     return isinstance(distributed, Mapping) and "fsdp_type" in distributed and isinstance(data.get("model"), Mapping)
 
 
-def _size(given: ConfigReader, key: str) -> int:
-    """A size, or Lingua's. Raises UserError."""
-    result: int = given.whole(key) or USUAL[key]
-    return result
-
-
 def _model(given: ConfigReader) -> tuple[dict[str, Any], str]:
     """The config of a decoder like Llama's, and a note. Raises UserError."""
-    dim, heads, head = _size(given, "model.dim"), given.whole("model.n_heads"), given.whole("model.head_dim")
+    dim, heads, head = given.size("model.dim", USUAL), given.whole("model.n_heads"), given.whole("model.head_dim")
     heads = heads or (dim // head if head else None)
     if not heads:
         raise UserError(f"{given.source}: model.n_heads: missing; allowed: n_heads or head_dim")
-    width, multiple = int(2 * 4 * dim / 3), _size(given, "model.multiple_of")
+    width, multiple = int(2 * 4 * dim / 3), given.size("model.multiple_of", USUAL)
     factor = given.get("model.ffn_dim_multiplier")
     width = int(float(factor) * width) if factor is not None else width
     words, note = _words(given)
     window = given.whole("model.sliding_window")
     return {
         "model_type": "mistral" if window else "llama", "vocab_size": words, "hidden_size": dim,
-        "intermediate_size": multiple * -(-width // multiple), "num_hidden_layers": _size(given, "model.n_layers"),
+        "intermediate_size": multiple * -(-width // multiple), "num_hidden_layers": given.size("model.n_layers", USUAL),
         "num_attention_heads": heads, "num_key_value_heads": given.whole("model.n_kv_heads") or heads,
         "head_dim": head or dim // heads, "tie_word_embeddings": bool(given.get("model.weight_tying")),
         **({"sliding_window": window} if window else {}),

@@ -253,7 +253,7 @@ def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
 def _further(given: Arguments) -> int:
     """The number of layers that predict further tokens."""
     pattern = given.text(PATTERN)
-    return pattern.count(PASS) if pattern else given.number("--mtp-num-layers") or 0
+    return pattern.count(PASS) if pattern else given.number(FURTHER_LAYERS) or 0
 
 
 def _data_parallel(given: Arguments) -> dict[str, Any]:

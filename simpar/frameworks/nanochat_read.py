@@ -16,6 +16,7 @@ from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.trainer_arguments import typed
 from simpar.frameworks.words import WordTable
 
 USUAL: Mapping[str, Any] = {
@@ -52,7 +53,7 @@ def read(text: str, name: str) -> Imported:
     told = _options(words[at + 1 :])
     is_old = any("_" in option for option in told)
     given = ConfigReader({option.replace("-", "_"): value for option, value in told.items()}, name)
-    seq_len, micro = _size(given, "max_seq_len"), _size(given, "device_batch_size")
+    seq_len, micro = given.size("max_seq_len", USUAL), given.size("device_batch_size", USUAL)
     config = _model(given, seq_len, is_old=is_old)
     tokens = _tokens(given, config["vocab_size"], is_old=is_old)
     if tokens % seq_len:
@@ -97,36 +98,22 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         if match and word != "--":
             is_switch = match[1] in SWITCHES
             waiting = "" if match[2] is not None or is_switch else match[1]
-            result[match[1]] = True if is_switch and match[2] is None else _value(match[2])
+            result[match[1]] = (is_switch or None) if match[2] is None else typed(match[2])
         elif waiting:
-            result[waiting], waiting = _value(word), ""
-    return result
-
-
-def _value(text: str | None) -> Any:
-    if text is not None and re.fullmatch(r"-?\d+", text):
-        return int(text)
-    if text is not None and re.fullmatch(r"-?\d*\.?\d+(?:e-?\d+)?", text):
-        return float(text)
-    return text
-
-
-def _size(given: ConfigReader, key: str) -> int:
-    """A size, or nanochat's. Raises UserError."""
-    result: int = given.whole(key) or USUAL[key]
+            result[waiting], waiting = typed(word), ""
     return result
 
 
 def _shape(given: ConfigReader, depth: int) -> tuple[int, int]:
     """(Features, heads) of a model: the features are rounded up to whole heads."""
-    head = _size(given, "head_dim")
-    heads = -(-depth * _size(given, "aspect_ratio") // head)
+    head = given.size("head_dim", USUAL)
+    heads = -(-depth * given.size("aspect_ratio", USUAL) // head)
     return heads * head, heads
 
 
 def _model(given: ConfigReader, seq_len: int, *, is_old: bool) -> dict[str, Any]:
     """The config of the model. Raises UserError."""
-    depth = _size(given, "depth")
+    depth = given.size("depth", USUAL)
     hidden, heads = _shape(given, depth)
     words = OLD_WORDS if is_old else WORDS
     result: dict[str, Any] = {
@@ -155,7 +142,7 @@ def _tokens(given: ConfigReader, words: int, *, is_old: bool) -> int:
         return given.whole("total_batch_size") or 0
     if is_old:
         return REFERENCE_TOKENS
-    ratio = _counted(given, _size(given, "depth"), words) / _counted(given, REFERENCE_DEPTH, words)
+    ratio = _counted(given, given.size("depth", USUAL), words) / _counted(given, REFERENCE_DEPTH, words)
     result: int = 2 ** round(math.log2(REFERENCE_TOKENS * ratio**EXPONENT))
     return result
 

@@ -145,7 +145,9 @@ def _value(node: ast.expr) -> Any:
 def _plan(given: ConfigReader, notes: list[str]) -> Imported:
     if given.get("eval_only"):
         raise UserError(f"{given.source}: eval_only = True: trains nothing; allowed: False")
-    micro, pieces, seq_len = (_size(given, key) for key in ("batch_size", "gradient_accumulation_steps", "block_size"))
+    micro, pieces, seq_len = (
+        given.size(key, USUAL) for key in ("batch_size", "gradient_accumulation_steps", "block_size")
+    )
     config = _model(given, seq_len, notes)
     dtype = given.get("dtype")
     if dtype is not None and dtype not in DTYPES:
@@ -165,16 +167,10 @@ def _plan(given: ConfigReader, notes: list[str]) -> Imported:
     return Imported(plan_said(values), given.words(), tuple(notes), config=config, stack_of_one="huggingface")
 
 
-def _size(given: ConfigReader, key: str) -> int:
-    """A size, or that of train.py. Raises UserError."""
-    result: int = given.whole(key) or USUAL[key]
-    return result
-
-
 def _model(given: ConfigReader, seq_len: int, notes: list[str]) -> Mapping[str, Any]:
     """The config of the GPT-2 that is finetuned, or of a decoder like it. Raises UserError."""
     start = str(given.get("init_from", USUAL["init_from"]))
-    sizes = {key: _size(given, key) for key in ("n_layer", "n_head", "n_embd")}
+    sizes = {key: given.size(key, USUAL) for key in ("n_layer", "n_head", "n_embd")}
     rate, biases = given.get("dropout", USUAL["dropout"]), given.get("bias", USUAL["bias"])
     data_set = str(given.get("dataset", USUAL["dataset"]))
     rates = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), rate)

@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import RolloutSide, number_in, parted, without_nothing
+from simpar.frameworks.rollout_side import FILTERED, RolloutSide, number_in, parted, without_nothing
 from simpar.frameworks.words import is_off
 
 GENERATION = "policy.generation."
@@ -22,7 +22,7 @@ def rollout(given: Options, longest: int) -> RolloutSide:
     notes = [
         told
         for key, told in (
-            ("grpo.use_dynamic_sampling", "groups that are filtered out, and generated for nothing, are not modelled"),
+            ("grpo.use_dynamic_sampling", FILTERED),
             ("env.should_use_nemo_gym", "turns with an environment are not modelled"),
         )
         if not is_off(given.get(key))

@@ -72,6 +72,10 @@ class ConfigReader(Mapping[str, Any]):
             raise UserError(f"{self.source}: {key} = {value!r}: allowed: {allowed}")
         return value
 
+    def size(self, key: str, usual: Mapping[str, Any]) -> int:
+        """A positive whole number; that of a framework's ``usual`` values where there is none. Raises UserError."""
+        return int(self.whole(key) or usual[key])
+
     def words(self) -> ReadWords:
         """The names that were asked for, and those that were not and have a value."""
         left = {key: value for key, value in self.values_.items() if key not in self.used and value is not None}

@@ -1,6 +1,6 @@
 """What a launch of reinforcement learning says beside the update: generation, placement, synchrony, passes.
 
-Readers of such launches put it into ``Imported.rollout``. A check simulates the whole step with it.
+Readers of such launches put it into ``ImportedStep.rollout``. A check simulates the whole step with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,8 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 
+FILTERED = "groups that are filtered out, and generated for nothing, are not modelled"
+"""The note on launches that leave groups out of the update."""
 PROMPT_SHARE = 8
 """Where a text gives the tokens of prompt and response together, prompts are assumed to have a part of so many."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments
-from simpar.frameworks.rollout_side import PROMPT_SHARE, RolloutSide, parted, without_nothing
+from simpar.frameworks.rollout_side import FILTERED, PROMPT_SHARE, RolloutSide, parted, without_nothing
 
 KEPT = ("sglang-mem-fraction-static",)
 """Words that decide about memory during an update, and that the whole step answers."""
@@ -28,7 +28,7 @@ def rollout(given: Arguments) -> RolloutSide:
         told
         for flags, told in (
             (("--over-sampling-batch-size", "--dynamic-sampling-filter-path"),
-             "groups that are filtered out, and generated for nothing, are not modelled"),
+             FILTERED),
             (("--custom-generate-function-path", "--rollout-function-path"),
              "generation by a function of one's own: a response is generated at a stretch here"),
             (("--sglang-speculative-algorithm",), "speculative decoding is not modelled"),

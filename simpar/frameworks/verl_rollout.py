@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import RolloutSide, both_leave, critic_of, reward_of, without_nothing
+from simpar.frameworks.rollout_side import FILTERED, RolloutSide, both_leave, critic_of, reward_of, without_nothing
 from simpar.frameworks.words import is_off
 
 ROOT = "actor_rollout_ref."
@@ -87,7 +87,7 @@ def _note_others(given: Options, notes: list[str]) -> None:
     if _is_on(given, f"{ROLLOUT}multi_turn.enable", usual=False):
         notes.append("turns with tools or users are not modelled: a response is generated at a stretch")
     if _is_on(given, "algorithm.filter_groups.enable", usual=False):
-        notes.append("groups that are filtered out, and generated for nothing, are not modelled")
+        notes.append(FILTERED)
     if not _is_on(given, f"{ACTOR}use_dynamic_bsz", usual=False) and _is_on(given, UNPADDED, usual=True):
         notes.append("responses are packed into rows as with use_dynamic_bsz: micro-batches of fixed numbers of "
                      "samples differ in length, and there are more of them")  # fmt: skip

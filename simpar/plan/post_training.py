@@ -191,8 +191,7 @@ class PostTraining(Strict):
 
     ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own;
     "hybrid": they take turns, and further devices only generate.
-    ``epochs`` are the times that a batch is trained on. ``steps`` are
-    simulated, with lengths drawn from ``seed``.
+    ``epochs`` are the times that a batch is trained on. ``steps`` are simulated, with lengths drawn from ``seed``.
     """
 
     algorithm: Literal["grpo", "ppo"] = "grpo"

@@ -255,7 +255,7 @@ def verl(setting: PostTrainingSetting) -> Draft:
             "async_training.partial_rollout": section.synchrony.in_flight,
             "async_training.compute_prox_log_prob": section.passes.old_policy,
         }
-    missing = _lost(setting, *(f"{way} " for way, is_so in ways.items() if is_so))
+    missing = _lost(setting, *(way for way, is_so in ways.items() if is_so))
     return Draft(options, f"python3 -m {module} --config-name={name}.yaml", tuple(missing))
 
 
@@ -358,7 +358,7 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         raise UserError("nemo-rl: post_training.algorithm = ppo; allowed: grpo")
     _prompts_of_update(setting)
     tokens = int(layout.micro_batch) * side.training.seq_len
-    scored = (section.passes.micro_batch or int(layout.micro_batch)) * side.training.seq_len
+    scored = section.passes.micro_batch or int(layout.micro_batch)
     generation = f"{POLICY}generation."
     missing = []
     if section.has_pool and setting.pool.profile.devices_per_node != side.cluster.profile.devices_per_node:
@@ -387,10 +387,10 @@ def nemo_rl(setting: PostTrainingSetting) -> Draft:
         f"{POLICY}train_micro_batch_size": int(layout.micro_batch),
         f"{POLICY}max_total_sequence_length": side.training.seq_len,
         f"{POLICY}precision": DTYPES[side.plan.numerics.precision],
-        f"{POLICY}logprob_batch_size": scored // side.training.seq_len,
+        f"{POLICY}logprob_batch_size": scored,
         f"{POLICY}sequence_packing.enabled": side.is_packed,
         f"{POLICY}sequence_packing.train_mb_tokens": tokens,
-        f"{POLICY}sequence_packing.logprob_mb_tokens": scored,
+        f"{POLICY}sequence_packing.logprob_mb_tokens": scored * side.training.seq_len,
         **({} if side.is_packed else {f"{POLICY}dynamic_batching.enabled": False}),
         **(_nemo_core(layout) if layout.kind != "fsdp" else _nemo_dtensors(layout)),
         f"{generation}backend": "vllm",

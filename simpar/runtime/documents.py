@@ -16,7 +16,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.rows import COLUMNS, Render, TextDocument, document_of
-from simpar.units import MIB
+from simpar.units import KIB, MIB
 
 LINES, ROWS, PARQUET = (".jsonl", ".ndjson"), ".json", ".parquet"
 PLAIN = (".txt", ".text", ".md")
@@ -181,9 +181,11 @@ def _json_lines(path: Path, render: Render, after: int) -> Iterator[tuple[int, T
 
 def _begins_with(path: Path, mark: bytes) -> bool:
     """Whether the first character that is no space is ``mark``."""
-    with path.open("rb") as stream:
-        first = next((line.lstrip() for line in stream if line.strip()), b"")
-    return first.startswith(mark)
+    with path.open("rb") as stream:  # by pieces: all may stand in one line
+        while piece := stream.read(KIB):
+            if text := piece.lstrip():
+                return text.startswith(mark)
+    return False
 
 
 def _json_list(path: Path) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.runtime.documents import list_sources, read
 from simpar.runtime.tokenize import ENDS, MANIFEST, PROGRESS, Encoder, TokenManifest, batches
-from simpar.units import Ints
+from simpar.units import Ints, number_of
 
 STATED = 64
 """Lengths that stand for those of all documents: each is as likely as the others."""
@@ -84,7 +84,7 @@ def _lines(lengths: Ints) -> list[str]:
     powers = np.floor(np.log2(np.maximum(lengths, 1))).astype(np.int64)
     counts = np.bincount(powers)
     first = int(powers.min())
-    count = f"{len(lengths):,} document{'' if len(lengths) == 1 else 's'}"
+    count = number_of(len(lengths), "document")
     said = [f"{count}, {lengths.mean():,.1f} tokens in the mean, {int(lengths.max()):,} at the most"]
     for power in range(first, len(counts)):
         bar = "#" * round(BAR * counts[power] / counts.max())
