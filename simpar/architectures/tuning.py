@@ -57,18 +57,29 @@ def add_adapters(
             f"plan.lora_targets = {', '.join(targets)}: {graph.name} has none of these products in layers that are not "
             f"frozen; allowed: {', '.join(own) or 'no lora_rank, for it has no product that adapters stand beside'}"
         )
-    stored = STORED_BYTES[frozen_dtype]
-    still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:frozen_layers]}
+    stored, first = STORED_BYTES[frozen_dtype], first_trained(graph, rank, targets, frozen_layers)
+    still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:first]}
     blocks = dict(graph.blocks)
     if rank is not None:
         blocks = {name: _adapted(block, rank, targets, stored) for name, block in blocks.items()}
     blocks |= {block.name: block for block in still.values()}
-    layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
+    layers = (*(still[name].name for name in graph.layers[:first]), *graph.layers[first:])
     outer = stored if frozen_dtype == "fp32" else None  # fewer bits are those of layers
     head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head, outer)
     embedding = replace(_frozen(graph.embedding, outer), has_no_backward=True)
     facts = {**graph.facts, TUNED: True}
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
+
+
+def first_trained(graph: ModelGraph, rank: int | None, targets: tuple[str, ...], frozen_layers: int) -> int:
+    """The number of the first layer with something trained, or (rank None) that is not frozen.
+
+    It may be behind layers without a target (mixers of state spaces at the bottom of a hybrid), which are frozen as a
+    whole: no gradient passes through them.
+    """
+    if rank is None:
+        return frozen_layers
+    return frozen_layers + adapted_layers(graph, targets)[frozen_layers:].index(True)
 
 
 def adapted_layers(graph: ModelGraph, targets: tuple[str, ...]) -> list[bool]:

@@ -1,8 +1,10 @@
 """Training of a part of a model: low-rank adapters beside frozen products, or without the embedding and first layers.
 
 An adapter adds alpha / r x up(down(x)) to its product, with ``down`` normal and ``up`` zero at first [LoRA, Hu et al.
-2021, arXiv 2106.09685, section 4.1]; of its input it may drop some elements, each adapter its own. Frozen weights are
-kept in the dtype of the computation, or, matrices of layers, in 4 bits.
+2021, arXiv 2106.09685, section 4.1]; of its input it may drop some elements, each adapter its own. Each output of a
+packed product has an adapter, as files and PEFT have it, but those from and to a latent, whose two outputs are one
+matrix there: they have one adapter. Frozen weights are kept in the dtype of the computation, or, matrices of layers, in
+4 bits.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.tuning import MIXTURES, PARTS, adapted_layers
+from simpar.architectures.tuning import LATENT, MIXTURES, PARTS, adapted_layers
 from simpar.dataclass import dataclass
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
@@ -42,18 +44,30 @@ class Adapter:
         return Adapter(tuning.lora_rank, scale, tuning.lora_dropout or 0.0)
 
 
-class AdaptedLinear(CastingLinear):
-    """A Linear with a low-rank adapter; the name of its matrix is the same as without the adapter."""
+class InnerHalf(nn.Module):
+    """The first product of an adapter, to its rank."""
+
+    def __init__(self, inputs: int, adapter: Adapter) -> None:
+        super().__init__()
+        self.lora_down = nn.Parameter(torch.empty(adapter.rank, inputs))
+        self.dropout = SharedDropout(adapter.dropout, dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape [..., in] to [..., rank]."""
+        return narrowed(x, self.lora_down, self.dropout)
+
+
+class OuterLinear(CastingLinear):
+    """A Linear with the outer half of an adapter, whose inner half may be that of several Linears."""
 
     def __init__(self, plain: CastingLinear, adapter: Adapter) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
-        self.lora_down = nn.Parameter(torch.empty(adapter.rank, plain.in_features))
         self.lora_up = nn.Parameter(torch.empty(plain.out_features, adapter.rank))
-        self.dropout, self.adapter = SharedDropout(adapter.dropout, dim=-1), adapter
+        self.adapter = adapter
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape [..., in] to [..., out]."""
-        inner = functional.linear(self._dropped(x), cast(self.lora_down, x.dtype))
+    def forward(self, x: Tensor, inner: Tensor | None = None) -> Tensor:
+        """Shape [..., in] to [..., out], with what the ``inner`` half made of the input."""
+        assert inner is not None, "the product that has this has the inner half"
         up = cast(self.lora_up, x.dtype)
         if isinstance(inner, DTensor) and inner.placements[0].is_partial():
             return super().forward(x) + self._scaled(_partial_product(inner, up))
@@ -62,14 +76,34 @@ class AdaptedLinear(CastingLinear):
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.adapter.scale == 1.0 else x * self.adapter.scale
 
-    def _dropped(self, x: Tensor) -> Tensor:
-        """The input without dropped elements; ranks that hold parts of its features have parts of one mask."""
-        if not (isinstance(x, DTensor) and self.training and self.dropout.p):
-            return self.dropout(x)
-        mesh, placements = x.device_mesh, x.placements
-        cut = placements[0].is_shard()
-        self.dropout.part = (mesh.get_local_rank(), mesh.size()) if cut else (0, 1)
-        return x * DTensor.from_local(self.dropout.factors(x.to_local()), mesh, placements, run_check=False)
+
+class AdaptedLinear(OuterLinear):
+    """A Linear with a low-rank adapter; the name of its matrix is the same as without the adapter."""
+
+    def __init__(self, plain: CastingLinear, adapter: Adapter) -> None:
+        super().__init__(plain, adapter)
+        self.lora_down = nn.Parameter(torch.empty(adapter.rank, plain.in_features))
+        self.dropout = SharedDropout(adapter.dropout, dim=-1)
+
+    def forward(self, x: Tensor, inner: Tensor | None = None) -> Tensor:
+        """Shape [..., in] to [..., out]."""
+        return super().forward(x, narrowed(x, self.lora_down, self.dropout) if inner is None else inner)
+
+
+def narrowed(x: Tensor, down: Tensor, dropout: SharedDropout) -> Tensor:
+    """The input without dropped elements, times the inner half of an adapter."""
+    return functional.linear(_dropped(x, dropout), cast(down, x.dtype))
+
+
+def _dropped(x: Tensor, dropout: SharedDropout) -> Tensor:
+    """The input without dropped elements; ranks that hold parts of its features have parts of one mask."""
+    if not (isinstance(x, DTensor) and dropout.training and dropout.p):
+        result: Tensor = dropout(x)
+        return result
+    mesh, placements = x.device_mesh, x.placements
+    cut = placements[0].is_shard()
+    dropout.part = (mesh.get_local_rank(), mesh.size()) if cut else (0, 1)
+    return x * DTensor.from_local(dropout.factors(x.to_local()), mesh, placements, run_check=False)
 
 
 def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
@@ -99,7 +133,7 @@ def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any, alpha: float | None 
 def adapter_of(module: nn.Module) -> Adapter | None:
     """How the adapters of a module are made, all of them alike; None without any."""
     for each in module.modules():
-        if isinstance(each, AdaptedLinear):
+        if isinstance(each, OuterLinear):
             return each.adapter
         if isinstance(each, GroupedExperts) and each.rank:
             return Adapter(each.rank, each.scale)
@@ -136,6 +170,19 @@ def _adapt(block: BlockModule, tuning: Tuning, adapter: Adapter) -> None:
         plain = product.parts[number]
         assert isinstance(plain, CastingLinear), "a product has one adapter"
         product.parts[number] = AdaptedLinear(plain, adapter).to(plain.weight.dtype)
+    for name in dict.fromkeys(each for target in tuning.lora_targets for each in LATENT.get(target, ())):
+        if isinstance(latent := getattr(block, name, None), Projection):
+            _adapt_as_one(latent, adapter)
+
+
+def _adapt_as_one(product: Projection, adapter: Adapter) -> None:
+    """One adapter beside a product, whatever the number of its outputs."""
+    plain = [part for part in product.parts if isinstance(part, CastingLinear)]
+    if len(plain) > 1:
+        product.inner = InnerHalf(plain[0].in_features, adapter).to(plain[0].weight.dtype)
+    kind = OuterLinear if len(plain) > 1 else AdaptedLinear
+    for at, part in enumerate(plain):
+        product.parts[at] = kind(part, adapter).to(part.weight.dtype)
 
 
 def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection | GroupedExperts, int]]:

@@ -53,7 +53,10 @@ class CastingLinear(nn.Linear):
 
 
 class Projection(nn.Module):
-    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple."""
+    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple.
+
+    Its outputs may share the ``inner`` half of an adapter.
+    """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
@@ -62,10 +65,12 @@ class Projection(nn.Module):
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
         bias = any(weight.kind == "vector" and not weight.name.endswith(SHARED_GATE) for weight in op.weights)
         self.parts = nn.ModuleList(CastingLinear(width, size, bias=bias) for size in columns)
+        self.inner: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
-        outputs = tuple(part(x) for part in self.parts)
+        given = {} if self.inner is None else {"inner": self.inner(x)}
+        outputs = tuple(part(x, **given) for part in self.parts)
         return outputs[0] if len(outputs) == 1 else outputs
 
 

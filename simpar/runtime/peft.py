@@ -2,7 +2,8 @@
 
 An adapter beside one of several products that checkpoints store as one tensor is an adapter of that tensor: the inner
 halves are stacked, the outer halves stand in the rows of their products and the columns of their inner half, zero
-elsewhere. Its rank is the sum of theirs, and alpha grows with the rank, since their quotient scales what is added.
+elsewhere. Its rank is the sum of theirs, and alpha grows with the rank, since their quotient scales what is added. One
+that all products of a tensor share (of latents) stays one.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ def merged(parameters: Mapping[str, Any], name: str, adapter: Adapter | None) ->
     kept = parameters[name]
     whole: Tensor = kept.widened(torch.float32) if isinstance(kept, FourBitMatrix) else plain(kept).detach()
     whole = whole.cpu()
-    stem, _, leaf = name.rpartition(".")
-    if adapter is None or leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
+    halves = _halves(parameters, name)
+    if adapter is None or halves is None:
         return whole
     wide = torch.promote_types(whole.dtype, torch.float32)
-    down, up = (plain(parameters[f"{stem}.{half}"]).detach().cpu().to(wide) for half in (DOWN, UP))
+    down, up = (each.to(wide) for each in halves)
     return torch.add(whole.to(wide), up @ down, alpha=adapter.scale)
 
 
@@ -80,35 +81,52 @@ def adapters_of(stage: Any, graph: ModelGraph, family: str) -> list[AdapterPair]
             result += _of_experts(rule, halves, weights_of(family).layers, adapter)
         else:
             shapes = [tuple(parameters[name].shape) for name in rule.ours]
-            result.append(_pair(rule, halves, shapes, graph, weights_of(family).layers, adapter))
+            own = _as_one(halves) if _shared(rule.ours[0]) in parameters else _beside_each_other(halves, shapes)
+            result.append(_pair(rule, own, graph, weights_of(family).layers, adapter))
     return result
 
 
 def _halves(parameters: Mapping[str, Any], name: str) -> tuple[Tensor, Tensor] | None:
+    """Both halves of the adapter of a matrix, whole and on the host; None without one."""
     stem, _, leaf = name.rpartition(".")
-    if leaf != MATRIX or f"{stem}.{DOWN}" not in parameters:
+    if leaf != MATRIX or f"{stem}.{UP}" not in parameters:
         return None
-    down, up = (plain(parameters[f"{stem}.{half}"]).detach().cpu() for half in (DOWN, UP))
+    inner = _shared(name) if _shared(name) in parameters else f"{stem}.{DOWN}"
+    down, up = (plain(parameters[half]).detach().cpu() for half in (inner, f"{stem}.{UP}"))
     return down, up
 
 
+def _shared(name: str) -> str:
+    """The name of the inner half that all outputs of a matrix's product share."""
+    return f"{name.partition('.parts.')[0]}.inner.{DOWN}"
+
+
+def _as_one(halves: Sequence[tuple[Tensor, Tensor] | None]) -> list[tuple[Tensor, list[Tensor]]]:
+    """The one adapter of all parameters of a tensor: its inner half, and the outer half's rows of each."""
+    kept = [half for half in halves if half is not None]
+    return [(kept[0][0], [up for _, up in kept])]
+
+
+def _beside_each_other(
+    halves: Sequence[tuple[Tensor, Tensor] | None], shapes: Sequence[tuple[int, ...]]
+) -> list[tuple[Tensor, list[Tensor]]]:
+    """The adapters of a tensor's parameters (None: it has none), whose outer halves are zero in the others' rows."""
+    return [
+        (half[0], [half[1] if at == other else half[1].new_zeros(shape[0], half[1].shape[1])
+                   for other, shape in enumerate(shapes)])
+        for at, half in enumerate(halves) if half is not None
+    ]  # fmt: skip
+
+
 def _pair(
-    rule: WeightRule,
-    halves: Sequence[tuple[Tensor, Tensor] | None],
-    shapes: Sequence[tuple[int, ...]],
-    graph: ModelGraph,
-    layers: str,
-    adapter: Adapter,
+    rule: WeightRule, own: Sequence[tuple[Tensor, list[Tensor]]], graph: ModelGraph, layers: str, adapter: Adapter
 ) -> AdapterPair:
-    """The adapter of the one tensor of a rule, from those of its parameters (None: it has none)."""
+    """The adapter of the one tensor of a rule, from those of its parameters."""
     columns = []
-    for at, half in enumerate(halves):
-        if half is not None:
-            up = half[1]
-            rows = [up if other == at else up.new_zeros(shape[0], up.shape[1]) for other, shape in enumerate(shapes)]
-            (stored,) = rule.write(rows, graph.dims).values()
-            columns.append(stored.transpose(0, 1) if rule.packing in TURNED else stored)
-    down = torch.cat([half[0] for half in halves if half is not None])
+    for _, rows in own:
+        (stored,) = rule.write(rows, graph.dims).values()
+        columns.append(stored.transpose(0, 1) if rule.packing in TURNED else stored)
+    down = torch.cat([inner for inner, _ in own])
     return _named(rule.theirs[0], layers, (down, torch.cat(columns, dim=1)), adapter)
 
 

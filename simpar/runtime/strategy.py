@@ -26,7 +26,6 @@ from simpar import precisions
 from simpar.architectures.details import ROPE_TYPES, SCORES
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import SIMPLE, modes
-from simpar.architectures.tuning import LATENT
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
@@ -349,20 +348,11 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
 
 
 def _adapters_beside(plan: Plan, graph: ModelGraph | None) -> Iterator[tuple[bool, str]]:
-    """What adapters of products of experts, and of latents, do not go with."""
+    """What adapters of products of experts do not go with."""
     if graph is None or plan.tuning.lora_rank is None:
         return
     targets = plan.tuning.lora_targets
     products = {op.name: op for block in graph.blocks.values() for op in block.operators}
-    cut = [each for each in targets if {*products} & {*LATENT.get(each, ())}]
-    rest = [each for each in targets if each not in cut] or ["o_proj"]
-    yield (
-        bool(cut),
-        (
-            f"plan.lora_targets = {', '.join(cut)}: adapters of products from and to a latent are not written; "
-            f"allowed: {', '.join(rest)}"
-        ),
-    )
     gated = "expert_up" in products and products["expert_up"].columns[0][0] > 1
     halves = {"gate_proj", "up_proj"} & {*targets}
     grouped = graph.is_mixture and bool(halves or "down_proj" in targets)

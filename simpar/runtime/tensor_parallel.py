@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from simpar.architectures.graph import Operator, is_column_parallel, is_row_parallel
+from simpar.runtime.adapters import AdaptedLinear, InnerHalf
 from simpar.runtime.attention import CoreAttention
 from simpar.runtime.decoder import SEQUENCE_DIM, BlockModule, Decoder
 from simpar.runtime.experts import Router
@@ -63,7 +64,18 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
                 module.share = partial(_shared, mesh=mesh, layout=residual)
             if isinstance(module, CoreAttention | OfHeads):
                 module.part = (mesh.get_local_rank(), mesh.size())
+        for op in block.operators:
+            _place_adapters(op, getattr(block, op.name), mesh, sequence_parallel=sequence_parallel)
     model.tie()
+
+
+def _place_adapters(op: Operator, module: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Inner halves that outputs share are whole; those of whole products drop elements of this rank's rows."""
+    for each in module.modules():
+        if isinstance(each, InnerHalf) and is_column_parallel(op):
+            _distribute(each, mesh, {})
+        if isinstance(each, InnerHalf | AdaptedLinear) and getattr(module, "whole", False) and sequence_parallel:
+            each.dropout.dim, each.dropout.part = SEQUENCE_DIM, (mesh.get_local_rank(), mesh.size())
 
 
 class Settled(torch.autograd.Function):

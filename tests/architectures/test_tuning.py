@@ -102,6 +102,26 @@ def test_nothing_runs_backward_below_the_first_trained_layer():
     assert [block.has_no_backward for block in blocks] == [True] * 28 + [False] * 4
 
 
+@pytest.mark.parametrize(
+    ("name", "targets", "frozen", "first"),
+    [
+        ("nemotron-h-8b", ALL, 0, 1),  # MLPs in every second layer
+        ("nemotron-h-8b", ("q_proj", "v_proj"), 0, 7),
+        ("nemotron-h-8b", ("q_proj", "v_proj"), 8, 18),
+        ("qwen3-next-80b-a3b", ("q_proj",), 0, 3),
+        ("llama-3-8b", ("down_proj",), 0, 0),
+        ("llama-3-8b", ("down_proj",), 5, 5),
+    ],
+)
+def test_nothing_runs_backward_below_the_first_adapter(name, targets, frozen, first):
+    """As torch does it: a layer without a target below those with one is passed by no gradient and keeps nothing."""
+    graph = adapted(simpar.Model(name), 8, targets, frozen_layers=frozen)
+    blocks = [graph.blocks[name] for name in graph.layers]
+    assert [block.has_no_backward for block in blocks] == [at < first for at in range(len(blocks))]
+    assert all(block.trained_parameters(graph.dims) == 0 for block in blocks[:first])
+    assert blocks[first].trained_parameters(graph.dims) > 0
+
+
 def test_pipelines_and_shards_of_frozen_models_run():
     """Stages without anything to train, ZeRO-3 gathers of frozen weights, sequence parallel adapters."""
     assert step(pp=4, frozen_layers=24).step_time_s < step(pp=4).step_time_s

@@ -229,14 +229,15 @@ def test_adapters_are_pefts(forked, tmp_path, name, layout):
         "llama",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gpt2", "mixtral", "qwen3_moe", "nemotron_h", "falcon_h1")
+            for name in ("gpt2", "mixtral", "qwen3_moe", "nemotron_h", "falcon_h1", "deepseek_v3", "deepseek_v2")
         ),
     ],
 )
 def test_peft_loads_them(forked, tmp_path, name):
     """Its model over the base has the logits of the merged model."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    trained(forked, tmp_path, name, "--nproc", "1")
+    attention = ["--set", "plan.lora_targets=[q_proj,k_proj,v_proj,o_proj]"] if "deepseek" in name else []
+    trained(forked, tmp_path, name, "--nproc", "1", *attention)
     auto = transformers.AutoModelForCausalLM
     adapted = peft.PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "in"), tmp_path / "alone")
     merged, tokens = auto.from_pretrained(tmp_path / "whole"), torch.arange(12)[None]

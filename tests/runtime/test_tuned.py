@@ -161,6 +161,58 @@ def test_adapters_in_hybrids_train_as_pefts(forked, tmp_path, layout):
     assert (logits - plain).abs().max() > 1e-3
 
 
+LATENTS = {
+    "q_a_proj": "q_down.parts.0", "q_b_proj": "q_up.parts.0", "q_proj": "q_up.parts.0", "o_proj": "o_proj.parts.0",
+    "kv_a_proj_with_mqa": "kv_down.inner", "kv_b_proj": "kv_up.inner",
+}  # fmt: skip
+"""The modules of latent attention by transformers' words, with the parameter that is PEFT's inner half."""
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "dropout"),
+    [
+        ("deepseek_v3", ["--nproc", "1"], 0.1),
+        *(pytest.param(name, layout, dropout, marks=pytest.mark.slow) for name, layout, dropout in (
+            ("deepseek_v3", ["--nproc", "2", "--tp", "2"], 0.1),
+            ("deepseek_v3", ["--nproc", "2", "--tp", "2", "--sequence-parallel"], 0.1),
+            ("deepseek_v3", ["--nproc", "2", "--zero", "3", "--recompute", "full"], 0.1),
+            ("deepseek_v3", ["--nproc", "2", "--ep", "2", "--zero", "1"], 0.0),
+            ("deepseek_v3", ["--nproc", "2", "--pp", "2"], 0.0),
+            ("deepseek_v3", ["--nproc", "2", "--cp", "2"], 0.0),
+            ("deepseek_v2", ["--nproc", "2", "--tp", "2", "--sequence-parallel"], 0.1),
+        )),
+    ],
+)  # fmt: skip
+def test_adapters_of_latents_train_as_pefts(forked, tmp_path, name, layout, dropout):
+    """One adapter beside each of the matrices that files have, also where the runtime cuts one in two."""
+    peft = pytest.importorskip("peft")
+    files_of(name, MODELS[name], tmp_path / "in")
+    graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=dropout, target_modules=[*LATENTS])
+    model = peft.get_peft_model(base, config)
+    adapters = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    per_layer = 5 if graph.dims.get("q_rank") else 4
+    assert len(adapters) == per_layer * len(graph.layers)
+    for each in adapters:
+        *_, layer, _, last = each.split(".")
+        inner = model.get_submodule(each).lora_A["default"].weight
+        inner.data = initial_value(f"layers.{layer}.{LATENTS[last]}.lora_down", tuple(inner.shape), 0, graph.details)
+    expected = losses_of(model, graph, 2 if {"--zero", "--ep"} & {*layout} else 1)
+    tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--set", f"plan.lora_dropout={dropout}"]
+    tuned += ["--set", "plan.lora_targets=[q_proj,k_proj,v_proj,o_proj]"]
+    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
+    assert losses == pytest.approx(expected, abs=2e-6)
+    state = {key.replace(".default", ""): value for key, value in model.state_dict().items() if ".lora_" in key}
+    pairs = tensors_in(tmp_path / "out")
+    assert set(pairs) == set(state)
+    for key, value in state.items():
+        torch.testing.assert_close(pairs[key], value, rtol=0, atol=1e-5)
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["r"] == RANK
+
+
 @pytest.mark.parametrize(
     "layout",
     [["--nproc", "1"], *(pytest.param(["--nproc", "2", *more], marks=pytest.mark.slow)
