@@ -82,7 +82,7 @@ def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL
     if frontier is None:
         return Nearby((), count, None)
     open_rows = np.ones(frontier.rows.count, dtype=np.bool_)
-    simulated = list(_simulated(frontier, open_rows))
+    simulated = list(_simulated(frontier, open_rows, frozenset(_said(asked, plan))))
     least = frontier.bound_s[open_rows & np.isfinite(frontier.bound_s)]
     ranked = tuple(sorted(simulated, key=lambda one: one[1].step_time_s))
     return Nearby(ranked, count, float(least.min()) if len(least) else None)
@@ -109,8 +109,10 @@ class _Budget:
         return not self.allows(min(self.known.values(), default=0) // 2)
 
 
-def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Result]]:
+def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> Iterator[tuple[Plan, Result]]:
     """Rows with the lowest bounds that fit with the wanted probability, simulated, until there are enough.
+
+    ``habit`` is what the target cannot express of the plan itself, which its text says all the same.
 
     Rows with many ops are left out, unless all have many: then the one with the fewest is simulated, if it does not
     have more than MOST_ALONE. After a row that
@@ -119,7 +121,7 @@ def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Res
     """
     problem, budget = frontier.rows.problem, _Budget()
     count, most_bytes = 0, np.inf
-    for row, plan, run in _short(_outlined(frontier, open_rows, budget)):
+    for row, plan, run in _short(_outlined(frontier, open_rows, budget, habit)):
         if frontier.needed_bytes[row] > most_bytes or not budget.allows(len(run)):
             continue
         open_rows[row] = False
@@ -148,7 +150,7 @@ def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
         yield min(many, key=lambda one: len(one[2]))
 
 
-def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator[_Looked]:
+def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget, habit: frozenset[str]) -> Iterator[_Looked]:
     """Rows with the lowest bounds that may fit, with their plans and outlined Programs, while there is budget."""
     left, rows = open_rows.copy(), frontier.rows
     for _ in range(MOST_LOOKED_AT):
@@ -159,7 +161,7 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
         sizes = tuple(
             int(rows.code[name][row]) for name in (*names_that_decide(OPS), "micro_batch") if name in rows.code
         )
-        if refusals(rows, row) or not frontier.may_fit(row):
+        if set(refusals(rows, row)) - habit or not frontier.may_fit(row):
             open_rows[row] = False
         elif sizes not in budget.beyond and budget.allows(budget.known.get(sizes, 0)):
             plan, problem = plan_of(rows, row), rows.problem

@@ -395,7 +395,9 @@ def _nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
 
 def _better(given: ParsedLaunch, problem: Problem, plan: Plan, near: Nearby, settled: Plan) -> list[Neighbour]:
     """The simulated neighbours that fit, with their changes of the text."""
-    routed = {"expert_imbalance": given.found.plan.experts.expert_imbalance}  # what is assumed has no flag
+    said = given.found.plan.experts
+    routed = {"expert_imbalance": said.expert_imbalance, "expert_distribution": said.expert_distribution}
+    # what is assumed has no flag
     before = state_choices(_with_dp(plan, settled), routed)
     listed = []
     for chosen, result in near.simulated:

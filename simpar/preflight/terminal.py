@@ -31,7 +31,7 @@ def print_checked(checked: Checked, console: Console) -> None:
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
     unsure = result.fits or is_at_the_limit(result)
-    verdict = "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
+    verdict = "NOT SURE TO FIT" if unsure else _misfit(checked.account)
     if checked.fits_surely:
         verdict = _verdict(checked.account)
     if checked.fits_surely and checked.whole is not None and not checked.whole.result.fits:
@@ -74,6 +74,17 @@ def _verdict(account: Account) -> str:
     if account.deciding:
         return "NOT SURE: words of the text decide that are not modelled"
     return "NOT SURE: words of the text are unknown to simpar and may decide" if account.unknown else "OK"
+
+
+def _misfit(account: Account) -> str:
+    """The verdict on a launch that does not fit, as it was understood."""
+    if account.deciding:
+        return "DOES NOT FIT as far as it is modelled: words of the text decide that are not"
+    return (
+        "DOES NOT FIT as far as it is understood: words of it are unknown to simpar"
+        if account.unknown
+        else "DOES NOT FIT"
+    )
 
 
 def _words(account: Account) -> str:

@@ -74,7 +74,7 @@ def test_other_pipeline_with_chunks(capsys, monkeypatch):
 def test_an_overlap_alone_is_a_neighbour(capsys, monkeypatch):
     """What memory does not depend on may be all that changes."""
     seen = []
-    monkeypatch.setattr(nearby, "_simulated", lambda frontier, _: seen.append(frontier.rows) or iter(()))
+    monkeypatch.setattr(nearby, "_simulated", lambda frontier, *_: seen.append(frontier.rows) or iter(()))
     checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
     (rows,) = seen
     own = {"tp": 2, "cp": 1, "pp": 1, "micro_batch": 1, "zero": 1, "recompute": "none", "sequence_parallel": True}

@@ -33,6 +33,53 @@ def test_a_launch_of_deepspeed_is_patched_where_its_arguments_are(tmp_path, caps
     assert re.search(r"\+.*gradient_checkpointing:? false", said)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_buckets_that_are_reduced_in_turn_have_neighbours(tmp_path, capsys, stage):
+    """``overlap_comm: false``, as LLaMA-Factory ships its configs: batch and checkpointing may change all the same."""
+    config = {**DEEPSPEED_AUTO, "zero_optimization": {"stage": stage, "overlap_comm": False}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    file = tmp_path / "full.yaml"
+    file.write_text(yaml.safe_dump({
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B", "stage": "sft", "do_train": True, "finetuning_type": "full",
+        "deepspeed": "ds.json", "dataset": "x", "cutoff_len": 1024, "packing": True, "bf16": True,
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}))  # fmt: skip
+    code, found = checked(capsys, "--hardware", "dgx-h100", "--gpus", "8", str(file))
+    assert (code, found["plan"]["data_parallel"]["overlap_grad_reduce"]) == (0, False)
+    assert all(one["patched"] and not one["unsaid"] for one in found["neighbours"])
+    assert {edit for one in found["neighbours"] for edit in one["edits"]} >= {
+        "disable_gradient_checkpointing true", "per_device_train_batch_size 2"}  # fmt: skip
+    assert found["least_s"] is None or found["least_s"] < found["step_time_s"]
+
+
+def test_what_is_assumed_of_fine_tuned_routing_leaves_flags_to_paste(capsys):
+    """A power law of loads is no choice of a neighbour either."""
+    tuned = (
+        "CUDA_VISIBLE_DEVICES=0 python sft.py --model_name_or_path allenai/OLMoE-1B-7B-0924 --use_peft --lora_r 8 "
+        "--lora_target_modules q_proj v_proj --bf16 --packing --max_length 1024 --per_device_train_batch_size 1 "
+        "--gradient_accumulation_steps 2 --gradient_checkpointing"
+    )
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--", tuned)
+    assert found["plan"]["experts"]["expert_distribution"] == "power_law"
+    assert found["neighbours"]
+    assert all(one["patched"] and not one["unsaid"] for one in found["neighbours"])
+
+
+@pytest.mark.usefixtures("no_neighbours")
+def test_a_word_that_decides_leaves_no_verdict_of_a_misfit(tmp_path, capsys):
+    """What is not modelled may be what makes it fit: GaLore's gradients of low rank."""
+    file = tmp_path / "galore.yaml"
+    galore = {"model_name_or_path": "meta-llama/Meta-Llama-3-8B", "stage": "sft", "do_train": True,
+              "finetuning_type": "full", "use_galore": True, "galore_layerwise": True, "galore_target": "mlp,self_attn",
+              "cutoff_len": 512, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # fmt: skip
+    file.write_text(yaml.safe_dump(galore))
+    assert run(["check", "--hardware", "dgx-h100", "--gpus", "1", str(file)]) == 3
+    said = capsys.readouterr().out
+    assert "verdict    DOES NOT FIT as far as it is modelled: words of the text decide that are not (wanted" in said
+    file.write_text(yaml.safe_dump({**galore, "use_galore": False}))
+    assert run(["check", "--hardware", "dgx-h100", "--gpus", "1", str(file)]) == 3
+    assert "verdict    DOES NOT FIT (wanted" in capsys.readouterr().out
+
+
 CHAT = """#!/bin/bash
 STAGE=$2
 if [ "$STAGE" == "" ]; then STAGE=2; fi

@@ -204,9 +204,14 @@ def _has_frozen(problem: Question) -> bool:
 
 
 def _reduce_overlap_fits(rows: Columns) -> Flags:
-    """Rows that reduce after the last backward only if whole gradients are kept: under ZeRO-2 and 3 in few stacks."""
-    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["is_pipelined"])
-    kept = (rows["zero"] < 2) | once
+    """Rows that reduce without overlap where whole gradients are kept until the last backward, or asked for in turn.
+
+    Under ZeRO-2 and 3 few stacks keep whole ones; others reduce bucket by bucket between kernels, which gains nothing.
+    """
+    problem = rows.problem
+    kept = (rows["zero"] < 2) | problem.stack.once_a_step(fully_sharded(rows), rows["is_pipelined"])
+    if "overlap_grad_reduce" in problem.constraints.fixed:
+        kept |= problem.stack.reduces_in_turn(rows["zero"])
     first = rows.code["overlap_grad_reduce"] == 0  # stands for both values if nothing is reduced
     return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))
 
