@@ -24,7 +24,8 @@ class RolloutSide:
     ``longest`` are the tokens that prompts and responses may have. ``apart`` are the devices that only generate, and
     those of a node of them; None where generation takes turns with training. ``answers`` are words of the text,
     without dashes, that the whole step answers and that its update leaves open. ``notes`` say what the section cannot,
-    ``refused`` why there is no whole step.
+    ``refused`` why there is no whole step. ``updates`` are those of a rollout, where the section has no prompts: they
+    are as many as these updates train on.
     """
 
     section: Mapping[str, Any] = field(default_factory=dict)
@@ -33,6 +34,19 @@ class RolloutSide:
     answers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refused: str = ""
+    updates: int | None = None
+
+    def of_batch(self, responses: int) -> Mapping[str, Any]:
+        """The section where an update trains on so many responses. Raises UserError."""
+        if "prompts" in self.section or self.updates is None:
+            return self.section
+        samples = self.section["samples"]
+        prompts, rest = divmod(responses * self.updates, samples)
+        if rest:
+            raise UserError(
+                f"--rl: {responses * self.updates} responses of a rollout, {samples} of a prompt: allowed: a multiple"
+            )
+        return {**self.section, "prompts": prompts}
 
 
 def side_of(read: Callable[[], RolloutSide], used: set[str]) -> RolloutSide:

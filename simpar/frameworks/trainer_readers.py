@@ -40,6 +40,8 @@ PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "
                      "apo_zero", "apo_down", "sppo_hard", "exo_pair", "nca_pair", "grpo", "dr_grpo", "bnpo", "dapo",
                      "dpo_norm")  # fmt: skip
 TRL_STAGES = ("sft",)
+SERVES = ("vllm-serve", "vllm_serve")
+"""Those of TRL that start an engine of generation, and train nothing."""
 OF_MEGATRON_CORE = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
 )  # fmt: skip
@@ -123,31 +125,45 @@ def _reading(
     """A reader's ``read``: of a file, or of the first command in a text that is its own."""
 
     def read(text: str, name: str) -> Imported:
-        if name.endswith(CONFIGS):
-            given = _arguments(flat_options(mapping(text, name)), name)
-            check(given, None)
-            _check_loss(given)
-            return plan_of(given, _habits_of(given, habits))
-        commands = commands_of(text, name)
-        command = next((each for each in commands if is_own(each)), None) or next(
-            (each for each in commands if any(owns(load_beside(file, name)) for file in each.configs)), None
-        )
-        if command is None:
-            raise UserError(f"{name}: no command of {habits.name}, such as one with --per_device_train_batch_size 4")
-        values: dict[str, Any] = {}
-        for config in command.configs:
-            values |= flat_options(load_beside(config, name))
-        of_adapters = _of_adapters(command, name)
-        given = _arguments({**values, **of_adapters, **command.flags}, name, command.written)
-        given.variables = command.environment
-        if of_adapters:
-            given.get(OF_ADAPTERS)
+        given, command = arguments_in(text, name, habits.name, is_own, owns)
         check(given, command)
         _check_loss(given)
+        if command is None:
+            return plan_of(given, _habits_of(given, habits))
         result = plan_of(given, _habits_of(given, habits, command.script), command)
         return replace(result, written_as="") if len(command.configs) > 1 else result
 
     return read
+
+
+def arguments_in(
+    text: str,
+    name: str,
+    trainer: str,
+    is_own: Callable[[TrainerCommand], bool],
+    owns: Callable[[Mapping[str, Any]], bool],
+) -> tuple[TrainerArguments, TrainerCommand | None]:
+    """The arguments of a file, or of the first command in a text that is a trainer's own, with the files it names.
+
+    Raises UserError where no command is one.
+    """
+    if name.endswith(CONFIGS):
+        return _arguments(flat_options(mapping(text, name)), name), None
+    commands = commands_of(text, name)
+    command = next((each for each in commands if is_own(each)), None) or next(
+        (each for each in commands if any(owns(load_beside(file, name)) for file in each.configs)), None
+    )
+    if command is None:
+        raise UserError(f"{name}: no command of {trainer}, such as one with --per_device_train_batch_size 4")
+    values: dict[str, Any] = {}
+    for config in command.configs:
+        values |= flat_options(load_beside(config, name))
+    of_adapters = _of_adapters(command, name)
+    given = _arguments({**values, **of_adapters, **command.flags}, name, command.written)
+    given.variables = command.environment
+    if of_adapters:
+        given.get(OF_ADAPTERS)
+    return given, command
 
 
 def _of_adapters(command: TrainerCommand, name: str) -> dict[str, Any]:
@@ -221,20 +237,21 @@ def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:
 
 
 def _check_trl(given: TrainerArguments, command: TrainerCommand | None) -> None:
-    stage = _stage(command)
+    stage = stage_of_trl(command)
     if stage and stage not in TRL_STAGES:
         raise UserError(f"{given.source}: trl {stage}: allowed: trl sft; {why_refused(stage)}")
     _check_script(given, command)
 
 
-def _stage(command: TrainerCommand | None) -> str:
+def stage_of_trl(command: TrainerCommand | None) -> str | None:
+    """What a command of TRL does ("sft", "grpo", ...), "" where it does not say; None for another program's."""
     if command is None:
-        return ""
+        return None
     if command.script.startswith("trl.scripts."):
         return command.script.rpartition(".")[2]
     if _is_script_of_trl(command.script):
         return PurePath(command.script).stem
-    return command.loose[0] if command.loose and PurePath(command.script).name == "trl" else ""
+    return next(iter(command.loose), "") if PurePath(command.script).name == "trl" else None
 
 
 def _check_training(given: TrainerArguments) -> None:
@@ -265,8 +282,7 @@ def _check_unsloth(given: TrainerArguments, _: TrainerCommand | None) -> None:
 
 
 def _is_trl(command: TrainerCommand) -> bool:
-    script = command.script
-    return PurePath(script).name == "trl" or script.startswith("trl.scripts.") or _is_script_of_trl(script)
+    return stage_of_trl(command) is not None and stage_of_trl(command) not in SERVES
 
 
 def _is_script_of_trl(script: str) -> bool:
@@ -311,7 +327,9 @@ def _is_trainers(command: TrainerCommand) -> bool:
     return any(key in flags for key in TELLING) or (any(key in flags for key in NAMES) and is_known)
 
 
-def _starts(is_own: Callable[[TrainerCommand], bool]) -> Callable[[Sequence[str]], bool]:
+def starts_where(is_own: Callable[[TrainerCommand], bool]) -> Callable[[Sequence[str]], bool]:
+    """A reader's ``starts``: whether the words of a command are such a one."""
+
     def starts(words: Sequence[str]) -> bool:
         command = split_command(words) if words else None
         return command is not None and is_own(command)
@@ -349,7 +367,7 @@ def _reader(
         description=description,
         read=_reading(habits, is_own, owns, check),
         takes_files=True,
-        starts=_starts(is_own),
+        starts=starts_where(is_own),
         config=_config,
         owns=owns,
         words=WORDS,

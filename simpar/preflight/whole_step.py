@@ -99,7 +99,8 @@ def _simulated(
     cluster = problem.cluster
     training = Training(seq_len=sum(side.longest), global_batch=problem.training.global_batch)
     pool = _pool(hardware, side.apart) if side.apart else None
-    values: dict[str, Any] = {**side.section, "lengths": {**side.section.get("lengths", {}), **lengths}}
+    section = side.of_batch(problem.training.global_batch)
+    values: dict[str, Any] = {**section, "lengths": {**section.get("lengths", {}), **lengths}}
     if pool is not None:
         values["rollout"] = {**values["rollout"], "nodes": pool.nodes}
     if not values.get("synchrony", {}).get("steps_off") and all("fixed" in each for each in lengths.values()):
