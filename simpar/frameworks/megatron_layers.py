@@ -10,10 +10,13 @@ from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END
 
 PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
+ATTENTION_SHARE, MLP_SHARE = "--hybrid-attention-ratio", "--hybrid-mlp-ratio"
+HALF = 0.5
+"""A distance that rounds to none."""
 WINDOW, SKIPPED = "--window-size", "--window-attn-skip-freq"
 OTHER_SCRIPTS = {
     r"pretrain_t5": "T5, an encoder and a decoder",
-    r"pretrain_(ict|retro)|biencoder|(^|/)retro/": "retrieval beside a language model",
+    r"pretrain_(ict|retro)|biencoder|(^|/)retro/|create_doc_index": "retrieval beside a language model",
     r"pretrain_vision": "a model of images",
     r"pretrain_(vlm|mimo)|mimo/|multimodal/": "a model of images and text",
     r"train_rl": "reinforcement learning, of which training is a part",
@@ -21,6 +24,7 @@ OTHER_SCRIPTS = {
     r"(^|/)tasks/|evaluat": "a task other than the next token",
     r"(^|/)(quantize|prune|export|validate|util|preprocess_\w+)\.py": "no training",
     "convert|hf2mega|merge_mp|offline_feature": "no training",
+    r"(^|/)tools/(?!\S*train)\S*\.py": "a tool, no training",
 }
 """What a script trains that trains no plain language model, by patterns of its path."""
 OTHER_FLAGS = {
@@ -93,9 +97,44 @@ def _listed(given: Arguments, text: str, layers: int) -> list[bool]:
 
 
 def pattern_asked(given: Arguments) -> str | None:
-    """The layers of a hybrid by letter, without bars of stages and without layers that predict further tokens."""
+    """The layers of a hybrid by letter, without bars of stages and without layers that predict further tokens.
+
+    Raises UserError.
+    """
     text = next((text for flag in PATTERNS if (text := given.text(flag))), None)
-    return None if text is None else text.partition(PASS)[0].replace(STAGE_END, "")
+    if text is not None:
+        return text.partition(PASS)[0].replace(STAGE_END, "")
+    shares = [given.rate(flag) or 0.0 for flag in (ATTENTION_SHARE, MLP_SHARE)]
+    is_hybrid = given.has("--is-hybrid-model") or {ATTENTION_SHARE, MLP_SHARE} & set(given.values)
+    if not (is_hybrid or "mamba" in given.script):
+        return None
+    layers = given.number("--num-layers")
+    if sum(shares) > 1:
+        raise UserError(f"{given.source}: {ATTENTION_SHARE} + {MLP_SHARE} = {sum(shares):g}: allowed: 1 at most")
+    return allocated(layers, *shares) if layers else None
+
+
+def allocated(layers: int, attention: float, mlps: float) -> str:
+    """The pattern of a hybrid whose arguments say how large a part of its layers are attention and MLPs.
+
+    As of ``megatron/core/ssm/mamba_hybrid_layer_allocation.py`` (NVIDIA/Megatron-LM core 0.12): attention evenly
+    between pieces of state space, of which then every so many-th layer is an MLP.
+    """
+    count = round(layers * attention)
+    pattern = _spread("M" * layers, "*", (layers - count) / (count + 1))
+    further = round(layers * mlps)
+    return _spread(pattern, "-", (layers - count - further) / further) if further else pattern
+
+
+def _spread(pattern: str, letter: str, distance: float) -> str:
+    """The pattern with a letter in place of a state-space layer after every ``distance`` of these."""
+    result, left = [], distance
+    for each in pattern:
+        is_it = each == "M" and left < HALF
+        result.append(letter if is_it else each)
+        if each == "M":
+            left += distance if is_it else -1
+    return "".join(result)
 
 
 def hybrid_config(given: Arguments, pattern: str, sizes: Mapping[str, Any]) -> dict[str, Any] | None:

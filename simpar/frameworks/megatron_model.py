@@ -15,8 +15,6 @@ from simpar.frameworks.megatron_layers import SKIPPED, WINDOW, hybrid_config, pa
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.plain import plain_name
 
-RATIOS = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio", "--is-hybrid-model")
-"""Arguments of hybrids that do not say which layer is which."""
 UNSTATED = (
     "--experimental-attention-variant", "--enable-mhc-connections", "--linear-attention-freq",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json", "--attention-output-gate",
@@ -57,8 +55,7 @@ def kind_asked(given: Arguments) -> str:
     pattern = pattern_asked(given)
     if pattern is not None:
         return pattern
-    unstated = [flag for flag in (*UNSTATED, *RATIOS) if flag in given.values]
-    if unstated or re.search("pretrain_bert|mamba", given.script):
+    if any(flag in given.values for flag in UNSTATED) or re.search("pretrain_bert|mamba", given.script):
         return "other"
     return "latent" if given.has("--multi-latent-attention") else DECODER
 
@@ -105,7 +102,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         said = [note, *([_FURTHER] if changed else []), *_unsaid(given, same[0])]
         return [], {**config_of(same[0]), "vocab_size": words, **changed}, said
     if kind == "other":
-        return [], None, _strange(given, (*UNSTATED, *RATIOS))
+        return [], None, _strange(given, UNSTATED)
     vocabulary = _vocabulary(given, sizes)
     if vocabulary is None:
         tokenizer = given.text("--tokenizer-model") or given.text("--tokenizer-type")

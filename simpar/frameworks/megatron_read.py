@@ -57,6 +57,7 @@ OPTIMIZERS = {
     "lion": "lion",
 }  # fmt: skip
 FRACTION = "--optimizer-offload-fraction"
+IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 RECOMPUTED = "--recompute-num-layers"
 OF_2021 = {
@@ -434,7 +435,7 @@ def _notes(given: Arguments) -> Iterator[str]:
     if unknown:
         yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."
     if not any(given.has(flag) for flag in ("--bf16", "--fp16", "--fp8-format", "--fp4-format")):
-        yield "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
+        yield IN_FP32
     if given.text("--optimizer") in ("dist_muon", "adaptive_muon"):
         yield f"--optimizer {given.text('--optimizer')} is read as muon."
     if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):

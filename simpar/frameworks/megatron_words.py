@@ -52,6 +52,7 @@ MEGATRON_WORDS = WordTable(
         "lr*", "min_lr", "decoupled_lr", "decoupled_min_lr", "head_lr_mult", "warmup", "weight_decay*",
         "start_weight_decay", "end_weight_decay", "wd_incr_steps", "no_weight_decay*", "apply_wd_to*", "adam_*",
         "lion_beta*", "muon_*", "clip_grad", "override_opt_param_scheduler", "loss_scale*", "initial_loss_scale",
+        "override_lr_scheduler",
         "min_loss_scale", "hysteresis", "train_iters", "train_samples", "train_epochs", "eval_*", "start_eval_at_iter",
         "skip_train", "iter_per_epoch", "phase_transition_iterations", "step_batch_size_schedule", "wsd_decay_steps",
         "seed", "init_method*", "embedding_init_method*", "output_layer_init_method", "no_initialization",
@@ -94,7 +95,7 @@ MEGATRON_WORDS = WordTable(
         "layernorm_zero_centered_gamma", "bert_binary_head", "perform_initialization", "disable_wandb",
         "disable_tensorboard", "debug", "fully_parallel_save", "kill_switch_path", "trigger_path",
         "export_te_mcore_model", "finetune_hf_dataset", "mup", "norm_target_loss", "loss_on_targets_only",
-        "reset_progress", "valid_num_workers", "test_weighted_split_paths*", "create_attention_mask*",
+        "reset_progress", "valid_num_workers", "*_weighted_split_paths*", "create_attention_mask*",
         "torch_profiler*", "use_nsys_profiler", "use_mpi",
         # choices of kernels that Megatron-Core's profiles have, or that change next to nothing
         "bias_gelu_fusion", "bias_swiglu_fusion",

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import of_mapping
-from simpar.frameworks.megatron_read import plan_of
+from simpar.frameworks.megatron_read import IN_FP32, plan_of
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import (
     assigned,
@@ -23,7 +23,7 @@ from simpar.frameworks.overrides import (
 )
 from simpar.frameworks.reader import SPAWNS, Reader, value_of
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.target import Imported
+from simpar.frameworks.target import Imported, misspelt
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 from simpar.plan.choices.tuning import Projection
 
@@ -31,7 +31,7 @@ RENAMED = {
     "encoder_seq_length": "seq_length", "activations_checkpoint_granularity": "recompute_granularity",
     "activations_checkpoint_method": "recompute_method", "activations_checkpoint_num_layers": "recompute_num_layers",
     "ub_tp_comm_overlap": "tp_comm_overlap", "rotary_percentage": "rotary_percent", "qkv_bias": "add_qkv_bias",
-    "override_vocab_size": "vocab_size",
+    "override_vocab_size": "vocab_size", "mamba_ssm_ngroups": "mamba_num_groups",
     "use_flash_attention": "use_flash_attn", "ub_tp_comm_bootstrap_backend": "tp_comm_bootstrap_backend",
 }  # fmt: skip
 """NeMo 1's names of Megatron-LM's arguments (``examples/nlp/language_modeling/conf/megatron_gpt_config.yaml``); others
@@ -60,6 +60,16 @@ NEMO_PRECISIONS = {
     "bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16", "32": "", "32-true": "",
     "fp32": "",
 }  # fmt: skip
+OTHER_MODELS = {
+    "model.encoder.": "T5, an encoder and a decoder", "model.mm_cfg.": "a model of images and text",
+    "model.retro.": "retrieval beside a language model", "model.hyena.": "Hyena's filters in place of attention",
+}  # fmt: skip
+"""What a config trains that has words of these sections."""
+SCRIPTS = {"mamba_ssm_ngroups": "megatron_mamba", "hybrid_override_pattern": "megatron_mamba",
+           "bert_binary_head": "pretrain_bert"}  # fmt: skip
+"""Which of its models a config is of, by a word of only these."""
+OF_ITS_OWN = (IN_FP32, misspelt(("--gradient-accumulation-fusion",), ("--no-gradient-accumulation-fusion",))[0])
+"""Notes on Megatron-LM's arguments that say nothing of a config, whose words have other names."""
 SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 OPTIMIZERS = (*SHARDED, "fused_adam", "adam", "adamw", "sgd")
 STARTED_BY = ("megatron_gpt_pretraining", "megatron_gpt_finetuning", "megatron_gpt_sft", "megatron_gpt_peft_tuning",
@@ -83,21 +93,18 @@ def read(text: str, name: str) -> Imported:
     if not owns(data):
         raise UserError(f"{name}: no config of NeMo 1: it has sections trainer and model with parallel sizes")
     given = reader_of(data, name)
-    if "model.encoder.num_layers" in given:
-        raise UserError(
-            f"{name}: model.encoder: T5, an encoder and a decoder: not modelled; allowed: GPT's and Llama's"
-        )
-    if pictures := next((word for word in given.values_ if word.startswith("model.mm_cfg.")), None):
-        raise UserError(f"{name}: {pictures}: a model of images and text: not modelled; allowed: GPT's and Llama's")
+    _refuse_other_models(given)
     values = _arguments_of(given)
     for key, theirs in (("seq_length", "max_seq_length"), ("micro_batch_size",) * 2, ("global_batch_size",) * 2):
         tuned = given.get(f"model.data.train_ds.{theirs}")  # fine-tuning has them there
         values |= {key: tuned} if tuned is not None else {}
     values |= _nemo_numerics(given) | _nemo_optimizer(given)
     arguments = of_mapping(values, name)
+    arguments.script = next((script for word, script in SCRIPTS.items() if f"model.{word}" in given), "")
     known = {f"model.{RENAMED.get(theirs, theirs)}": f"model.{theirs}" for theirs in RENAMED}
     arguments.names = {flag: known.get(f"model.{key}", f"model.{key}") for flag, key in arguments.names.items()}
     result = plan_of(arguments)
+    result = replace(result, notes=tuple(note for note in result.notes if note not in OF_ITS_OWN))
     changes: dict[str, Any] = {"dp": _replicas(given, result.plan.mesh.sizes.replica_ranks)} | _nemo_adapters(given)
     bucket = given.get("model.optim.bucket_cap_mb")
     if bucket and given.get("model.optim.name") == "distributed_fused_adam":  # Megatron-Core's has another word
@@ -105,7 +112,8 @@ def read(text: str, name: str) -> Imported:
     if given.get("model.fsdp"):
         changes |= {"zero": 3, "kind": "fsdp"}
     assumed: tuple[Assumed, ...] = ()
-    if result.plan.numerics.precision != "fp32" and not given.get("model.megatron_amp_O2"):
+    in_half = given.get("model.megatron_amp_O2")
+    if result.plan.numerics.precision != "fp32" and not in_half:
         if "model.megatron_amp_O2" in given or is_config(name):  # off by default
             changes["parameter_dtype"] = "fp32"
         else:  # the command's config may say it
@@ -127,9 +135,18 @@ def read(text: str, name: str) -> Imported:
     return replace(result, plan=plan, words=ReadWords(words.used, left), assumed=assumed)
 
 
+def _refuse_other_models(given: ConfigReader) -> None:
+    """Raise UserError if a config trains no language model of text alone, whose sizes might look like one's."""
+    for section, what in OTHER_MODELS.items():
+        if word := next((word for word in given.values_ if word.startswith(section)), None):
+            raise UserError(f"{given.source}: {word}: {what}: not modelled; allowed: GPT's, Llama's and Mamba's")
+
+
 def unfused(given: ConfigReader) -> dict[str, bool]:
     """The kernels of :data:`FUSED` that a config names, and whether they are fused."""
-    return {f"model.{each}": bool(given.values_[f"model.{each}"]) for each in FUSED if f"model.{each}" in given}
+    rotates = str(given.values_.get("model.position_embedding_type")).lower() == "rope"
+    named = [each for each in FUSED if f"model.{each}" in given and (rotates or "rope" not in each)]
+    return {f"model.{each}": bool(given.values_[f"model.{each}"]) for each in named}
 
 
 def _arguments_of(given: ConfigReader) -> dict[str, Any]:
@@ -284,6 +301,8 @@ NEMO_WORDS = MEGATRON_WORDS.under("model") | WordTable(
         "model.grad_allreduce_chunk_size_mb", "model.get_attention_mask_from_fusion", "model.nsys_profile.*",
         "model.gc_interval", "model.rotary_percentage", "model.ffn_dropout", "model.reset_lr*", "model.peft.*",
         "model.enable_megatron_timers", "model.megatron_timer_kwargs.*", "model.dist_ckpt*", "model.fsdp_sharded*",
+        "model.megatron_legacy", "model.add_pooler", "model.add_lm_head", "model.activations_checkpoint_recurrent",
+        "model.apply_embedding_scaling",
         "model.validation_param_sync_overlap", "model.use_emha", "model.seq_len_interpolation_factor",
         "model.memory_profile.*", "model.tp_only_amax_red", "model.activations_checkpoint_layers_per_pipeline",
         "model.merge_*", "model.expert_tensor_parallel_size", "model.moe_pad_expert_input_to_capacity",

@@ -1,5 +1,6 @@
 """Readers of Hugging Face's Trainer and of what is built on it: TRL, LLaMA-Factory, Axolotl, Unsloth's scripts."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -39,6 +40,8 @@ OF_GENERATION = ("reward_funcs", "num_generations")
 PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "kto", "kto_pair", "bco_pair", "robust",
                      "apo_zero", "apo_down", "sppo_hard", "exo_pair", "nca_pair", "grpo", "dr_grpo", "bnpo", "dapo",
                      "dpo_norm")  # fmt: skip
+OF_LATER_STEPS = re.compile(r"step_?[23]\b|step_?[23]_|(dpo|reward_model|rlhf)_finetuning")
+"""Folders of DeepSpeed-Chat's steps after supervised fine-tuning."""
 TRL_STAGES = ("sft",)
 SERVES = ("vllm-serve", "vllm_serve")
 """Those of TRL that start an engine of generation, and train nothing."""
@@ -229,7 +232,18 @@ def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> No
         raise UserError(f"{given.source}: {script}: {why_refused(script)}; allowed: other scripts")
     if given.get("deepspeed") is True and "zero_stage" in given and given.get("dtype") is None:
         given.suppose(fp16=True, per_device_train_batch_size=16, max_seq_len=512, lora_dropout=0.0)
-        # DeepSpeed-Chat's main.py
+        _check_chat(given, script)
+
+
+def _check_chat(given: TrainerArguments, script: str) -> None:
+    """Refuse the second step of DeepSpeed-Chat (rewards, DPO), whose script has the name of the first one's."""
+    file, folder = given.source, str(given.get("output_dir") or "")
+    later = OF_LATER_STEPS.search(file) or OF_LATER_STEPS.search(folder)
+    told = later[0] if later else "--num_padding_at_beginning" * ("num_padding_at_beginning" in given)
+    if told:  # the argument says where a reward's sequences begin
+        raise UserError(
+            f"{file}: {script} ({told}): {why_refused('reward')}; allowed: the first step of DeepSpeed-Chat"
+        )
 
 
 def _unchecked(given: TrainerArguments, command: TrainerCommand | None) -> None:

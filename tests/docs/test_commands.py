@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +108,13 @@ def test_commands_that_can_run_here_do(page: Path, tmp_path, monkeypatch, capsys
         if code not in (0, INFEASIBLE):
             failed[command] = capsys.readouterr().err
     assert failed == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_that_python_examples_import_exist(page: Path) -> None:
+    """Of simpar's own modules."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "simpar":
+                module = import_module(str(node.module))
+                assert all(hasattr(module, each.name) for each in node.names), ast.unparse(node)

@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.megatron_arguments import flags_of
+from simpar.frameworks.megatron_layers import allocated
 from simpar.frameworks.megatron_model import dense_layers
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 
@@ -146,12 +147,40 @@ def test_what_arguments_state_in_full_needs_no_shipped_model(arguments, paramete
 def test_hybrids_are_told_by_their_layers():
     """Width and heads of Qwen3-0.6B are those of another model where the layers are of another kind."""
     assert imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936").plan.model == "qwen3-0.6b"
-    for words in ("--is-hybrid-model", "--hybrid-layer-pattern MG", "--experimental-attention-variant gated_delta_net"):
+    for words in ("--hybrid-layer-pattern MG", "--experimental-attention-variant gated_delta_net"):
         found = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}")
         assert (found.plan.model, found.config) == (None, None)
         assert "give --model" in found.asks["model"]
-    script = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936", "pretrain_mamba.py")
-    assert (script.plan.model, script.config) == (None, None)
+    for words, script in (("--is-hybrid-model", "train.py"), ("", "pretrain_mamba.py")):  # no layer is said to be other
+        found = imported(f"{HYBRID} --ffn-hidden-size 3072 --vocab-size 151936 {words}", script)
+        assert set(found.config["hybrid_override_pattern"]) == {"M"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "attention", "mlps", "pattern"),
+    [
+        (8, 0.0, 0.0, "MMMMMMMM"),
+        (10, 0.1, 0.0, "MMMMM*MMMM"),
+        (10, 0.1, 0.5, "M-M--*M-M-"),
+        (56, 0.08, 0.5, "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"),
+        (6, 0.5, 0.5, "-*-**-"),
+    ],
+)
+def test_hybrids_by_ratios(layers, attention, mlps, pattern):
+    """Attention lies evenly between pieces of state space, MLPs among what is left, at its end."""
+    assert allocated(layers, attention, mlps) == pattern
+    assert pattern.count("*") == round(layers * attention)
+    assert pattern.count("-") == round(layers * mlps)
+
+
+def test_a_hybrid_that_says_ratios_only_is_built():
+    """Megatron-LM's example of 800M: every layer by letter; more than all layers is refused."""
+    words = f"{SMALL} --num-layers 10 --hybrid-attention-ratio 0.1 --hybrid-mlp-ratio {{}} --vocab-size 32000"
+    found = imported(words.format(0.5), "pretrain_mamba.py")
+    assert found.config["hybrid_override_pattern"] == allocated(10, 0.1, 0.5)
+    assert {"--hybrid-attention-ratio", "--hybrid-mlp-ratio"} <= set(found.words.used)
+    with pytest.raises(UserError, match=r"--hybrid-attention-ratio .* = 1\.05: allowed: 1 at most"):
+        imported(words.format(0.95), "pretrain_mamba.py")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +271,8 @@ def test_windows_without_a_family_are_named():
         ("pretrain_retro.py", "", "retrieval"),
         ("quantize.py", "", "no training"),
         ("tools/hf2megads_weight_converter.py", "", "no training"),
+        ("tools/create_doc_index.py", "", "retrieval beside a language model"),
+        ("tools/checkpoint/look.py", "", "a tool, no training"),
         ("tasks/main.py", "--task RACE", "a task other than the next token"),
         ("generate_samples_gpt.py", "", "inference"),
     ],

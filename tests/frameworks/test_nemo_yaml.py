@@ -100,6 +100,36 @@ def test_a_model_of_its_own_is_built_by_its_words() -> None:
     assert (biased.plan.model, biased.config["model_type"], biased.config["vocab_size"]) == (None, "qwen2", 152064)
 
 
+def test_a_hybrid_says_how_many_layers_are_of_which_kind() -> None:
+    """Mamba's config: layers are state space where no pattern or ratio says another, in groups of its own name."""
+    mamba = {"hybrid_override_pattern": None, "mamba_ssm_ngroups": 4, "num_layers": 48, "num_query_groups": None}
+    found = imported(changed(**mamba))
+    config = found.config
+    assert (config["model_type"], config["hybrid_override_pattern"], config["n_groups"]) == ("nemotron_h", "M" * 48, 4)
+    assert NEMO_WORDS.sort(found.words.used, found.words.unread).is_understood
+    asked = imported(changed(**mamba, hybrid_attention_ratio=0.125, hybrid_mlp_ratio=0.5)).config
+    assert [asked["hybrid_override_pattern"].count(letter) for letter in "*-M"] == [6, 24, 18]
+
+
+def test_bert_is_no_gpt() -> None:
+    """Of twelve layers of 768, with a word that only BERT has."""
+    words = {"num_layers": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "num_attention_heads": 12,
+             "num_query_groups": None, "vocab_size": None, "encoder_seq_length": 512}  # fmt: skip
+    assert imported(changed(**words)).plan.model == "gpt2"
+    assert imported(changed(**words, bert_binary_head=True)).plan.model == "bert-base"
+
+
+def test_notes_and_words_are_a_configs_own() -> None:
+    """In fp32 because it says so, whatever says how parameters are kept in half precision; learned positions."""
+    data = changed(megatron_amp_O2=False, gradient_accumulation_fusion=True, apply_rope_fusion=False)
+    found = imported({**data, "trainer": {**CONFIG["trainer"], "precision": 32}})
+    assert found.plan.numerics.precision == "fp32"
+    assert not any("--bf16" in note or "--gradient" in note for note in found.notes)
+    assert NEMO_WORDS.sort(found.words.used, found.words.unread).is_understood
+    rotary = imported(changed(apply_rope_fusion=False, position_embedding_type="rope")).words
+    assert set(NEMO_WORDS.sort(rotary.used, rotary.unread).deciding) == {"model.apply_rope_fusion"}
+
+
 def test_attention_is_fused_by_transformer_engine() -> None:
     """Or by flash attention; with neither, scores are kept."""
     for words, kernel in (({}, "eager"), ({"transformer_engine": True}, None), ({"use_flash_attention": True}, None)):
@@ -126,6 +156,8 @@ def test_words_are_sorted_as_megatrons() -> None:
         ({**CONFIG, "trainer": {"devices": 3, "precision": "bf16"}}, "allowed: a multiple of tp x cp x pp = 8"),
         ({**CONFIG, "trainer": {"precision": "int8"}}, "trainer.precision = int8: allowed"),
         ({"model": {}}, "no config of NeMo 1"),
+        (changed(hyena={"order": 2}), "model.hyena.order: Hyena's filters in place of attention: not modelled"),
+        (changed(retro={"retro_num_neighbors": 2}), "retrieval beside a language model"),
     ],
 )
 def test_what_no_plan_has_is_refused(data: object, message: str) -> None:

@@ -34,6 +34,10 @@ LAUNCH = (
     "--tensor-model-parallel-size 8 --tp-comm-overlap --overlap-grad-reduce --overlap-param-gather "
     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --pipeline-model-parallel-size 4"
 )
+HYBRID = (
+    "torchrun --nproc-per-node 8 pretrain_mamba.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 "
+    "--hybrid-override-pattern M-M* --tensor-model-parallel-size 2 --use-distributed-optimizer"
+)
 
 
 def rows_of(values):
@@ -69,6 +73,18 @@ def test_other_pipeline_with_chunks(capsys, monkeypatch):
     monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))
     _, again = checked(capsys, "--hardware", "dgx-h100", "--", *found["patched"].split())
     assert again["step_time_s"] == best["step_time_s"] < 0.93 * found["step_time_s"]
+
+
+def test_no_neighbour_spreads_a_state_over_ranks(capsys, monkeypatch):
+    """Layers that carry a state along the sequence stay whole: no neighbour of a hybrid has context ranks."""
+    seen = []
+    monkeypatch.setattr(nearby, "_simulated", lambda frontier, _: seen.append(frontier.rows) or iter(()))
+    words = f"{HYBRID} --micro-batch-size 1 --global-batch-size 8 --bf16 --seq-length 512 --vocab-size 256"
+    code, _ = checked(capsys, "--hardware", "dgx-h100", "--", *words.split())
+    assert code == 0
+    (rows,) = seen
+    assert rows.count > 10
+    assert {rows.domain["cp"][code] for code in rows.code["cp"]} == {1}
 
 
 def test_an_overlap_alone_is_a_neighbour(capsys, monkeypatch):

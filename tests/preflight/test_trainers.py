@@ -110,6 +110,10 @@ def test_a_script_with_defaults_is_read_as_started_without_arguments(tmp_path, c
     script.write_text(CHAT.format("--lora_dim 8 --lora_module_name nothing"))
     assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
     assert "--lora_module_name = 'nothing'" in capsys.readouterr().err
+    for words in ("--output_dir ./output_step2_llama", "--num_padding_at_beginning 0"):
+        script.write_text(CHAT.format(words))
+        assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
+        assert "preferences and rewards are not modelled; allowed: the first step" in capsys.readouterr().err
     script.write_text(CHAT.replace("if", "#").format(""))
     assert run(["check", "--hardware", "dgx-h100", str(script)]) == 2
     assert "--zero_stage = '${2}'" in capsys.readouterr().err

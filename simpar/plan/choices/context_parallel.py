@@ -84,7 +84,9 @@ def all_context_degrees(problem: Question) -> list[int]:
 
 
 def context_fits(rows: Columns) -> Flags:
-    """Rows whose sequence divides into the chunks of every rank."""
+    """Rows whose sequence divides into the chunks of every rank, which hold no state of it."""
+    if rows.problem.graph.has_state:
+        return np.asarray(rows["cp"] == 1)
     problem, choice = rows.problem, rows.problem.base.context_parallel
     seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
     chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
