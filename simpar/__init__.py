@@ -57,7 +57,9 @@ if TYPE_CHECKING:
         def __init__(self, name: str | Path, *, seq_len: int = 256) -> None: ...
 
     class Cluster(_cluster.Cluster):  # noqa: D101
-        def __init__(self, profile: str | Path | ClusterProfile, nodes: int | None = None) -> None: ...
+        def __init__(
+            self, profile: str | Path | ClusterProfile, nodes: int | None = None, *, devices: int | None = None
+        ) -> None: ...
 
 
 __version__ = "0.2.0"

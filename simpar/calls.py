@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -37,6 +37,22 @@ class Strict(BaseModel):
 
     # without this mark pydantic would call __init__ for every part of a model, and lose its place in a file
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+    __init__.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter("self", Parameter.POSITIONAL_ONLY), Parameter("data", Parameter.VAR_KEYWORD)]
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.__signature__ = _SignatureLater()  # type: ignore[assignment]
+
+
+class _SignatureLater:
+    """Stands for the signature of a model that is not defined yet, and defines it: editors ask before any call does."""
+
+    def __get__(self, instance: object, owner: type[BaseModel]) -> Signature:
+        owner.model_rebuild()
+        return owner.__signature__
 
 
 def refuses_unknown_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:

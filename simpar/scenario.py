@@ -41,14 +41,15 @@ class ClusterChoice(Strict):
     hardware: str | MixedProfile | ClusterProfile = Field(
         description="name of a shipped profile, a profile file, a profile itself, or groups of several kinds of nodes"
     )
-    nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
+    nodes: Count | None = Field(default=None, description="number of nodes; default 1, or those of the groups")
     devices: Count | None = Field(
-        None, description="number of devices in all, equally many of every node; fewer than a node has: a part of one"
+        default=None,
+        description="number of devices in all, equally many of every node; fewer than a node has: a part of one",
     )
-    nvls: bool | None = Field(None, description="reduce in the scale-up switch (default: from the profile)")
-    sharp: bool | None = Field(None, description="reduce in the network's switches (default: from the profile)")
+    nvls: bool | None = Field(default=None, description="reduce in the scale-up switch (default: from the profile)")
+    sharp: bool | None = Field(default=None, description="reduce in the network's switches (default: from the profile)")
     price_per_device_hour: UsdPerHour | None = Field(
-        None, description="what a device costs an hour (default: from the profile)"
+        default=None, description="what a device costs an hour (default: from the profile)"
     )
 
     def load(self) -> Cluster:
@@ -73,7 +74,7 @@ class Jitter(Strict):
     """Independent lognormal factors on the kernels of every pass of every rank."""
 
     sigma: Sigma
-    seed: int = Field(0, description="the first seed")
+    seed: int = Field(default=0, description="the first seed")
     seeds: Seeds = 1
 
 
@@ -94,9 +95,9 @@ class Published(Strict):
     """A published figure for the same run, shown beside the prediction, and its source."""
 
     source: str = Field(description="citation: paper and table, or repository, commit and file")
-    step_time_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tokens_per_s_per_device: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tflops_per_device: float | None = Field(None, gt=0, allow_inf_nan=False)
+    step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tokens_per_s_per_device: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tflops_per_device: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     mfu: Fraction | None = None
     peak_memory_bytes: Bytes | None = None
     note: str = ""
@@ -118,14 +119,16 @@ class Scenario(Strict):
     cluster: ClusterChoice
     training: Training
     plan: Plan = Plan()
-    stack: str | None = Field(None, description="software stack profile; default by hardware and plan")
+    stack: str | None = Field(default=None, description="software stack profile; default by hardware and plan")
     perturbation: Perturbations = Perturbations()
     noise_scale_tokens: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="batch below which gradients are mostly noise"
+        default=None, gt=0, allow_inf_nan=False, description="batch below which gradients are mostly noise"
     )
     published: Published | None = None
-    operation: Operation | None = Field(None, description="a campaign of days, with interruptions")
-    post_training: PostTraining | None = Field(None, description="reinforcement learning: generation beside training")
+    operation: Operation | None = Field(default=None, description="a campaign of days, with interruptions")
+    post_training: PostTraining | None = Field(
+        default=None, description="reinforcement learning: generation beside training"
+    )
 
     def inputs(self) -> dict[str, Any]:
         """What simulate takes: ``simulate(**scenario.inputs())``.

@@ -1,6 +1,7 @@
 """The shape of a training step."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -22,7 +23,7 @@ class Documents(Strict):
 
     lengths: tuple[Count, ...] | None = None
     mean: Count | None = None
-    spread: float = Field(1.0, ge=0, le=16, allow_inf_nan=False)
+    spread: float = Field(default=1.0, ge=0, le=16, allow_inf_nan=False)
     packing: Literal["pack", "pad"] = "pack"
 
     @model_validator(mode="after")
@@ -45,7 +46,18 @@ class Training(Strict):
     seq_len: Annotated[Count, Field(le=MOST_TOKENS)]
     global_batch: Annotated[Count, Field(le=MOST_SEQUENCES)]
     documents: Documents | None = None
-    tokens: Tokens | None = Field(None, description="tokens of the whole run, such as 15T, 300B or 1.4e12")
+    tokens: Tokens | None = Field(default=None, description="tokens of the whole run, such as 15T, 300B or 1.4e12")
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            seq_len: int,
+            global_batch: int,
+            documents: Documents | Mapping[str, Any] | None = None,
+            tokens: str | float | None = None,
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _whole_run_has_a_step(self) -> Self:

@@ -5,6 +5,7 @@ where the user wrote the value.
 """
 
 from collections.abc import Mapping
+from inspect import Parameter, Signature
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,18 @@ from simpar.plan.choices.tensor_parallel import REMOVED, REMOVED_SCHEMA
 from simpar.plan.mesh import AXES
 
 TENSOR = "tensor_parallel"
+
+
+def signature(sections: Mapping[str, Any]) -> Signature:
+    """How a plan is made: its flat keys with the defaults of the sections' own fields, then anything else."""
+    named = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.default)
+        for section, names in SECTIONS.items()
+        for name, field in sections[section].annotation.model_fields.items()
+        if name in names
+    ]
+    this, rest = Parameter("self", Parameter.POSITIONAL_ONLY), Parameter("data", Parameter.VAR_KEYWORD)
+    return Signature([this, *named, rest])
 
 
 def get_flat(plan: Mapping[str, Any], key: str) -> Any:

@@ -77,13 +77,15 @@ class Mesh(Strict):
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
 
-    tp: Count = Field(1, description="tensor-parallel ranks")
-    cp: Count = Field(1, description="context-parallel ranks")
-    dp: Count | None = Field(None, description="data-parallel ranks; left out, it follows from the world size")
-    pp: Count = Field(1, description="pipeline ranks")
-    ep: Count = Field(1, description="expert-parallel ranks, among those of tp x cp x dp")
-    etp: Count | None = Field(None, description="tensor-parallel ranks of an expert; left out, 1 with ep > 1, else tp")
-    order: tuple[str, ...] = Field(AXES, description="axes from fastest to slowest varying rank")
+    tp: Count = Field(default=1, description="tensor-parallel ranks")
+    cp: Count = Field(default=1, description="context-parallel ranks")
+    dp: Count | None = Field(default=None, description="data-parallel ranks; left out, it follows from the world size")
+    pp: Count = Field(default=1, description="pipeline ranks")
+    ep: Count = Field(default=1, description="expert-parallel ranks, among those of tp x cp x dp")
+    etp: Count | None = Field(
+        default=None, description="tensor-parallel ranks of an expert; left out, 1 with ep > 1, else tp"
+    )
+    order: tuple[str, ...] = Field(default=AXES, description="axes from fastest to slowest varying rank")
 
     @field_validator("order")
     @classmethod

@@ -32,6 +32,11 @@ from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import default_schedule
 from simpar.units import Count
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from simpar.plan.flat_keys import FlatKeys, PlanKeys
+
 VERSION = str(PLAN.version)
 
 
@@ -86,7 +91,11 @@ class Record(Section):
         return None if training is None else Training.model_validate(training).model_dump()
 
 
-class Plan(Record):
+if not TYPE_CHECKING:
+    FlatKeys = Record
+
+
+class Plan(FlatKeys):
     """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same.
 
     What a plan leaves open (the data-parallel degree, what the software stack decides) is settled where it is
@@ -104,10 +113,10 @@ class Plan(Record):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_add_flat_keys)
-    FLAT: ClassVar = (*SECTION_OF,)
+    FLAT: ClassVar[tuple[str, ...]] = (*SECTION_OF,)
 
     mesh: Mesh = Mesh()
-    micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
+    micro_batch: Count = Field(default=1, description="sequences a data-parallel rank runs at once")
     pipeline: Pipeline = Pipeline()
     data_parallel: DataParallel = DataParallel()
     tensor_parallel: TensorParallel = TensorParallel()
@@ -129,7 +138,23 @@ class Plan(Record):
         except ValidationError as error:
             raise flat.relocate_error(error, data) from None
 
-    if not TYPE_CHECKING:  # a type checker that saw it would know of no misspelt attribute any more
+    if TYPE_CHECKING:
+
+        def __init__(self, **keys: Unpack[PlanKeys]) -> None: ...
+
+    else:  # type checkers know every key and attribute from FlatKeys and PlanKeys, and with these no misspelt one
+
+        def __init__(self, *unnamed: Any, **data: Any) -> None:
+            super().__init__(*unnamed, **data)
+
+        __init__.__pydantic_base_init__ = True  # see Strict
+
+        @property
+        def schedule(self) -> str:
+            """The schedule's name: as given, "custom" with an action table, else the usual one for vpp chunks."""
+            if self.pipeline.actions:
+                return CUSTOM
+            return self.pipeline.schedule or default_schedule(self.pipeline.vpp)
 
         def __getattr__(self, name: str) -> Any:
             if name in SECTION_OF:
@@ -164,20 +189,13 @@ class Plan(Record):
         return global_batch // (self.mesh.replicas * self.micro_batch)
 
     @property
-    def schedule(self) -> str:
-        """The schedule's name: as given, "custom" with an action table, else the usual one for vpp chunks."""
-        if self.pipeline.actions:
-            return CUSTOM
-        return self.pipeline.schedule or default_schedule(self.pipeline.vpp)
-
-    @property
     def world_size(self) -> int | None:
         """Devices of all stages or of the mesh; None where the data-parallel ranks are left open."""
         if self.pipeline.stages:
             return sum(stage.num_devices for stage in self.pipeline.stages)
         return None if self.mesh.dp is None else self.mesh.world_size
 
-    def with_values(self, **values: Any) -> Plan:
+    def with_values(self, **values: Unpack[PlanKeys]) -> Plan:
         """A copy with flat values replaced, validated again. Raises UserError."""
         return Plan(**{**self.model_dump(), **values})
 
@@ -203,3 +221,6 @@ class Plan(Record):
     def load(path: str | Path) -> Plan:
         """Read a plan (JSON or YAML). Raises UserError."""
         return files.parse(Plan, files.load(Path(path)))
+
+
+Plan.__init__.__signature__ = flat.signature(Plan.model_fields)  # type: ignore[attr-defined]

@@ -24,10 +24,10 @@ class Lengths(Strict):
     """
 
     fixed: Count | None = None
-    mean: float | None = Field(None, ge=1, allow_inf_nan=False)
-    p99: float | None = Field(None, ge=1, allow_inf_nan=False)
-    histogram: dict[Count, float] | None = Field(None, description="length in tokens: weight")
-    file: str | None = Field(None, description="a text file with one length in tokens a line")
+    mean: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    p99: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    histogram: dict[Count, float] | None = Field(default=None, description="length in tokens: weight")
+    file: str | None = Field(default=None, description="a text file with one length in tokens a line")
 
     @field_validator("histogram", mode="before")
     @classmethod
@@ -80,7 +80,9 @@ class RolloutEngine(Strict):
     token_budget: Count = 8192
     max_sequences: Count = 1024
     memory_fraction: PositiveFraction = 0.6
-    cache_dtype: Literal["bf16", "fp8"] | None = Field(None, description="dtype of keys and values; default bf16")
+    cache_dtype: Literal["bf16", "fp8"] | None = Field(
+        default=None, description="dtype of keys and values; default bf16"
+    )
     block: Count = 16
     prefix_sharing: bool = True
     graphs: bool = True
@@ -98,12 +100,12 @@ class Rollout(Strict):
     than 1 experts are spread over ``ep`` devices, and attention has ep / tp data-parallel ranks in a replica.
     """
 
-    nodes: Count | None = Field(None, description="nodes that only generate; with placement split or hybrid")
-    hardware: str | None = Field(None, description="hardware profile of a split pool; default that of training")
+    nodes: Count | None = Field(default=None, description="nodes that only generate; with placement split or hybrid")
+    hardware: str | None = Field(default=None, description="hardware profile of a split pool; default that of training")
     tp: Count = 1
     pp: Count = 1
     ep: Count = 1
-    precision: str = Field("bf16", description="precision of the weights while generating")
+    precision: str = Field(default="bf16", description="precision of the weights while generating")
     engine: RolloutEngine = RolloutEngine()
 
     @property
@@ -137,7 +139,7 @@ class Synchrony(Strict):
     ``recompute_cache``: what interrupted sequences have in the cache is computed anew under the new weights.
     """
 
-    steps_off: int = Field(0, ge=0, le=64)
+    steps_off: int = Field(default=0, ge=0, le=64)
     in_flight: bool = False
     recompute_cache: bool = True
 
@@ -183,7 +185,9 @@ class ScoringPasses(Strict):
     teacher: str | None = None
     critic: str | None = None
     reward_s: Seconds = 0.0
-    micro_batch: Count | None = Field(None, description="sequences of a pass's micro-batch; default that of the plan")
+    micro_batch: Count | None = Field(
+        default=None, description="sequences of a pass's micro-batch; default that of the plan"
+    )
 
 
 class PostTraining(Strict):
@@ -204,8 +208,8 @@ class PostTraining(Strict):
     synchrony: Synchrony = Synchrony()
     weights: WeightMoves = WeightMoves()
     passes: ScoringPasses = ScoringPasses()
-    steps: int = Field(4, ge=1, le=1000)
-    seed: int = Field(0, ge=0)
+    steps: int = Field(default=4, ge=1, le=1000)
+    seed: int = Field(default=0, ge=0)
 
     @property
     def responses(self) -> int:

@@ -64,7 +64,7 @@ class StagePlan(Strict):
     first_device: int = Field(ge=0)
     mesh: tuple[int, ...] = Field(min_length=1, max_length=2)
     sharding: dict[str, BlockSharding] = Field(default_factory=dict)
-    recompute: str = Field("none", pattern=f"^{PATTERN}$")
+    recompute: str = Field(default="none", pattern=f"^{PATTERN}$")
 
     @property
     def num_devices(self) -> int:

@@ -217,7 +217,7 @@ def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[s
 def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:
     """What the target cannot express of a plan with another value of one axis."""
     if name == "schedule":
-        stages = {"pp": max(plan.mesh.pp, 2), "dp": 1, "layers": None}
+        stages: dict[str, Any] = {"pp": max(plan.mesh.pp, 2), "dp": 1, "layers": None}
         return _said(problem, plan.with_values(schedule=value, vpp=natural_vpp(value), **stages))
     section, field = path_of(name)
     part = getattr(plan, section).model_copy(update={field: value})

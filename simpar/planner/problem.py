@@ -220,7 +220,10 @@ def make_problem(
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
     asked = {name_of(name) for name in constraints.fixed}
-    held = base.with_values(**{each.name: None for each in CHOICES if each.in_stack is not None and each.name in asked})
+    open_again: dict[str, Any] = {
+        each.name: None for each in CHOICES if each.in_stack is not None and each.name in asked
+    }
+    held = base.with_values(**open_again)
     habits = suit(apply_execution_choices(habits, held), graph)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 

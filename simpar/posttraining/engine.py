@@ -160,10 +160,12 @@ class ServingEngine:
             raise UserError(f"post_training.rollout.ep = {rollout.ep}: model {graph.name} has no experts; allowed: 1")
         choices: dict[str, Any] = {"tp": rollout.tp, PIPELINE: rollout.stages, "ep": rollout.ep}
         choices |= {"precision": rollout.precision, "sequence_parallel": spread and rollout.tp > 1}
+        if spread:
+            choices["etp"] = 1
         training = Training(seq_len=context, global_batch=rollout.attention_ranks * rollout.stages)
         stack = serving_stack(graphs=rollout.engine.graphs, tuned=rollout.engine.tuned_experts)
         try:
-            plan = Plan(**choices, **({"etp": 1} if spread else {}))
+            plan = Plan(**choices)
             job = make_job(graph, cluster, plan, training, stack)
         except UserError as error:
             told = str(error).replace("Plan: ", "plan.", 1)

@@ -43,7 +43,7 @@ class ContextParallel(Section):
     cp_method: Literal["ring", "ulysses", "all_gather"] | None = None
     cp_balance: Literal["zigzag", "striped", "contiguous"] | None = None
     ulysses: Count | None = Field(
-        None, description="context ranks that exchange heads; default all of them for ulysses, else 1"
+        default=None, description="context ranks that exchange heads; default all of them for ulysses, else 1"
     )
 
 

@@ -61,16 +61,16 @@ class DataParallel(Section):
 
     kind: Literal["ddp", "fsdp", "single_process"] | None = None
     zero: Literal[0, 1, 2, 3] = 0
-    hsdp: Count = Field(1, description="replicas of the sharded states")
+    hsdp: Count = Field(default=1, description="replicas of the sharded states")
     bucket_bytes: BucketSize | None = None
     first_bucket_bytes: BucketSize | None = None
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     reshard_after_forward: bool | None = None
-    sync: str = Field("bsp", description="how replicas cooperate: bsp, ssp, asp, local-sgd or diloco")
-    sync_every: Count | None = Field(None, description="local steps between averages (local-sgd, diloco)")
-    staleness: int | None = Field(None, ge=0, description="clocks a replica may run ahead (ssp)")
-    servers: Count | None = Field(None, description="parameter servers (bsp, ssp, asp)")
+    sync: str = Field(default="bsp", description="how replicas cooperate: bsp, ssp, asp, local-sgd or diloco")
+    sync_every: Count | None = Field(default=None, description="local steps between averages (local-sgd, diloco)")
+    staleness: int | None = Field(default=None, ge=0, description="clocks a replica may run ahead (ssp)")
+    servers: Count | None = Field(default=None, description="parameter servers (bsp, ssp, asp)")
 
     @field_validator("sync")
     @classmethod

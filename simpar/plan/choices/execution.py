@@ -95,10 +95,12 @@ class Execution(Section):
     attention_kernel: AttentionKernel | None = None
     loss_chunks: Count | None = None
     expandable_segments: bool | None = None
-    graphs: str | None = Field(None, json_schema_extra={"examples": ["none", "attention+mlp", "step"]})
+    graphs: str | None = Field(default=None, json_schema_extra={"examples": ["none", "attention+mlp", "step"]})
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
-    fused_kernels: str | None = Field(None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]})
+    fused_kernels: str | None = Field(
+        default=None, json_schema_extra={"examples": ["none", "norm+activation", "compiled"]}
+    )
     optimizer_kernels: UpdateKernels | None = None
     update_in_backward: bool | None = None
     fused_permutation: bool | None = None

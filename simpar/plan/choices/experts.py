@@ -36,8 +36,8 @@ class Experts(Section):
     holds some of them, "per_node" one to each scale-up domain that does, forwarded inside it (DeepEP, HybridEP).
     """
 
-    capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
-    expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
+    capacity_factor: float | None = Field(default=None, gt=0, le=64, allow_inf_nan=False)
+    expert_imbalance: float = Field(default=0.0, ge=0, le=16, allow_inf_nan=False)
     expert_distribution: Literal["normal", "power_law"] = "normal"
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None

@@ -45,8 +45,8 @@ class MemoryPolicy(Section):
     gradient, ahead of their backward, so that it hides in bubbles; their activations are live for longer.
     """
 
-    recompute: str = Field("none", json_schema_extra={"pattern": f"^{recompute.PATTERN}$"})
-    recompute_early: bool = Field(False, description="recompute while a stage waits for the gradient")
+    recompute: str = Field(default="none", json_schema_extra={"pattern": f"^{recompute.PATTERN}$"})
+    recompute_early: bool = Field(default=False, description="recompute while a stage waits for the gradient")
 
     @field_validator("recompute")
     @classmethod

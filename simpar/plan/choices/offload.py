@@ -36,11 +36,11 @@ class Offload(Section):
     """
 
     offload_optimizer: Home = "none"
-    offload_ratio: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    offload_ratio: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     offload_gradients: bool | None = None
     offload_delayed: bool = False
     offload_parameters: Home = "none"
-    offload_activations: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    offload_activations: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
 
     @property
     def ratio(self) -> float:

@@ -66,19 +66,24 @@ class Pipeline(Section):
     """Pipeline parallelism: which schedule, how many chunks a rank, layers of every virtual stage."""
 
     schedule: str | None = Field(
-        None, description=f"name of a schedule; default {default_schedule()}, {default_schedule(chunks=2)} with chunks"
+        default=None,
+        description=f"name of a schedule; default {default_schedule()}, {default_schedule(chunks=2)} with chunks",
     )
-    vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
-    layers: tuple[Layers, ...] | None = Field(None, description="transformer layers per virtual stage, in order")
-    actions: str | None = Field(None, description="action table (CSV, a line a rank) instead of a named schedule")
+    vpp: Count = Field(default=1, description="model chunks per pipeline rank; default as the schedule needs")
+    layers: tuple[Layers, ...] | None = Field(
+        default=None, description="transformer layers per virtual stage, in order"
+    )
+    actions: str | None = Field(
+        default=None, description="action table (CSV, a line a rank) instead of a named schedule"
+    )
     slices: tuple[Count, ...] | None = Field(
-        None, description=f"tokens of every slice of a sequence; {SLICING} chooses them"
+        default=None, description=f"tokens of every slice of a sequence; {SLICING} chooses them"
     )
     pass_costs: tuple[PassCost, PassCost, PassCost] | None = Field(
-        None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
+        default=None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
     )
     stages: tuple[StagePlan, ...] | None = Field(
-        None, description="stages with devices, meshes and shardings of their own"
+        default=None, description="stages with devices, meshes and shardings of their own"
     )
 
     @model_validator(mode="before")

@@ -26,7 +26,7 @@ class Tuning(Section):
     lora_rank: Count | None = None
     lora_targets: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     lora_dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
-    frozen_layers: int = Field(0, ge=0, strict=True)
+    frozen_layers: int = Field(default=0, ge=0, strict=True)
     frozen_dtype: Literal["bf16", "fp32", "fp8", "int8", "nf4"] = "bf16"
 
     @property

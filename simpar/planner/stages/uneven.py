@@ -9,6 +9,7 @@ lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +102,9 @@ class Uneven(StagesSearch):
         """Plans of all skeletons, legal or not. Raises UserError for values that no plan has."""
         cluster, base = self.problem.cluster, self.problem.base
         for chosen in product(*self.values.values()):
-            axes = dict(zip(self.values, chosen, strict=True))
+            axes: dict[str, Any] = dict(zip(self.values, chosen, strict=True))
             try:
-                rest = {"rank_order": axes.pop("order"), "zero": base.data_parallel.zero or 1}
+                rest: dict[str, Any] = {"rank_order": axes.pop("order"), "zero": base.data_parallel.zero or 1}
                 plan = base.with_values(**axes, **rest, dp=None, layers=None)
             except UserError as error:
                 raise UserError(f"space uneven: {error}") from None

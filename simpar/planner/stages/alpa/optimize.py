@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ class AlpaSearch(StagesSearch):
     @cached_property
     def _job(self) -> TrainingJob:
         """The job of one device, with all decisions of the stack made."""
-        axes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
+        axes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
         return replace(job_of(self._small, self.problem.base.with_values(**axes)), training=self.problem.training)
 
     @cached_property
