@@ -6,7 +6,17 @@ which a pipeline can cut anywhere; an encoder's output travels past every decode
 
 from dataclasses import replace
 
-from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.graph import (
+    HEAD_DIM,
+    INPUT,
+    AttentionPattern,
+    Block,
+    ModelGraph,
+    Operator,
+    Size,
+    Weight,
+    term,
+)
 from simpar.architectures.products import HIDDEN, QUERY, TOKENS, product, project
 from simpar.architectures.transformer import (
     LayerVariant,
@@ -100,11 +110,12 @@ def decoder_layer(style: Style) -> tuple[Operator, ...]:
 def cross_attention(source: str, style: Style) -> list[Operator]:
     """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end).
 
-    Queries and keys are normed over all heads where the style says so ("full").
+    Queries and keys are normed where the style says so: over all heads ("full") or each head by itself ("head").
     """
     query = project("cross_q", source, HIDDEN, QUERY, bias=style.qkv_bias)
     pairs = project("cross_kv", "memory", HIDDEN, KEYS_VALUES, bias=style.qkv_bias)
-    norms = [_cross_norm("cross_q", TOKENS, QUERY), _cross_norm("cross_kv", MEMORY, KEYS_VALUES)]
+    weight = HEAD_DIM if style.qk_norm == "head" else QUERY
+    norms = [_cross_norm("cross_q", TOKENS, QUERY, weight), _cross_norm("cross_kv", MEMORY, KEYS_VALUES, weight)]
     norms = norms if style.qk_norm else []
     read = tuple(op.name for op in norms or (query, pairs))
     core = Operator(
@@ -121,10 +132,10 @@ def cross_attention(source: str, style: Style) -> list[Operator]:
     return [query, replace(pairs, rows=MEMORY, saves=()), *norms, core, out]
 
 
-def _cross_norm(source: str, rows: Size, columns: Size) -> Operator:
-    """A norm of queries, or of keys beside their values, with one weight for every feature of all heads."""
+def _cross_norm(source: str, rows: Size, columns: Size, weight: Size) -> Operator:
+    """A norm of queries, or of keys beside their values, with a weight of all heads' features or of one head's."""
     name = f"{source}_norm"
     return Operator(
-        name, "norm", rows, columns, "tensor", weights=(Weight(f"{name}.weight", QUERY, "vector"),), inputs=(source,),
+        name, "norm", rows, columns, "tensor", weights=(Weight(f"{name}.weight", weight, "vector"),), inputs=(source,),
         saves=(source, "stats"),
     )  # fmt: skip

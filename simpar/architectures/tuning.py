@@ -28,6 +28,10 @@ PARTS: dict[str, tuple[str, int]] = {
     "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),
 }  # fmt: skip
 """For every projection, its packed product and its part of it, counted from the last (without a gate, up is alone)."""
+CROSSED = {
+    "q_proj": ("cross_q", -1), "k_proj": ("cross_kv", -2), "v_proj": ("cross_kv", -1), "o_proj": ("cross_o_proj", -1),
+}  # fmt: skip
+"""The same for attention to what another tower makes."""
 MIXTURES = {"mlp_up": ("expert_up", "shared_up"), "mlp_down": ("expert_down", "shared_down")}
 """The products of a mixture that correspond to those of an MLP."""
 LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj": ("kv_down", "kv_up")}
@@ -39,14 +43,9 @@ def add_adapters(
 ) -> ModelGraph:
     """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
 
-    A vision tower is frozen with the layers up to its connector. Raises UserError for an encoder with a decoder, whose
-    adapters are not modelled, for more frozen layers than there are, and for a model without any of the targets.
+    A tower is frozen with the layers up to its connector, an encoder with those before its decoder. Raises UserError
+    for more frozen layers than there are, and for a model without any of the targets.
     """
-    masks = [op.attention for block in graph.blocks.values() for op in block.operators if op.attention]
-    if any(mask.context != "context" for mask in masks):
-        raise UserError(
-            f"plan.tuning: {graph.name} is an encoder with a decoder; allowed: decoders, vision towers before one"
-        )
     if frozen_layers >= len(graph.layers):
         raise UserError(f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer")
     if rank is None and not frozen_layers:
@@ -128,9 +127,13 @@ def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
         return (op.columns,)
     parts: list[Size] = [((1, names),) for times, names in op.columns for _ in range(times)]
     result = []
-    for packed, part in (PARTS[name] for name in targets):
+    for name in targets:
+        packed, part = PARTS[name]
+        crossed, its_part = CROSSED.get(name, ("", 0))
         if op.name in (packed, *MIXTURES.get(packed, ())) and -part <= len(parts):
             result.append(parts[part])
+        elif op.name == crossed:
+            result.append(parts[its_part])
     return tuple(result)
 
 

@@ -123,6 +123,9 @@ class BlockReader:
         keys = [d.core.keys for d in self.roles.drafts if d.core and self._crosses(d)]
         if keys and not keys[0][0][1]:
             result[MEMORY] = keys[0][0][0]
+        made = [d.rows for d in self.roles.drafts if self.segment.memory in d.outputs]
+        if made and len(made[0]) == 1 and made[0][0][1] == ("batch",):
+            result[MEMORY] = made[0][0][0]
         return result
 
     def _first_rows(self) -> Size:
@@ -217,7 +220,7 @@ class BlockReader:
     def _rows(self, rows: Size, draft: OperatorDraft) -> Size:
         """Rows in terms of the block's own sequence, or of the memory's."""
         length = self.dims.get("seq")
-        memory = self.roles.names[draft.name] == MEMORY or (
+        memory = self.roles.names.get(draft.name) == MEMORY or (
             bool(self.segment.memory) and self.segment.memory in draft.inputs and self._is_memory_wide(rows)
         )
         if memory:
@@ -284,7 +287,9 @@ class BlockReader:
         """Parameters by kind, their sizes in the product's named dims where these multiply to them."""
         name = self.roles.names[draft.name]
         if draft.kind == "grouped_matmul":
-            return expert_weights(name, draft, contraction, columns)
+            held = expert_weights(name, draft, contraction, columns)
+            again = self.sharing.owned.issuperset(piece.node for piece in draft.pieces)  # layers that run once more
+            return tuple(replace(each, kind="shared") for each in held) if again else held
         result: list[Weight] = []
         for kind in ("matrix", "embedding", "vector"):
             for shared, pieces in self._split(draft, kind):

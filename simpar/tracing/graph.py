@@ -65,16 +65,7 @@ def _traced(name: str, captured: Capture, origin: str) -> ModelGraph:
 def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
     """What a reader of results must know of a traced model: where it is from, what got no role, what was not read."""
     yield f"the model is traced from {captured.module}{origin}, not declared"
-    for name, block in graph.blocks.items():
-        if whole := [op for op in block.operators if op.kind == "matmul" and op.name.startswith(ROLELESS)]:
-            own = sum(evaluate(each.size, block.view(graph.dims)) for op in whole for each in op.weights)
-            share = own / max(block.parameters(graph.dims), 1)
-            yield (
-                f"{name}: {number_of(len(whole), 'product')} without a role ({share:.0%} of its parameters), "
-                "computed whole by every tensor-parallel rank"
-            )
-        if any(op.name.startswith(SOFTMAX) for op in block.operators):
-            yield f"{name}: an attention counts as its products and its softmax: its keys are no sequence's"
+    yield from _roleless(graph)
     if refusal := graph.facts.get("no_tensor_parallel"):
         yield f"{refusal}: no tensor parallelism"
     if unread := sum(_unread(captured).values()):
@@ -89,6 +80,43 @@ def _notes(graph: ModelGraph, captured: Capture, origin: str) -> Iterator[str]:
         yield f"how {number_of(count, 'attention')} chose among keys could not be read: all that masks leave count"
     if captured.masked:
         yield f"masks of {number_of(len(captured.masked), 'attention')} could not be read and hide nothing"
+
+
+def _roleless(graph: ModelGraph) -> Iterator[str]:
+    """Blocks with products of no role and with attention that is written out; many of them in one line."""
+    counts: dict[str, int] = {}
+    shares: dict[str, float] = {}
+    written: list[str] = []
+    for name, block in graph.blocks.items():
+        if whole := [op for op in block.operators if op.kind == "matmul" and op.name.startswith(ROLELESS)]:
+            own = sum(evaluate(each.size, block.view(graph.dims)) for op in whole for each in op.weights)
+            counts[name], shares[name] = len(whole), float(own / max(block.parameters(graph.dims), 1))
+        if any(op.name.startswith(SOFTMAX) for op in block.operators):
+            written.append(name)
+    for names in _in_lines(list(counts)):
+        least, most = min(counts[name] for name in names), max(counts[name] for name in names)
+        products = number_of(most, "product") if least == most else f"{least} to {most} products"
+        ends = (min(shares[name] for name in names), max(shares[name] for name in names))
+        percent = dict.fromkeys(f"{share:.0%}" for share in ends)
+        yield (
+            f"{_several(names)}: {products} without a role ({' to '.join(percent)} of its parameters), computed whole "
+            "by every tensor-parallel rank"
+        )
+    for names in _in_lines(written):
+        yield f"{_several(names)}: an attention counts as its products and its softmax: its keys are no sequence's"
+
+
+def _in_lines(names: Sequence[str]) -> list[Sequence[str]]:
+    """Each name in a line of its own, or all in one where they are many."""
+    return [names] if len(names) > MOST_LINES else [[name] for name in names]
+
+
+def _several(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {len(names)} kinds of blocks ({names[0]} to {names[-1]})"
+
+
+MOST_LINES = 3
+"""Blocks that have a line each in what is said of a model."""
 
 
 def _unread(captured: Capture) -> dict[str, int]:

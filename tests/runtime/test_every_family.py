@@ -48,6 +48,7 @@ OTHER_PICTURES = (
 NO_DECODERS = (
     "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
     "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
+    "mllama",
 )  # fmt: skip
 REFUSED = {
     **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", "ernie4_5_moe_vl", *NO_DECODERS), TOWERS),

@@ -253,3 +253,30 @@ def test_classes_with_products_of_parameters_answer(kind):
     for fields in ({"zero": 3}, {"pp": 2, "recompute": "full"}):
         result = simpar.simulate(graph, "dgx-h100", simpar.Plan(micro_batch=1, **fields), training, with_timeline=False)
         assert result.step_time_s > 0
+
+
+LOOPED = {
+    "vocab_size": 96, "unpadded_vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "d_rel": 4,
+    "rel_extent": 32, "loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 3, "loop_gate_rank": 4,
+    "n_layers_per_attn_res_block": 1, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+}  # fmt: skip
+"""One layer of three runs three times over."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_experts_of_layers_that_run_several_times_are_held_once():
+    """Their products count in every pass; what is said of many kinds of blocks is one line."""
+    graph = trace_library({**LOOPED, "model_type": "inkling2_loop_text"}, "", "looped", SEQ, "model = looped")
+    with torch.device("meta"):
+        module = transformers.Inkling2LoopForCausalLM(transformers.Inkling2LoopTextConfig(**LOOPED))
+    assert graph.num_parameters() == sum(each.numel() for each in module.parameters())
+    products = [op for name in graph.layers for op in graph.blocks[name].operators if op.kind == "grouped_matmul"]
+    held = [op for op in products if any(weight.kind == "expert" for weight in op.weights)]
+    assert len(products) - len(held) == 2 * len(held) / 3  # two further passes of one of three layers
+    assert all(weight.kind == "shared" for op in products if op not in held for weight in op.weights)
+    assert sum("without a role" in note for note in graph.facts["notes"]) <= 3
+    plan, training = simpar.Plan(zero=3, micro_batch=1), simpar.Training(seq_len=SEQ, global_batch=16)
+    assert simpar.simulate(graph, "dgx-h100", plan, training, with_timeline=False).step_time_s > 0

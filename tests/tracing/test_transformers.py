@@ -38,7 +38,7 @@ OF_PICTURES = ("vit",)
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
              "qwen3_5", "qwen3_5_moe", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v",
              "glm4v_moe", "step3p7", "ernie4_5_vl_moe", "paligemma", "idefics3", "smolvlm", "cohere2_vision",
-             "aya_vision", "ovis2", "llava_next", "llava_onevision", "lighton_ocr", "glm46v")  # fmt: skip
+             "aya_vision", "ovis2", "llava_next", "llava_onevision", "lighton_ocr", "glm46v", "mllama")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
 SECTIONS = {
     **{name: [2, 1, 1] for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},

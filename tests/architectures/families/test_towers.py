@@ -23,6 +23,7 @@ PUBLISHED = {  # totals of the released checkpoints (safetensors indices on the 
     "qwen2.5-vl-72b": 73_410_777_344, "qwen3-vl-2b": 2_127_532_032, "qwen3-vl-4b": 4_437_815_808,
     "qwen3-vl-8b": 8_767_123_696, "qwen3-vl-30b-a3b": 31_070_754_032, "internvl3-8b": 7_944_373_760,
     "mistral-small-3.1-24b": 24_011_361_280, "glm-4.5v": 107_710_933_120, "llava-1.5-7b": 7_063_427_072,
+    "llama-3.2-11b-vision": 10_670_220_835, "llama-3.2-90b-vision": 88_593_355_323,
 }  # fmt: skip
 WITH_TOWERS = {  # text models that are shipped alone: config of the whole, total of its checkpoint
     "gemma-3-4b": (
