@@ -428,6 +428,7 @@ def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool =
         top=top,
         report=lambda *said: status.update(f"{in_words(*said)} ..."),
         brief=brief,
+        whole=bool(values["json_"] or values["verbose"]),
         time_limit_s=_time_limit_s(values["time_limit"]),
         workers=_workers(values),
     )

@@ -41,7 +41,8 @@ class SearchProgress:
     """Wishes and state of a running search: it returns the best ``top`` candidates and calls ``report``.
 
     ``report(phase, counts, best objective or None)`` is called as the search goes on. ``brief`` omits the alternatives
-    to the winner (naive choices, Pareto front). A search ends ``time_limit_s`` seconds after this object was made.
+    to the winner; without ``whole``, only those are omitted that the short form of the answer does not show (kinds of
+    layouts, points of less memory). A search ends ``time_limit_s`` seconds after this object was made.
     ``interrupted`` is set when the user stops it or the time is up (``timed_out``): the search then returns the best so
     far with its gap. Raises UserError for a limit that is not above 0.
     """
@@ -50,6 +51,7 @@ class SearchProgress:
     report: Report = lambda *_: None  # nobody watches
     interrupted: bool = False
     brief: bool = False
+    whole: bool = True
     time_limit_s: float | None = None
     timed_out: bool = False
     workers: Workers = field(default_factory=Workers)

@@ -42,6 +42,7 @@ def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     if search.fields:
         details["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     details |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}
+    details["simulated_beside"] = beside.simulated
     answer = answer_with(problem, progress, choice, counts, (gap, whole))
     tie = answer.details.get("tie")
     return answer.with_details(details | ({"tie": tie | beside.tie} if tie else {}))

@@ -1,30 +1,26 @@
 """Alternatives to the winner: layouts chosen without a search, and the Pareto front of time and memory."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.errors import Infeasible, TooManyOps
+from simpar.errors import TooManyOps
 from simpar.neighbours import flags_of
-from simpar.plan.choices.memory import select_undecided
 from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.plan.mesh import AXES as MESH_AXES
 from simpar.planner.answer.explanations import describe_need, explain_loser
 from simpar.planner.certify.branch_and_bound import Field
-from simpar.planner.certify.exact import SimulatedPlan, measure
+from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import Problem
-from simpar.planner.space.jobs import fill_dp, plan_of
+from simpar.planner.space.jobs import fill_dp
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.rows import fixed_values
 from simpar.planner.space.table import Rows
 from simpar.program.emission.emit import at_most
 from simpar.report.result import Result
-from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import Flags, Floats, unique
 
 Mask = Flags
@@ -32,8 +28,6 @@ FRONT_SHARES = (0.75, 0.5, 0.25)
 """Upper limits of the points of the Pareto front, as shares of the winner's memory."""
 FRONT_TRIES = 2
 """Rows simulated per memory limit until one holds no more than it; bounds only say which are tried first."""
-MOST_UNSURE = 4
-"""Plans simulated that fit as predicted, but with less than the requested probability."""
 MOST_MISFITS = 4
 """Simulated rows that turn out not to fit before the search for alternatives ends."""
 FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
@@ -121,49 +115,6 @@ class AlternativesSearch:
             misfits += 1
             if simulated is None:
                 limit_s[frontier.at_least_as_large(row)] = 0.0
-
-
-def margin(field: Field, winner: int) -> dict[str, object] | None:
-    """The price of the requested probability of fitting: how much faster a plan that only fits as predicted can be.
-
-    The candidates for the faster plan are simulated plans that are not sure enough to fit and a few promising rows that
-    were left out. Where recomputation is chosen by layer, it is chosen again under the looser limit. Returns
-    ``fit_probability`` and ``gain`` (share of the faster step), or None if no probability was requested. ``winner`` is
-    a row of the field.
-    """
-    problem, constraints = field.problem, field.problem.constraints
-    if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
-        return None
-    assert field.frontier is not None, "a plan was simulated in its frontier"
-    frontier, near = field.frontier, field.frontier.rows.subset([winner])
-    loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
-    best_s = min(one.step_time_s for one in frontier.simulated.values() if one.fits_as_predicted)
-    tried = 0
-    for row, bound_s in sorted(frontier.rejected_bounds_s.items(), key=lambda one: one[1]):
-        if bound_s >= best_s or tried == MOST_UNSURE:
-            break
-        if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
-            tried += 1
-            with suppress(TooManyOps):
-                simulated = measure(loose, plan_of(frontier.rows, row))
-                best_s = min([best_s, *([simulated.step_time_s] if simulated.fits else [])])
-    need, limit_bytes = field.need, problem.memory_limit_bytes
-    risky = (need.needed_bytes > limit_bytes) | select_undecided(field.rows)
-    risky &= need.predicted_bytes <= limit_bytes
-    rows, need = field.rows.subset(risky), need.subset(risky)
-    rows.problem = loose
-    try:
-        more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
-    except Infeasible:  # no such row is legal with the late axes or expressible for the target
-        more = None
-    if more is not None and more.frontier is not None:
-        more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
-        beside = AlternativesSearch(more, near)
-        limit_s = np.where(beside.find_promising(more.frontier.bound_s < best_s), best_s, 0.0)
-        for _, simulated in islice(beside.simulate_quickest(limit_s), MOST_UNSURE):
-            best_s = min(best_s, simulated.step_time_s)
-            np.minimum(limit_s, best_s, out=limit_s)
-    return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
 
 
 def naive_choices(beside: AlternativesSearch, best: Result) -> list[dict[str, object]]:

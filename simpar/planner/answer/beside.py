@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.dataclass import dataclass
-from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices
+from simpar.planner.answer.baselines import AlternativesSearch, front, naive_choices
 from simpar.planner.answer.kinds import cost_kinds
+from simpar.planner.answer.margin import Margin
 from simpar.planner.answer.ranking import LayoutRanking
 from simpar.planner.answer.ties import RankedResults, num_compared, rank_results
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
@@ -34,6 +35,11 @@ class Beside:
     ranking: LayoutRanking | None
     more: dict[str, object] = dataclasses.field(default_factory=dict)
     tie: dict[str, object] = dataclasses.field(default_factory=dict)
+    simulated_elsewhere: int = 0
+    simulated_before: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.simulated_before = self._in_frontiers
 
     @staticmethod
     def of(search: BranchAndBound) -> Beside:
@@ -95,19 +101,34 @@ class Beside:
         self.tie = {"layouts": len(results) + len(others_s), "not_simulated": plans}
         return replace(rank_results(problem, results, others_s), limit_s=limit_s)
 
+    @property
+    def _in_frontiers(self) -> int:
+        """Plans of the space that were simulated so far."""
+        return sum(len(one.simulated) for one in self.search.frontiers)
+
+    @property
+    def simulated(self) -> int:
+        """Plans simulated for what stands beside the winner."""
+        return self._in_frontiers - self.simulated_before + self.simulated_elsewhere
+
     def add_others(self, best: Result) -> None:
-        """What others cost: kinds of layouts, choices made without a search, and less memory."""
+        """What others cost: choices made without a search, the margin, and in the whole answer kinds and less memory.
+
+        What the short answer shows comes first, so that it is the same in both.
+        """
         progress = self.search.progress
         if self.field is None or progress.interrupted:
             return
-        self.more["kinds"] = kinds = list[dict[str, object]]()
         with progress.stoppable():
             near = self.frontier.rows.subset([self.row])
             if not progress.brief:
-                cost_kinds(self.field, self.row, kinds)
                 self.more["naive"] = naive_choices(AlternativesSearch(self.field, near), best)
+            price = Margin.of(self.field, self.row)
+            self.more["margin"], self.simulated_elsewhere = price.told, price.simulated
+            if progress.whole and not progress.brief:
+                self.more["kinds"] = kinds = list[dict[str, object]]()
+                cost_kinds(self.field, self.row, kinds)
                 self.more["pareto"] = front(AlternativesSearch(self.field, near), self.row)
-            self.more["margin"] = margin(self.field, self.row)
 
     def certified(self, results: Sequence[Result]) -> dict[str, object]:
         """How far the list of layouts is certain: see ``runners_up`` in docs/files.md."""

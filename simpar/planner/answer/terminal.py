@@ -152,7 +152,7 @@ def certificate(result: SearchResult) -> Iterator[str]:
     of_tried = f", of which {counts.feasible:,} fit" if tried_alone else ""
     yield (
         f"{counts.space_size:,} plans, {fit}{counts.bounded:,} have a lower bound of their time, {counts.swept:,} a "
-        f"closer one, {counts.simulated:,} simulated{of_tried}, in {result.search_seconds:.1f} s"
+        f"closer one, {counts.simulated:,} simulated{of_tried}{_and_beside(result)}, in {result.search_seconds:.1f} s"
     )
     if margin := result.details.get("margin"):
         gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
@@ -164,6 +164,12 @@ def certificate(result: SearchResult) -> Iterator[str]:
     if lost := result.details.get("not_portable"):
         target, reasons = lost["target"], "; ".join(lost["reasons"])
         yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _and_beside(result: SearchResult) -> str:
+    """How many plans were simulated beside those that the certificate needed; empty if that is not known."""
+    more = result.details.get("simulated_beside", 0)
+    return f" and {more:,} for what stands beside the first" if more else ""
 
 
 def _next_certified(result: SearchResult) -> Iterator[str]:

@@ -6,6 +6,7 @@ import simpar
 from simpar.planner import Constraints
 from simpar.planner.answer.ranking import LayoutRanking
 from simpar.planner.answer.terminal import certificate
+from simpar.planner.certify import frontier
 from simpar.planner.progress import SearchProgress
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=16)
@@ -22,6 +23,30 @@ def test_a_stopped_search_says_why_it_compares_nothing(monkeypatch):
     found = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=FEW)
     assert found.details["runners_up"]["certified"] == 0
     assert any("stopped (interrupted)" in line for line in certificate(found))
+
+
+def test_the_short_answer_is_the_whole_one_without_what_it_does_not_show(monkeypatch):
+    """The same bytes, kinds and less memory left out; each says how many plans it simulated beside the best."""
+    ran, measure = list[object](), frontier.measure
+
+    def counted(*given):
+        ran.append(given)
+        return measure(*given)
+
+    monkeypatch.setattr(frontier, "measure", counted)
+    few = Constraints(fixed={"pp": 1, "cp": 1, "micro_batch": (1, 2), "recompute": "none"}, portable="any")
+    each = []
+    for whole in (False, True):
+        ran.clear()
+        told = simpar.search("gpt2", "dgx-h100", TRAINING, constraints=few, progress=SearchProgress(whole=whole))
+        each.append(told.to_dict())
+        assert told.counts.simulated + told.details["simulated_beside"] == len(ran)
+    short, full = each
+    assert full["simulated_beside"] > short["simulated_beside"] > 0
+    more = {"kinds", "pareto"}
+    assert full.keys() - short.keys() == more
+    for name in short.keys() - {"search_seconds", "simulated_beside", "swept"}:
+        assert short[name] == full[name], name
 
 
 @pytest.mark.slow

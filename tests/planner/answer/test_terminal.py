@@ -37,6 +37,8 @@ def test_a_certificate_says_how_much_is_left(options, words):
     assert (
         counted == "1,000 plans, 400 fit, 400 have a lower bound of their time, 20 a closer one, 3 simulated, in 2.5 s"
     )
+    _, counted, *_ = certificate(answer(**options, simulated_beside=7))
+    assert "3 simulated and 7 for what stands beside the first, in" in counted
 
 
 def test_what_stands_against_an_answer_is_said():
