@@ -1,7 +1,7 @@
 """How long the local page waits for a change: processor seconds of numbers and legal values, in a warm process.
 
-Run: ``python benchmarks/ui_speed.py`` in the checkout, with numba installed (``pip install ".[ui]"``). Each change is
-made twice and the second is counted: the first makes tables of schedules that are kept.
+Run: ``python benchmarks/ui_speed.py`` in the checkout, with the page's packages installed (``pip install ".[ui]"``).
+Each change is made twice and the second is counted: the first makes tables of schedules that are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import argparse
 import time
 from statistics import median
 
+from simpar.engine import start_compiled
 from simpar.scenario import load_scenario
-from simpar.ui.answers import legal, numbers, start_compiled_engine
+from simpar.ui.answers import legal, numbers
 from simpar.ui.state import Allowed, apply_change, as_state, ask, read_state
 
 SCENARIO = "llama-3.1-405b-16384-h100"
@@ -26,7 +27,7 @@ CHANGES: tuple[dict[str, object], ...] = (
 def main() -> None:
     """Print a line a change, and the median."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    start_compiled_engine()
+    start_compiled()
     state = as_state(load_scenario(SCENARIO))
     print(f"{'change':40s} numbers s  legal values s")
     found = []

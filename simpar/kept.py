@@ -1,7 +1,7 @@
 """What is kept in the user's cache folder, in files named by what they depend on: a later command need not work again.
 
-Nothing there is executed, and nothing but time is lost with it: a file that is missing or torn is made anew, and where
-the folder cannot be written to, nothing is kept.
+Nothing but time is lost with it: a file that is missing or torn is made anew, and where the folder cannot be written
+to, nothing is kept. What `native` has compiled is all of it that is executed.
 """
 
 import hashlib

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from math import sqrt
 
 import numpy as np
@@ -27,7 +26,6 @@ MOST_MIRRORED = 1024
 """Devices of a pipeline with two ends, whose ranks are lowered one by one, which takes about ten seconds."""
 MOST_VISITS = 250_000_000
 """Links that the re-shares of one step may visit: a few seconds of work."""
-WORTH_COMPILING = 200_000
 
 
 def sample(
@@ -106,13 +104,11 @@ def _jitter(lowered: Lowered) -> JitteredStep:
 
 def _runner(name: str, program: Program, seeds: int) -> Callable[[OpTable], Timing]:
     """The engine for one Program under many durations; compiled where there is enough to do."""
-    if name == "auto" and len(program) * (seeds + 1) > WORTH_COMPILING and find_spec("numba"):
-        name = "event"
-    if name == "event":
-        from simpar.engine.event import Runner
+    from simpar.engine import event
 
-        return Runner(program, most_visits=MOST_VISITS)
-    run = choose_engine(name, program)
+    run = choose_engine(name, program, more_ops=len(program) * seeds)
+    if run is event.run:
+        return event.Runner(program, most_visits=MOST_VISITS)
     return lambda ops: run(replace(program, ops=ops))
 
 

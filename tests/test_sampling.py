@@ -16,6 +16,7 @@ from simpar.program.jitter import Kernels
 from simpar.report.result import Result
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
+from tests.compilers import needs_compiler
 
 SIGMA = 0.05
 
@@ -70,18 +71,18 @@ def test_the_interval_is_students() -> None:
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_engines_give_the_same_distribution() -> None:
     """Whatever engine draws the samples."""
-    pytest.importorskip("numba")
     ours, theirs = (simulate(seeds=3, pp=2, tp=2, dp=2, engine=name).jitter for name in ("event", "reference"))
     assert ours is not None
     assert theirs is not None
     assert ours.model_copy(update={"engine": ""}) == theirs.model_copy(update={"engine": ""})
 
 
+@needs_compiler
 def test_where_sharing_takes_too_long_links_are_private(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report says so, and the step without jitter is still the contended one."""
-    pytest.importorskip("numba")
     exact = simulate(16, pp=2, dp=8, engine="event").jitter
     monkeypatch.setattr(sampling, "MOST_VISITS", 3)
     free = simulate(16, pp=2, dp=8, engine="event").jitter

@@ -78,14 +78,17 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
+    from simpar.engine import describe_compiled
+
     packages = ("numpy", "scipy", "simpy", "networkx", "pandas", "matplotlib", "pydantic", "typer", "rich")
-    extras = {"numba": "extra fast: compiled event engine", "torch": "extra torch: real runs"}
+    extras = {"numba": "extra fast: searches of zero-bubble schedules", "torch": "extra torch: real runs"}
     result = {"simpar": version(), "python": platform.python_version()}
     for name in (*packages, *extras):
         try:
             result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             result[name] = f"not installed ({extras.get(name, 'required')})"
+    result["compiled engine"] = describe_compiled()
     return result
 
 

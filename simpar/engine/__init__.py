@@ -2,56 +2,80 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpar import files
-from simpar.compiled import is_kept
 from simpar.dataclass import dataclass
 from simpar.errors import TooContendedError, UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from simpar.native import NativeLibrary
     from simpar.program.ir.program import Program, Timing
 
 OPEN = ("event", "sweep")
 """The modules that other rooms may import; all others are inner."""
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
-MANY_OPS = 1_000_000  # beyond so many ops, of all Programs together, the compiled engine is worth its start
+MANY_OPS = 150_000
+"""Ops, of all Programs together, that the plain engine runs in the time in which the event engine is compiled."""
 OPS_A_SHARE = 2  # a flow that is re-shared takes the plain engine as long as so many ops
-TO_COMPILE = 2
-"""How many times as many ops are worth compiling it, once per machine: 5 s, in which the plain one runs as many."""
 
 
 def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable[[Program], Timing]:
-    """The engine that runs a Program. Raises UserError for an unknown name, or for ``event`` without numba.
+    """The engine that runs a Program. Raises UserError for an unknown name, or ``event`` where it cannot be compiled.
 
-    ``auto`` takes ``sweep`` where no link is shared, ``event`` where it is worth its start, and ``plain`` otherwise.
-    All give the same integers, those of ``reference``. The start is worth it in a process that has made it, or once
-    this Program and those given to ``plain`` have many ops, together with ``more_ops`` that will be run: more where
-    numba has yet to compile it.
+    ``auto`` takes ``sweep`` where no link is shared, else ``event`` where it was compiled before or is worth compiling,
+    and ``plain`` otherwise. All give the same integers, those of ``reference``. It is worth compiling once this Program
+    and those given to ``plain`` have many ops, together with ``more_ops`` that will be run.
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
         if not (program.ops.work_bytes > 0).any():
             return _named("sweep")
-        if is_started() or _PLAIN.spent_ops + len(program) + more_ops > _most_plain_ops():
+        many = _PLAIN.spent_ops + len(program) + more_ops > MANY_OPS
+        if (many or is_ready()) and start_compiled():
             return _named("event")
         return _PLAIN.run
-    if name == "event" and not find_spec("numba"):
-        raise UserError('engine event: needs numba, which is not installed; pip install ".[fast]"')
+    if name == "event" and not start_compiled():
+        raise UserError(f"engine event: {_library().why_not}; allowed: auto, plain, sweep, reference")
     return _named(name)
 
 
-def is_started() -> bool:
-    """Whether this process has run the compiled engine, so that its start costs nothing any more."""
-    event = sys.modules.get(f"{__name__}.event")
-    return event is not None and event.Runner.has_run
+def is_ready() -> bool:
+    """Whether the compiled engine runs without being compiled first."""
+    return _library().is_ready
+
+
+def share_compiled(folder: Path) -> None:
+    """Put the compiled engine where processes whose cache folder that is find it, if it is to be had here."""
+    _library().share(folder)
+
+
+def describe_compiled() -> str:
+    """Where the compiled engine is kept, compiled now if need be, or why there is none."""
+    return str(_library().loaded_from) if start_compiled() else f"none, large jobs take longer: {_library().why_not}"
+
+
+def start_compiled() -> bool:
+    """Whether the compiled engine is there, compiled now if need be."""
+    from simpar.native import NativeUnavailableError
+
+    try:
+        _library().load()
+    except NativeUnavailableError:
+        return False
+    return True
+
+
+def _library() -> NativeLibrary:
+    from simpar.engine.event import LIBRARY
+
+    return LIBRARY
 
 
 @dataclass
@@ -70,24 +94,17 @@ class _PlainEngine:
         """Every op is run; the compiled engine takes over where links are shared so often that it pays."""
         from simpar.engine.plain import PlainRun
 
-        left = max(_most_plain_ops() - self.spent_ops - len(program), 0.0)
-        run = PlainRun(program, most_shared=left / OPS_A_SHARE)
+        left = max(MANY_OPS - self.spent_ops - len(program), 0.0)
+        run = PlainRun(program, most_shared=inf if _library().why_not else left / OPS_A_SHARE)
         try:
             return run.timing()
         except TooContendedError:
-            return _named("event")(program)
+            return _named("event" if start_compiled() else "plain")(program)
         finally:
             self.spent_ops += len(program) + OPS_A_SHARE * run.shared
 
 
 _PLAIN = _PlainEngine()
-
-
-def _most_plain_ops() -> float:
-    """Ops that are run before the compiled engine is worth its start."""
-    if not find_spec("numba"):
-        return inf
-    return MANY_OPS * (1 if is_kept(Path(__file__).with_name("event_kernel.py"), "simulate") else TO_COMPILE)
 
 
 def _named(name: str) -> Callable[[Program], Timing]:

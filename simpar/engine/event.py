@@ -1,29 +1,42 @@
-"""The event engine: the compiled twin of `reference`, for clusters that do not fold (needs `simpar[fast]`).
+"""The event engine: the twin of `reference` in C (`event.c`), for Programs that are large or share many links.
 
-It gives the same integers op by op. numba is imported on first use, and compiles once per machine.
+It gives the same integers op by op.
 """
 
+import ctypes
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
-from typing import Any, ClassVar
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.errors import TooContendedError
+from simpar.native import NativeLibrary
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
-from simpar.program.ir.program import OpTable, Program, ProgramError, Routes, Timing
+from simpar.program.ir.program import OpTable, Program, ProgramError, Timing
+from simpar.units import Indices, Ints
+
+LIBRARY = NativeLibrary(Path(__file__).with_name("event.c"), {"FRACTION_BITS": FRACTION_BITS})
+_TOO_CONTENDED, _STUCK, _NO_MEMORY = 1, 2, 3  # what run_program returns, after 0
+
+_COUNTS = ("ops", "flows", "nodes", "links", "routes", "changes", "most_visits")
+_COLUMNS = (
+    "pointer", "follower", "waiting", "fixed_ns", "work_bytes", "work", "cap", "route", "hops_of", "hop_link",
+    "hop_coefficient", "hop_alone", "rate", "change", "start_ns", "finish_ns",
+)  # fmt: skip
 
 
-class EngineUnavailableError(Exception):
-    """The compiled engine cannot be used here; the message says what to install."""
+class _Tables(ctypes.Structure):
+    """The struct ``Tables`` of event.c."""
+
+    _fields_ = (*((name, ctypes.c_int64) for name in _COUNTS), *((name, ctypes.c_void_p) for name in _COLUMNS))
 
 
 def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:
     """Start and finish of every op, with scheduled changes of link capacity.
 
-    Raises EngineUnavailableError without numba, and ProgramError as `reference.run` does.
+    Raises NativeUnavailableError where C cannot be compiled, and ProgramError as `reference.run` does.
     """
     return Runner(program)(changes=changes)
 
@@ -34,81 +47,70 @@ class Runner:
     ``most_visits`` bounds the number of links that all re-shares of a run may visit, which measures its work.
     """
 
-    has_run: ClassVar[bool] = False
-    """Whether this process has compiled the engine, or loaded it, and run it."""
-
     def __init__(self, program: Program, *, most_visits: int = 2**62) -> None:
-        self.kernel, self.order = _kernel("event_kernel"), _kernel("event_order")
-        self.program, self.most_visits = program, most_visits
+        self.program, self.most_visits, self.library = program, most_visits, LIBRARY.load()
         waits, streams = program.dependencies, program.streams
-        self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int32) for extra in (1, 0))
-        self.follower = np.empty(len(waits.item) + len(streams.item), dtype=np.int32)
-        self.order.follow(
-            (waits.pointer, waits.item), (streams.pointer, streams.item), self.pointer, self.follower, self.waiting
+        self.pointer, self.waiting, self.follower = follow(
+            len(program), (waits.pointer, waits.item), (streams.pointer, streams.item), self.library
         )
-        self.ops = np.empty(len(program), self.kernel.OP)
         self.rate = to_rate(program.routes.capacity_bytes_per_s)
-        self.hops = _hops(self.kernel, program.routes)
+        coefficient, links = fixed_point(program.routes.coefficient), program.routes.links
+        alone = (self.rate[links.item] << FRACTION_BITS) // coefficient
+        order = np.lexsort((alone, links.owners()))  # of the hops of a route, the one that gives it least is first
+        self.hops = _int32(links.item[order]), _int64(coefficient[order]), _int64(alone[order])
+        self.hops_of = _int64(np.append(links.pointer, links.pointer[-1]))  # the last serves route -1
 
     def __call__(self, ops: OpTable | None = None, changes: Sequence[LinkChange] = ()) -> Timing:
         """Start and finish of every op, for the program's ops or other durations and work in their place.
 
         Raises TooContendedError beyond the visits allowed, and ProgramError as `reference.run` does.
         """
-        kernel, columns = self.kernel, self.program.ops if ops is None else ops
-        scheduled = np.array(as_rates(changes), dtype=np.int64).reshape(-1, 3)
-        self.order.begin(self.ops, self.pointer, self.waiting, columns.fixed_ns, columns.work_bytes)
-        routes, demands = self.program.routes.links, self._demands(columns)
-        flows, nodes = np.empty(len(demands), kernel.FLOW), np.empty(self._num_nodes(demands), kernel.NODE)
-        links = np.zeros(len(self.rate), kernel.LINK)
-        links["rate"], links["head"] = self.rate, -1
-        longest = max(len(self.ops), len(links), len(routes) + 1, kernel.NODES + 1)
-        lists = np.zeros((kernel.SIZES + 1, longest), dtype=np.int64)
-        lists[kernel.SIZES, kernel.STAMP] = 1
-        lists[kernel.SIZES, kernel.VISITS] = -self.most_visits
-        heap = np.empty((2 * (len(flows) + len(scheduled)) + kernel.WAYS, 2), dtype=np.int64)
-        pointer = np.append(routes.pointer, routes.pointer[-1])  # the last serves route -1
-        run = kernel.RunTables(self.ops, demands, flows, nodes, heap, lists, self.hops, pointer, self.follower)
-        kernel.simulate(run, links, scheduled)
-        Runner.has_run = True
-        if lists[kernel.SIZES, kernel.VISITS] > 0:
+        columns = self.program.ops if ops is None else ops
+        flows, count = np.flatnonzero(columns.work_bytes), len(self.waiting)
+        route = np.asarray(columns.route[flows])
+        route = np.where(route < 0, len(self.hops_of) - 2, route)
+        change = np.array(as_rates(changes), dtype=np.int64).reshape(-1, 3)
+        start_ns, finish_ns = np.empty(count, np.int64), np.empty(count, np.int64)
+        nodes = int(np.diff(self.hops_of)[route].sum())
+        counts = count, len(flows), nodes, len(self.rate), len(self.hops_of) - 1, len(change), self.most_visits
+        arrays: tuple[NDArray[np.int32 | np.int64], ...] = (
+            self.pointer, self.follower, self.waiting, _int64(columns.fixed_ns), _int64(columns.work_bytes),
+            to_work(columns.work_bytes[flows]), to_cap(columns.rate_cap_bytes_per_s[flows]), _int32(route),
+            self.hops_of, *self.hops, self.rate, change, start_ns, finish_ns,
+        )  # fmt: skip
+        tables = _Tables(*counts, *(array.ctypes.data for array in arrays))
+        code = self.library.run_program(ctypes.byref(tables))
+        if code == _TOO_CONTENDED:
             raise TooContendedError(f"more than {self.most_visits:,} links visited")
-        start, finish = (np.ascontiguousarray(self.ops[name]) for name in ("ready_ns", "ends_ns"))
-        waiting = self.ops["waiting"] != kernel.STARTED
-        if waiting.any() or (finish < 0).any():
-            start[waiting] = finish[waiting] = -1
-            raise ProgramError(complaint(self.program, start, finish))
-        return Timing(start, finish)
-
-    def _demands(self, columns: OpTable) -> Any:
-        """Records of the ops with work, in their order."""
-        op = np.flatnonzero(columns.work_bytes)
-        result = np.empty(len(op), self.kernel.DEMAND)
-        result["work"] = to_work(columns.work_bytes[op])
-        result["cap"] = to_cap(columns.rate_cap_bytes_per_s[op])
-        result["route"] = columns.route[op]
-        result["route"][result["route"] < 0] = len(self.program.routes.links)
-        return result
-
-    def _num_nodes(self, demands: Any) -> int:
-        """Number of hops of all flows."""
-        return int(np.append(np.diff(self.program.routes.links.pointer), 0)[demands["route"]].sum())
+        if code == _NO_MEMORY:
+            raise MemoryError(f"the event engine needs more memory for {count:,} ops")
+        if code == _STUCK:
+            raise ProgramError(complaint(self.program, start_ns, finish_ns))
+        return Timing(start_ns, finish_ns)
 
 
-def _hops(kernel: ModuleType, routes: Routes) -> Any:
-    """Records of the hops of every route, ordered by the rate that each gives a flow alone."""
-    coefficient = fixed_point(routes.coefficient)
-    alone = (to_rate(routes.capacity_bytes_per_s)[routes.links.item] << FRACTION_BITS) // coefficient
-    result = np.empty(len(coefficient), kernel.HOP)
-    for name, column in {"link": routes.links.item, "coefficient": coefficient, "alone": alone}.items():
-        result[name] = column[np.lexsort((alone, routes.links.owners()))]
-    return result
+def follow(
+    count: int, waits: tuple[Ints, Indices], streams: tuple[Ints, Indices], library: ctypes.CDLL
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """What must pass on of ``count`` ops: (pointer [ops + 1], number of ops that each waits for, followers).
+
+    Ragged rows as (pointer, items): ``waits`` of the ops on which each depends, ``streams`` of the ops of each stream.
+    A dependency that a stream repeats counts once.
+    """
+    pointer, waiting = (np.zeros(count + extra, dtype=np.int32) for extra in (1, 0))
+    follower = np.empty(len(waits[1]) + len(streams[1]), dtype=np.int32)
+    rows = [(_int64(ends), _int32(items)) for ends, items in (waits, streams)]
+    given = [ctypes.c_void_p(array.ctypes.data) for row in rows for array in row]
+    library.follow(
+        ctypes.c_int64(count), *given[:2], ctypes.c_int64(len(streams[0]) - 1), *given[2:],
+        *(ctypes.c_void_p(array.ctypes.data) for array in (pointer, follower, waiting)),
+    )  # fmt: skip
+    return pointer, waiting, follower
 
 
-def _kernel(name: str) -> ModuleType:
-    try:
-        return import_module(f"simpar.engine.{name}")
-    except ImportError as error:
-        raise EngineUnavailableError(
-            f"the event engine needs numba ({error}): install simpar with its extra 'fast', or use reference"
-        ) from error
+def _int32(values: ArrayLike) -> NDArray[np.int32]:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _int64(values: ArrayLike) -> NDArray[np.int64]:
+    return np.ascontiguousarray(values, np.int64)

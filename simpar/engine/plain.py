@@ -1,6 +1,6 @@
 """The plain engine: `reference` without a clock for what shares nothing, for Programs too small to compile for.
 
-It gives the same integers op by op, several times as fast. As in `event_kernel`, only flows need a clock: when an op
+It gives the same integers op by op, several times as fast. As in `event`, only flows need a clock: when an op
 without work starts, its finish is known, and so are the starts of ops that wait for it. A flow that has its links to
 itself drains at a rate that its route gives; only flows that meet others on a link are shared anew.
 """

@@ -19,6 +19,7 @@ from typing import Any
 
 import simpar
 from simpar.dataclass import dataclass
+from simpar.engine import share_compiled
 from simpar.errors import UserError
 from simpar.mcp.folder import own_places
 from simpar.mcp.tools import TOOLS
@@ -48,6 +49,7 @@ def _new_folder() -> str:
     import tempfile
 
     made = tempfile.mkdtemp(prefix="simpar-mcp-")
+    share_compiled(Path(made))  # workers start no compiler
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 

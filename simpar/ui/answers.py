@@ -1,7 +1,6 @@
 """The results for a state: the figures of a step at once, its timeline and memory over time, and changes to try."""
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from simpar.errors import UserError
@@ -23,22 +22,6 @@ NUMBER_SECTIONS = ("figures", "how_sure", "why", "memory_key", "memory_table", "
 """Sections of the result page that need no timeline."""
 DRAWN_SECTIONS = ("timeline", "memory_chart", "why", "breakdown")
 RL_DRAWN_SECTIONS = ("timeline", "memory_chart")
-
-
-def start_compiled_engine() -> None:
-    """Start the compiled engine if numba is installed, in a second (ten if it was never compiled); it answers then."""
-    if find_spec("numba"):
-        from simpar.architectures.training import Training
-        from simpar.hardware.catalogue import load_cluster
-        from simpar.plan.plan import Plan
-
-        job = (
-            "gpt2",
-            load_cluster("laptop-cpu-4"),
-            Plan.model_validate({"pp": 2}),
-            Training(seq_len=64, global_batch=8),
-        )
-        simulate(*job, engine="event", with_timeline=False)
 
 
 def simulate_request(asked: ResolvedRequest, *, with_timeline: bool) -> Result:

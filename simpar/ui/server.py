@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import simpar
 from simpar import files
 from simpar.dataclass import dataclass
+from simpar.engine import start_compiled
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
 from simpar.posttraining.exports import TARGETS as OF_POST_TRAINING
 from simpar.posttraining.search import OBJECTIVES as POOL_OBJECTIVES
-from simpar.ui.answers import legal, numbers, rl_parts, section_fields, start_compiled_engine
+from simpar.ui.answers import legal, numbers, rl_parts, section_fields
 from simpar.ui.downloads import as_yaml, export_archive, open_document
 from simpar.ui.guard import Guard, TooLarge, describe_body_limit
 from simpar.ui.jobs import HOLDABLE
@@ -300,7 +301,7 @@ def serve(desk: AppState, taken: socket.socket, started: Callable[[str], None]) 
         import uvicorn
     except ImportError:
         raise UserError(MISSING) from None
-    Thread(target=start_compiled_engine, daemon=True).start()
+    Thread(target=start_compiled, daemon=True).start()
     app = make_app(desk)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
     started(f"http://{HOST}:{taken.getsockname()[1]}/")

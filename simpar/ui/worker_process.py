@@ -14,8 +14,8 @@ from multiprocessing import get_context
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from simpar.engine import start_compiled
 from simpar.errors import Infeasible, UserError
-from simpar.ui.answers import start_compiled_engine
 from simpar.ui.jobs import JOBS, JobSlot, Stopped
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def serve_jobs(connection: Connection[Any, Any], wanted: Any, warms: bool) -> No
     """Run the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the wanted job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
     if warms:
-        Thread(target=start_compiled_engine, daemon=True).start()
+        Thread(target=start_compiled, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
         while True:
             number, job, scenario, options = connection.recv()

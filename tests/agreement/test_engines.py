@@ -1,14 +1,14 @@
 """Engines agree op by op, as integers."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.engine import plain, reference, sweep
+from simpar.engine import event, plain, reference, sweep
 from simpar.engine.sharing import LinkChange
 from simpar.program.ir.program import predecessors, solo_durations_ns
 from simpar.units import GB
+from tests.compilers import needs_compiler
 from tests.rules import verify
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -56,20 +56,18 @@ def test_plain_equals_reference(random_program, seed):
 
 @given(seed=SEEDS)
 @FEW
+@needs_compiler
 def test_event_equals_reference(random_program, seed):
     """The compiled engine gives the same integers as SimPy, whatever is shared."""
-    event = pytest.importorskip("simpar.engine.event", exc_type=ImportError)
-    pytest.importorskip("numba")
     program = random_program(seed)
     assert same(event.run(program), reference.run(program))
 
 
 @given(seed=SEEDS)
 @FEW
+@needs_compiler
 def test_event_equals_reference_when_links_change(random_program, seed):
     """The same holds when links slow down, stop and recover during the run."""
-    event = pytest.importorskip("simpar.engine.event")
-    pytest.importorskip("numba")
     program = random_program(seed)
     changes = some_changes(program, seed)
     assert same(event.run(program, changes), reference.run(program, changes))

@@ -17,6 +17,7 @@ from simpar.program.jitter import JitteredStep, num_ops, slowest_factors, units_
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
+from tests.compilers import needs_compiler
 from tests.gate import some
 from tests.rules import verify
 
@@ -107,9 +108,9 @@ def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", some([*EVERY_RANK, *LOCKSTEP], [*EVERY_RANK, "pp-tp", "experts"]))
+@needs_compiler
 def test_engines_agree_under_jitter(name: str) -> None:
     """The compiled engine gives the integers of the reference, op by op."""
-    pytest.importorskip("numba")
     program = jittered(lowered(name))
     ours, theirs = event.run(program), reference.run(program)
     assert (ours.start_ns == theirs.start_ns).all()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from simpar import Cluster, Plan, Training, engine
-from simpar.engine import choose_engine
+from simpar import Cluster, Plan, Training, engine, simulate
+from simpar.engine import choose_engine, event, reference
+from simpar.native import NativeLibrary
 from simpar.simulation import lower_job, make_job
+from tests.compilers import needs_compiler
 
 
 def program(nodes=1, **plan):
@@ -23,28 +25,33 @@ def module(run):
     return "plain" if hasattr(run, "__self__") else run.__module__.rpartition(".")[2]
 
 
-def test_a_compiled_engine_that_is_started_runs_small_programs_too():
-    """Where this process has it, and links are shared at all; with the timing of the reference engine."""
-    pytest.importorskip("numba")
-    from simpar.engine import event, reference
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """The engine as on a machine on which nothing was compiled; returns where it will be kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(event, "LIBRARY", NativeLibrary(event.LIBRARY.source, event.LIBRARY.constants))
+    monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine())
+    return tmp_path / "simpar" / "native"
 
+
+@needs_compiler
+def test_a_compiled_engine_that_is_kept_runs_small_programs_too(fresh):
+    """Whatever process compiled it, where links are shared at all; with the timing of the reference engine."""
     small = program(tp=2)
+    assert module(choose_engine("auto", small)) == "plain"
     event.run(small)
+    assert [path.suffix for path in fresh.iterdir()] == [".so"]
+    event.LIBRARY.loaded = None
     assert module(choose_engine("auto", small)) == "event"
     ours, theirs = choose_engine("auto", small)(small), reference.run(small)
     assert ours.start_ns.tolist() == theirs.start_ns.tolist()
     assert ours.finish_ns.tolist() == theirs.finish_ns.tolist()
 
 
-def test_many_small_programs_start_it(monkeypatch):
+@needs_compiler
+def test_many_small_programs_start_it(fresh, monkeypatch):
     """Once their ops together are worth it; answers name the engine that was asked for, so they are the same before."""
-    pytest.importorskip("numba")
-    from simpar import simulate
-    from simpar.engine import event
-
     small, asked = program(tp=2), {"tp": 2}
-    monkeypatch.setattr(event.Runner, "has_run", False)
-    monkeypatch.setattr(engine, "is_kept", lambda *_: True)
     monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine(engine.MANY_OPS - 2 * len(small)))
     names, answers = [], []
     for _ in range(4):
@@ -55,44 +62,46 @@ def test_many_small_programs_start_it(monkeypatch):
     assert len(set(answers)) == 1
 
 
-def test_it_is_compiled_for_larger_programs_than_it_is_loaded_for(monkeypatch):
+@needs_compiler
+def test_it_is_compiled_where_that_pays(fresh):
     """The first run on a machine takes no longer than plain Python."""
-    pytest.importorskip("numba")
-    from simpar.engine import event
-
-    monkeypatch.setattr(event.Runner, "has_run", False)
     small = program(tp=2)
-    for is_kept, chosen in ((True, ["plain", "event", "event"]), (False, ["plain", "plain", "event"])):
-        monkeypatch.setattr(engine, "is_kept", lambda *_, is_kept=is_kept: is_kept)
-        names = []
-        for count in (engine.MANY_OPS, engine.MANY_OPS + 1, engine.TO_COMPILE * engine.MANY_OPS + 1):
-            monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine())
-            names.append(module(choose_engine("auto", small, more_ops=count - len(small))))
-        assert names == chosen
+    chosen = [module(choose_engine("auto", small, more_ops=engine.MANY_OPS + more - len(small))) for more in (0, 1)]
+    assert chosen == ["plain", "event"]
 
 
-def test_it_takes_over_where_links_are_shared_again_and_again(monkeypatch):
+@needs_compiler
+def test_it_takes_over_where_links_are_shared_again_and_again(fresh, monkeypatch):
     """A Program of few ops may take the plain engine as long as many do; the timing is the same."""
-    pytest.importorskip("numba")
-    from simpar.engine import event, reference
-
     small, slow = program(nodes=2, tp=2, pp=2, zero=2), engine._PlainEngine()
-    monkeypatch.setattr(event.Runner, "has_run", False)
-    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * engine.TO_COMPILE * engine.MANY_OPS)
+    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * engine.MANY_OPS)
     theirs = reference.run(small)
     for _ in range(2):
         ours = slow.run(small)
-        assert event.Runner.has_run
+        assert event.LIBRARY.is_ready
         assert ours.finish_ns.tolist() == theirs.finish_ns.tolist()
     assert slow.spent_ops > engine.MANY_OPS
 
 
-def test_nothing_starts_it_for_a_small_program():
-    """A process that has not is spared the seconds that it takes."""
+def test_where_it_cannot_be_compiled_the_plain_engine_goes_on(fresh, monkeypatch):
+    """However large the job and however often links are shared; it is tried once."""
+    monkeypatch.setenv("CC", "false")
+    small = program(nodes=2, tp=2, pp=2, zero=2)
+    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * engine.MANY_OPS)
+    run = choose_engine("auto", small, more_ops=engine.MANY_OPS)
+    assert module(run) == "plain"
+    assert "false cannot compile event.c" in event.LIBRARY.why_not
+    assert run(small).finish_ns.tolist() == reference.run(small).finish_ns.tolist()
+    assert not fresh.exists()
+
+
+def test_nothing_heavy_is_loaded_for_a_small_program():
+    """A process that runs one is spared seconds."""
     code = (
-        "import sys; from tests.engine.test_choice import choose_engine, module, program; "
-        "print(module(choose_engine('auto', program(tp=2))), 'numba' in sys.modules or 'simpy' in sys.modules)"
+        "import sys; from tests.engine.test_choice import choose_engine, program; one = program(tp=2); "
+        "before = set(sys.modules); choose_engine('auto', one)(one); "
+        "print((set(sys.modules) - before) & {'numba', 'simpy', 'subprocess', 'tempfile'} or 'nothing')"
     )
     root = Path(__file__).parents[2]
     said = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["plain", "False"]
+    assert said.stdout.split() == ["nothing"]

@@ -1,15 +1,16 @@
-"""The compiled engine: errors as the reference gives them, and a plain word when numba is missing."""
-
-import sys
+"""The compiled engine: errors as the reference gives them, and a plain word where it cannot be compiled."""
 
 import numpy as np
 import pytest
 
-from simpar.engine import event, reference
+from simpar.engine import MANY_OPS, choose_engine, event, reference
 from simpar.engine.sharing import LinkChange
+from simpar.errors import UserError
+from simpar.native import NativeLibrary
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import ProgramError
 from simpar.units import GB, KB
+from tests.compilers import needs_compiler
 
 
 def one_flow():
@@ -20,22 +21,24 @@ def one_flow():
     return build.build()
 
 
-def test_without_numba_it_says_what_to_install(monkeypatch):
-    """No ImportError from the depths: one line with the name of the extra."""
-    monkeypatch.setitem(sys.modules, "simpar.engine.event_kernel", None)
-    with pytest.raises(event.EngineUnavailableError, match=r"needs numba .* extra 'fast'"):
-        event.run(one_flow())
+def test_without_a_compiler_it_says_what_is_missing(monkeypatch):
+    """No error from the depths: one line, and the engines that need none."""
+    library = NativeLibrary(event.LIBRARY.source, {"FRACTION_BITS": 1})
+    monkeypatch.setattr(event, "LIBRARY", library)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(UserError, match=r"engine event: no C compiler is installed .*; allowed: auto, plain, sweep, "):
+        choose_engine("event", one_flow())
+    assert choose_engine("auto", one_flow(), more_ops=MANY_OPS).__name__ == "run"
+    assert choose_engine("auto", one_flow(), more_ops=MANY_OPS)(one_flow()).finish_ns.tolist() == [1000]
 
 
 def test_an_empty_program_takes_no_time():
     """No ops, no makespan."""
-    pytest.importorskip("numba")
     assert event.run(ProgramBuilder().build()).makespan_ns == 0
 
 
 def test_errors_are_those_of_the_reference():
     """Dead links and cycles are reported in the same words."""
-    pytest.importorskip("numba")
     build = ProgramBuilder()
     build.add_class("gpu")
     ops = build.add_ops(2)
@@ -51,17 +54,15 @@ def test_errors_are_those_of_the_reference():
 
 def test_a_run_leaves_the_program_as_it_was():
     """Changes of capacity happen to the run, not to the program."""
-    pytest.importorskip("numba")
     program = one_flow()
     event.run(program, [LinkChange(500, 0, GB // 4)])
     assert event.run(program).finish_ns.tolist() == [1000]
 
 
+@needs_compiler
 def test_pairs_named_twice_count_once():
     """A dependency that a stream repeats is one pair, whatever stands between its two mentions."""
-    order = pytest.importorskip("simpar.engine.event_order", exc_type=ImportError)
     waits = np.array([0, 0, 2, 3, 3]), np.array([0, 0, 1])
     streams = np.array([0, 3, 5]), np.array([0, 1, 2, 0, 3])
-    pointer, waiting, follower = np.zeros(5, np.int64), np.zeros(4, np.int64), np.zeros(6, np.int64)
-    assert order.follow(waits, streams, pointer, follower, waiting) == 3
+    pointer, waiting, follower = event.follow(4, waits, streams, event.LIBRARY.load())
     assert (pointer.tolist(), follower[:3].tolist(), waiting.tolist()) == ([0, 2, 3, 3, 3], [1, 3, 2], [0, 1, 1, 1])

@@ -119,7 +119,7 @@ def test_flows_that_pile_up_never_settle():
 
 def test_the_plain_engine_takes_what_repeats(monkeypatch):
     """By choice of ``auto``, which counts the ops that it ran; a small step is run as it is."""
-    monkeypatch.setattr(engine, "is_started", lambda: False)
+    monkeypatch.setattr(engine, "is_ready", lambda: False)
     counted = engine._PlainEngine()
     monkeypatch.setattr(engine, "_PLAIN", counted)
     program = chain(400)

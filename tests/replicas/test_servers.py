@@ -10,6 +10,7 @@ from simpar.plan.optimizers import OPTIMIZERS
 from simpar.replicas.servers import exchange_of, update_bytes
 from simpar.replicas.setting import LocalSteps, setting_of
 from simpar.simulation import lower_job, make_job
+from tests.compilers import needs_compiler
 from tests.gate import some
 
 REPLICAS = 16
@@ -96,9 +97,9 @@ def test_a_looser_bound_never_costs_time(step_of):
     assert times[0] > times[1] > times[2] > times[3]
 
 
+@needs_compiler
 def test_the_compiled_engine_agrees(setting):
     """Pushes and pulls that share servers end at the same nanosecond in both engines that share links."""
-    pytest.importorskip("numba")
     exchange = exchange_of(setting, 6)
     exchange.wait_for_clock(1)
     program = exchange.build.build()

@@ -1,0 +1,131 @@
+"""Functions in C, compiled on first use by the machine's own compiler and kept: a third of a second, once per machine.
+
+Nothing is compiled when simpar is installed, so one wheel serves every machine, and a browser. Where there is no
+compiler, Python does the same work more slowly.
+"""
+
+import ctypes
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import field
+from functools import cached_property
+from pathlib import Path
+
+from simpar.dataclass import dataclass
+from simpar.errors import UserError
+from simpar.kept import cache_folder, digest, keep, replace_file
+
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-shared")
+KIND = "native"
+COMPILERS = ("cc", "gcc", "clang")
+
+
+class NativeUnavailableError(Exception):
+    """C cannot be compiled or loaded here; the message says why."""
+
+
+@dataclass
+class NativeLibrary:
+    """The functions of one C source file, with constants that Python defines for it.
+
+    It is kept in a file named by all that it depends on: beside the source if somebody has put it there (for machines
+    without a compiler, by :meth:`make`), else in the user's cache.
+    """
+
+    source: Path
+    constants: Mapping[str, int] = field(default_factory=dict)
+    loaded: ctypes.CDLL | None = None
+    why_not: str = ""
+    """Why it could not be compiled or loaded when this process tried; a process tries once."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether using it takes no time: it is loaded, or was compiled before."""
+        return self.loaded is not None or (not self.why_not and any(path.exists() for path in self._places()))
+
+    @property
+    def loaded_from(self) -> str:
+        """The file of the loaded library."""
+        return self.load()._name
+
+    def load(self) -> ctypes.CDLL:
+        """The library, compiled where that is needed. Raises NativeUnavailableError."""
+        if self.why_not:
+            raise NativeUnavailableError(self.why_not)
+        if self.loaded is None:
+            try:
+                self.loaded = self._kept() or self._made()
+            except NativeUnavailableError as error:
+                self.why_not = str(error)
+                raise
+        return self.loaded
+
+    def make(self, folder: Path) -> Path:
+        """Compile it into a folder. Raises NativeUnavailableError, and OSError where that cannot be written to."""
+        import subprocess
+        import tempfile
+
+        path, words = folder / self._name, compiler()
+        if not words:
+            raise NativeUnavailableError(f"no C compiler is installed (${{CC}}, {', '.join(COMPILERS)})")
+        with tempfile.TemporaryDirectory() as scratch:
+            made = Path(scratch) / path.name
+            defined = [f"-D{name}={value}" for name, value in self.constants.items()]
+            command = [*words, *FLAGS, *defined, "-o", str(made), str(self.source)]
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            except (OSError, subprocess.CalledProcessError, UserError) as error:
+                said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+                raise NativeUnavailableError(f"{words[0]} cannot compile {self.source.name}: {said[0]}") from error
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, made.read_bytes())
+        return path
+
+    def share(self, folder: Path) -> None:
+        """Put it where processes whose cache folder that is find it, if it is to be had here."""
+        with suppress(NativeUnavailableError, OSError):
+            made = Path(self.loaded_from)
+            keep(folder / "simpar" / KIND / self._name, made.read_bytes())
+
+    def _kept(self) -> ctypes.CDLL | None:
+        for path in self._places():
+            if path.exists():
+                try:
+                    return ctypes.CDLL(str(path))
+                except OSError:  # torn, or of another machine with the same home: it is made anew
+                    continue
+        return None
+
+    def _made(self) -> ctypes.CDLL:
+        import tempfile
+
+        try:
+            return ctypes.CDLL(str(self.make(cache_folder(KIND))))
+        except OSError:  # the cache cannot be written to, or nothing there may be executed: for this process only
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    return ctypes.CDLL(str(self.make(Path(scratch))))
+                except OSError as error:
+                    raise NativeUnavailableError(str(error)) from error
+
+    def _places(self) -> tuple[Path, Path]:
+        return self.source.with_name(self._name), cache_folder(KIND) / self._name
+
+    @cached_property
+    def _name(self) -> str:
+        machine = os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")
+        constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
+        depends = digest(self.source.read_text("utf-8"), constants, " ".join(FLAGS), sys.platform, machine)
+        return f"{self.source.stem}-{depends[:16]}.so"
+
+
+def compiler() -> list[str]:
+    """The words that start the C compiler: ``$CC``, or the first of COMPILERS on the path; empty without one."""
+    import shutil
+
+    if asked := shlex.split(os.environ.get("CC", "")):
+        return asked if shutil.which(asked[0]) else []
+    return next(([path] for name in COMPILERS if (path := shutil.which(name))), [])

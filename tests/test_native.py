@@ -1,0 +1,100 @@
+"""C that is compiled on first use and kept."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from simpar.native import NativeLibrary, NativeUnavailableError, compiler
+from tests.compilers import needs_compiler
+
+SOURCE = "long more(long number) { return number + MORE; }\n"
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A file of one function, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "more.c"
+    path.write_text(SOURCE)
+    return path
+
+
+def kept(tmp_path):
+    """What is in the cache."""
+    return sorted((tmp_path / "cache" / "simpar" / "native").iterdir())
+
+
+@needs_compiler
+def test_it_is_compiled_once_for_all_processes(tmp_path, source, monkeypatch):
+    """Kept by what it depends on: constants and the text; later no compiler is asked."""
+    assert not NativeLibrary(source, {"MORE": 2}).is_ready
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, {"MORE": 3}).load().more(40) == 43
+    source.write_text(SOURCE.replace("+", "-"))
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 38
+    assert len(kept(tmp_path)) == 3
+    monkeypatch.setenv("CC", "no-such-compiler")
+    again = NativeLibrary(source, {"MORE": 2})
+    assert again.is_ready
+    assert again.load().more(40) == 38
+
+
+@needs_compiler
+def test_a_torn_file_is_made_anew(tmp_path, source):
+    """As one of another machine with the same home would be."""
+    NativeLibrary(source, {"MORE": 2}).load()
+    (path,) = kept(tmp_path)
+    path.unlink()  # it is mapped into this process, so not written to
+    path.write_bytes(b"torn")
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert len(kept(tmp_path)) == 1
+
+
+@needs_compiler
+def test_it_may_lie_beside_its_source(tmp_path, source, monkeypatch):
+    """Put there for machines without a compiler."""
+    made = NativeLibrary(source, {"MORE": 2}).make(source.parent)
+    assert made.parent == source.parent
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_that_cannot_be_written_to_keeps_nothing(tmp_path, source):
+    """The process has its own."""
+    (tmp_path / "cache").mkdir(mode=0o500)
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+
+
+@needs_compiler
+def test_a_cache_that_is_a_file_keeps_nothing(tmp_path, source):
+    """The process has its own."""
+    (tmp_path / "cache").write_text("")
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+
+
+@needs_compiler
+def test_other_processes_are_given_it(tmp_path, source, monkeypatch):
+    """Their cache folder is another; they start no compiler."""
+    NativeLibrary(source, {"MORE": 2}).share(tmp_path / "theirs")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
+    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+
+
+def test_why_it_cannot_be_compiled_is_said_once(source, monkeypatch):
+    """Without a compiler, and with one that fails; a process does not try again."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert compiler() == []
+    with pytest.raises(NativeUnavailableError, match="no C compiler is installed"):
+        NativeLibrary(source, {"MORE": 2}).load()
+    monkeypatch.setenv("CC", "false")
+    library = NativeLibrary(source, {"MORE": 2})
+    library.share(Path(os.devnull))
+    for _ in range(2):
+        with pytest.raises(NativeUnavailableError, match=r"false cannot compile more\.c"):
+            library.load()
+    assert not library.is_ready
