@@ -24,6 +24,8 @@ LEAST_SPAN_S = 20.0
 """Between two readings of a clock in whole seconds: the time of the steps is then known within 5 %."""
 PEAKS = (ALLOCATED, RESERVED, USED)
 
+CUT = "The file ends in the middle of {}, as of a run that was killed or still writes: it is left out."
+
 Figures = Mapping[str, float]
 
 
@@ -34,6 +36,7 @@ class LogRun:
     ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
     last step used. ``job`` has whole numbers about the job. ``times_s`` are the step times in order, or inverse rates.
     ``phases_s`` are the medians of a step's phases by rank, from runs of simpar; ``stages_differ``: by stage as well.
+    ``notes`` say what of the file was left out.
     """
 
     path: str
@@ -46,6 +49,7 @@ class LogRun:
     times_s: tuple[float, ...] = ()
     phases_s: tuple[Mapping[str, float], ...] = ()
     stages_differ: bool = False
+    notes: tuple[str, ...] = ()
 
     def step_time_s(
         self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1

@@ -34,6 +34,7 @@ from simpar.diagnosis.bars import LIGHTNING, LOGGABLE, TRAINER, TUNE, Bars, add_
 from simpar.diagnosis.log_formats import BELOW, BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat, line_pattern
 from simpar.diagnosis.log_run import (
     ALLOCATED,
+    CUT,
     DEVICES,
     GLOBAL_BATCH,
     RATE,
@@ -59,6 +60,7 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
 MOST_BEFORE = 1_000_000
 """Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
+_LAST_NUMBER = re.compile(r"[\d.,]+\s*$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -140,8 +142,8 @@ def read_log(path: str | Path) -> LogRun:
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
-    block, parts, unread, untimed = None, _MicroBatches(), "", False
-    for number, line in enumerate(read_lines(path)):
+    block, parts, unread, untimed, notes = None, _MicroBatches(), "", False, list[str]()
+    for number, line in enumerate(read_lines(path, notes)):
         if number == MOST_BEFORE and not (values or bars):
             break
         for hint in HINTS:  # quicker than any()
@@ -149,6 +151,8 @@ def read_log(path: str | Path) -> LogRun:
                 break
         else:
             continue
+        if not line.endswith("\n") and (values or bars):
+            line = _without_cut_number(line, notes)
         unread = unread or next((name for name, pattern in UNREAD.items() if pattern.search(line)), "")
         untimed = untimed or _UNTIMED.search(line) is not None
         if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
@@ -175,7 +179,7 @@ def read_log(path: str | Path) -> LogRun:
                 of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
     values = values or longest(bars, job.get(STEPS, 0), RESUMED in job) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
-    if not values and (samples := read_samples(path, read_lines(path), MOST_BEFORE)) is not None:
+    if not values and (samples := read_samples(path, read_lines(path, []), MOST_BEFORE)) is not None:
         return samples
     if not values and unread:
         raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
@@ -202,7 +206,17 @@ def read_log(path: str | Path) -> LogRun:
     job = {key: job[key] for key in job if key not in (STEPS, RESUMED)}
     run = make_run(str(path), name, steps, summary, {})
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
-    return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))
+    job |= {GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}
+    return replace(run, job=job, notes=tuple(notes))
+
+
+def _without_cut_number(line: str, notes: list[str]) -> str:
+    """The last line of a file without the number at its end, of which digits may be missing."""
+    cut = _LAST_NUMBER.search(line) if len(line) < MOST_LINE else None
+    if cut is None:
+        return line
+    notes.append(CUT.format("a number"))
+    return line[: cut.start()]
 
 
 class _MicroBatches:
@@ -262,8 +276,12 @@ def _told(line: str) -> Iterator[tuple[str, int]]:
             yield key, int(match[1].replace(",", ""))
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    """Lines of a plain or compressed text, without colour codes; very long ones are truncated. Raises UserError."""
+def read_lines(path: str | Path, notes: list[str] | None = None) -> Iterator[str]:
+    """Lines of a plain or compressed text, without colour codes; very long ones are truncated. Raises UserError.
+
+    A compressed text that ends early is refused, or ends with a note where ``notes`` is given and lines were read.
+    """
+    count = 0
     try:
         with Path(path).open("rb") as raw:
             magic = raw.read(KIB)
@@ -274,10 +292,14 @@ def read_lines(path: str | Path) -> Iterator[str]:
                 raise UserError(f"{path}: is not text, and no file of records or traces that is known")
             whole = True
             while line := text.readline(MOST_LINE):
+                count += whole
                 if whole:
                     yield _COLOUR.sub("", line) if "\x1b" in line else line
                 whole = line.endswith("\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        if isinstance(error, EOFError) and count and notes is not None:
+            notes.append(CUT.format("its last compressed block"))
+            return
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 

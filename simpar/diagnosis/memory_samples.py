@@ -8,9 +8,10 @@ text, all in MiB, and ``rocm-smi --showmeminfo vram`` (with ``--csv``), in bytes
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from simpar.diagnosis.log_run import USED, LogRun, make_run
+from simpar.diagnosis.log_run import CUT, USED, LogRun, make_run
 from simpar.errors import UserError
 from simpar.units import MIB
 
@@ -66,7 +67,7 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
     """
     samples: list[float] = []
     table: _Table | None = None
-    name, section, untitled = "", False, 0
+    name, section, untitled, notes = "", False, 0, tuple[str, ...]()
     for number, line in enumerate(lines, start=1):
         if number > most and not samples:
             return None
@@ -92,6 +93,8 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
             used = table.used_bytes(line)
             if used is not None:
                 samples.append(used)
+            elif samples and not line.endswith("\n"):
+                notes = (CUT.format("a line"),)
             elif table.separator and "N/A" not in line:
                 raise UserError(f"{path}:{number}: not a sample of {name}: memory in use wants a number of MiB")
     if not samples and untitled:
@@ -100,4 +103,4 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
             "without noheader the first line says it"
         )
     steps = {at: {USED: each} for at, each in enumerate(samples, start=1)}
-    return make_run(str(path), name, steps, {}, {}) if steps else None
+    return replace(make_run(str(path), name, steps, {}, {}), notes=notes) if steps else None

@@ -11,8 +11,10 @@ import gzip
 import json
 import re
 import struct
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from simpar.chakra.wire import WireError, fields
 from simpar.diagnosis.log_run import (
     ALLOCATED,
     CLOCK,
+    CUT,
     MEAN_RATE,
     MEAN_TIME,
     RATE,
@@ -133,13 +136,14 @@ def is_metrics(head: bytes, text: str) -> bool:
 
 def read_metrics(path: str | Path) -> LogRun:
     """The run of a file of records. Raises UserError for a damaged file and for one without known metrics."""
-    data = _bytes(path)
+    notes: list[str] = []
+    data = _bytes(path, notes)
     if data.startswith(WANDB_START):
-        source, records = "Weights & Biases", _wandb(data, str(path))
+        source, records = "Weights & Biases", _wandb(data, str(path), notes)
     elif EVENTS_START in data[:100]:
-        source, records = "TensorBoard", _events(data, str(path))
+        source, records = "TensorBoard", _events(data, str(path), notes)
     else:
-        source, records = "JSON lines", _json_records(data, str(path))
+        source, records = "JSON lines", _json_records(data, str(path), notes)
     steps: dict[int, dict[str, float]] = defaultdict(dict)
     run: dict[str, float] = {}
     known, names, throughput = Counter[str](), set[str](), dict[int, float]()
@@ -177,24 +181,27 @@ def read_metrics(path: str | Path) -> LogRun:
         result = make_run(str(path), framework, steps or {last: {}}, whole, {})
     if result is None or not result.figures:
         raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")
-    return result
+    return replace(result, notes=tuple(notes))
 
 
-def _bytes(path: str | Path) -> bytes:
-    """The content of a file, unpacked."""
+def _bytes(path: str | Path, notes: list[str]) -> bytes:
+    """The content of a file, unpacked; of one that was packed and ends early, what is before, with a note."""
     try:
         with Path(path).open("rb") as stream:
             packed = stream.read(len(GZIP)) == GZIP
         with gzip.open(path) if packed else Path(path).open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
-    except (OSError, EOFError) as error:
+    except EOFError:
+        notes.append(CUT.format("its last compressed block"))
+        return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(Path(path).read_bytes(), MOST_BYTES)
+    except (OSError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(data) > MOST_BYTES:
         raise UserError(f"{path}: larger than {MOST_BYTES // MIB} MiB")
     return data
 
 
-def _json_records(data: bytes, path: str) -> Iterator[Record]:
+def _json_records(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
     """Lines of JSON, one object with all records, or a single record."""
     text = data.decode(errors="replace").lstrip("\ufeff")
     if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and re.search(r'"log_history"\s*:', text):
@@ -204,12 +211,15 @@ def _json_records(data: bytes, path: str) -> Iterator[Record]:
             raise UserError(f"{path}: log_history: wants a list of records")
         yield from ((None, each) for each in history)
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if number > 1 and line.splitlines() == [line]:  # the last one, without its end
+                notes.append(CUT.format("a record"))
+                return
             reason = getattr(error, "msg", "nested too deeply")
             raise UserError(f"{path}:{number}: not valid JSON ({reason})") from None
         if not isinstance(record, dict):
@@ -217,12 +227,15 @@ def _json_records(data: bytes, path: str) -> Iterator[Record]:
         yield None, record
 
 
-def _events(data: bytes, path: str) -> Iterator[Record]:
+def _events(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
     """Scalars of TensorBoard: an event has the time (1, double), the step (2) and a summary (5) with values (1)."""
     at, number = 0, 0
     while at < len(data):
         number += 1
         length = struct.unpack_from("<Q", data, at)[0] if at + 12 <= len(data) else MOST_RECORD
+        if number > 1 and length <= MOST_RECORD and at + 16 + length > len(data):
+            notes.append(CUT.format("an event"))
+            return
         if length > MOST_RECORD or at + 16 + length > len(data):
             raise UserError(f"{path}: event {number}, at byte {at}: cut short or damaged")
         step, clock, scalars = 0, 0.0, dict[str, float]()
@@ -255,9 +268,9 @@ def _scalar(value: bytes) -> tuple[str, float]:
     return tag, number
 
 
-def _wandb(data: bytes, path: str) -> Iterator[Record]:
+def _wandb(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
     """Histories of W&B's datastore: record (2) of items (1): key (1) or nested key (2), value as JSON (16)."""
-    for number, record in enumerate(_wandb_records(data, path), start=1):
+    for number, record in enumerate(_wandb_records(data, path, notes), start=1):
         try:
             for field, history in fields(record):
                 if field == 2 and isinstance(history, bytes):
@@ -267,7 +280,7 @@ def _wandb(data: bytes, path: str) -> Iterator[Record]:
             raise UserError(f"{path}: record {number}: damaged ({error})") from None
 
 
-def _wandb_records(data: bytes, path: str) -> Iterator[bytes]:
+def _wandb_records(data: bytes, path: str, notes: list[str]) -> Iterator[bytes]:
     """Records of a log in blocks: checksum, length, kind: whole (1), the first (2), a middle or the last part (4)."""
     at, begun = BLOCK_HEADER, b""
     while at < len(data):
@@ -278,6 +291,9 @@ def _wandb_records(data: bytes, path: str) -> Iterator[bytes]:
             continue
         length = struct.unpack_from("<H", data, at + 4)[0]
         end = at + BLOCK_HEADER + length
+        if at > BLOCK_HEADER and kind <= 4 and end > len(data) and BLOCK_HEADER + length <= left:
+            notes.append(CUT.format("a record"))
+            return
         if kind > 4 or end > len(data) or BLOCK_HEADER + length > left:
             raise UserError(f"{path}: byte {at}: cut short or damaged")
         begun = (b"" if kind < 3 else begun) + data[at + BLOCK_HEADER : end]

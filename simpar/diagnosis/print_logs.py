@@ -40,6 +40,7 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
         screen.print(_phases(log))
     if log.count > 1:
         screen.print(f"steps scatter by {log.spread:.1%}")
+    print_lines(screen, log.notes)
 
 
 def _phases(log: LogRun) -> ReportTable:

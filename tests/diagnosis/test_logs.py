@@ -8,7 +8,7 @@ import pytest
 
 from simpar import cli
 from simpar.diagnosis.answer import explain
-from simpar.diagnosis.logs import read_log
+from simpar.diagnosis.logs import read_lines, read_log
 from simpar.errors import UserError
 from simpar.simulation import simulate
 from simpar.units import GIB, GIGA, MIB
@@ -149,7 +149,7 @@ def log(folder, template, **values):
         } | values
         lines += [template.format(i=number, **found), "something else | 3"]
     path = folder / "train.log"
-    path.write_text("\n".join([*lines, MEMORY if template is MEGATRON else ""]))
+    path.write_text("\n".join([*lines, *([MEMORY] if template is MEGATRON else []), ""]))
     return path
 
 
@@ -275,7 +275,7 @@ def test_packed_logs(tmp_path, pack):
     path = tmp_path / "train.log.packed"
     path.write_bytes(pack(log(tmp_path, MEGATRON).read_bytes()))
     assert read_log(path).figures == pytest.approx(MEGATRON_SAYS)
-    path.write_bytes(path.read_bytes()[:-30])
+    path.write_bytes(path.read_bytes()[:12])
     with pytest.raises(UserError, match="cannot be read"):
         read_log(path)
 
@@ -386,11 +386,39 @@ def test_logs_that_are_none(tmp_path):
     packed = gzip.compress(good.read_bytes())
     path.write_bytes(packed)
     assert read_log(path).count == 5
-    path.write_bytes(packed[:-20])
+    path.write_bytes(packed[:20])
     with pytest.raises(UserError, match="cannot be read"):
         read_log(path)
     with pytest.raises(UserError, match="cannot be read"):
         explain(tmp_path / "nothing.log")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_a_log_that_was_cut_is_read_up_to_its_end(tmp_path, pack):
+    """At any byte of its last lines: a number that may lack digits is left out, and a packed end is said."""
+    text = "".join(MAXTEXT.format(i=at, s=12.5) + "\n" for at in range(1, 40)).encode()
+    path = tmp_path / "train.log"
+    data = pack(text)
+    for cut in range(len(data) - (300 if pack is bytes else 40), len(data), 1 if pack is bytes else 3):
+        path.write_bytes(data[:cut])
+        if pack is not bytes and not _unpacked(path):
+            continue
+        found = read_log(path)
+        assert found.figures["step_time_s"] == 12.5
+        assert set(found.times_s) == {12.5}
+        assert all("in the middle of" in note for note in found.notes)
+        assert bool(found.notes) or pack is bytes
+    path.write_bytes(text + b"completed step: 40, seconds: 1")
+    assert set(read_log(path).times_s) == {12.5}
+    assert "The file ends in the middle of a number" in read_log(path).notes[0]
+
+
+def _unpacked(path):
+    """Whether a packed file that was cut short has a line before its end."""
+    try:
+        return next(read_lines(path), None) is not None
+    except UserError:
+        return False
 
 
 def test_a_mean_since_the_run_began_is_undone(tmp_path):

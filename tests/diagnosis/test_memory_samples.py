@@ -3,6 +3,7 @@
 import pytest
 
 from simpar.diagnosis.answer import explain
+from simpar.diagnosis.logs import read_log
 from simpar.errors import UserError
 from simpar.units import MIB
 from tests.diagnosis.test_logs import MEGATRON, log
@@ -94,3 +95,16 @@ def test_a_damaged_sample(tmp_path):
     path.write_text(CSV.format(most=1) + "2026/01/01, 0, many MiB, 1 %\n")
     with pytest.raises(UserError, match=r"memory\.csv:5: not a sample of nvidia-smi"):
         explain(path)
+
+
+def test_a_row_that_was_cut_is_left_out(tmp_path):
+    """The monitor was killed while it wrote: what is before counts, and a note says so."""
+    rows = "timestamp, index, memory.used [MiB]\n2026/01/01 00:00:01, 0, 40960 MiB\n2026/01/01 00:00:02, 0"
+    path = tmp_path / "memory.csv"
+    path.write_text(rows)
+    found = read_log(path)
+    assert found.figures["used_bytes"] == 40960 * MIB
+    assert found.notes[0].startswith("The file ends in the middle of a line")
+    path.write_text(f"{rows}\n")
+    with pytest.raises(UserError, match=r"memory\.csv:3: not a sample of nvidia-smi"):
+        read_log(path)

@@ -137,14 +137,46 @@ def test_a_folder_of_an_offline_run(tmp_path, capsys):
         explain(tmp_path)
 
 
+WHOLE = {
+    "a.jsonl": lambda: lines(history(40, peak_memory_alloc=1.0)),
+    "a.tfevents": lambda: events(40, tflops=1.0),
+    "a.wandb": lambda: wandb(history(40, peak_memory_alloc=1.0)),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_a_run_that_was_killed_is_read_up_to_its_end(tmp_path, capsys, name, packed):
+    """Wherever the file is cut behind its first records, what is before is read, and what is left out is said."""
+    whole = WHOLE[name]()
+    path = tmp_path / name
+    data = gzip.compress(whole, 0) if packed else whole
+    path.write_bytes(data)
+    full = read_metrics(path)
+    assert full.notes == ()
+    cuts = range(len(data) // 2, len(data) - 1, max(1, len(data) // 60))
+    for cut in cuts:
+        path.write_bytes(data[:cut])
+        found = read_metrics(path)
+        assert 0 < found.count < full.count
+        assert found.figures == pytest.approx(full.figures)
+        assert len(found.notes) <= 1 + packed
+        assert all("in the middle of" in note for note in found.notes)
+    path.write_bytes(data[: len(data) - 3])
+    assert cli.run(["explain", str(path)]) == 0
+    assert "The file ends in the middle of" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("a.jsonl", lines(history(2)) + b'{"train/loss": ', "a.jsonl:3: not valid JSON"),
+        ("a.jsonl", lines(history(2)) + b'{"train/loss": \n', "a.jsonl:3: not valid JSON"),
+        ("a.jsonl", lines(history(2)) + b'{"train/loss": \n{}', "a.jsonl:3: not valid JSON"),
         ("a.jsonl", lines(history(2)) + b"[1]\n", "a.jsonl:3: wants a record of metrics"),
         ("a.jsonl", b'{"accuracy": 1.0}\n', "JSON lines without a metric that is known"),
-        ("a.tfevents", events(3, tflops=1.0)[:-9], "event 4, at byte .*: cut short or damaged"),
-        ("a.wandb", wandb(history(2))[:-9], "a.wandb: byte .*: cut short or damaged"),
+        ("a.tfevents", events(3, tflops=1.0) + b"\xff" * 40, "event 5, at byte .*: cut short or damaged"),
+        ("a.tfevents", events(1, tflops=1.0)[:38], "event 1, at byte 0: cut short or damaged"),
+        ("a.wandb", wandb(history(2))[:40], "a.wandb: byte 7: cut short or damaged"),
         ("trainer_state.json", b'{"log_history": [1]}', "log_history: wants a list of records"),
         ("trainer_state.json", b'{"log_history": [', "trainer_state.json:1: not valid JSON"),
     ],
