@@ -5,9 +5,12 @@ cannot express the plan itself.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_t
 from simpar.frameworks.megatron_log import text_of
 from simpar.frameworks.nearest import ExportJob, Near, find_nearest, find_saving
 from simpar.frameworks.recipes import split_name
+from simpar.frameworks.shell_untold import shell_before
 from simpar.frameworks.source import ExportSource, SourceFlags, load_source
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
@@ -32,6 +36,8 @@ from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_seconds
 
+CONFIGS = (".toml", ".yaml", ".yml", ".json", ".py")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 MISSING_CLUSTER = "the plan names no cluster"
 
 
@@ -130,11 +136,14 @@ def _traces(source: ExportSource, *, lossy: bool, unfit: Mapping[str, Any]) -> F
 
 
 @refuses_unknown_keywords
-def import_plan(file: str | Path, framework: str, *, model: str | None = None) -> Imported:
+def import_plan(
+    file: str | Path, framework: str, *, model: str | None = None, arguments: Sequence[str] = ()
+) -> Imported:
     """A plan from another framework's arguments or config, of which nothing is executed.
 
-    ``file`` may be FILE.py:RECIPE; ``model`` is the model's name where the file names none. The result has the
-    ``plan``, names of options that are ``ignored``, and ``notes``. Raises UserError.
+    ``file`` may be FILE.py:RECIPE; ``model`` is the model's name where the file names none; a shell script is read as
+    started with ``arguments``, before them variables (``TP=4``). The result has the ``plan``, names of options that are
+    ``ignored``, and ``notes``. Raises UserError.
 
     >>> from tempfile import NamedTemporaryFile
     >>> with NamedTemporaryFile("w+", suffix=".sh") as script:
@@ -144,8 +153,21 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
     """
     if framework == TRACES:
         raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
-    imported = read(text_of(split_name(str(file))[0]), str(file), framework)
+    path, _ = split_name(str(file))
+    imported = read(_before(path, arguments) + text_of(path), str(file), framework)
     return imported if model is None else replace(imported, plan=imported.plan.model_copy(update={"model": model}))
+
+
+def _before(path: str, arguments: Sequence[str]) -> str:
+    """Shell text before a script that sets what it is started with. Raises UserError for other files."""
+    if not arguments:
+        return ""
+    if Path(path).suffix in CONFIGS:
+        raise UserError(
+            f"{path}: is started with no arguments ({shlex.join(arguments)}); allowed: those of a shell script"
+        )
+    variables = dict(word.split("=", 1) for word in takewhile(_VARIABLE.match, arguments))
+    return shell_before(variables, arguments[len(variables) :])
 
 
 def save_imported(imported: Imported, path: str | Path) -> tuple[str, ...]:

@@ -64,6 +64,24 @@ def test_an_export_is_imported_again(tmp_path: Path) -> None:
         simpar.import_plan("trace.et", "chakra")
 
 
+def test_a_script_is_imported_as_it_is_started(tmp_path: Path) -> None:
+    """With its arguments, and variables before them; without them the refusal says how to give them."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "#!/bin/bash\nPP=$1\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP "
+        "--pipeline-model-parallel-size $PP --global-batch-size ${10} --bf16\n"
+    )
+    with pytest.raises(simpar.UserError, match=r"train.sh:3: .*simpar import .*train.sh --from NAME -- TP=VALUE"):
+        simpar.import_plan(script, "megatron")
+    with pytest.raises(simpar.UserError, match="--pipeline-model-parallel-size has no value"):
+        simpar.import_plan(script, "megatron", arguments=["TP=2"])
+    back = simpar.import_plan(script, "megatron", arguments=["TP=2", "4", *"23456789", "64"])
+    assert (back.plan.tp, back.plan.pp) == (2, 4)
+    (tmp_path / "job.yaml").write_text("a: 1\n")
+    with pytest.raises(simpar.UserError, match=r"job.yaml: is started with no arguments \(4 'a b'\)"):
+        simpar.import_plan(tmp_path / "job.yaml", "axolotl", arguments=["4", "a b"])
+
+
 def test_a_model_that_the_arguments_state_is_written_beside_the_plan(tmp_path: Path) -> None:
     """As its config, by a name that is found beside the plan: the imported plan can be simulated."""
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 128 --swiglu"

@@ -16,6 +16,15 @@ def import_plan(
             metavar="FILE",
         ),
     ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What a shell script is started with: variables (NAME=VALUE), then its arguments",
+            metavar="-- NAME=VALUE ... ARGUMENT ...",
+            show_default=False,
+        ),
+    ] = None,
+    *,
     source: Annotated[str, typer.Option("--from", help="Framework of the file, such as megatron")],
     output: Annotated[str, typer.Option("-o", "--output", help="Plan to write")] = "plan.json",
     model: Annotated[str | None, typer.Option("--model", help="Model, if the file names none")] = None,
@@ -27,7 +36,7 @@ def import_plan(
     """
     from simpar import translate, verbs
 
-    imported = translate.import_plan(file, source, model=model)
+    imported = translate.import_plan(file, source, model=model, arguments=arguments or ())
     written = translate.save_imported(imported, output)
     account = verbs.account_of_import(file, source, imported)
     report = {

@@ -3,6 +3,7 @@
 import gzip
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
@@ -21,43 +22,55 @@ SNAPSHOT_START = 200
 
 
 TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
+ANY_JSON = ("*.json", "*.json.gz")
+_PROFILER = re.compile(r'"(traceEvents|schemaVersion|deviceProperties)"\s*:')
+"""Keys with which a profiler's trace begins."""
 
 
 def files_of(path: str | Path) -> list[str | Path]:
-    """A file, or the traces, the report or the log in a folder, by the names that their writers give them."""
+    """A file, or the traces, the report or the log in a folder, by the names that their writers give them.
+
+    Traces of other names (``rank0_trace.json``) are known by how they begin.
+    """
     report = report_of(path)
     if not Path(path).is_dir():
         return [path if report is None else str(report)]
-    files = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
+    files = _matching(path, TRACES)
     if files:
         return [str(each) for each in files]
     if report is not None:
         return [str(report)]
+    if files := _traces_in(path):
+        return [str(each) for each in files]
     logs = [sorted(Path(path).glob(pattern)) for pattern in FOLDER_LOGS]
     first = next(filter(None, logs), [])
     if len(first) > 1:
         raise UserError(f"{path}: has {len(first)} logs, {first[0].name} and {first[1].name} among them; name one")
     if not first:
         traces, others = ", ".join(TRACES), ", ".join(FOLDER_LOGS)
-        raise UserError(f"{path}: has no profiler trace ({traces}) and no log ({others}); name the files")
+        inner = [each.name for each in sorted(Path(path).iterdir()) if each.is_dir() and _traces_in(each)]
+        allowed = f"one of its folders that have traces: {', '.join(inner)}" if inner else "name the files"
+        raise UserError(f"{path}: has no profiler trace ({traces}) and no log ({others}); {allowed}")
     return [str(first[0])]
+
+
+def _matching(folder: str | Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({each for pattern in patterns for each in Path(folder).glob(pattern) if each.is_file()})
+
+
+def _traces_in(folder: str | Path) -> list[Path]:
+    """The JSON files of a folder that begin as a profiler's trace."""
+    return [each for each in _matching(folder, ANY_JSON) if _PROFILER.search(_text_of(_head(each)))]
 
 
 def kind_of(path: str | Path) -> str:
     """Which kind a file is of; its reader checks the content. Raises UserError if it cannot be read."""
-    try:
-        with Path(path).open("rb") as stream:
-            head = stream.read(HEAD)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    head = _head(path)
     if head[:2] == GZIP:
-        try:
-            head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
-        except (zlib.error, gzip.BadGzipFile):
-            return TRACE  # its reader reports what is wrong
+        return TRACE  # its reader reports what is wrong
     if head[:1] == _PICKLE:
         return SNAPSHOT if b"segments" in head[:SNAPSHOT_START] or b"device_traces" in head else FLIGHT
-    text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
+    text = _text_of(head)
     if is_run_report(text):
         return REPORT
     if is_metrics(head, text):
@@ -68,3 +81,22 @@ def kind_of(path: str | Path) -> str:
         is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text
         return FLIGHT if is_flight else TRACE
     return TRACE if re.match(r"\[\s*[{\]]", text) or not text else LOG
+
+
+def _head(path: str | Path) -> bytes:
+    """The first bytes of a file, unpacked if that can be. Raises UserError if it cannot be read."""
+    try:
+        with Path(path).open("rb") as stream:
+            head = stream.read(HEAD)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if head[:2] != GZIP:
+        return head
+    try:
+        return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
+    except (zlib.error, gzip.BadGzipFile):
+        return head
+
+
+def _text_of(head: bytes) -> str:
+    return head.decode(errors="replace").lstrip("\ufeff \t\r\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from simpar.frameworks.shell_words import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _CALCULATED = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
 _PROGRAM = re.compile(r"\$\((?!\()[^()]*\)|`[^`]*`")
@@ -17,6 +18,7 @@ _BARE = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
 _ARGUMENT = re.compile(r"\$\{?\d")
 OF_COMMAND = " (its command)"
 """What stands behind the name of a file in that of the command which it starts."""
+SHELL = (".sh", ".bash", ".slurm", ".sbatch")
 MAX_VALUES = 100
 """Variables that are followed to those that they stand on."""
 
@@ -56,7 +58,10 @@ def _names_in(text: str) -> list[str]:
 def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
     """What is allowed in place of a value that a script, ``source``, does not say, by the names of its variables."""
     if _ARGUMENT.match(value):
-        return "arguments in the command: simpar check -- ./script.sh ARGUMENT ..."
+        return (
+            "arguments in the command: simpar check -- ./script.sh ARGUMENT ..., or simpar import ./script.sh --from "
+            "NAME -- ARGUMENT ..."
+        )
     (names, printed), source = untold_names(value, known), source.removesuffix(OF_COMMAND)
     if printed and not names:
         return f"{' and '.join(printed)} with a value in the text, in place of what a program prints"
@@ -64,4 +69,12 @@ def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
         return f"{value.partition(':')[0] if names else 'it'} replaced by its value"
     given = " ".join(f"{name}=VALUE" for name in names)
     path = source if "/" in source or "." in source else f"./{source}"
-    return f"{given} before the command: simpar check -- {given} {path}"
+    imports = f", or simpar import {path} --from NAME -- {given}" if path.endswith(SHELL) else ""
+    return f"{given} before the command: simpar check -- {given} {path}{imports}"
+
+
+def shell_before(variables: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Shell text before a script's first line, on that line, so that it runs as it is started with these."""
+    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    bound = f"set -- {shlex.join(arguments)};"
+    return f"export {given}; {bound} " if given else f"{bound} "

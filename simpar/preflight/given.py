@@ -24,7 +24,7 @@ from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
-from simpar.frameworks.shell_untold import OF_COMMAND, how_to_give
+from simpar.frameworks.shell_untold import OF_COMMAND, how_to_give, shell_before
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
@@ -92,10 +92,8 @@ class _StartedScript:
 
     @property
     def before(self) -> str:
-        """Shell text before the script's first line, on that line, so that the script runs as it is started here."""
-        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
-        bound = f"set -- {shlex.join(self.arguments)};"
-        return f"export {given}; {bound} " if given else f"{bound} "
+        """Shell text before the script's first line, so that the script runs as it is started here."""
+        return shell_before(self.environment, self.arguments)
 
 
 def _script_of(command: str) -> _StartedScript | None:

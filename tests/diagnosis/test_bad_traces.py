@@ -105,6 +105,21 @@ def test_a_folder_without_traces(tmp_path):
     assert "has no profiler trace (trace*.json" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["rank{}_trace.json", "profile_{}.json", "rank{}.json.gz"])
+def test_a_folder_whose_traces_have_other_names(tmp_path, name):
+    """As torchtitan and scripts call them: known by how they begin, beside JSON that is none; folders of them named."""
+    folder = tmp_path / "traces" / "iteration_10"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "empty.json").write_text("")
+    for rank in range(2):
+        written = data_parallel_step(rank, world_size=2).save(tmp_path).read_bytes()
+        path = folder / name.format(rank)
+        path.write_bytes(gzip.compress(written) if path.suffix == ".gz" else written)
+    assert [each.rank for each in explain(folder).measured.ranks] == [0, 1]
+    assert "; one of its folders that have traces: iteration_10" in refused(tmp_path / "traces")
+
+
 def test_chunks_of_any_size_give_the_same(good, monkeypatch):
     """Where the text is cut for reading changes nothing."""
     text, write = good

@@ -181,7 +181,8 @@ def test_a_recipe_whose_name_stands_on_variables_names_them(checkout, monkeypatc
     """
     with pytest.raises(UserError, match=r"_config of Megatron-Bridge: a value that the file does not say") as error:
         read(text, "a.sh", "megatron-bridge")
-    assert str(error.value).endswith("simpar check -- GPUS=VALUE KIND=VALUE a.sh")
+    assert str(error.value).endswith("simpar import a.sh --from NAME -- GPUS=VALUE KIND=VALUE")
+    assert "simpar check -- GPUS=VALUE KIND=VALUE a.sh, or" in str(error.value)
     assert read(f"export GPUS=16 KIND=H100\n{text}", "a.sh", "megatron-bridge").plan.micro_batch == 2
 
 

@@ -117,7 +117,7 @@ def test_what_a_size_stands_on_is_named(before, size, names):
         read(text, "a.sh", "megatron")
     listed = str(error.value).partition("allowed: ")[2].partition(" before")[0]
     assert set(listed.split()) == set(names.split())
-    assert str(error.value).endswith(f"simpar check -- {listed} a.sh")
+    assert str(error.value).endswith(f"simpar check -- {listed} a.sh, or simpar import a.sh --from NAME -- {listed}")
 
 
 @pytest.mark.parametrize(
