@@ -10,7 +10,7 @@ from simpar.frameworks.deepspeed_read import WORDS as DEEPSPEED_WORDS
 from simpar.frameworks.deepspeed_read import home_of, parts_of
 from simpar.frameworks.deepspeed_states import OF_SCRIPT, of_script, of_versions
 from simpar.frameworks.overrides import load_beside, text_beside
-from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.reader import ONE_LAUNCHED, Reader, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
@@ -41,6 +41,8 @@ AXIS = "parallelism_config.parallelism_config_{}_size"
 SP = AXIS.format("sp")
 FILE = "deepspeed_config.deepspeed_config_file"
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
+PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo"}
+"""Sections whose keys may be written without the prefix that their flags have."""
 
 
 def read(text: str, name: str) -> Imported:
@@ -48,7 +50,7 @@ def read(text: str, name: str) -> Imported:
     data = files.read_yaml(text, name)
     if not isinstance(data, dict) or not OWN_KEYS & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
-    given, auto = without_auto(data, name)
+    given, auto = without_auto(as_launched(data), name)
     of_file, words, per_replica = _of_file(given)
     values = {**values_of(given), **of_file}
     values, own, assumed = of_versions(values, values["precision"])
@@ -60,6 +62,16 @@ def read(text: str, name: str) -> Imported:
         plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
         assumed=assumed, stack_of_one=of_one, written_as=written_as,
     )  # fmt: skip
+
+
+def as_launched(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose sections have the names of flags: without their prefix, keys get it (``commands/launch.py``)."""
+    return {section: _prefixed(PREFIXES[section], inner) if section in PREFIXES and isinstance(inner, dict) else inner
+            for section, inner in config.items()}  # fmt: skip
+
+
+def _prefixed(prefix: str, inner: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key) if str(key).startswith(prefix) else f"{prefix}_{key}": value for key, value in inner.items()}
 
 
 def _of_file(given: ConfigReader) -> tuple[dict[str, Any], ReadWords, int | None]:
@@ -103,11 +115,20 @@ def values_of(given: ConfigReader) -> dict[str, Any]:
     if ranks and ranks % inside:
         raise UserError(f"{given.source}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
+    if starts_one(given):
+        values["dp"] = 1
     values["fused_kernels"] = _fused(given)
     return values
 
 
+def starts_one(given: Mapping[str, Any]) -> bool:
+    """Whether a config says that nothing is distributed, in which case one process is started."""
+    return str(given.get("distributed_type")) == "NO"
+
+
 def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
+    if starts_one(given):
+        yield ONE_LAUNCHED
     if auto:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
     if (file := given.values_.get(FILE)) and FILE not in given.words().used:  # which a table says to decide

@@ -60,6 +60,10 @@ def _zero(stage: int) -> dict[str, Any]:
     return of_accelerate("DEEPSPEED", zero_stage=stage, **home)
 
 
+def _axes(**sizes: int) -> dict[str, Any]:
+    return {"parallelism_config": {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}}
+
+
 _BOTH = ("optimizer", "param")
 _BUCKETS: dict[str, Any] = {"allgather_bucket_size": 500_000_000, "reduce_bucket_size": 500_000_000}
 _LIVE_ADAM = {"optimizer": {"type": "AdamW"}}
@@ -81,11 +85,18 @@ _OF_AXOLOTL: dict[str, dict[str, Any]] = {
     "zero3_bf16_cpuoffload_params.json": of_deepspeed(3, bf16=True, offloads=("param",), **BY_WIDTH),
     "zero3_bf16_cpuoffload_all.json": of_deepspeed(3, bf16=True, offloads=_BOTH, **BY_WIDTH),
 }
+OF_TRL: dict[str, dict[str, Any]] = {
+    **{f"zero{stage}": _zero(stage) for stage in (1, 2, 3)},
+    "fsdp1": _fsdp(1, fsdp_forward_prefetch=True),
+    "fsdp2": _fsdp(2),
+    "multi_gpu": of_accelerate("MULTI_GPU"),
+    "single_gpu": of_accelerate("NO"),
+}
+"""Configs that ``trl`` takes by name."""
 _OF_TRL: dict[str, dict[str, Any]] = {
-    **{f"deepspeed_zero{stage}.yaml": _zero(stage) for stage in (1, 2, 3)},
-    "fsdp1.yaml": _fsdp(1, fsdp_forward_prefetch=True),
-    "fsdp2.yaml": _fsdp(2),
-    "multi_gpu.yaml": of_accelerate("MULTI_GPU"),
+    **{f"{'deepspeed_' * name.startswith('zero')}{name}.yaml": config for name, config in OF_TRL.items()},
+    "alst_ulysses_4gpu.yaml": {**_zero(3), "num_processes": 4, **_axes(dp_shard=2, sp=2)},
+    "context_parallel_2gpu.yaml": {**_fsdp(2, 2, fsdp_activation_checkpointing=True), **_axes(cp=2)},
 }
 _OF_LLAVA: dict[str, dict[str, Any]] = {
     "zero2.json": of_deepspeed(2, reduce_bucket_size="auto"),
@@ -112,6 +123,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, dict[str, Any]]]] = {
     "examples": ("LLaMA-Factory", _OF_FACTORY),
     "deepspeed_configs": ("Axolotl", _OF_AXOLOTL),
     "examples/accelerate_configs": ("TRL", _OF_TRL),
+    "trl/accelerate_configs": ("TRL", {f"{name}.yaml": config for name, config in OF_TRL.items()}),
     "scripts": ("LLaVA and Qwen3-VL", _OF_LLAVA),
     "recipes/accelerate_configs": ("alignment-handbook and open-r1", _OF_HANDBOOK),
     "playground": ("FastChat", _OF_FASTCHAT),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from pathlib import PurePath
 from typing import Any
 
 from simpar.architectures.catalogue import load_model
@@ -10,9 +11,9 @@ from simpar.errors import UserError
 from simpar.frameworks import accelerate_read, deepspeed_read
 from simpar.frameworks.deepspeed_states import of_versions
 from simpar.frameworks.overrides import load_beside
-from simpar.frameworks.reader import value_of
+from simpar.frameworks.reader import ONE_LAUNCHED, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
-from simpar.frameworks.shipped_configs import load_config
+from simpar.frameworks.shipped_configs import OF_TRL, load_config
 from simpar.frameworks.trainer_arguments import (
     LAUNCHED_AS,
     TrainerArguments,
@@ -34,6 +35,12 @@ DEEPSPEED_KEYS = (
 OF_MACHINE = "default_config.yaml"
 """The config of a machine, which ``accelerate launch`` takes where it is told none (``commands/config``)."""
 NO_CONFIG = "accelerate launch has no --config_file: the machine's default config is not read."
+KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
+"""Its switches, and what they say instead of a config."""
+NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
+"""The option by which ``trl`` names a config, and where it ships those with a name."""
+OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
+"""Arguments of the Trainer that begin as flags of ``accelerate launch`` do."""
 SWITCHES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 """Variables by which Accelerate shards whatever launches the script."""
 VARIABLES = {"FSDP": ("FSDP_", "fsdp_config.fsdp_"), "DEEPSPEED": ("ACCELERATE_DEEPSPEED_", "deepspeed_config.")}
@@ -81,7 +88,12 @@ def sharding_of(
     given: TrainerArguments, command: TrainerCommand | None, filled: Filled, presets: Mapping[str, Mapping[str, Any]]
 ) -> Sharding:
     """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
-    launched = _of_accelerate(given.source, command, filled) if command is not None else Sharding()
+    if command is not None and command.launched_by != "accelerate":
+        launched = _of_variables(command, filled)
+    else:
+        launched = Sharding()
+    if told := _launcher_words(given, command):
+        launched = _of_accelerate(given.source, *told, filled)
     asked = next((half for half in ("bf16", "fp16") if given.on(half)), None)
     if asked and "precision" in launched.values:  # what arguments ask for wins (transformers, training_args.py)
         launched = replace(launched, values={**launched.values, "precision": asked})
@@ -123,22 +135,41 @@ def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
     return {filled.precision: {"enabled": True}, "zero_optimization": zero}
 
 
-def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Sharding:
+def _launcher_words(
+    given: TrainerArguments, command: TrainerCommand | None
+) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Flags of ``accelerate launch`` with their values, and as they are spelt; None where it starts nothing.
+
+    ``trl`` starts it with what its own trainers do not know of its words and file (``cli/commands/training.py``).
+    """
+    if command is not None and command.launched_by == "accelerate":
+        return _launcher_flags(command.before)
+    if command is not None and PurePath(command.script).name != "trl":
+        return None
+    told = [key for key in given if key == NAMED or (_home_of(key) and key not in OF_TRAINER)]
+    if not told:
+        return None
+    flags = {key: given.get(key) for key in told}
+    named = flags.pop(NAMED, None)
+    if named is not None:
+        if named not in OF_TRL and "." not in str(named):
+            raise given.refused(NAMED, f"{', '.join(OF_TRL)}, or a file")
+        flags["config_file"] = NAMED_CONFIG.format(named) if named in OF_TRL else named
+    return flags, {key: given.written.get(key, key) for key in told}
+
+
+def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str], filled: Filled) -> Sharding:
     """The config of ``accelerate launch``, and its flags, which win over it."""
-    if command.launched_by != "accelerate":
-        return _of_variables(command, filled)
-    flags, spelt = _launcher_flags(command.before)
     file = flags.pop("config_file", None)
     config, note = load_config(str(file), source) if file else ({}, "")
-    kinds = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
     own: dict[str, Any] = {}
     used: dict[str, str] = {}
     for key, value in flags.items():
-        home = _home_of(key, kinds)
+        home = _home_of(key)
         if home is not None:
-            own |= {"distributed_type": kinds[key]} if key in kinds else {home: value}
+            own |= {"distributed_type": KINDS[key]} if key in KINDS else {home: value}
             used[home] = spelt[key]
-    given, _ = without_auto(nest_names({**flat(config), **own}), str(file or source))
+    given, _ = without_auto(nest_names({**flat(accelerate_read.as_launched(config)), **own}), str(file or source))
     if not file and "distributed_type" not in own:
         told = () if file or "num_processes" in flags else (NO_CONFIG,)
         unread = {OF_MACHINE: NO_CONFIG} if told else {}
@@ -157,6 +188,7 @@ def _of_accelerate(source: str, command: TrainerCommand, filled: Filled) -> Shar
         (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()
     if values.get("stack") == "ddp":
         values.pop("stack")
+    notes = (*notes, ONE_LAUNCHED) if accelerate_read.starts_one(given) else notes
     read = given.words()
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
     if note:  # the words of the command alone are the text's
@@ -186,9 +218,9 @@ def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:
     return Sharding(values, ReadWords(used, read.unread), notes, assumed)
 
 
-def _home_of(key: str, kinds: Mapping[str, str]) -> str | None:
+def _home_of(key: str) -> str | None:
     """The option of the config that a flag of ``accelerate launch`` sets; None if none does that matters here."""
-    if key in kinds:
+    if key in KINDS:
         return "distributed_type"
     if key in ("mixed_precision", "num_processes"):
         return key

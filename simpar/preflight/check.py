@@ -17,6 +17,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
+from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_gaps import gaps_of_command
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
@@ -307,7 +308,9 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
     """Every word of the text and variable of its command, and what it takes from where it cannot be read."""
     words, launch = given.found.words, given.launch
     gaps = {**launch.gaps, **gaps_of_command(launch.words, without_launchers(words)[0].used)}
-    return account_of_words(words, table, gaps, account_of(launch.environment, cluster))
+    return account_of_words(
+        words, table, gaps, account_of(launch.environment, cluster, is_alone=ONE_PROCESS in given.found.notes)
+    )
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

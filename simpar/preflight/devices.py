@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
+from simpar.frameworks.reader import ONE_LAUNCHED
 from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.instances import instance_named
 from simpar.preflight.environment import hardware_as_told
 from simpar.preflight.launcher import OF_MACHINE, untold_size
+from simpar.preflight.visible import left_out
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
@@ -54,6 +56,22 @@ def _in_cores(given: ParsedLaunch, device: Device, whole: int, notes: list[str])
     notes.append(f"Ranks are taken for whole devices; Neuron may start one on each of the {cores} cores of a device.")
 
 
+def _after_exclusions(given: ParsedLaunch, whole: int, nodes: int | None) -> int | None:
+    """The devices of a node without those that the launcher leaves out; None if it leaves out none.
+
+    Raises UserError where it leaves out some of one of several nodes, or all.
+    """
+    excluded = left_out(given.launch.words)
+    if not excluded:
+        return None
+    least, most = min(excluded.values()), max(excluded.values())
+    if least != most or (nodes or len(excluded)) != len(excluded):
+        raise UserError(f"{given.where}: --exclude leaves nodes with unlike numbers of devices; allowed: equal nodes")
+    if most >= whole:
+        raise UserError(f"{given.where}: --exclude leaves out {most} of the {whole} devices of a node; allowed: fewer")
+    return whole - most
+
+
 def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
     """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
     if facts.hardware is None:
@@ -67,13 +85,14 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     if instance is not None and launch.per_node and launch.per_node > whole:
         ranks_told = f"{launch.per_node} ranks of a node"
         raise contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
-    ranks = launch.world_size or plan.world_size
+    ranks = 1 if ONE_LAUNCHED in given.found.notes else launch.world_size or plan.world_size
     nodes = facts.nodes or launch.nodes
     if OF_MACHINE in launch.notes and not (facts.nodes or facts.devices):  # unless a replica needs more than a node
         replica = plan.mesh.model_copy(update={"dp": 1}).world_size or 1
         nodes = nodes if replica <= whole else None
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
     each = None if each is not None and each > whole else each  # nodes of another size: as many devices
+    each = each or _after_exclusions(given, whole, nodes)
     asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
     if instance is not None and (asked, ranks, nodes) == (None, None, None):
         asked = one.world_size

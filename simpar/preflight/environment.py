@@ -11,6 +11,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.network import OVER, split_network
 from simpar.layout.deciders import state_choices
 from simpar.preflight.launcher import without_launchers
+from simpar.preflight.visible import is_slice, visible_devices
 
 NO_RDMA, NO_PEERS = "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"
 READ = (
@@ -38,6 +39,11 @@ WORDS = WordTable(
 """NCCL's, torch's and Transformer Engine's variables, with what simpar leaves out of them."""
 
 
+OF_SLICE = {"CUDA_VISIBLE_DEVICES": "a slice of a device (MIG), whose memory and processors its name does not say"}
+OF_SEVERAL = {
+    "CUDA_VISIBLE_DEVICES": "one process drives all of them (DataParallel, or layers spread by device_map), answered "
+    "for one: the batch, memory and time"
+}
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Variables with the settings of torch's caching allocator; the first wins."""
 SEGMENTS = "expandable_segments"
@@ -86,10 +92,11 @@ def account_of_words(
     return account + account_of_gaps(gaps, table)
 
 
-def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
+def account_of(environment: Mapping[str, str], cluster: Cluster, *, is_alone: bool = False) -> Account:
     """The variables among those of a command that simpar knows: all others belong to the script alone.
 
-    One that turns peer-to-peer off changes nothing between devices that have none.
+    One that turns peer-to-peer off changes nothing between devices that have none. ``is_alone``: a trainer's script is
+    started as one process, which drives all devices that it sees.
     """
     known = {
         name: value
@@ -101,4 +108,6 @@ def account_of(environment: Mapping[str, str], cluster: Cluster) -> Account:
     used = [name for name in READ if environment.get(name)] + [SEGMENTS] * (SEGMENTS in allocator)
     others = {name: value for name, value in allocator.items() if name != SEGMENTS}
     known = {name: value for name, value in known.items() if name not in idle}
-    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=idle)
+    shared = is_alone and (visible_devices(environment) or 1) > 1
+    seen = Account(deciding=OF_SLICE if is_slice(environment) else OF_SEVERAL if shared else {})
+    return WORDS.sort(used, known) + ALLOCATOR_WORDS.sort((), others) + Account(idle=idle) + seen

@@ -21,7 +21,7 @@ from simpar.frameworks.target import Imported
 from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.plan import Plan, Record
-from simpar.preflight.patch import PATCHERS, SWITCH, Edit
+from simpar.preflight.patch import PATCHERS, SWITCH, Edit, is_switched
 
 if TYPE_CHECKING:
     from simpar.planner.problem import Problem
@@ -152,9 +152,9 @@ def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any], *, is_ow
     for name in (*new, *(name for name in old if name not in new)):
         typed = f"--{name.removeprefix('--')}" if given.syntax == "shell" else name
         if name not in new:
-            yield _as_argument(given, Edit(typed, is_gone=True), is_own=is_own)
+            yield from _as_arguments(given, Edit(typed, is_gone=True), is_own=is_own)
         elif name not in old or old[name] != new[name]:
-            yield _as_argument(given, Edit(typed, _written(new[name], given.syntax)), is_own=is_own)
+            yield from _as_arguments(given, Edit(typed, _written(new[name], given.syntax)), is_own=is_own)
 
 
 def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[str, Any]) -> Iterator[Edit]:
@@ -173,15 +173,24 @@ def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     return loaded.options(subject(settled, problem.graph, problem.training, stack, per_node))
 
 
-def _as_argument(given: Text, edit: Edit, *, is_own: bool) -> Edit:
-    """An edit of FSDP's section as one of the argument with the same meaning, where the text has no such section."""
-    argument = ARGUMENTS.get((given.written_as, edit.name.removeprefix("--")))
+def _as_arguments(given: Text, edit: Edit, *, is_own: bool) -> Iterator[Edit]:
+    """An edit of FSDP's section as one of the argument with the same meaning, where the text has no such section.
+
+    Flags of ``accelerate launch`` that say it are changed as well.
+    """
+    key = edit.name.removeprefix("--")
+    flag = f"--{key.replace('fsdp_config.', 'fsdp_', 1)}"
+    is_launched = given.syntax == "shell" and "." in key and is_switched(given.text, flag)
+    if is_launched:
+        yield Edit(flag, "false" if edit.is_gone else edit.value)
+    argument = ARGUMENTS.get((given.written_as, key))
     if argument is None or (is_own and _is_named(given, edit)):
-        return edit
+        yield from () if is_launched else (edit,)
+        return
     is_on = not edit.is_gone and str(edit.value).lower() != "false"
     if argument.startswith("disable"):
         is_on = not is_on
-    return Edit(f"--{argument}" if given.syntax == "shell" else argument, str(is_on).lower())
+    yield Edit(f"--{argument}" if given.syntax == "shell" else argument, str(is_on).lower())
 
 
 def _written(value: Any, syntax: str | None) -> str | None:

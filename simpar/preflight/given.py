@@ -302,7 +302,9 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     syntax = SYNTAX.get(Path(file).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
         result = _config(inner, path, target, syntax, _with_script(launch, source))
-        if target == "accelerate" and launch.world_size:  # flags of the launcher win over its config
+        if (
+            target == "accelerate" and launch.world_size and result.found.plan.mesh.dp != 1
+        ):  # flags of the launcher win over its config
             plan = result.found.plan
             mesh = plan.mesh.model_copy(update={"dp": None})
             result = replace(result, found=replace(result.found, plan=plan.model_copy(update={"mesh": mesh})))

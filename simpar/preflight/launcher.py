@@ -25,6 +25,7 @@ from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
 from simpar.hardware.instances import CORES_OF_CHIP
+from simpar.preflight.visible import left_out, visible_devices
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -75,7 +76,7 @@ OF_A_NODE = ("torchrun", "deepspeed", "accelerate", "composer", "fabric")
 ALONE: Flags = {
     "torchrun": NODES["torchrun"],
     "deepspeed": (*NODES["deepspeed"], "--hostfile", "-H", "--include", "-i", "--exclude", "-e"),
-    "accelerate": (*NODES["accelerate"], *RANKS["accelerate"], "--config_file", "--config-file"),
+    "accelerate": (*NODES["accelerate"], *RANKS["accelerate"], "--config_file", "--config-file", "--accelerate_config"),
     "composer": RANKS["composer"],
     "fabric": NODES["fabric"],
 }
@@ -104,8 +105,6 @@ OF_RAY = {
 """Options of trainers that Ray starts on their own nodes: verl, slime, OpenRLHF."""
 NAMING = ("CONFIG_FILE", "MODULE", "CONFIG")
 """Variables in which such a script takes what it trains; readers see them before the words of the command."""
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
-"""Variables that list the devices of a node that a job may use."""
 OF_NODE = ("NPROC_PER_NODE", "NGPU", "PET_NPROC_PER_NODE")
 """Variables in which front ends take the ranks of a node (ms-swift, LLaMA-Factory; torchtitan; torchrun itself)."""
 GENERAL = ("transformers", "accelerate", "deepspeed")
@@ -189,7 +188,7 @@ def launch_of(text: str, source: str) -> LaunchCommand:
     told = [each for words in ([started] if started else script.commands) for each in _launchers(words)]
     told += [("sbatch", words) for words in _asked(script, told)]
     notes = [*script.notes, *_others(script, target, started)]
-    nodes, per_node, ranks = _sizes(told, environment, target, notes)
+    nodes, per_node, ranks = _sizes(told, environment, started, target, notes)
     if (hosts := _hosts(told, script)) is not None:
         nodes, per_node = nodes or hosts[0], per_node or hosts[1]
     of_ray = {key: slurm.count_of(value_of(started, names)) for key, names in OF_RAY.items()}
@@ -275,7 +274,11 @@ def _prints(words: Sequence[str]) -> bool:
 
 
 def _sizes(
-    told: Sequence[tuple[str, list[str]]], environment: Mapping[str, str], target: str | None, notes: list[str]
+    told: Sequence[tuple[str, list[str]]],
+    environment: Mapping[str, str],
+    words: Sequence[str],
+    target: str | None,
+    notes: list[str],
 ) -> tuple[int | None, int | None, int | None]:
     """Nodes, ranks of each, and ranks in all, as launchers and variables tell them; what is assumed is noted."""
     of_ranks = [PER_NODE, RANKS]
@@ -295,6 +298,7 @@ def _sizes(
         if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None:
             nodes, per_node = of_included, devices
         nodes = nodes or of_included
+    nodes = nodes or (1 if left_out(words, of_here=True) else None)
     if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
         ranks = ranks or ranks_of_jsrun(sets)
     if per_node is None and ranks is None:
@@ -312,9 +316,9 @@ def _sizes(
         elif UNKNOWN.search(own):
             notes.append(f"--nproc-per-node {own}: only running would tell; taken as all devices of a node.")
         elif own in ALL_OF_NODE:
-            per_node = per_node or _visible(environment)
+            per_node = per_node or visible_devices(environment, words)
     elif per_node is None and ranks is None:
-        per_node = _of_environment(environment, OF_NODE) or _visible(environment)
+        per_node = _of_environment(environment, OF_NODE) or visible_devices(environment, words)
     if target in OF_ONE and not told and per_node is None and ranks is None:
         per_node = 1
     if _any(environment, OF_NODES):
@@ -443,13 +447,6 @@ def _of_environment(environment: Mapping[str, str], names: Iterable[str]) -> int
 def _any(environment: Mapping[str, str], names: Iterable[str]) -> bool:
     """Whether a variable is given, even if its value is not known."""
     return any(environment.get(name) for name in names)
-
-
-def _visible(environment: Mapping[str, str]) -> int | None:
-    """The number of devices that a job may use of a node; None if no variable lists them."""
-    listed = next((environment[name] for name in VISIBLE if environment.get(name)), "")
-    devices = [each for each in listed.split(",") if each.strip()]
-    return len(devices) if devices and all(re.fullmatch(r"\s*[\w-]+\s*", each) for each in devices) else None
 
 
 def _included(text: str) -> tuple[int, int | None]:

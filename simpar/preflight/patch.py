@@ -58,6 +58,11 @@ def shell(text: str, edit: Edit) -> str | None:
     return _assigned(text, variable.group(1), str(edit.value))
 
 
+def is_switched(text: str, flag: str) -> bool:
+    """Whether a command has a flag whose value is true or false."""
+    return any(str(match.group("value")).lower() in ("true", "false") for match in _flags(text, flag))
+
+
 def _flags(text: str, name: str) -> Iterator[re.Match[str]]:
     """Occurrences of a flag, in either spelling, with its value if it has one."""
     spelt = "--" + re.sub(r"[-_]", "[-_]", re.escape(name.removeprefix("--")).replace(r"\-", "-"))

@@ -69,7 +69,8 @@ srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD"
         (f"mpirun -H a:8,b:8 python {TRAIN}", 2, 8, None),
         (f"mpirun -np 32 --map-by ppr:8:node python {TRAIN}", None, None, 32),
         (f"deepspeed --include localhost:1,0 --num_gpus 2 {TRAIN}", 1, 2, None),
-        (f"deepspeed --exclude localhost:0 {TRAIN}", None, None, None),  # of a number that only its hosts tell
+        (f"deepspeed --exclude localhost:0 {TRAIN}", 1, None, None),  # as many as the hardware has left
+        (f"deepspeed --exclude host1:0 {TRAIN}", None, None, None),  # of a number that only its hosts tell
         (f"cat > h <<EOF\na slots=4\nb slots=4\nEOF\ndeepspeed --hostfile h {TRAIN}", 2, 4, None),
     ],
 )  # fmt: skip

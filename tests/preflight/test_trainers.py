@@ -220,3 +220,41 @@ def test_a_folder_of_models_need_not_be_said(tmp_path, capsys, program):
     assert "give --model" in said
     _, found = checked(capsys, "--hardware", "dgx-h100", "--model", "qwen3-0.6b", str(script))
     assert found["words"]["not_modelled"] == {}
+
+
+def test_trl_starts_accelerate_with_a_config_by_its_name(tmp_path, capsys, no_neighbours):
+    """In its words, or in its file, beside all other flags of the launcher; a file of that name is read."""
+    base = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x --packing --per_device_train_batch_size 1"
+    for told, devices, zero, stack in (
+        ("--accelerate_config fsdp2 --num_processes 4", 4, 3, "huggingface"),
+        ("--accelerate_config zero2", 8, 2, "deepspeed"),
+        ("--accelerate_config single_gpu", 1, 0, "huggingface"),
+        ("--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward false --num_processes 2", 2, 2, "huggingface"),
+    ):  # fmt: skip
+        _, found = checked(capsys, "--hardware", "dgx-h100", "--", *base.split(), *told.split())
+        assert (found["cluster"]["devices"], found["plan"]["data_parallel"]["zero"]) == (devices, zero)
+        assert (found["plan"]["stack"], found["words"]["unknown"]) == (stack, [])
+    file = tmp_path / "sft.yaml"
+    file.write_text(yaml.safe_dump({
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "x", "packing": True, "num_processes": 4,
+        "per_device_train_batch_size": 1, "accelerate_config": "own.yaml"}))  # fmt: skip
+    fsdp = {"version": 2, "reshard_after_forward": False, "activation_checkpointing": True}  # prefixes may be left out
+    own = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": fsdp}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    for start in ([str(file)], ["--", "trl", "sft", "--config", str(file)]):
+        _, found = checked(capsys, "--hardware", "dgx-h100", *start)
+        assert (found["cluster"]["devices"], found["plan"]["data_parallel"]["zero"]) == (4, 2)
+    assert run(["check", "--hardware", "dgx-h100", "--", *base.split(), "--accelerate_config", "zero4"]) == 2
+    assert "--accelerate_config = 'zero4': allowed: zero1, zero2, zero3, fsdp1" in capsys.readouterr().err
+
+
+def test_flags_of_accelerate_are_changed_where_they_say_it(capsys):
+    """Checkpointing by FSDP's plugin is no argument of the script."""
+    command = (
+        "accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_activation_checkpointing true sft.py "
+        "--model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 4 --packing --max_length 4096 --bf16"
+    )
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--", *command.split())
+    best = next(one for one in found["neighbours"] if one["patched"])
+    assert ("--fsdp_activation_checkpointing false" in best["edits"], best["unsaid"]) == (True, [])
+    assert "--fsdp_activation_checkpointing false sft.py" in best["patched"]
