@@ -90,7 +90,7 @@ def compare_with_prediction(measured: MeasuredStep, result: Result, graph: Model
     assert result.overview is not None, "made with it"
     assert result.timeline is not None, "made with it"
     stages = stages_of(measured, result)
-    views = result.overview.stages
+    views = {stage: result.overview.of_pipeline_rank(stage) for stage in set(stages)}
     causes: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
     by_stage = {stage: _classes_s(result.timeline, stage, graph) for stage in set(stages)}
@@ -116,7 +116,7 @@ def stages_of(measured: MeasuredStep, result: Result) -> list[int]:
     """The index among the result's stages of every measured rank."""
     assert result.overview is not None, "made with it"
     mesh = result.plan.mesh
-    count = len(result.overview.stages)
+    count = result.overview.num_pipeline_ranks
     at = mesh.pipeline_rank([each.rank for each in measured.ranks]).tolist()
     return [stage if stage < count else 2 * count - 1 - stage for stage in at]  # DualPipe's two directions are alike
 

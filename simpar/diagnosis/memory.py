@@ -44,7 +44,7 @@ def memory_beside(measured: MeasuredStep, result: Result, stages: list[int]) -> 
     at = stages[[each.rank for each in measured.ranks].index(rank)]
     planned = next(one for one in result.memory.stages if one.stage == at)
     parts = {name: size for name, size in planned.parts_bytes.items() if size}
-    curve = None if result.overview is None else result.overview.stages[at].memory
+    curve = None if result.overview is None else result.overview.of_pipeline_rank(at).memory
     return MemoryBeside(
         rank,
         memory,

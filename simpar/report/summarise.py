@@ -98,7 +98,8 @@ def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     if not with_timeline:
         return add_explanation(result)
     curves = [memory_curve(context, class_id, one) for class_id, one in enumerate(held)]
-    timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
+    classes = _rank_classes(lowered, accounts.slowdown)
+    timeline = from_program(lowered.program, timing, classes, memory=curves, inside=inner_steps(lowered))
     pictures = {"held": lambda: held_at_peak(context, held), "roofline": lambda: roofline_of(context, critical)}
     later = {name: Later(make) for name, make in pictures.items()}
     view = replace(_overview(timeline, accounts, between_s), **later)  # type: ignore[arg-type]
@@ -153,19 +154,21 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
     return Overview(tuple(stages), end_ns / NS_PER_S)
 
 
-def _rank_classes(lowered: Lowered) -> list[RankClass]:
-    """Readable names: the stage, and the representative rank if a stage has several classes."""
+def _rank_classes(lowered: Lowered, slowdown: Floats) -> list[RankClass]:
+    """Readable names: the stage, and the representative rank if a stage has several classes; slow ranks are named."""
     quotient = lowered.quotient
     stages = lowered.stage_of_class.tolist()
+    columns = (stages, quotient.representative_rank.tolist(), quotient.multiplicity.tolist(), slowdown.tolist())
     return [
-        RankClass(
-            name=f"stage {stage}" if stages.count(stage) == 1 else f"stage {stage} like rank {rank}",
-            pipeline_rank=stage,
-            representative_rank=int(rank),
-            multiplicity=int(multiplicity),
-        )
-        for stage, rank, multiplicity in zip(stages, quotient.representative_rank, quotient.multiplicity, strict=True)
+        RankClass(_class_name(stage, stages, rank, many, slow), stage, rank, many, slow)
+        for stage, rank, many, slow in zip(*columns, strict=True)
     ]
+
+
+def _class_name(stage: int, stages: list[int], rank: int, many: int, slow: float) -> str:
+    if slow > 1:
+        return f"stage {stage} {'like ' if many > 1 else ''}rank {rank}, {slow:g} x slower"
+    return f"stage {stage}" if stages.count(stage) == 1 else f"stage {stage} like rank {rank}"
 
 
 def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:

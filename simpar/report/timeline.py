@@ -1,8 +1,8 @@
 """The timeline of a step: what every rank class did when, and its compact form for plots and JSON.
 
 A :class:`Timeline` has one row per (op, stream of a class) and may be large; traces are written from it. An
-:class:`Overview` keeps one rank class per pipeline rank with its blocks (one per action, or per run of one kind inside
-it) and a thinned memory curve; it is part of the result's JSON.
+:class:`Overview` keeps one rank class per pipeline rank (and its slowest, where some are slower) with its blocks (one
+per action, or per run of one kind inside it) and a thinned memory curve; it is part of the result's JSON.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ MAX_IDLE = 10_000
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that behave alike: a representative, its pipeline rank, and the number of ranks in the class."""
+    """Ranks that behave alike: a representative, its pipeline rank, and the number of ranks in the class.
+
+    ``slowdown`` is the factor on their kernels, 1 at full speed.
+    """
 
     name: str
     pipeline_rank: int
     representative_rank: int
     multiplicity: int
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,7 @@ class IdleSpans:
 
 @dataclass(frozen=True)
 class StagePlot:
-    """One pipeline rank as plots show it: the slowest of its classes.
+    """A pipeline rank as plots show it: the slowest of its classes at full speed, or of those that are slower.
 
     ``idle`` says when and why it computes nothing; ``parts_s`` splits its step like the breakdown (empty in results of
     older versions).
@@ -298,7 +302,9 @@ class StagePlot:
 
 @dataclass(frozen=True)
 class Overview:
-    """The compact timeline: one view per pipeline rank, and the length of the step in s.
+    """The compact timeline: views by pipeline rank, and the length of the step in s.
+
+    A pipeline rank has one view; a second one behind it where some of its ranks are slower than others.
 
     ``held`` is what the fullest rank holds at its peak, ``roofline`` what products and attention reach (None in results
     of older versions).
@@ -308,6 +314,15 @@ class Overview:
     step_time_s: float
     held: HeldAtPeak | None = None
     roofline: Roofline | None = None
+
+    def of_pipeline_rank(self, rank: int) -> StagePlot:
+        """Its ranks at full speed, if there are any."""
+        return next(each for each in self.stages if each.pipeline_rank == rank)
+
+    @property
+    def num_pipeline_ranks(self) -> int:
+        """How many pipeline ranks there are."""
+        return len({each.pipeline_rank for each in self.stages})
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields, with what has not been asked for."""
@@ -341,7 +356,7 @@ Overview.held, Overview.roofline = (_WhenAsked(name) for name in ("held", "roofl
 
 
 def overview(timeline: Timeline) -> Overview:
-    """Reduce a timeline to one class per pipeline rank and one block per run of one kind.
+    """Reduce a timeline to the classes that are shown and one block per run of one kind.
 
     Communication inside passes (of tensor, context and expert parallelism) is part of the block it serves.
     """
@@ -357,15 +372,18 @@ def overview(timeline: Timeline) -> Overview:
 
 
 def choose_shown_classes(timeline: Timeline) -> tuple[int, ...]:
-    """For every pipeline rank the class that ends its compute last; of equals, the one with most ranks."""
-    best: dict[int, tuple[tuple[int, int], int]] = {}
+    """For every pipeline rank the class that ends its compute last; of equals, the one with most ranks.
+
+    Behind it stands the slowest of those with slow ranks, of equals again the one that ends last.
+    """
+    best: dict[tuple[int, bool], tuple[tuple[float, int, int], int]] = {}
     slices = timeline.slices
     for class_id, entry in enumerate(timeline.classes):
         finish = int(slices.finish_ns[slices.class_id == class_id].max(initial=0))
-        rating = (finish, entry.multiplicity)
-        if entry.pipeline_rank not in best or rating > best[entry.pipeline_rank][0]:
-            best[entry.pipeline_rank] = (rating, class_id)
-    return tuple(best[rank][1] for rank in sorted(best))
+        row, rating = (entry.pipeline_rank, entry.slowdown > 1), (entry.slowdown, finish, entry.multiplicity)
+        if row not in best or rating > best[row][0]:
+            best[row] = (rating, class_id)
+    return tuple(best[row][1] for row in sorted(best))
 
 
 def _blocks(slices: Slices, codes: Ints) -> Blocks:

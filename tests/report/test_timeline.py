@@ -66,6 +66,20 @@ def test_the_slowest_class_of_a_pipeline_rank_is_shown(timeline):
     assert timelines.choose_shown_classes(mixed) == (3, 1, 2)
 
 
+def test_the_slowest_rank_of_a_pipeline_rank_has_a_row_of_its_own():
+    """Named, behind those at full speed, however many ranks are slow: two stages, of which one has slow ranks."""
+    plan, training = simpar.Plan(pp=2, zero=1), simpar.Training(seq_len=64, global_batch=16)
+    slow = simpar.Perturbation(slow_ranks={5: 1.5, 6: 1.2, 7: 1.5})
+    result = simpar.simulate("tiny-llama", "dgx-h100", plan, training, perturbation=slow)
+    view = result.overview
+    assert [(each.name, each.multiplicity) for each in view.stages] == [
+        ("stage 0 like rank 1", 2), ("stage 1 like rank 4", 1), ("stage 1 like rank 5, 1.5 x slower", 2),
+    ]  # fmt: skip
+    assert (view.num_pipeline_ranks, view.of_pipeline_rank(1).name) == (2, "stage 1 like rank 4")
+    fast, slowest = (view.stages[row].parts_s for row in (1, 2))
+    assert slowest["compute"] == pytest.approx(1.5 * fast["compute"], rel=0.01)
+
+
 def test_thinning_keeps_the_peak():
     """A thinned curve has at most the wanted points and the same maximum."""
     held = np.random.default_rng(0).uniform(0, 1, 10_000)

@@ -101,8 +101,7 @@ const drawTimeline = (simpar) => {
       for (const index of usedLanes) drawLane(context, at, s, index);
       if (stages.length > 40 && s % 4) return;
       context.fillStyle = palette.ink; context.textAlign = "right";
-      const label = stage.multiplicity > 1 && at.left > 80 ? `${stage.name} ×${stage.multiplicity}` : stage.name;
-      context.fillText(label, at.left - 8, y + Math.min(rowHeight, tall + 6) / 2 + 4, at.left - 10);
+      context.fillText(simpar.label(stage, at.left), at.left - 8, y + Math.min(rowHeight, tall + 6) / 2 + 4, at.left - 10);
     });
     drawFocus(context, at, palette);
     if (view.cursor !== null && view.cursor >= view.from && view.cursor <= view.to) {

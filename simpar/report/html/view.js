@@ -1,6 +1,7 @@
 // What all charts of the page share: the data, the visible window of time, colours, and how times are written.
 "use strict";
 const viewOf = (data) => {
+  const FONT = "12px system-ui, sans-serif";
   const sum = (column) => { let total = 0; return Float64Array.from(column, (step) => (total += step)); };
 
   // Columns of a stage by lane, sorted by start. reach[i] is the latest end among blocks 0..i: it grows, so the
@@ -91,7 +92,7 @@ const viewOf = (data) => {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
-    context.font = "12px system-ui, sans-serif";
+    context.font = FONT;
     return { context, width };
   };
   const hatch = (context, colour) => {
@@ -103,7 +104,15 @@ const viewOf = (data) => {
     pen.stroke();
     return context.createPattern(tile, "repeat");
   };
-  const gutter = () => (document.body.clientWidth < 640 ? 58 : 104);
+  // Names of rows stand left of the drawing: as wide as the longest, within limits.
+  const label = (stage, room) => (stage.multiplicity > 1 && room > 80 ? `${stage.name} ×${stage.multiplicity}` : stage.name);
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = FONT;
+  const widest = Math.ceil(Math.max(0, ...stages.map((stage) => pen.measureText(label(stage, 104)).width))) + 14;
+  const gutter = () => {
+    const [least, most] = document.body.clientWidth < 640 ? [58, 112] : [104, 220];
+    return Math.min(Math.max(least, widest), most);
+  };
   const scale = (width) => {
     const left = gutter(), inner = Math.max(1, width - left - 8);
     return {
@@ -120,5 +129,5 @@ const viewOf = (data) => {
     box.style.left = `${Math.max(0, x + 16 + box.offsetWidth > room ? x - 16 - box.offsetWidth : x + 16)}px`;
     box.style.top = `${y + 14}px`;
   };
-  return { data, stages, span, view, listeners, redraw, show, zoom, pan, after, time, bytes, tick, palette, lighter, dark, prepare, hatch, scale, tip, gutter };
+  return { data, stages, span, view, listeners, redraw, show, zoom, pan, after, time, bytes, tick, palette, lighter, dark, prepare, hatch, scale, tip, gutter, label };
 };

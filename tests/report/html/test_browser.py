@@ -154,6 +154,15 @@ def test_the_keyboard_reaches_every_pass_and_reads_it_out(visit, result):
     assert window(page)[0] == 0
 
 
+@pytest.mark.parametrize(("width", "room"), [(1280, (150, 220)), (400, (112, 112))])
+def test_long_names_of_rows_have_room(visit, result, width, room):
+    """A slow rank's, beside which those of stages are short; a telephone gives up less of the drawing."""
+    named = [replace(stage, name="stage 0 rank 12, 1.25 x slower") for stage in result.overview.stages]
+    page = visit(replace(result, overview=replace(result.overview, stages=tuple(named))))
+    page.set_viewport_size({"width": width, "height": 800})
+    assert room[0] <= page.evaluate("() => simpar.gutter()") <= room[1]
+
+
 def test_the_strip_chooses_a_window(visit, result):
     """Dragging over the middle half of the strip shows about the middle half of the step."""
     page = visit(result)
