@@ -13,6 +13,10 @@ from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
@@ -62,6 +66,14 @@ class NativeLibrary:
                 self.why_not = str(error)
                 raise
         return self.loaded
+
+    def load_if(self, worth_it: bool) -> ctypes.CDLL | None:
+        """The library if it is ready or worth compiling, and can be had; else None, and Python does the work."""
+        if not worth_it and not self.is_ready:
+            return None
+        with suppress(NativeUnavailableError):
+            return self.load()
+        return None
 
     def make(self, folder: Path) -> Path:
         """Compile it into a folder. Raises NativeUnavailableError, and OSError where that cannot be written to."""
@@ -120,6 +132,21 @@ class NativeLibrary:
         constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
         depends = digest(self.source.read_text("utf-8"), constants, " ".join(FLAGS), sys.platform, machine)
         return f"{self.source.stem}-{depends[:16]}.so"
+
+
+def pointers(*columns: NDArray[Any]) -> list[ctypes.c_void_p]:
+    """Arguments for functions of C; the columns must live as long as the call."""
+    return [ctypes.c_void_p(column.ctypes.data) for column in columns]
+
+
+def int32_column(values: ArrayLike) -> NDArray[np.int32]:
+    """Values as C reads them, copied only if need be."""
+    return np.ascontiguousarray(values, np.int32)
+
+
+def int64_column(values: ArrayLike) -> NDArray[np.int64]:
+    """Values as C reads them, copied only if need be."""
+    return np.ascontiguousarray(values, np.int64)
 
 
 def compiler() -> list[str]:

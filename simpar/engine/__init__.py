@@ -37,18 +37,12 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
     if name == "auto":
         if not (program.ops.work_bytes > 0).any():
             return _named("sweep")
-        many = _PLAIN.spent_ops + len(program) + more_ops > MANY_OPS
-        if (many or is_ready()) and start_compiled():
+        if _library().load_if(_PLAIN.spent_ops + len(program) + more_ops > MANY_OPS):
             return _named("event")
         return _PLAIN.run
     if name == "event" and not start_compiled():
         raise UserError(f"engine event: {_library().why_not}; allowed: auto, plain, sweep, reference")
     return _named(name)
-
-
-def is_ready() -> bool:
-    """Whether the compiled engine runs without being compiled first."""
-    return _library().is_ready
 
 
 def share_compiled(folder: Path) -> None:
@@ -63,13 +57,7 @@ def describe_compiled() -> str:
 
 def start_compiled() -> bool:
     """Whether the compiled engine is there, compiled now if need be."""
-    from simpar.native import NativeUnavailableError
-
-    try:
-        _library().load()
-    except NativeUnavailableError:
-        return False
-    return True
+    return _library().load_if(True) is not None
 
 
 def _library() -> NativeLibrary:

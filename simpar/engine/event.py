@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from simpar.engine.sharing import LinkChange, as_rates, complaint
 from simpar.errors import TooContendedError
-from simpar.native import NativeLibrary
+from simpar.native import NativeLibrary, int32_column, int64_column, pointers
 from simpar.program.ir.flow import FRACTION_BITS, fixed_point, to_cap, to_rate, to_work
 from simpar.program.ir.program import OpTable, Program, ProgramError, Timing
 from simpar.units import Indices, Ints
@@ -57,8 +57,8 @@ class Runner:
         coefficient, links = fixed_point(program.routes.coefficient), program.routes.links
         alone = (self.rate[links.item] << FRACTION_BITS) // coefficient
         order = np.lexsort((alone, links.owners()))  # of the hops of a route, the one that gives it least is first
-        self.hops = _int32(links.item[order]), _int64(coefficient[order]), _int64(alone[order])
-        self.hops_of = _int64(np.append(links.pointer, links.pointer[-1]))  # the last serves route -1
+        self.hops = int32_column(links.item[order]), int64_column(coefficient[order]), int64_column(alone[order])
+        self.hops_of = int64_column(np.append(links.pointer, links.pointer[-1]))  # the last serves route -1
 
     def __call__(self, ops: OpTable | None = None, changes: Sequence[LinkChange] = ()) -> Timing:
         """Start and finish of every op, for the program's ops or other durations and work in their place.
@@ -74,8 +74,8 @@ class Runner:
         nodes = int(np.diff(self.hops_of)[route].sum())
         counts = count, len(flows), nodes, len(self.rate), len(self.hops_of) - 1, len(change), self.most_visits
         arrays: tuple[NDArray[np.int32 | np.int64], ...] = (
-            self.pointer, self.follower, self.waiting, _int64(columns.fixed_ns), _int64(columns.work_bytes),
-            to_work(columns.work_bytes[flows]), to_cap(columns.rate_cap_bytes_per_s[flows]), _int32(route),
+            self.pointer, self.follower, self.waiting, int64_column(columns.fixed_ns), int64_column(columns.work_bytes),
+            to_work(columns.work_bytes[flows]), to_cap(columns.rate_cap_bytes_per_s[flows]), int32_column(route),
             self.hops_of, *self.hops, self.rate, change, start_ns, finish_ns,
         )  # fmt: skip
         tables = _Tables(*counts, *(array.ctypes.data for array in arrays))
@@ -99,18 +99,8 @@ def follow(
     """
     pointer, waiting = (np.zeros(count + extra, dtype=np.int32) for extra in (1, 0))
     follower = np.empty(len(waits[1]) + len(streams[1]), dtype=np.int32)
-    rows = [(_int64(ends), _int32(items)) for ends, items in (waits, streams)]
-    given = [ctypes.c_void_p(array.ctypes.data) for row in rows for array in row]
-    library.follow(
-        ctypes.c_int64(count), *given[:2], ctypes.c_int64(len(streams[0]) - 1), *given[2:],
-        *(ctypes.c_void_p(array.ctypes.data) for array in (pointer, follower, waiting)),
-    )  # fmt: skip
+    rows = [(int64_column(ends), int32_column(items)) for ends, items in (waits, streams)]
+    sizes = ctypes.c_int64(count), ctypes.c_int64(len(streams[0]) - 1)
+    made = pointers(pointer, follower, waiting)
+    library.follow(sizes[0], *pointers(*rows[0]), sizes[1], *pointers(*rows[1]), *made)
     return pointer, waiting, follower
-
-
-def _int32(values: ArrayLike) -> NDArray[np.int32]:
-    return np.ascontiguousarray(values, np.int32)
-
-
-def _int64(values: ArrayLike) -> NDArray[np.int64]:
-    return np.ascontiguousarray(values, np.int64)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.program.emission.traffic import EMBEDDING_GROUP
-from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
+from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps
+from simpar.report.chains import binding_predecessors, to_ticks
 from simpar.report.idle import IDLE_REASONS, OWN_CAUSES, IdleTime, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S, Floats, Indices, Ints
@@ -214,16 +215,17 @@ _SORTS = (*COMMUNICATION, "tied embedding")
 def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[dict[int, Floats], Floats, NDArray[np.int8]]:
     """Time of every op beyond that of other ranks at full speed: float64[num_ops] ns by SLOW, UNEQUAL and GROUPS.
 
-    Also returns the share of GROUPS in the time of every sort of communication, float64[num_classes, _SORTS], and the
-    sort of every op. Ranks are compared over the whole step: if a class's passes take a tenth more than the mean
-    rank's, so does each of them. Communication, hidden or not, is compared with the class that has least of it.
+    They are whole ticks, whose sums do not depend on their order. Also returns the share of GROUPS in the time of
+    every sort of communication, float64[num_classes, _SORTS], and the sort of every op. Ranks are compared over the
+    whole step: if a class's passes take a tenth more than the mean rank's, so does each of them. Communication, hidden
+    or not, is compared with the class that has least of it.
     """
     rows, exposed = facts.rows, facts.exposed_inside_ns
     own = dict[int, Floats]()
 
     def add(cause: int, mine: slice, ns: Floats) -> None:
         if ns.any():
-            own.setdefault(cause, np.zeros(len(facts.node)))[mine] = ns
+            own.setdefault(cause, np.zeros(len(facts.node)))[mine] = to_ticks(ns)
 
     for class_id in np.flatnonzero(slowdown > 1).tolist():
         mine, passes = rows[class_id], _alone_ns(facts, rows[class_id], (*PASSES, HOST))

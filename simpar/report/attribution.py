@@ -19,28 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
-from simpar.program.ir.program import Program, Timing, stream_edges
+from simpar.program.ir.program import Timing
+from simpar.report.chains import nearest_flagged, sum_along
 from simpar.units import Flags, Floats, Indices, Ints
 
 SLOW, UNEQUAL, GROUPS, BUBBLE = range(4)
 """Causes of waiting: a slow rank, a rank with more work, collectives of other groups, the schedule."""
-A_STEP = 500
-"""The ops that take as long as one step back from a few of them."""
 WAITS = ("slow rank", "unequal work", "other groups", "bubble")
-
-
-def binding_predecessors(program: Program, timing: Timing) -> Indices:
-    """For every op the predecessor that finishes last, the first among equals: int32[num_ops], -1 for none."""
-    waits, (before, after) = program.dependencies, stream_edges(program)
-    result, latest = np.full(len(program), -1, dtype=np.int32), np.full(len(program), -1, dtype=np.int64)
-    owners, finish = waits.owners(), timing.finish_ns
-    np.maximum.at(latest, after, finish[before])
-    np.maximum.at(latest, owners, finish[waits.item])
-    # the last write stays: dependencies win over streams, and the first of them over the others
-    for first, second in ((before, after), (waits.item, owners)):
-        last = np.flatnonzero(finish[first] == latest[second])[::-1]
-        result[second[last]] = first[last]
-    return result
 
 
 @dataclass(frozen=True)
@@ -121,53 +106,6 @@ def follow_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
         more = start > begin
         active, at, until = active[more], binding[at[more]], start[more]
     return GapPieces.joined(parts or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
-
-
-def sum_along(binding: Indices, values: Floats) -> Floats:
-    """Sums of ``values`` float64[num_ops] over every op and the chain of its binding predecessors.
-
-    It uses pointer doubling: the number of rounds is the logarithm of the longest chain.
-    """
-    total, hop = (
-        np.append(values, 0.0),
-        np.append(binding, -1).astype(np.int64),
-    )  # chains end at the extra last entry, whose value is 0
-    more, onward = np.empty_like(total), np.empty_like(hop)  # allocating in every round would double the time
-    while hop.max() >= 0:
-        total += np.take(total, hop, out=more, mode="wrap")
-        hop, onward = np.take(hop, hop, out=onward, mode="wrap"), hop
-    return total[:-1]
-
-
-def nearest_flagged(binding: Indices, flagged: Flags, ops: Ints) -> Ints:
-    """The first flagged op on the chains that start with some ops, int64[len(ops)]; -1 without one.
-
-    Chains are followed step by step until that has taken as long as asking all ops at once.
-    """
-    result, at = np.full(len(ops), -1), ops.astype(np.int64)
-    live = np.arange(len(ops)) if flagged.any() else np.zeros(0, dtype=np.int64)
-    left = len(binding)
-    while len(live) and left > 0:
-        left -= len(live) + A_STEP
-        hit = flagged[at[live]]
-        result[live[hit]] = at[live[hit]]
-        live = live[~hit]
-        at[live] = binding[at[live]]
-        live = live[at[live] >= 0]
-    if len(live):
-        result[live] = _nearest_of_all(binding, flagged)[at[live]]
-    return result
-
-
-def _nearest_of_all(binding: Indices, flagged: Flags) -> Ints:
-    """As :func:`nearest_flagged`, of every op."""
-    result, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
-    live = np.flatnonzero((result < 0) & (hop >= 0))
-    while len(live):
-        result[live] = result[hop[live]]
-        hop[live] = hop[hop[live]]
-        live = live[(result[live] < 0) & (hop[live] >= 0)]
-    return result
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
     """Ops of one longest chain, first to last, int64[n].
 
     Walks back from the op that finishes last, always through the ``binding`` predecessor, which finished last
-    (:func:`simpar.report.attribution.binding_predecessors`); ops of no duration stay in the chain.
+    (:func:`simpar.report.chains.binding_predecessors`); ops of no duration stay in the chain.
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)

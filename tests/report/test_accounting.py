@@ -18,7 +18,6 @@ from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import CAUSES, Accounts, account
-from simpar.report.attribution import nearest_flagged
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION
 from simpar.simulation import lower_job, make_job, simulate
@@ -248,21 +247,3 @@ def test_a_peak_in_the_update_is_behind_the_passes():
     assert stage.peak_op == "the optimizer's update"
     left_s = result.time_breakdown_s.optimizer + load_stack("deepspeed").launch.step_overhead_s
     assert stage.peak_time_s == pytest.approx(result.step_time_s - left_s, rel=1e-6)
-
-
-@pytest.mark.parametrize("count", [40, 4000])
-@pytest.mark.parametrize("back", [1, 30])
-def test_the_nearest_flagged_op_of_a_chain(count: int, back: int) -> None:
-    """As following each chain by itself, whether all ops are asked at once (few ops) or some step by step."""
-    draw = np.random.default_rng(count + back)
-    ops = np.arange(count)
-    binding = np.maximum(ops - draw.integers(1, back + 1, count), -1).astype(np.int32)
-    flagged, asked = draw.random(count) < 0.02, draw.integers(0, count, 30)
-
-    def follow(op: int) -> int:
-        while op >= 0 and not flagged[op]:
-            op = int(binding[op])
-        return op
-
-    assert nearest_flagged(binding, flagged, asked).tolist() == [follow(op) for op in asked.tolist()]
-    assert (nearest_flagged(binding, np.zeros(count, dtype=bool), asked) == -1).all()

@@ -7,7 +7,7 @@ import pytest
 
 import simpar
 from simpar.program.ir.program import Timing
-from simpar.report.attribution import binding_predecessors
+from simpar.report.chains import binding_predecessors
 from simpar.report.explain import add_explanation, critical_path, critical_path_s, find_fullest_stage
 from simpar.report.parts import TimeBreakdown
 from simpar.report.result import Result
