@@ -33,7 +33,7 @@ from simpar.frameworks.trainer_adapters import (
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
-from simpar.frameworks.trainer_sharding import Filled, Sharding, sharding_of
+from simpar.frameworks.trainer_sharding import Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -145,7 +145,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     usual = length_of(given, habits.length, pairs=pairs)
     training, of_data = shape_of(given, usual, kernel, joins=habits.name == "llama-factory")
     values["training"] = training
-    values |= {key: value for key, value in sharding.values.items() if value is not None}
+    values |= context_of(given) | {key: value for key, value in sharding.values.items() if value is not None}
     if values.get("recompute") == "none" and sharding.values.get("recompute") == "none" and _recomputes(given, habits):
         values["recompute"] = "full"
     values |= _states(given, habits, values, sharding)

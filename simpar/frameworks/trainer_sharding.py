@@ -41,6 +41,13 @@ NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
 """The option by which ``trl`` names a config, and where it ships those with a name."""
 OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
 """Arguments of the Trainer that begin as flags of ``accelerate launch`` do."""
+OF_CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
+RINGS: Mapping[str, Mapping[str, str]] = {
+    "varlen_llama3": {"cp_method": "all_gather", "cp_balance": "contiguous"},
+    "batch_ring": {"cp_method": "ring", "cp_balance": "contiguous"},
+    "batch_zigzag": {"cp_method": "ring", "cp_balance": "zigzag"},
+}
+"""Axolotl's functions of ring-flash-attn: sequences are cut into one chunk a rank, but for the last."""
 SWITCHES = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
 """Variables by which Accelerate shards whatever launches the script."""
 VARIABLES = {"FSDP": ("FSDP_", "fsdp_config.fsdp_"), "DEEPSPEED": ("ACCELERATE_DEEPSPEED_", "deepspeed_config.")}
@@ -114,6 +121,22 @@ def sharding_of(
     return replace(_joined(launched, own, launched.words + own.words), assumed=launched.assumed)
 
 
+def context_of(given: TrainerArguments) -> dict[str, Any]:
+    """Ranks that share sequences, by Axolotl's names: all that are no other's are shards of the states, too.
+
+    Which ring attends follows from packing where nothing says it (``schemas/validation.py``, ``utils/distributed.py``).
+    """
+    ranks = given.number(*OF_CONTEXT)
+    if ranks in (None, 1):
+        return {}
+    usual = "varlen_llama3" if given.on("sample_packing") else "batch_ring"
+    ring = RINGS.get(str(given.one("ring_attn_func") or usual))
+    if ring is None:
+        given.leave(*OF_CONTEXT, "ring_attn_func")
+        return {}
+    return {"cp": ranks, **ring}
+
+
 def _joined(launched: Sharding, own: Sharding, words: ReadWords) -> Sharding:
     """What the launcher says, and over it what the arguments say."""
     return Sharding({**launched.values, **own.values}, words, (*launched.notes, *own.notes), own.assumed)
@@ -144,7 +167,8 @@ def _launcher_words(
     """
     if command is not None and command.launched_by == "accelerate":
         return _launcher_flags(command.before)
-    if command is not None and PurePath(command.script).name != "trl":
+    is_started = NAMED in given or "num_processes" in given if command is None else _is_trl(command)
+    if not is_started:
         return None
     told = [key for key in given if key == NAMED or (_home_of(key) and key not in OF_TRAINER)]
     if not told:
@@ -156,6 +180,10 @@ def _launcher_words(
             raise given.refused(NAMED, f"{', '.join(OF_TRL)}, or a file")
         flags["config_file"] = NAMED_CONFIG.format(named) if named in OF_TRL else named
     return flags, {key: given.written.get(key, key) for key in told}
+
+
+def _is_trl(command: TrainerCommand) -> bool:
+    return PurePath(command.script).name == "trl"
 
 
 def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str], filled: Filled) -> Sharding:

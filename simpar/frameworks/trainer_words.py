@@ -196,6 +196,7 @@ WORDS = ACCELERATE | WordTable(
         "use_muon": "one state for a matrix: memory and time",
         "use_llama_pro": "which parameters are trained: memory and time",
         "sequence_parallel*": "ranks that share a sequence: memory and time",
+        "ring_attn_func": "ranks that share a sequence: memory and time",
         "context_parallel_size": "ranks that share a sequence: memory and time",
         "cp_size": "ranks that share a sequence: memory and time",
         "cp_mode": "ranks that share a sequence: memory and time",

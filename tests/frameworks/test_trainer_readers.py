@@ -454,3 +454,29 @@ def test_a_config_that_is_not_deepspeeds_is_none(tmp_path, monkeypatch):
             read(start, "job.sh", "transformers")
     with pytest.raises(UserError, match=r"other\.json: no DeepSpeed config"):
         read(json.dumps(ours), "a.yaml", "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("told", "method", "balance"),
+    [
+        ("context_parallel_size: 2\nsample_packing: true\n", "all_gather", "contiguous"),
+        ("sequence_parallel_degree: 2\n", "ring", "contiguous"),
+        ("context_parallel_size: 2\nring_attn_func: batch_zigzag\n", "ring", "zigzag"),
+        ("context_parallel_size: 1\n", None, None),
+        ("context_parallel_size: 2\nring_attn_func: batch_stripe\n", None, None),
+    ],
+)  # fmt: skip
+def test_axolotl_shares_sequences(told, method, balance):
+    """By a ring of its own or by packing; what is left of eight devices are 2 shards, and 2 of a layer."""
+    text = (
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 8192\nmicro_batch_size: 1\nflash_attention: true\nbf16: true\n"
+        "fsdp_version: 2\nfsdp_config: {offload_params: false, auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+        f"dp_shard_size: 2\ntensor_parallel_size: 2\n{told}"
+    )
+    result = read(text, "a.yaml", "axolotl")
+    values, words = result.plan.flat_values(), load_reader("axolotl").words
+    assert (values["cp"], values.get("cp_method"), values.get("cp_balance")) == (2 if method else 1, method, balance)
+    assert (values["tp"], values["zero"], result.global_batch(8)) == (2, 3, 2 if method else 4)
+    left = words.sort(result.words.used, result.words.unread)
+    stripe = {"context_parallel_size", "ring_attn_func"} if "stripe" in told else set()
+    assert ({*left.deciding}, left.unknown) == (stripe, ())
