@@ -23,11 +23,15 @@ TAPS, STRIDE = 3, 2
 
 @dataclass(frozen=True)
 class Sound:
-    """The encoder: its ``shape``, and ``frames`` of it, made of ``features`` for each frame of the spectrogram."""
+    """The encoder: its ``shape``, and ``frames`` of it, made of ``features`` for each frame of the spectrogram.
+
+    Positions are added to it from a table that is not trained, or are "computed"; rotary ones ("") are not added.
+    """
 
     shape: Shape
     frames: int
     features: int
+    positions: str = "table"
 
     @property
     def dims(self) -> dict[str, int]:
@@ -47,7 +51,7 @@ def speech_model(name: str, sound: Sound, text: Shape, style: Style) -> ModelGra
     """Encoder layers of ``sound``, then decoder layers of the shape of ``text``, both of one width."""
     both_ways = replace(style, extra={"bidirectional": True})
     blocks = {
-        "frames": Block("frames", tuple(_front(sound)), "encoder", TEXT),
+        "frames": Block("frames", tuple(front(sound)), "encoder", TEXT),
         "encoder_layer": replace(layer("encoder_layer", both_ways, LayerVariant(), dropout=False), scope="encoder"),
         "decoder_start": Block("decoder_start", tuple(_start(style)), passes=MEMORY_STREAM),
         "decoder_layer": Block("decoder_layer", decoder_layer(style), passes=MEMORY_STREAM),
@@ -56,7 +60,7 @@ def speech_model(name: str, sound: Sound, text: Shape, style: Style) -> ModelGra
     return ModelGraph(
         name=name,
         dims={**text.dims, **sound.dims},
-        blocks={key: _without_key_biases(block) for key, block in blocks.items()},
+        blocks={key: without_key_biases(block) for key, block in blocks.items()},
         layers=(
             "frames", *("encoder_layer",) * sound.shape.layers, "decoder_start", *("decoder_layer",) * text.layers,
         ),
@@ -67,7 +71,7 @@ def speech_model(name: str, sound: Sound, text: Shape, style: Style) -> ModelGra
     )  # fmt: skip
 
 
-def _front(sound: Sound) -> list[Operator]:
+def front(sound: Sound) -> list[Operator]:
     """Two convolutions with their activations, and positions that are not trained."""
     table = Weight("position_embedding.weight", term("hidden", times=sound.frames), "embedding", trainable=False)
     rows = product(TOKENS, term(times=STRIDE))
@@ -79,7 +83,10 @@ def _front(sound: Sound) -> list[Operator]:
         _convolution("convolution_1", "convolution_0_activation", term("hidden", times=TAPS)),
         _activation("convolution_1"),
     ]
-    return [*made, replace(add("position_embedding", made[-1].name), weights=(table,))]
+    if not sound.positions:
+        return made
+    weights = (table,) if sound.positions == "table" else ()
+    return [*made, replace(add("position_embedding", made[-1].name), weights=weights)]
 
 
 def _convolution(name: str, source: str, reads: Size) -> Operator:
@@ -98,7 +105,7 @@ def _start(style: Style) -> list[Operator]:
     ]
 
 
-def _without_key_biases(block: Block) -> Block:
+def without_key_biases(block: Block) -> Block:
     """The block with biases of queries and values only."""
     operators = (
         replace(op, weights=tuple(replace(each, size=BIASES.get(each.name, each.size)) for each in op.weights))

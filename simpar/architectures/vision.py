@@ -73,6 +73,7 @@ class Vision:
     which a ``tap_projector`` makes features that are added behind the first layers of the language model, one after the
     other [DeepStack, Meng et al. 2024, arXiv 2406.04334]. ``layer_scale``: a learned factor per feature and branch;
     ``marks``: learned vectors that stand between visual tokens (ends of rows), the tokens of which do not count.
+    ``front`` are operators in the place of those that embed patches.
     """
 
     patches: Patches
@@ -86,6 +87,7 @@ class Vision:
     marks: int = 0
     taps: tuple[int, ...] = ()
     tap_projector: tuple[ProjectorStep, ...] = ()
+    front: tuple[Operator, ...] = ()
 
     @property
     def features(self) -> int:
@@ -96,14 +98,14 @@ class Vision:
 def before_language_model(name: str, vision: Vision, language: ModelGraph) -> ModelGraph:
     """The language model with the tower in front of it."""
     language = _receive(language, len(vision.taps))
-    tower = _tower(vision)
+    tower = tower_of(vision)
     layers = (*(block.name for block in tower), *language.layers)
     blocks = {**{block.name: block for block in tower}, **language.blocks}
-    dims = {**language.dims, **_dims(vision, language.dims["hidden"])}
+    dims = {**language.dims, **dims_of(vision, language.dims["hidden"])}
     return replace(language, name=name, dims=dims, blocks=blocks, layers=layers)
 
 
-def _dims(vision: Vision, hidden: int) -> dict[str, int]:
+def dims_of(vision: Vision, hidden: int) -> dict[str, int]:
     """Named dims of the tower and of what travels past it or out of it."""
     shape, patches = vision.shape, vision.patches
     own = {
@@ -117,11 +119,12 @@ def _dims(vision: Vision, hidden: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _tower(vision: Vision) -> list[Block]:
+def tower_of(vision: Vision) -> list[Block]:
     """The blocks of the tower in order, up to the one from which visual tokens join the text's."""
     style = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
     variants = layers_with_windows(vision.windows) or (LayerVariant(),) * vision.shape.layers
-    result = [Block("patches", tuple(embed_patches(vision.patches, style)), "vision", TEXT)]
+    front = vision.front or tuple(embed_patches(vision.patches, style))
+    result = [Block("patches", front, "vision", TEXT)]
     taps = 0
     for at, variant in enumerate(variants):
         block = layer(f"vision_{variant.name}", style, variant, dropout=False)

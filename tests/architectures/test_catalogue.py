@@ -251,7 +251,6 @@ def test_models_without_published_sizes_are_said_to_be(name: str) -> None:
         ("ai21-jamba-mini-1.7", "their config.json is read by transformers' class); nearest: granite-4.0-h-small, "),
         ("solar-open-100b", "whose family is not declared; its config.json is read by transformers' class); nearest: "),
         ("trinity-mini", "afmoe, is not declared; their config.json is read by transformers' class); nearest: "),
-        ("voxtral-mini-3b-2507", "an encoder of audio, which is not declared; of its config.json, "),
         ("intern-s1", "of a family that is not declared); nearest: internvl3-78b, "),
         ("grok-2", "an MLP beside the experts, which is not declared); nearest: grok-1; "),
     ],

@@ -48,11 +48,13 @@ OTHER_PICTURES = (
 NO_DECODERS = (
     "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
     "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
-    "mllama",
+    "mllama", "voxtral", "qwen2_audio", "audioflamingo3", "musicflamingo", "glmasr", "qwen3_asr", "qwen2_5_omni",
+    "qwen3_omni_moe",
 )  # fmt: skip
 REFUSED = {
     **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", "ernie4_5_moe_vl", *NO_DECODERS), TOWERS),
     **dict.fromkeys(OTHER_PICTURES, ALONE),
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), "no run makes sound"),
     "nemotron-nas": "layers whose keys and MLPs have different widths",
     **dict.fromkeys(
         ("minimax_text_01", "minimax_m1", "bailing_moe_linear"),
@@ -69,7 +71,18 @@ REFUSED = {
 """And why."""
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
-LONG = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl", "dots_ocr", "ernie4_5_moe_vl")
+SOUND = ("glmasr", "qwen3_asr", "qwen2_5_omni", "qwen3_omni_moe", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
+LONG = (
+    *SOUND,
+    *PICTURES,
+    *OTHER_PICTURES,
+    "internvl_chat",
+    "kimi_vl",
+    "kimi_k3",
+    "step3_vl",
+    "dots_ocr",
+    "ernie4_5_moe_vl",
+)
 """Models that see: their sequences are longer than the visual tokens of a picture."""
 
 
@@ -84,7 +97,11 @@ def ready(kind: str, tmp_path, monkeypatch) -> None:
     """Check a run of one step as it is checked before anything starts. Raises UserError."""
     (tmp_path / "model.json").write_text(json.dumps(config_of(kind)))
     monkeypatch.chdir(tmp_path)
-    flags = {"model": "model.json", "training.seq_len": 1024 if kind in LONG else 16, "training.global_batch": 2}
+    flags = {
+        "model": "model.json",
+        "training.seq_len": (2048 if kind in SOUND else 1024) if kind in LONG else 16,
+        "training.global_batch": 2,
+    }
     make_ready(load_request("gpt2-laptop", flags, ["cluster=null"]), 1, 1, {"steps": 1, "folder": "here"})
 
 

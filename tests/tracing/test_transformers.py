@@ -27,7 +27,8 @@ WITHOUT_CLASS = (
     "minimax_text_01", "kimi_k3", "minimax_m3", "minimax_m3_text", "exaone4_5_text", "dit",
     "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer2DModel", "QwenImageTransformer2DModel",
     "WanTransformer3DModel", "step3_text", "step3_vl", "mimo", "minicpm",
-    "dots_ocr", "ernie4_5_moe_vl", "nemotron-nas", "bailing_moe_linear",
+    "dots_ocr", "ernie4_5_moe_vl", "qwen2_5_omni", "qwen3_omni_moe", "musicflamingo", "nemotron-nas",
+    "bailing_moe_linear",
 )  # fmt: skip
 """Families that come with their own code, of which transformers has no class."""
 WITHOUT_HEAD = ("glm4v_text", "glm4v_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text",
@@ -38,10 +39,13 @@ OF_PICTURES = ("vit",)
 TEXT_ONLY = ("exaone4_5", "gemma3", "gemma4", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "mistral3",
              "qwen3_5", "qwen3_5_moe", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v",
              "glm4v_moe", "step3p7", "ernie4_5_vl_moe", "paligemma", "idefics3", "smolvlm", "cohere2_vision",
-             "aya_vision", "ovis2", "llava_next", "llava_onevision", "lighton_ocr", "glm46v", "mllama")  # fmt: skip
+             "aya_vision", "ovis2", "llava_next", "llava_onevision", "lighton_ocr", "glm46v", "mllama", "voxtral",
+             "qwen2_audio", "audioflamingo3", "glmasr", "qwen3_asr", "qwen2_5_omni_thinker",
+             "qwen3_omni_moe_thinker")  # fmt: skip
 """Models that see, whose language model is captured: they are compared without pictures."""
 SECTIONS = {
     **{name: [2, 1, 1] for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **{name: [2, 1, 1] for name in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "glm4v": [2, 1, 1], "glm46v": [2, 1, 1], "glm4v_moe": [1, 1, 0],
 }  # fmt: skip
 """Of the frequencies of a head, those that turn with time, height and width: defaults are those of large heads."""
@@ -79,7 +83,7 @@ def both(name: str) -> tuple[ModelGraph, ModelGraph]:
     from simpar.tracing.graph import trace_library
 
     config = config_of(name)
-    pictures = {"images_per_sequence": 0} if name in TEXT_ONLY else {}
+    pictures = {"images_per_sequence": 0, "clips_per_sequence": 0} if name in TEXT_ONLY else {}
     return trace_library(config, "", name, SEQ, f"model = {name}"), read({**config, **pictures}, name)
 
 

@@ -61,7 +61,8 @@ def tower_3(vision: Config, around: Config, hidden: int, taps: tuple[int, ...] =
     return Vision(patches, shape, ROTARY, steps, taps=taps, tap_projector=tapped)
 
 
-def _tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
+def tower_stacked(vision: Config, around: Config, hidden: int) -> Vision:
+    """Qwen 3's tower with features of three of its layers, or of those that the config lists."""
     listed = vision.layers("deepstack_visual_indexes", vision.size("depth", default=27))
     return tower_3(vision, around, hidden, (8, 16, 24) if listed is None else listed)
 
@@ -124,13 +125,13 @@ FAMILIES = (
     ),
     vision_family(
         "qwen3_vl",
-        _tower_stacked,
+        tower_stacked,
         "qwen3_vl_text",
         tiny={"text_config": {**TINY, "head_dim": 8}, "vision_config": STACKED},
     ),
     vision_family(
         "qwen3_vl_moe",
-        _tower_stacked,
+        tower_stacked,
         "qwen3_vl_moe_text",
         tiny={"text_config": {**TINY, "head_dim": 8, **MIXED}, "vision_config": STACKED},
     ),

@@ -20,6 +20,7 @@ UNCAPTURED = {
 OF_OTHER_CODE = {"BailingMoeV2_5ForCausalLM": "lightning attention beside latent attention"}
 """The same by the class that a config names, where the library has a later model under its ``model_type``."""
 UNSEEN = {
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), "it hears, too, and no run makes sound"),
     "llama4": "transformers' class of it fails once it has read an image (5.24)",
     **dict.fromkeys(("llava_next", "llava_onevision"), "transformers' class reads sizes of images that are cut"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Families with a vision tower before a language model: what a file that declares one says, and what all share."""
+"""Families with a tower of images, of sound or both before a language model: what a file declares, what all share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,56 +7,86 @@ from typing import Any
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import ModelFamily, Reader
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.heard import Heard, hearing
+from simpar.architectures.sound_reading import SILENT_SOUND
 from simpar.architectures.vision import Patches, Vision, before_language_model
 from simpar.architectures.vision_reading import SILENT_VISION, TEXT_CONFIGS, TOWERS
 from simpar.errors import UserError
+from simpar.units import number_of
 
 TowerReader = Callable[[Config, Config, int], Vision]
 """Makes a tower of its config, the config around it and the width of the language model."""
+SoundReader = Callable[[Config, Config, int], Heard]
+"""The same for a tower of sound."""
 
 
 def vision_family(
     kind: str,
-    tower: TowerReader,
-    text: str,
+    tower: TowerReader | None,
+    text: str | Mapping[str, Any],
     tiny: Mapping[str, Any],
     aliases: tuple[str, ...] = (),
     *,
     tied: bool | None = None,
     either: bool = False,
+    sound: SoundReader | None = None,
 ) -> ModelFamily:
-    """The family of a vision tower before a language model, whose default ``model_type`` is ``text``.
+    """The family of a vision tower, a tower of ``sound``, or both before a language model.
+
+    ``text`` is the default ``model_type`` of that, or all of its default fields.
 
     ``tied``: whether the head has the embedding's table where the config does not say (None: as the language model).
     ``either``: a language model that says so ties them, whatever the config around it says.
     """
-    usual = {"model_type": text} if tied is None else {"model_type": text, "tie_word_embeddings": tied}
-    return ModelFamily(kind, _reader(tower, usual, either), None, None, tiny, aliases, nested=True)
-
-
-def _reader(read_tower: TowerReader, text: Mapping[str, Any], either: bool) -> Reader:
+    usual = {"model_type": text} if isinstance(text, str) else dict(text)
+    usual |= {} if tied is None else {"tie_word_embeddings": tied}
 
     def read(config: Config, name: str, read_text: Reader) -> ModelGraph:
-        language = read_text(_text(config, text, either), f"{name}: text_config")
-        inner = config.mapping("vision_config")
+        graph = replace(read_text(_text(config, usual, either), f"{name}: text_config"), name=name)
+        if tower:
+            graph = _seeing(tower, config, name, graph)
+        if sound:
+            return _hearing(sound, config, name, graph)
         left_out = [f"{field} is left out" for field in ("audio_config",) if config.mapping(field)]
-        images = config.data.get("images_per_sequence")
-        if inner is None or images == 0:
-            reason = "images_per_sequence = 0" if inner is not None else "the config has no vision_config"
-            said = f"text only ({reason}): no vision tower is held or trained"
-            config.data.get("patches_per_image")
-            return _told(replace(language, name=name), [said, *left_out], ())
-        tower = Config(inner, f"{name}: vision_config")
-        vision = read_tower(tower, config, language.dims["hidden"])
-        if len(vision.taps) > len(language.layers):
-            raise UserError(
-                f"{name}: num_hidden_layers = {len(language.layers)}: allowed: at least the {len(vision.taps)} of "
-                "deepstack_visual_indexes"
-            )
-        graph = before_language_model(name, vision, language)
-        return _told(graph, [_describe(vision.patches), *left_out], tower.unread(SILENT_VISION))
+        return _told(graph, left_out, ())
 
-    return read
+    return ModelFamily(kind, read, None, None, tiny, aliases, nested=True)
+
+
+def _seeing(read_tower: TowerReader, config: Config, name: str, language: ModelGraph) -> ModelGraph:
+    """The language model with a vision tower before it, where there is one and sequences have images."""
+    inner = config.mapping("vision_config")
+    images = config.data.get("images_per_sequence")
+    if inner is None or images == 0:
+        reason = "images_per_sequence = 0" if inner is not None else "the config has no vision_config"
+        config.data.get("patches_per_image")
+        return _told(language, [f"text only ({reason}): no vision tower is held or trained"], ())
+    tower = Config(inner, f"{name}: vision_config")
+    vision = read_tower(tower, config, language.dims["hidden"])
+    if len(vision.taps) > len(language.layers):
+        raise UserError(
+            f"{name}: num_hidden_layers = {len(language.layers)}: allowed: at least the {len(vision.taps)} of "
+            "deepstack_visual_indexes"
+        )
+    unread = tuple(f"vision_config.{field}" for field in tower.unread(SILENT_VISION))
+    return _told(before_language_model(name, vision, language), [_describe(vision.patches)], unread)
+
+
+def _hearing(read_tower: SoundReader, config: Config, name: str, language: ModelGraph) -> ModelGraph:
+    """The model with a tower of sound before it, where there is one and sequences have clips."""
+    inner = config.mapping("audio_config")
+    if inner is None or config.data.get("clips_per_sequence") == 0:
+        reason = "clips_per_sequence = 0" if inner is not None else "the config has no audio_config"
+        config.data.get("frames_per_clip")
+        return _told(language, [f"no sound ({reason}): no audio tower is held or trained"], ())
+    tower = Config(inner, f"{name}: audio_config")
+    heard = read_tower(tower, config, language.dims["hidden"])
+    unread = tuple(f"audio_config.{field}" for field in tower.unread(SILENT_SOUND))
+    return _told(hearing(name, heard, language), [_describe_sound(heard)], unread)
+
+
+KNOWN_AS = {"qwen2_5_omni_text": "qwen2_5_vl_text", "qwen3_omni_moe_text": "qwen3_vl_moe_text"}
+"""Language models within others -> those with the same fields and operators."""
 
 
 def _text(config: Config, usual: Mapping[str, Any], either: bool) -> dict[str, Any]:
@@ -67,11 +97,13 @@ def _text(config: Config, usual: Mapping[str, Any], either: bool) -> dict[str, A
     """
     inner = next((each for name in TEXT_CONFIGS if (each := config.mapping(name)) is not None), None)
     if inner is None:
-        if "hidden_size" not in config.data:
+        if "hidden_size" not in {*config.data, *usual}:
             raise UserError(f"{config.source}: model_type = {config.text('model_type')!r}: text_config is needed")
         inner = {name: value for name, value in config.data.items() if name not in (*TOWERS, "model_type")}
         for name in inner:
             config.data.get(name)
+    kind = KNOWN_AS.get(str(inner.get("model_type")))
+    inner = {**inner, "model_type": kind} if kind else inner
     outside = config.data.get("tie_word_embeddings")
     said = inner.get("tie_word_embeddings") is True and either
     tied = {} if outside is None or said else {"tie_word_embeddings": outside}
@@ -79,12 +111,10 @@ def _text(config: Config, usual: Mapping[str, Any], either: bool) -> dict[str, A
 
 
 def _told(graph: ModelGraph, assumed: list[str], unread: tuple[str, ...]) -> ModelGraph:
-    """The graph with what was assumed, and fields of the vision config that were not understood."""
+    """The graph with what was assumed, and fields of towers that were not understood."""
     details = graph.details
-    fields = (*details.unread, *(f"vision_config.{field}" for field in unread))
-    return replace(
-        graph, facts={**graph.facts, "assumed": (*graph.assumed, *assumed)}, details=replace(details, unread=fields)
-    )
+    details = replace(details, unread=(*details.unread, *unread))
+    return replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, *assumed)}, details=details)
 
 
 def _describe(patches: Patches) -> str:
@@ -92,4 +122,11 @@ def _describe(patches: Patches) -> str:
     return (
         f"{images} a sequence (images_per_sequence) of {patches.count:,} patches each (patches_per_image), "
         f"{patches.tokens:,} visual tokens in all"
+    )
+
+
+def _describe_sound(heard: Heard) -> str:
+    return (
+        f"{number_of(heard.clips, 'clip')} a sequence (clips_per_sequence) of {heard.sound.frames:,} frames each "
+        f"behind convolutions (frames_per_clip), {heard.tokens:,} tokens of sound in all"
     )

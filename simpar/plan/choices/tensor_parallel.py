@@ -81,10 +81,12 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
     if refusal := target.graph.facts.get("no_tensor_parallel"):
         yield np.asarray(tp) > 1, lambda: f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1"
     graph, seq_len = target.graph, target.training.seq_len
-    visual = graph.dims.get("visual.seq", 0)
+    visual, heard = graph.dims.get("visual.seq", 0), graph.dims.get("sound.seq", 0)
+    words = "tokens of images and sound" if heard else "visual tokens"
+    taken = visual + heard
     yield (
-        np.asarray(visual > seq_len),
-        lambda: f"seq_len = {seq_len}: {graph.name} has {visual} visual tokens a sequence; allowed: as many or more",
+        np.asarray(taken > seq_len),
+        lambda: f"seq_len = {seq_len}: {graph.name} has {taken} {words} a sequence; allowed: as many or more",
     )
     prompt = graph.dims.get("prompt.seq", 0)
     yield (
