@@ -90,6 +90,7 @@ READERS = {
     "nanogpt": "nanogpt_read:READER",
     "nanochat": "nanochat_read:READER",
     "lingua": "lingua_read:READER",
+    "olmo": "olmo_read:READER",
     "litgpt": "litgpt_read:READER",
     "llama-cookbook": "cookbook_read:READER",
     "fsdp_qlora": "fsdp_qlora_read:READER",

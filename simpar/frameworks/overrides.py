@@ -125,8 +125,14 @@ def mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with values by dotted name in place of its own."""
-    replaced = {key: value for key, value in flat(data).items() if not any(key.startswith(f"{at}.") for at in changes)}
+    """A config with values by dotted name in place of its own; a value gives way to a section in its place."""
+    changes = {key: value for key, value in changes.items()
+               if isinstance(value, dict) or not any(at.startswith(f"{key}.") for at in changes)}  # fmt: skip
+    replaced = {
+        key: value
+        for key, value in flat(data).items()
+        if not any(key.startswith(f"{at}.") or at.startswith(f"{key}.") for at in changes)
+    }
     return nest_names(replaced | {key: value for key, value in changes.items() if not isinstance(value, dict)}
                       | {f"{key}.{inner}": each for key, value in changes.items() if isinstance(value, dict)
                          for inner, each in flat(value).items()})  # fmt: skip

@@ -14,6 +14,7 @@ from simpar.frameworks.overrides import load_beside
 from simpar.frameworks.reader import ONE_LAUNCHED, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, flat, nest_names, without_auto
 from simpar.frameworks.shipped_configs import OF_TRL, load_config
+from simpar.frameworks.slurm import count_of
 from simpar.frameworks.trainer_arguments import (
     LAUNCHED_AS,
     TrainerArguments,
@@ -361,4 +362,4 @@ def nodes_of(command: TrainerCommand | None) -> int:
     """The number of nodes that the launcher's words say; one if they do not."""
     names = ("--nnodes", "--num_machines", "--num-machines", "--num_nodes", "-N", "--nodes")
     told = value_of(command.before, names) if command is not None else None
-    return int(told) if told and told.isdigit() else 1
+    return count_of(told) or 1

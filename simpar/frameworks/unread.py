@@ -59,7 +59,7 @@ def _script(name: str, flag: str | None = None) -> Callable[[Sequence[str]], boo
 
 UNREAD = (
     Unread("ColossalAI", r"colossalai|.*[Cc]olossal[-\w]*/.*\.py", text=_imports("colossalai")),
-    Unread("OLMo", text=_imports("olmo"), config=_in("model", "mlp_ratio", "mlp_hidden_size", "block_type")),
+    Unread("OLMo", text=_imports("olmo")),
     Unread("OLMo-core", r"(.*/)?(olmo_core_finetune|OLMo[\w.]*-sft|Olmo[\w.-]*-SFT)\.py", text=_imports("olmo_core")),
     Unread("Levanter", r"(.*/)?levanter(\.main\..*|/.*\.py)|.*/train_lm\.py", text=_imports("levanter"),
            config=_in("trainer", "num_train_steps", "tracker", "per_device_parallelism", "model_axis_size", "mp"),
@@ -68,7 +68,8 @@ UNREAD = (
            command=_script(r"train_gpt(_medium|_simple)?\.py")),
     Unread("KempnerForge", r".*kempnerforge.*",
            text=_imports("kempnerforge") + r"|\[distributed\][^\[]*\bdp_(shard|replicate)\b"),
-    Unread("Neuron's NxD Training", config=_all("distributed_strategy", "model")),
+    Unread("Neuron's NxD Training", config=lambda data: (
+        "model" in data and isinstance(data.get("distributed_strategy"), Mapping))),
     Unread("SageMaker HyperPod", config=lambda data: (_in("run", "model_type")(data) and "trainer" in data) or (
         _in("model", "use_smp_model", "auto_wrap_policy", "backward_fetch_policy")(data))),
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),

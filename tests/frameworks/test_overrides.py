@@ -19,6 +19,8 @@ def test_values_replace_sections_and_leaves() -> None:
     """A mapping in place of a section, a leaf beside others, a section of its own."""
     data = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert laid_over(data, {"a.c": {"x": 5}, "e": 4, "f.g": 6}) == {"a": {"b": 1, "c": {"x": 5}}, "e": 4, "f": {"g": 6}}
+    compiled = laid_over({"compile": None, "b": 1}, {"compile": "default", "compile.fullgraph": False})
+    assert compiled == {"compile": {"fullgraph": False}, "b": 1}  # a section in place of a value
 
 
 def test_what_is_missing_is_named() -> None:

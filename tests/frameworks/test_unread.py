@@ -86,7 +86,6 @@ def test_a_command_is_refused_by_name(command, name):
             },
             "Neuron's NxD Training",
         ),
-        ({"model": {"d_model": 4096, "mlp_hidden_size": 22016, "block_type": "sequential"}, "fsdp": {}}, "OLMo"),
         ({"model": {"type": "llama"}, "trainer": {"num_train_steps": 10}}, "Levanter"),
         ({"run": {"model_type": "llm_finetuning_aws"}, "trainer": {"devices": 8}}, "SageMaker HyperPod"),
         ({"trainer": {"devices": 8}, "model": {"peft": {}, "backward_fetch_policy": "pre"}}, "SageMaker HyperPod"),
