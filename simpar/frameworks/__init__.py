@@ -73,6 +73,7 @@ READERS = {
     "slime": "slime_read:READER",
     "openrlhf": "openrlhf_read:READER",
     "nemo-rl": "nemo_rl_read:READER",
+    "areal": "areal_read:READER",
     "trl-online": "trl_online_read:READER",
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",

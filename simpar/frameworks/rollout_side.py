@@ -73,14 +73,15 @@ def without_nothing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shipped(named: str) -> str | None:
+def shipped(named: str) -> str | None:
+    """The shipped model of a name or path; None for another one."""
     last = named.rstrip("/").rpartition("/")[2]
     return find_released(named) or (find_released(last) if last and "$" not in last else None)
 
 
 def critic_of(named: str, policy: str, notes: list[str]) -> str | None:
     """The shipped model of a critic; None for one like the policy, also where it is not known, which is noted."""
-    model = None if not named or named == policy else _shipped(named)
+    model = None if not named or named == policy else shipped(named)
     if model is None and named not in ("", policy):
         notes.append(f"the critic {named} is not shipped: one of the policy's sizes is taken")
     return model
@@ -88,7 +89,7 @@ def critic_of(named: str, policy: str, notes: list[str]) -> str | None:
 
 def reward_of(named: str, notes: list[str]) -> str | None:
     """The shipped model of rewards; None, which is noted, for one that is not known."""
-    model = _shipped(named)
+    model = shipped(named)
     if model is None:
         told = named or "that the framework takes by itself"
         notes.append(f"left out: the pass of the reward model {told}, which is not shipped, and its weights")

@@ -97,8 +97,10 @@ UNREAD = (
     Unread("fairseq2", r"fairseq2"),
     Unread("EasyR1", r"verl\.trainer\.main"),
     Unread("SkyRL", r"(skyrl_train|skyrl)\..*"),
-    Unread("AReaL", r"areal\..*|(.*/)?main_a?sync_ppo\.py", text=_imports(r"areal[\w.]*|realhf[\w.]*"),
-           config=_all("experiment_name", "trial_name"), argument=r"allocation_mode=.*"),
+    Unread("AReaL before its configs of one actor", r"realhf\..*|(.*/)?main_a?sync_ppo\.py",
+           text=_imports(r"areal[\w.]*|realhf[\w.]*"), argument=r"allocation_mode=\w+\.d\d.*",
+           config=lambda data: _all("experiment_name", "trial_name")(data) and not isinstance(
+               data.get("actor"), Mapping)),
     Unread("Relax", r"relax\.entrypoints\..*"),
     Unread("RL2", r"RL2\..*"),
     Unread("TRL's trainers that generate (GRPO, RLOO, PPO)",

@@ -22,9 +22,10 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         (f"srun train_esm2 {SIZES} --num-nodes 2", "BioNeMo"),
         ("python3 -m verl.trainer.main config=examples/config.yaml worker.actor.global_batch_size=128", "EasyR1"),
         ("uv run -m skyrl_train.entrypoints.main_base trainer.policy.model.path=a", "SkyRL"),
-        ("python3 -m areal.launcher.local examples/math.py --config gsm8k.yaml", "AReaL"),
-        ("python3 training/main_sync_ppo.py allocation_mode=sglang.d4p1m1+d2p2m1 actor.path=a", "AReaL"),
-        ("python3 train.py --config grpo.yaml allocation_mode=sglang:d4+fsdp:d4", "AReaL"),
+        (
+            "python3 training/main_sync_ppo.py allocation_mode=sglang.d4p1m1+d2p2m1 actor.path=a",
+            "AReaL before its configs of one actor",
+        ),
         (f"ray job submit -- python3 -m relax.entrypoints.train --global-batch-size 16 {SIZES}", "Relax"),
         ("torchrun --nproc_per_node=8 -m RL2.trainer.ppo actor.model_name=a actor.sp_size=2", "RL2"),
         ("uv run rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml", "prime-rl"),
@@ -103,7 +104,7 @@ def test_a_command_is_refused_by_name(command, name):
         ),
         ({"per_device_batch_size": 1, "diffusion_scheduler_config": {}, "remat_policy": "FULL"}, "MaxDiffusion"),
         ({"distributed": {"tp_size": 2, "cp_size": 1}, "training": {}}, "Picotron"),
-        ({"experiment_name": "a", "trial_name": "b", "actor": {"backend": "megatron:d4p1t1", "path": "c"}}, "AReaL"),
+        ({"experiment_name": "a", "trial_name": "b", "model": {"path": "c"}}, "AReaL before its configs of one actor"),
         (
             {"architecture": {}, "llm_backbone": "a", "problem_type": "b", "training": {"batch_size": 3}},
             "H2O LLM Studio",
