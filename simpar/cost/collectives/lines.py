@@ -20,6 +20,8 @@ _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
 STEP_BYTES = 512 * KIB  # a channel's buffer of 4 MiB has 8 steps [NCCL, NCCL_BUFFSIZE and NCCL_STEPS]
 NETWORK_HOPS = ("nic_hop_us", "tree_hop_us")
+DATA_SHARES = {"ll": 1 / 2, "ll128": 15 / 16}
+"""Of what a protocol sends, the part that is data; the rest are flags [NCCL, device/prims_ll.h, prims_ll128.h]."""
 DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lanes for
 
 
@@ -204,18 +206,11 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     wire_us = raw_cost.wire_s / US * sum(raw_cost.hops.get(key, 0.0) for key in NETWORK_HOPS)
     late_us = values["far_member_us" if raw_cost.shape.num_domains > 1 else "member_us"]
     late_s = raw_cost.shape.members * late_us * US
-    # late members delay a collective once per gibibyte: it was measured in tests of that size
     threads = values["socket_threads"] * values["socket_gb_per_s"] * GB
-    caps = [
-        cap
-        for cap in (
-            algorithm.rate_cap(raw_cost.op, raw_cost.shape, values),
-            GIB / late_s if late_s else None,
-            threads / raw_cost.on_thread if raw_cost.on_thread else None,
-        )
-        if cap
-    ]
-    cap = min(caps, default=None)
+    threads = threads / raw_cost.on_thread if raw_cost.on_thread else math.inf
+    most = algorithm.rate_cap(raw_cost.op, raw_cost.shape, values) or math.inf
+    # late members delay a collective once per gibibyte: it was measured in tests of that size
+    most = min(most, GIB / late_s if late_s else math.inf)
     wait_us = values["peer_wait_us"] if raw_cost.op == "send" else 0.0
     hop_s_per_byte = raw_cost.chain * raw_cost.network_s_per_byte / nic
     result = []
@@ -223,9 +218,10 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
         # bandwidth and hops of the low-latency protocols are relative to those of Simple
         share, hop = values.get(f"{protocol}_efficiency", 1.0), values.get(f"{protocol}_hop_factor", 1.0)
         latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop + wire_us
-        per_byte = max(slope / share, 1 / cap if cap else 0.0)
+        cap = min(most, threads * DATA_SHARES.get(protocol, 1.0))  # threads pass on what is sent, flags included
+        per_byte, kept = max(slope / share, 1 / cap), None if math.isinf(cap) else cap
         name = raw_cost.algorithm
-        result.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))
+        result.append(Line(name, protocol, latency_us * US, per_byte, kept, port * share, nic * share))
         if raw_cost.chain:
             whole = replace(result[-1], latency_s=latency_us * US + hop_s_per_byte * raw_cost.step_bytes)
             per_byte += hop_s_per_byte

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives.choice import collective, collective_time_s
+from simpar.cost.collectives.choice import collective, collective_time_s, offers
 from simpar.cost.collectives.placement import regular_shape
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
@@ -148,3 +148,21 @@ def test_sockets_bound_what_a_card_moves_and_add_their_latency() -> None:
     )
     rdma = make_toy(2, 4, out={"kind": "roce", "nics_per_node": 1, "latency": 30 * US})
     assert float(collective_time_s("send", size, (2, 1), rdma)) == pytest.approx(size / (10 * GB))
+
+
+def test_flags_of_a_protocol_pass_the_threads_of_sockets_too() -> None:
+    """Half of what LL sends are flags: where a thread binds, and no link, LL still moves half of Simple.
+
+    So it is chosen for small messages alone, and no card is loaded four times for nothing. A card of 80 GB/s carries LL
+    at 20; a thread moves 2 GB/s.
+    """
+    out = {"kind": "ethernet", "nics_per_node": 1, "nic_bandwidth": 80 * GB, "latency": 30 * US}
+    values = {"socket_gb_per_s": 4.0, "socket_threads": 0.5, "ll_efficiency": 0.25, "ll_hop_factor": 0.25}
+    toy = make_toy(2, 4, out=out, **values, tree_hop_us=20.0)
+    every_line = {line.protocol: line for line in offers("send", np.array([0, 4]), toy)}
+    assert every_line["simple"].seconds_per_byte == pytest.approx(1 / (2 * GB))
+    assert every_line["ll"].seconds_per_byte == pytest.approx(1 / (1 * GB))
+    # LL saves 15 us of hops, and loses half a nanosecond a byte
+    sizes = [share * 15 * US * 2 * GB for share in (0.9, 1.1, 1e3)]
+    chosen = [collective("send", np.array([[0, 4]]), toy, size_bytes=size).protocol for size in sizes]
+    assert chosen == ["ll", "simple", "simple"]
