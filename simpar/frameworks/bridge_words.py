@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from simpar.architectures.catalogue import config_of
+from simpar.frameworks.megatron_model import lacks_shared_experts
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.words import ReadWords, WordTable, is_off, is_pattern, matches
@@ -34,7 +34,7 @@ def without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords
     idle += [word for word, switch in PARTS_OF.items() if word in words.unread and is_off(given.values_.get(switch))]
     if plan.tuning.lora_rank:
         idle.append("peft")
-    if plan.model and Path(plan.model).suffix == "" and "shared" not in str(config_of(plan.model)):
+    if plan.model and Path(plan.model).suffix == "" and lacks_shared_experts([plan.model], None):
         idle.append("model.moe_shared_expert_overlap")
     if words.unread.get("ddp.outer_dp_sharding_strategy") == "no_shard":
         idle.append("ddp.outer_dp_sharding_strategy")

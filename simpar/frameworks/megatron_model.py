@@ -218,6 +218,11 @@ def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[s
     return not predictions_in(read_config(config) if config else load_model(models[0]))
 
 
+def lacks_shared_experts(models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
+    """Whether the model is known here, and its config speaks of no shared experts."""
+    return bool(models or config) and "shared" not in str(config or config_of(models[0]))
+
+
 def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     """Those with the text's tokenizer, biases and windows, and of several those with its rotary base."""
     models = [name for name in models if not _contradicts(given, load_model(name))]

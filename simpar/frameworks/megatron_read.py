@@ -30,7 +30,13 @@ from simpar.frameworks.megatron_arguments import (
 from simpar.frameworks.megatron_execution import loss_notes, read_execution, with_loss
 from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.frameworks.megatron_layers import refuse_other_models
-from simpar.frameworks.megatron_model import FURTHER_LAYERS, find_models, lacks_predictions, sizes_asked
+from simpar.frameworks.megatron_model import (
+    FURTHER_LAYERS,
+    find_models,
+    lacks_predictions,
+    lacks_shared_experts,
+    sizes_asked,
+)
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.target import Imported
@@ -44,7 +50,7 @@ RECIPES = {
     "--fp4-format": {"nvfp4": "nvfp4"},
 }
 """Precisions by the recipe of 8- and 4-bit floats (the first if no recipe is named)."""
-PATTERN = "--hybrid-layer-pattern"
+PATTERN, OF_SHARED = "--hybrid-layer-pattern", "--moe-shared-expert-overlap"
 MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
 """Other arguments for the gradient dtype: bf16 means no fp32 reduction (``megatron/training/arguments.py``)."""
 MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
@@ -112,6 +118,8 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
         values["model"] = models[0]
     if lacks_predictions(given, models, config):
         given.used.discard(FURTHER_LAYERS)  # a word that decides
+    if lacks_shared_experts(models, config):
+        given.used |= {OF_SHARED} & set(given.values)
     if is_telling(sizes) and not sizes["num_experts"] and not model:
         values.pop("etp", None)  # of a model without experts, it splits nothing
     asked = bool(notes) and not models and not config  # what is missing

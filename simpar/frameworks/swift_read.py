@@ -29,6 +29,8 @@ DEFAULTS: Mapping[str, list[str]] = {
 """What ms-swift takes where nothing is said, and Megatron-LM something else."""
 TUNERS = ("--tuner-type", "--train-type")
 """How much is trained, by the present name and by that of versions before 4."""
+CONVERTED = ("--mcore-model", "--load")
+"""Checkpoints in Megatron-LM's format, by the present name and by that of versions before 4."""
 TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
@@ -84,7 +86,7 @@ def read(text: str, name: str) -> Imported:
         given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
     if given.values.get("--task-type") == ["causal_lm"]:
         given.text("--task-type")
-    asked = given.path("--model")
+    asked = given.path("--model") or _converted(given)
     model = find_model(asked) if asked else None
     result = plan_of(with_layers(given, model), model)
     result = replace(result, plan=with_loss(result.plan, given))
@@ -113,6 +115,12 @@ def read(text: str, name: str) -> Imported:
     if result.expert_balance == "loss" and not pretrains:
         result = replace(result, expert_balance="tuned")
     return replace(result, plan=plan, words=told, notes=tuple(notes), asks=asks, assumed=assumed)
+
+
+def _converted(given: Arguments) -> str | None:
+    """The model of a checkpoint in Megatron-LM's format, as ms-swift names it: ``Qwen2.5-7B-Instruct-mcore``."""
+    named = next((name for flag in CONVERTED if (name := given.path(flag)) and name.endswith("-mcore")), None)
+    return None if named is None else named.removesuffix("-mcore")
 
 
 def _of_config(data: Mapping[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
 from simpar.hardware.instances import CORES_OF_CHIP
-from simpar.preflight.visible import left_out, visible_devices
+from simpar.preflight.visible import included_devices, left_out, visible_devices
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -85,6 +85,8 @@ OF_MACHINE = "deepspeed starts the devices of this machine, unless /job/hostfile
 """The note on a launch by DeepSpeed that says no nodes: it looks for that file itself (``launcher/runner.py``)."""
 OF_DEFAULTS = "accelerate starts the devices of this machine, unless its default_config.yaml says more (--config_file)."
 """The note on a launch by accelerate that says neither processes nor a config (``commands/launch.py``)."""
+OF_CLI = "llamafactory-cli starts the devices of this machine, unless CUDA_VISIBLE_DEVICES or NNODES says otherwise."
+"""The note on its command without a launcher or a variable (``launcher.py``: torchrun on all devices)."""
 UNTOLD = {"deepspeed": OF_MACHINE, "accelerate": OF_DEFAULTS}
 STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
 """Front ends that start the ranks of one node themselves."""
@@ -294,7 +296,7 @@ def _sizes(
     included = next((value for launcher, words in told if launcher == "deepspeed"
                      if (value := value_of(words, _INCLUDED))), None)  # fmt: skip
     if included is not None:
-        of_included, devices = _included(included)
+        of_included, devices = included_devices(included)
         if _first(told, {"deepspeed": PER_NODE["deepspeed"]}) is None:
             nodes, per_node = of_included, devices
         nodes = nodes or of_included
@@ -328,6 +330,9 @@ def _sizes(
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
     if alone in UNTOLD:
         notes.append(UNTOLD[alone])
+    if not told and per_node is None and "llamafactory-cli" in map(_name, words):
+        nodes = 1
+        notes.append(OF_CLI)
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
         nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks
@@ -449,16 +454,6 @@ def _any(environment: Mapping[str, str], names: Iterable[str]) -> bool:
     return any(environment.get(name) for name in names)
 
 
-def _included(text: str) -> tuple[int, int | None]:
-    """Nodes and devices of each in DeepSpeed's ``host:0,1@host2:0,1`` (``launcher/runner.py``, parse_resource_filter).
-
-    The number of devices is None where whole nodes are named, or unequal parts of them.
-    """
-    hosts = [host.partition(":")[2] for host in text.split("@")]
-    counts = {len(devices.split(",")) if devices else None for devices in hosts}
-    return len(hosts), counts.pop() if len(counts) == 1 else None
-
-
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     """Launchers of a command, each with its own flags: everything up to the next launcher or the script."""
     result: list[tuple[str, list[str]]] = []
@@ -484,6 +479,10 @@ def _alone(told: Sequence[tuple[str, list[str]]]) -> str:
 def _starts_alone(told: Sequence[tuple[str, list[str]]], target: str | None, per_node: int | None) -> bool:
     """Whether a single node is started: nothing else is asked of a launcher, or of a front end that is one."""
     return (target in OF_ONE and not told) or (per_node is not None and target in STARTS_ITSELF)
+
+
+def _name(word: str) -> str:
+    return PurePath(word).name
 
 
 def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -86,3 +86,13 @@ def left_out(words: Sequence[str], *, of_here: bool = False) -> dict[str, int]:
     hosts = (each.partition(":") for each in (value_of(before, _EXCLUDED) or "").split("@"))
     result = {host: len(devices.split(",")) for host, _, devices in hosts if devices}
     return result if not of_here or {*result} == {"localhost"} else {}
+
+
+def included_devices(text: str) -> tuple[int, int | None]:
+    """Nodes and devices of each in DeepSpeed's ``host:0,1@host2:0,1`` (``launcher/runner.py``, parse_resource_filter).
+
+    The number of devices is None where whole nodes are named, or unequal parts of them.
+    """
+    hosts = [host.partition(":")[2] for host in text.split("@")]
+    counts = {len(devices.split(",")) if devices else None for devices in hosts}
+    return len(hosts), counts.pop() if len(counts) == 1 else None

@@ -370,3 +370,20 @@ def test_experts_by_the_name_of_another_fork():
     """MegaBlocks' mixture is not answered as a dense model."""
     with pytest.raises(UserError, match=r"--moe-num-experts = 64: not Megatron-LM's; allowed: --num-experts"):
         read(f"{SIZED} --moe-num-experts 64 --moe-top-k 1", "train.sh", "megatron")
+
+
+@pytest.mark.parametrize(("model", "decides"), [("Qwen/Qwen3-30B-A3B", False), ("Qwen/Qwen1.5-MoE-A2.7B", True)])
+def test_overlap_of_shared_experts_decides_only_where_a_model_has_some(model, decides):
+    """ms-swift's examples have the flag beside all mixtures."""
+    result = read(
+        f"megatron sft --model {model} --max_length 512 --moe_shared_expert_overlap true", "x", "megatron-swift"
+    )
+    assert ("--moe_shared_expert_overlap" in result.words.unread) == decides
+
+
+@pytest.mark.parametrize("flag", ["--load", "--mcore_model"])
+def test_a_converted_checkpoint_names_its_model(flag):
+    """As ms-swift's documentation names the folder; any other folder names none."""
+    result = read(f"megatron sft {flag} out/Qwen2.5-7B-Instruct-mcore --max_length 512", "x", "megatron-swift")
+    assert (result.plan.model, "model" in result.asks and bool(result.asks["model"])) == ("qwen2.5-7b", False)
+    assert read(f"megatron sft {flag} out/Qwen2.5-7B --max_length 512", "x", "megatron-swift").asks["model"]

@@ -237,3 +237,20 @@ def test_a_step_runs_on_the_part_of_a_job_that_it_names() -> None:
     for part, message in (("0,1", "a step on several parts of a job; allowed: one part"), ("2", "the job has 2 parts")):
         with pytest.raises(UserError, match=f"job.sh: --het-group = {part}: {message}"):
             launch_of(PARTS % part, "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("start", "nodes", "per_node"),
+    [
+        ("llamafactory-cli train a.yaml", 1, None), ("FORCE_TORCHRUN=1 uv run llamafactory-cli train a.yaml", 1, None),
+        ("NNODES=2 llamafactory-cli train a.yaml", 2, None),
+        ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli sft a.yaml", 1, 2),
+    ],
+)  # fmt: skip
+def test_llama_factorys_program_starts_the_devices_of_a_machine(start, nodes, per_node):
+    """All that it sees, on one node where no variable says more; a note says so where nothing does."""
+    launch = launch_of(start, "job.sh")
+    assert (launch.target, launch.nodes, launch.per_node) == ("llama-factory", nodes, per_node)
+    assert any("starts the devices of this machine" in note for note in launch.notes) == (
+        (nodes, per_node) == (1, None)
+    )
