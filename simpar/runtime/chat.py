@@ -3,13 +3,14 @@
 Templates are Jinja in a sandbox, with what transformers gives them. What the model says is what the messages of a
 completion add to the text of its prompt; in a chat without one what stands between the tags ``generation`` if a
 template has these, otherwise what an assistant's message adds to the text before it, with the prompt to generate at its
-end.
+end. Contents that are lists of texts, of which a template writes no parts, are given as one text, as servers do.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
-from simpar.runtime.rows import Chat, Spans
+from simpar.runtime.rows import Chat, Message, Spans
 from simpar.runtime.tokenizer import TokenizerFiles, name_of
 
 TEMPLATE, SPEAKER = "chat_template.jinja", "assistant"
@@ -53,7 +54,7 @@ class ChatTemplate:
                 f"{place}: messages: tokenizer {self.tokenizer} has no chat template; allowed: one with {TEMPLATE}, or "
                 "rows of text, or of prompt and completion as strings"
             )
-        count = len(chat.messages)
+        chat, count = self._readable(chat, place), len(chat.messages)
         whole, marked = _marked(self._render(chat, count, place, prompt=False))
         if chat.prompt is not None:
             return whole, (self._added(chat, (chat.prompt, count), whole, place),)
@@ -63,6 +64,19 @@ class ChatTemplate:
         if not said:
             raise UserError(f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on")
         return whole, tuple(self._added(chat, (at, at + 1), whole, place) for at in said)
+
+    def _readable(self, chat: Chat, place: str) -> Chat:
+        """The chat as the template reads it: with lists of texts joined, line by line, if it writes no parts of them.
+
+        [vLLM, chat_template_content_format "string"]
+        """
+        if not any(_is_parts(message.get("content")) for message in chat.messages):
+            return chat
+        try:
+            self._render(chat, len(chat.messages), place, prompt=False)
+        except UserError:
+            return replace(chat, messages=[_joined(message) for message in chat.messages])
+        return chat
 
     def _added(self, chat: Chat, added: tuple[int, int], whole: str, place: str) -> tuple[int, int]:
         """The span of some messages, from the first to before the last: what they add to the text of those before."""
@@ -87,6 +101,29 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             said = printable(str(error).splitlines()[0] if str(error) else type(error).__name__)[:160]
             raise UserError(f"{place}: messages: the chat template of {self.tokenizer} refuses them ({said})") from None
+
+
+def _is_parts(content: Any) -> bool:
+    """Whether a content is a list of parts, each with a type."""
+    return isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content)
+
+
+def _joined(message: Message) -> Message:
+    """A message whose parts, if they are all texts, are one."""
+    content = message.get("content")
+    if not _is_parts(content) or any(not isinstance(part.get("text"), str) for part in content or ()):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content or ())}
+
+
+def _written(value: Any) -> Any:
+    """A value that a template writes. Raises jinja2.TemplateError for what stands for no text."""
+    from jinja2 import TemplateError
+
+    if value is None or (value and _is_parts(value)):
+        what = "null" if value is None else "a list of parts"
+        raise TemplateError(f"it would write {what} where text stands")
+    return value
 
 
 def _marked(text: str) -> tuple[str, Spans]:
@@ -136,6 +173,7 @@ def _compiled(source: str) -> Any:
         raise TemplateError(message)
 
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    made.finalize = _written
     made.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     made.globals["raise_exception"] = refuse
     # the same text on every day, so that data are a function of their files

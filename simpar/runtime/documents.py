@@ -15,7 +15,7 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
-from simpar.runtime.rows import COLUMNS, Render, TextDocument, document_of
+from simpar.runtime.rows import ALLOWED, COLUMNS, Render, TextDocument, document_of
 from simpar.units import KIB, MIB
 
 LINES, ROWS, PARQUET = (".jsonl", ".ndjson"), ".json", ".parquet"
@@ -26,6 +26,8 @@ CONTAINERS = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".arrow", ".
 """Endings of files that are no text as they are."""
 DATASET = ("state.json", "dataset_dict.json")
 """Files by which a folder is a dataset that was saved to disk."""
+MARK = "\ufeff"
+"""What some editors write before the first character of a text, which is no part of it."""
 PIECE_BYTES = MIB
 """About how much of a plain text is encoded at once."""
 SPLIT = "train"
@@ -121,6 +123,7 @@ def _text(path: Path, after: int) -> Iterator[tuple[int, TextDocument]]:
             end = _cut(left) if more else len(left)
             if end:
                 text = _decoded(left[:end], path, partial(_line_of, path, at))
+                text = text.removeprefix(MARK) if at == 0 else text
                 at, left = at + end, left[end:]
                 if text.strip() or at < size:
                     yield at, TextDocument(text, str(path), special=at == end, goes_on=at < size)
@@ -171,30 +174,35 @@ def _json_lines(path: Path, render: Render, after: int) -> Iterator[tuple[int, T
             if number <= after or not line.strip():
                 continue
             place = f"{path}:{number}"
-            text = _decoded(line, path, partial(int, number))
-            try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise UserError(f"{place}: is not JSON ({error}); allowed: one object a line") from None
-            yield number, document_of(row, place, render)
+            text = _decoded(line, path, partial(int, number)).removeprefix(MARK)
+            yield number, document_of(_parsed(text, place, "one object a line"), place, render)
 
 
 def _begins_with(path: Path, mark: bytes) -> bool:
     """Whether the first character that is no space is ``mark``."""
     with path.open("rb") as stream:  # by pieces: all may stand in one line
+        start = len(MARK.encode()) if stream.read(len(MARK.encode())) == MARK.encode() else 0
+        stream.seek(start)
         while piece := stream.read(KIB):
             if text := piece.lstrip():
                 return text.startswith(mark)
     return False
 
 
+def _parsed(text: str, place: str, allowed: str) -> Any:
+    """The data of a JSON text. Raises UserError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{place}: is not JSON ({error}); allowed: {allowed}") from None
+    except RecursionError:
+        raise UserError(f"{place}: nested too deeply; allowed: {allowed}") from None
+
+
 def _json_list(path: Path) -> Iterator[Any]:
     """The rows of a file that is one list. Raises UserError."""
-    text = _decoded(path.read_bytes(), path, partial(int, 1))
-    try:
-        yield from json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); allowed: a list of objects, or one object a line") from None
+    text = _decoded(path.read_bytes(), path, partial(int, 1)).removeprefix(MARK)
+    yield from _parsed(text, str(path), "a list of objects, or one object a line")
 
 
 def _rows(rows: Iterator[Any], path: Path, render: Render, after: int) -> Iterator[tuple[int, TextDocument]]:
@@ -213,7 +221,11 @@ def _parquet(path: Path) -> Iterator[Any]:
         opened = parquet.ParquetFile(path)
     except Exception as error:  # noqa: BLE001 - the library raises several classes of its own
         raise UserError(f"{path}: is not parquet ({str(error).splitlines()[0][:120]})") from None
-    wanted = [name for name in COLUMNS if name in opened.schema_arrow.names]
+    named = opened.schema_arrow.names
+    wanted = [name for name in COLUMNS if name in named]
+    if not wanted:
+        said = printable(", ".join(named))[:160]
+        raise UserError(f"{path}: has {f'columns {said}' if said else 'no columns'}; allowed: {ALLOWED}")
     for batch in opened.iter_batches(columns=wanted):
         yield from batch.to_pylist()
 

@@ -113,9 +113,60 @@ def test_templates_are_rendered_as_transformers_does(tmp_path, words):
     assert [text[first:last] for first, last in spans] == ["x"]
 
 
+PARTS = [{"type": "text", "text": "the"}, {"type": "text", "text": "cat"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (CHAT, "<user>the\ncat</user>\n<assistant>sat</assistant>\n"),
+        (
+            "{% for m in messages %}{% for p in m.content if p is mapping %}{{ p.text }}.{% endfor %}{% endfor %}",
+            "the.cat.",
+        ),
+    ],
+)
+def test_contents_in_parts(tmp_path, words, template, said):
+    """A template that writes contents as they are gets one text, one that writes their parts gets these."""
+    (words / "chat_template.jinja").write_text(template)
+    turns = [{"role": "user", "content": PARTS}, {"role": "assistant", "content": "sat"}]
+    text, _ = tokenize.Encoder.open(str(words)).render(Chat(turns, prompt=1), "here")
+    assert text == said
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(None, "null"), ([{"type": "image", "image": "a.png"}], "a list of parts")]
+)
+def test_contents_that_are_no_text_are_refused(tmp_path, words, content, what):
+    """In place of None or a list as Python prints them, which a model would learn."""
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "sat"}]
+    with pytest.raises(UserError, match=f"here: messages: .* refuses them .it would write {what} where text stands"):
+        tokenize.Encoder.open(str(words)).render(Chat(turns), "here")
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "list.json", "in.txt"])
+def test_a_mark_before_a_text_is_none_of_it(tmp_path, words, name):
+    """Of UTF-8, as Windows writes it."""
+    content = {"list.json": '[{"text": "the cat"}]', "in.txt": "the cat"}.get(name, '{"text": "the cat"}\n')
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    tokenize.tokenize([str(tmp_path / name)], str(words), tmp_path / "out", PLAIN)
+    assert decoded(words, tokens_of(tmp_path / "out")[0]) == f"the cat{END}"
+
+
+def test_columns_of_another_kind_are_named(tmp_path, words):
+    """Of a parquet file that has none of those that are read."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table({"content": ["a"], "id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: has columns content, id; allowed: text, or messages, or prompt"):
+        tokenize.tokenize([str(tmp_path / "a.parquet")], str(words), tmp_path / "out", PLAIN)
+
+
 @pytest.mark.parametrize(
     ("content", "words_said"),
     [
+        (b"[" * 100_000, "in.jsonl:1: nested too deeply; allowed: one object a line"),
         (b'{"text": "a"}\n{"text": " "}\n', "in.jsonl:2: text is empty; allowed: some text"),
         (b'{"text": "a"}\n\n{"text": "\xff"}\n', "in.jsonl:3: byte 0xff is not UTF-8 .*; allowed: text in UTF-8"),
         (b'{"text": "a"}\n{"text": \n', "in.jsonl:2: is not JSON .*; allowed: one object a line"),
