@@ -64,6 +64,10 @@ def reason_unread(config: Mapping[str, Any], name: str) -> str:
     return ""
 
 
+TIED = ("tie_word_embeddings",)
+"""Fields that count for more beside a language model's section than in it."""
+
+
 def _unwrapped(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The config, or the part of it for text where that alone is read, and what is said of the rest."""
     family = DECLARED.get(str(config.get("model_type") or ""))
@@ -72,5 +76,8 @@ def _unwrapped(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str,
     said = [f"text only: {tower} is of no family that is known with it" for tower in TOWERS if config.get(tower)]
     inner = next((each for name in TEXT_CONFIGS if isinstance(each := config.get(name), Mapping)), None)
     if inner is not None and "hidden_size" not in config:
-        config = {"model_type": config.get("model_type"), **inner}
+        outside = {name: config[name] for name in TIED if config.get(name) is not None}
+        if not said and config.get("model_type") not in (inner.get("model_type"), *DECLARED):
+            said = [f"text only: what {config.get('model_type')} has beside its language model is not known"]
+        config = {"model_type": config.get("model_type"), **inner, **outside}
     return {name: value for name, value in config.items() if name not in TOWERS}, tuple(said)

@@ -249,8 +249,6 @@ def test_models_without_published_sizes_are_said_to_be(name: str) -> None:
         ("LaMDA", "nearest: megatron-145b, "),
         ("MiniCPM-2B", "nearest: minicpm4-8b; "),
         ("ai21-jamba-mini-1.7", "their config.json is read by transformers' class); nearest: granite-4.0-h-small, "),
-        ("solar-open-100b", "whose family is not declared; its config.json is read by transformers' class); nearest: "),
-        ("trinity-mini", "afmoe, is not declared; their config.json is read by transformers' class); nearest: "),
         ("intern-s1", "of a family that is not declared); nearest: internvl3-78b, "),
         ("grok-2", "an MLP beside the experts, which is not declared); nearest: grok-1; "),
     ],

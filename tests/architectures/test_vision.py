@@ -118,6 +118,16 @@ def test_what_is_assumed_is_said():
     assert other.assumed == ("text only: vision_config is of no family that is known with it",)
     result = simpar.simulate(llava(), CLUSTER, simpar.Plan(), TRAINING)
     assert result.setup.model["assumed"] == [said]
+    patched = read({"model_type": "unknown_lm", "text_config": TEXT}, "patched")
+    assert patched.assumed == ("text only: what unknown_lm has beside its language model is not known",)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_of_an_unknown_whole_are_tied_as_it_says(tied):
+    """DeepSeek-VL's section says that they are not, in transformers' form, and the whole that they are."""
+    text = {**TEXT, "tie_word_embeddings": not tied}
+    whole = {"model_type": "unknown_vl", "text_config": text, "vision_config": VISION, "tie_word_embeddings": tied}
+    assert read(whole, "whole").tied_embeddings is tied
 
 
 def test_fields_of_the_tower_that_are_not_understood_are_named():

@@ -19,7 +19,7 @@ from tests.runtime.tiny_models import MODELS, WITHOUT_CLASS
 pytest.importorskip("torch")
 
 LIBRARY = (
-    "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4_text", "glm_moe_dsa",
+    "afmoe", "apertus", "deepseek_v32", "deepseek_v4", "gemma3n", "gemma3n_text", "gemma4_text", "glm_moe_dsa",
     "kimi_linear", "lfm2", "lfm2_moe", "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax",
     "minimax_m3_vl_text", "mistral4", "nanochat", "olmo_hybrid", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next",

@@ -72,7 +72,7 @@ SHIPPED = (
     "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoehybrid",
     "hunyuan_v1_moe", "internlm3", "llama", "mamba2", "minimax_m2", "mistral", "mixtral", "mpt", "nemotron", "olmo",
     "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
-    "smollm3", "stablelm", "starcoder2",
+    "smollm3", "solar_open", "stablelm", "starcoder2",
 )  # fmt: skip
 """Families of :func:`shipped`, named so that whoever collects tests reads no config."""
 IN_GATE = (

@@ -34,6 +34,15 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
     return build(name, full, style_of(config, style, BIAS), layers=layers)
 
 
+def _read_solar(config: Config, name: str) -> ModelGraph:
+    """Solar Open's: experts in all layers, and heads without norms."""
+    config.data.get("first_k_dense_replace")
+    config.data.get("use_qk_norm")
+    given = {"first_k_dense_replace": 0, "use_qk_norm": False, "num_nextn_predict_layers": 0}
+    usual = {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1280, "head_dim": 128}
+    return _read_sparse(config.having(given).having(usual, unless_given=True), name)
+
+
 def _read_seeing(config: Config, name: str) -> ModelGraph:
     """GLM-4.1V's: queries, keys and values have biases, and heads share the hidden size, whatever a config says."""
     return SEEING(config.having({"head_dim": None, "attention_bias": True}), name)
@@ -114,5 +123,16 @@ FAMILIES = (
         {**TINY_SPARSE, "num_nextn_predict_layers": 0, "use_qk_norm": True},
         aliases=("glm4v_moe_text",),
         classes={"glm4v_moe_text": ""},
+    ),
+    ModelFamily(
+        "solar_open",
+        _read_solar,
+        Details(norm_eps=1e-5, positions=Positions(Rope(theta=1_000_000.0)),
+                gating=Gating("sigmoid", bias="chooses", pairs=True)),
+        LLAMA.changed(tensors=ROUTER_BIAS),
+        {
+            **TINY, "head_dim": 8, "n_routed_experts": 8, "moe_intermediate_size": 16, "num_experts_per_tok": 2,
+            "n_shared_experts": 1, "attention_bias": True,
+        },
     ),
 )  # fmt: skip

@@ -27,6 +27,10 @@ def tiny(kind, **more):
     [
         ("exaone_moe", {}),
         ("olmo_hybrid", {}),
+        ("afmoe", {}),
+        ("afmoe", {"num_dense_layers": 0, "global_attn_every_n_layers": 2, "num_shared_experts": 2}),
+        ("solar_open", {}),
+        ("solar_open", {"n_group": 2, "topk_group": 1, "n_shared_experts": 2, "attention_bias": False}),
         ("mistral4", {}),
         ("mimo_v2_flash", {}),
         ("longcat_flash", {"zero_expert_num": 0}),
@@ -36,6 +40,30 @@ def test_parameters_are_those_of_transformers(kind, changes):
     """To the parameter; transformers also allocates weights for experts that do nothing, which none are here."""
     made_by = "AutoModelForImageTextToText" if kind == "mistral4" else "AutoModelForCausalLM"
     counted_alike(kind, {**DECLARED[kind].tiny, **changes}, made_by)
+
+
+RELEASED = {  # billions of parameters, and of those of a token, as reports and model cards say
+    "trinity-nano": (6.1, 1.0), "trinity-mini": (26.1, 3.5), "trinity-large": (398.6, 13.4),
+    "solar-open-100b": (102.7, 12.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_models_have_about_the_published_parameters(name):
+    """6 and 1, 26 and 3, 398 and 13 [arXiv 2602.17004]; 102 and 12 (Solar Open); active ones with both tables."""
+    graph = load_model(name)
+    assert (round(graph.num_parameters() / 1e9, 1), round(graph.num_active_parameters() / 1e9, 1)) == RELEASED[name]
+    assert graph.details.unread == ()
+
+
+def test_afmoe_rotates_in_windows_alone_and_gates_its_attention():
+    """The first layers are dense; a bias of attention would be one of the gate, which has none."""
+    graph = tiny("afmoe")
+    assert graph.layers == ("layer_window_8", "layer_moe_window_8", "layer_moe_window_8", "layer_moe_nope")
+    assert "attention_gate" in [op.name for op in graph.blocks["layer_moe_nope"].operators]
+    assert "rope" not in [op.name for op in graph.blocks["layer_moe_nope"].operators]
+    with pytest.raises(UserError, match="attention_bias = true: allowed: false"):
+        tiny("afmoe", attention_bias=True)
 
 
 def test_fields_that_glm_5_leaves_out_are_those_of_its_class():
