@@ -103,7 +103,7 @@ def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], 
     tried_changes = _distinct([*first, *(run(change) for change in _pairs(result, first))])
     trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
-    hints = (*result.why.hints, *_hints(advised))
+    hints = (*result.why.hints, *_hints(advised)) if result.fits else (*_hints(advised), *result.why.hints)
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
 
 

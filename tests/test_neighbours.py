@@ -20,6 +20,7 @@ from simpar.plan.plan import Plan
 from simpar.planner.answer.terminal import describe_baseline
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
+from simpar.report.words import in_brief
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate, stack_for
 from simpar.units import format_seconds
@@ -101,6 +102,54 @@ def test_no_plan_is_listed_twice(plan, monkeypatch):
     assert len(distinct) < len(resolved)
     assert len([trial for trial in trials if not trial.refused]) == len(distinct)
     assert len({trial.change for trial in trials}) == len(trials)
+
+
+def test_what_is_assumed_of_a_plan_is_assumed_of_its_neighbours(few):
+    """V100s have no units for bf16: a plan that states no precision is fp16's there, whatever else is changed."""
+    few("zero")
+    said = {"model": "tiny-llama", "cluster.hardware": "dgx-v100", "training.seq_len": 256, "training.global_batch": 8}
+    inputs = load_scenario(None, said).inputs()
+    result = simulate(**inputs)
+    assert result.plan.precision == "fp16"
+    trials = {trial.change: trial for trial in advise(result, inputs).why.trials}
+    with_it = load_scenario(None, said | {"plan.zero": 3, "plan.precision": "fp16"}).inputs()
+    assert trials["--zero 3"].step_time_s == simulate(**with_it).step_time_s
+
+
+def test_a_layout_that_fits_is_told_before_a_slow_rank(few):
+    """Where this one does not fit: mending the rank would not make it."""
+    few("zero")
+    flags = {
+        "model": "llama-3-8b",
+        "cluster.hardware": "dgx-h100",
+        "training.seq_len": 8192,
+        "training.global_batch": 64,
+    }
+    inputs = load_scenario(None, flags | {"plan.pp": 2, "perturbation.slow_ranks.5": 1.5}).inputs()
+    result = simulate(**inputs, with_timeline=False)
+    assert not result.fits
+    assert dict(in_brief(result))["to do"].startswith("--advise says which layouts near it fit")
+    hints = advise(result, inputs).why.hints
+    assert hints[0].startswith("--zero 3: fits, ")
+    assert hints[-1].startswith("repair or replace rank 5")
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "words"),
+    [
+        ("llama-3-8b", "rtx-4090-8", "fits; simpar search"),
+        ("gpt2", "dgx-h100", "is faster and as sure to fit; simpar search"),
+    ],
+)
+def test_advice_without_a_hint_says_that_nothing_near_helps(few, model, hardware, words):
+    """Not that ``--advise`` would say more: it was asked."""
+    few("recompute")
+    flags = {"model": model, "cluster.hardware": hardware, "training.seq_len": 1024, "training.global_batch": 8}
+    inputs = load_scenario(None, flags).inputs()
+    advised = advise(simulate(**inputs, with_timeline=False), inputs)
+    assert not advised.why.hints
+    said = dict(in_brief(advised))["to do"]
+    assert re.fullmatch(rf"none of the \d layouts near it that were tried {words} finds .*", said)
 
 
 def test_impossible_layouts_keep_their_reason(few):

@@ -55,7 +55,7 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
         nested["mesh"] = _ordered_mesh(nested["mesh"])
     for name, (_, value) in flat.items():
         section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF.get(name, TENSOR), name)
-        nested[section] = {**_fields(nested.get(section)), field: split_order(value) if field == "order" else value}
+        nested[section] = {**fields_of(nested.get(section)), field: split_order(value) if field == "order" else value}
     if isinstance(nested.get(TENSOR), Mapping):
         nested[TENSOR] = _without_removed(nested[TENSOR])
     return nested
@@ -95,7 +95,8 @@ def flat_schema(sections: Mapping[str, Any]) -> dict[str, Any]:
     return schema | REMOVED_SCHEMA
 
 
-def _fields(section: Any) -> dict[str, Any]:
+def fields_of(section: Any) -> dict[str, Any]:
+    """What a section states, by field. Raises ValueError for what is no section."""
     if isinstance(section, BaseModel):
         return {name: getattr(section, name) for name in section.model_fields_set}
     if section is None or isinstance(section, Mapping):

@@ -196,8 +196,14 @@ class Plan(FlatKeys):
         return None if self.mesh.dp is None else self.mesh.world_size
 
     def with_values(self, **values: Unpack[PlanKeys]) -> Plan:
-        """A copy with flat values replaced, validated again. Raises UserError."""
-        return Plan(**{**self.model_dump(), **values})
+        """A copy with flat values replaced, validated again; what nobody stated stays open. Raises UserError."""
+        copy = Plan(**{**self.model_dump(), **values})
+        given = flat.nest(values)
+        copy.model_fields_set.intersection_update(self.model_fields_set | given.keys())
+        for name in SECTIONS:
+            stated = getattr(self, name).model_fields_set | flat.fields_of(given.get(name)).keys()
+            getattr(copy, name).model_fields_set.intersection_update(stated)
+        return copy
 
     def flat_values(self) -> dict[str, Any]:
         """The layout alone, as plain data with flat keys; what it leaves open, and what it was made for, left out."""

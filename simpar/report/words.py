@@ -26,6 +26,7 @@ CAUSES = {
 
 TO_DO = "--advise says what other layouts would gain, --html shows all of it"
 TO_DO_UNLESS_IT_FITS = "--advise says which layouts near it fit, simpar search finds the best of all that do"
+NOTHING = "none of the {} near it that were tried {}; simpar search finds the best of all"
 MUCH_MASKED = 0.2
 """From this share of masked pairs in the model FLOP on, figures say the MFU without them."""
 
@@ -142,11 +143,22 @@ def verdict(trial: Trial) -> str:
 
 def in_brief(result: Result) -> list[tuple[str, str]]:
     """The answer in four lines: whether it fits, how fast it is, what limits it, what to do."""
-    speed, hints = result.speed, result.why.hints
+    speed = result.speed
     rate = f"{format_count(speed.tokens_per_s)} tokens/s, MFU {speed.mfu:.1%}"
     rows = [("memory", memory_state(result)), ("speed", f"{step_time_words(result)} a step, {rate}")]
     rows += [("limit", line) for line in result.why.binds[:1]]
-    return [*rows, ("to do", hints[0] if hints else TO_DO if result.memory.fits else TO_DO_UNLESS_IT_FITS)]
+    return [*rows, ("to do", _to_do(result))]
+
+
+def _to_do(result: Result) -> str:
+    """The first hint that there is, a fitting layout before all; else how to get one, or that none near by helps."""
+    fits, hints, tried = result.memory.fits, result.why.hints, result.why.trials
+    if hints and (fits or tried):
+        return hints[0]
+    if tried:
+        ran = sum(each.step_time_s is not None for each in tried)
+        return NOTHING.format(number_of(ran, "layout"), "is faster and as sure to fit" if fits else "fits")
+    return TO_DO if fits else TO_DO_UNLESS_IT_FITS
 
 
 def figures(result: Result) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simpar import files
 from simpar.errors import UserError
 from simpar.layout.layout import Layout
+from simpar.plan.choices import SECTIONS
 from simpar.plan.flat import SECTION_OF, SYNONYMS
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.plan import Plan
@@ -45,6 +46,31 @@ def complaint(tmp_path, text):
     with pytest.raises(UserError) as caught:
         read(tmp_path, text)
     return str(caught.value).replace(str(tmp_path), "")
+
+
+CHANGES = st.dictionaries(st.sampled_from(["tp", "dp", "zero", "recompute", "hsdp"]), st.just(None), max_size=3).map(
+    lambda keys: {key: {"tp": 4, "dp": 2, "zero": 1, "recompute": "full", "hsdp": 1}[key] for key in keys}
+)
+
+
+def stated(plan):
+    """What a plan states, by section and field, rather than leaves at its default."""
+    return {(name, field) for name in SECTIONS for field in getattr(plan, name).model_fields_set} | {
+        ("", name) for name in plan.model_fields_set
+    }
+
+
+@settings(max_examples=40)
+@given(PLANS, CHANGES)
+def test_other_values_state_nothing_else(plan, changes):
+    """What a plan leaves open is open in a copy with other values, which has all others as before."""
+    copy = plan.with_values(**changes)
+    new = {(SECTION_OF[key], key) for key in changes} | {("", SECTION_OF[key]) for key in changes}
+    assert stated(copy) == stated(plan) | new
+    assert copy == Plan(**{**plan.model_dump(), **changes})
+    mesh = Mesh(cp=2)
+    assert plan.with_values(mesh=mesh).mesh == mesh
+    assert mesh.model_fields_set == {"cp"}
 
 
 @settings(max_examples=40)
