@@ -117,6 +117,8 @@ def rollout(given: Options, longest: tuple[int, int]) -> RolloutSide:
         return RolloutSide(without_nothing(section), longest, None, KEPT, tuple(notes))
     each = min(engine.devices, given.whole("cluster.n_gpus_per_node") or 8)
     ahead = given.whole(f"{ROLLOUT}max_head_offpolicyness", 0) or 0
+    if section["weights"].get("through") != "host":
+        section["weights"]["senders"] = "rank"
     section |= {"placement": "split", "synchrony": {"steps_off": ahead, "in_flight": ahead > 0}}
     return RolloutSide(without_nothing(section), longest, (engine.devices, each), KEPT, tuple(notes))
 

@@ -47,6 +47,7 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
             },
         },
         "weights": {
+            "senders": None if together else "rank",
             "sleep": bool(given.on("vllm.enable_sleep", "vllm_enable_sleep")),
             "offload": bool(given.on("ds.enable_sleep", "deepspeed_enable_sleep")),
         },

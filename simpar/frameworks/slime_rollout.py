@@ -49,7 +49,10 @@ def rollout(given: Arguments) -> RolloutSide:
                 "max_sequences": given.number("--sglang-max-running-requests"),
             },
         },
-        "weights": {"offload": together and not given.has("--no-offload-train")},
+        "weights": {
+            "senders": None if together else "rank",
+            "offload": together and not given.has("--no-offload-train"),
+        },
         "passes": {"old_policy": not given.has("--use-rollout-logprobs"), "reference": wants_reference},
     }
     apart = None

@@ -117,7 +117,7 @@ def rollout(
     apart = None
     if is_served:
         apart, section["rollout"] = _pool(given, server, notes)
-        section["placement"] = "split"
+        section["placement"], section["weights"]["senders"] = "split", "rank"
     else:
         section["rollout"] = _beside(given, whole or micro * steps)
     return RolloutSide(without_nothing(section), longest, apart, KEPT, tuple(notes), updates=steps // rounds)

@@ -154,14 +154,18 @@ class WeightMoves(Strict):
     """How weights reach generation, and what leaves the device while the other side works.
 
     ``method`` "gathered": every rollout device receives whole tensors and keeps its part, as RL frameworks do;
-    "resharded": it receives its part alone. ``through`` "host": over the host's memory and network, not from device to
-    device. ``changed`` is the share of values that are sent, each with a 4-byte position (1: all, without positions).
+    "resharded": it receives its part alone. To engines apart whole tensors are broadcast, in one ring with all training
+    ranks (``senders`` "ranks": NeMo-RL, verl) or with the one "rank" that sends (OpenRLHF, slime, TRL, AReaL), whose
+    NICs are those of a device, not of a node. ``through`` "host": over the host's memory and network, not from device
+    to device. ``changed`` is the share of values that are sent, each with a 4-byte position (1: all, without
+    positions).
     ``offload``: colocated training states leave for the host's memory while generation runs; ``sleep``: weights and
     cache of generation are freed while training runs. ``overhead`` is what software adds to every arrival of weights:
     tensors one by one, engines that wake up, as logs of yours tell it.
     """
 
     method: Literal["gathered", "resharded"] = "gathered"
+    senders: Literal["ranks", "rank"] = "ranks"
     through: Literal["device", "host"] = "device"
     changed: PositiveFraction = 1.0
     offload: bool = True

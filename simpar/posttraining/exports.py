@@ -142,6 +142,8 @@ def _lost(setting: PostTrainingSetting, *names: str) -> Iterator[str]:
     section, moves = setting.section, setting.section.weights
     if moves.method == "resharded":
         yield "weights.method = resharded"
+    if moves.senders == "rank":
+        yield "weights.senders = rank"
     if moves.through == "host":
         yield "weights.through = host"
     if moves.changed < 1:

@@ -14,6 +14,9 @@ bytes enter every node and leave every one but the last once, however many there
 
     W / min(NICs of the first node, NICs of a receiving node) + a hop for each node.
 
+Where one rank of the first node is in the ring, alone, its NICs are those next to its device: nodes have a NIC for each
+device, or share a few. Engines on the node that trains receive over its own links.
+
 With "resharded" parts differ, and training nodes send every replica its own: R nodes that need W take R W of the NICs
 of all training nodes together.
 """
@@ -70,7 +73,8 @@ class Received:
 class Resharding:
     """Weights of a model from a training layout to the replicas of an engine.
 
-    ``sources`` is the cluster that trains, ``targets`` the one that generates; ``is_same_pool``: the same devices.
+    ``sources`` is the cluster that trains, ``targets`` the one that generates; ``is_same_pool``: the same devices,
+    ``is_same_node``: other ones of the only node.
     """
 
     layout: Layout
@@ -79,6 +83,7 @@ class Resharding:
     targets: Cluster
     moves: WeightMoves
     is_same_pool: bool
+    is_same_node: bool = False
 
     @cached_property
     def rows(self) -> tuple[Block, ...]:
@@ -186,7 +191,7 @@ class Resharding:
         """Seconds of one update of all replicas."""
         received, target, up = self.received, parameters(self.targets), self.targets.profile.scale_up
         inside = received.from_node / (up.bandwidth * target["send_efficiency"])
-        over = self._network_s if received.into_node else 0.0
+        over = self._network_s if received.into_node and not self.is_same_node else 0.0
         latency = (target["base_us"] + self._hops * target["nic_hop_us"]) * US
         parts = [inside, over]
         if self.moves.through == "host":
@@ -207,7 +212,7 @@ class Resharding:
     @property
     def _hops(self) -> int:
         """Nodes that a value goes through, one after the other."""
-        return self.targets.nodes if self._is_broadcast else 1
+        return self.targets.nodes if self._is_broadcast and not self.is_same_node else 1
 
     @property
     def _network_s(self) -> float:
@@ -217,7 +222,10 @@ class Resharding:
         assert out is not None, "a pool of several nodes has a network"
         assert sending is not None, "as has the one that sends to it"
         rate = out.nics_per_node * out.nic_bandwidth * parameters(self.targets)["nic_efficiency"]
-        sent = sending.nics_per_node * sending.nic_bandwidth * parameters(self.sources)["nic_efficiency"]
+        nics = sending.nics_per_node
+        if self._is_broadcast and self.moves.senders == "rank":
+            nics = max(1, nics // self.sources.profile.devices_per_node)
+        sent = nics * sending.nic_bandwidth * parameters(self.sources)["nic_efficiency"]
         if self._is_broadcast:
             return received.into_node / min(rate, sent)
         return max(received.into_node / rate, received.from_others / self.sources.nodes / sent)

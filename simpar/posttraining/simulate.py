@@ -81,19 +81,30 @@ def make_setting(
     stack: Stack | str | None = None,
     pool: Cluster | None = None,
 ) -> "PostTrainingSetting":
-    """Both sides of a step, checked; ``pool`` in place of whole nodes that only generate. Raises UserError."""
+    """Both sides of a step, checked. Raises UserError.
+
+    ``pool`` stands for whole nodes that only generate: a part of a node, of the one that trains if both fit there.
+    """
     cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
     section = as_section(post_training)
     plan, assumed = with_units(plan, cluster)
     graph = as_model(model, training.seq_len)
     check_section(cluster, plan, training, section)
+    shares_node = pool is not None and _fit_together(cluster, pool)
     if not section.has_pool:
         pool = cluster
     elif pool is None:
         pool = load_cluster(section.rollout.hardware or cluster.profile, section.rollout.nodes)
     served = ServingEngine.of(graph, pool, section.rollout, training.seq_len)
     side = TrainingSide(graph, cluster, plan, training, section, stack)
-    return PostTrainingSetting(section, side, served, pool, (assumed,) if assumed else ())
+    return PostTrainingSetting(section, side, served, pool, (assumed,) if assumed else (), shares_node)
+
+
+def _fit_together(cluster: Cluster, pool: Cluster) -> bool:
+    """Whether the devices of two pools are those of one node."""
+    return cluster.nodes == pool.nodes == 1 and (
+        cluster.world_size + pool.world_size <= cluster.profile.devices_per_node
+    )
 
 
 def check_section(cluster: Cluster, plan: Plan, training: Training, section: PostTraining) -> None:
@@ -112,6 +123,9 @@ def check_section(cluster: Cluster, plan: Plan, training: Training, section: Pos
             f"post_training.weights.changed = {section.weights.changed:g}: allowed with method = resharded, by which a "
             "device receives what it keeps"
         )
+    if section.weights.senders == "rank" and (section.weights.method != "gathered" or not section.has_pool):
+        raise UserError("post_training.weights.senders = rank: allowed with method = gathered and placement split or "
+                        "hybrid, where whole tensors are broadcast")  # fmt: skip
     engine = section.rollout.engine
     if engine.max_sequences > engine.token_budget:
         raise UserError(
@@ -123,13 +137,14 @@ def check_section(cluster: Cluster, plan: Plan, training: Training, section: Pos
 
 @dataclass(frozen=True)
 class PostTrainingSetting:
-    """Both sides of a step: how each works, and what moves between them."""
+    """Both sides of a step: how each works, and what moves between them; ``shares_node``: both are on one node."""
 
     section: PostTraining
     trained: TrainingSide
     served: ServingEngine
     pool: Cluster
     assumed: tuple[str, ...] = ()
+    shares_node: bool = False
 
     @property
     def num_joined(self) -> int:
@@ -173,7 +188,8 @@ class PostTrainingSetting:
         """How weights go from one layout to the other; to both pools at once, of which this is the slower one."""
         layout, cluster, section = self.trained.usual.layout, self.trained.cluster, self.section
         targets = [(cluster, True)] * section.takes_turns + [(self.pool, False)] * section.has_pool
-        moves = [Resharding(layout, self.served, cluster, to, section.weights, same) for to, same in targets]
+        near = self.shares_node
+        moves = [Resharding(layout, self.served, cluster, to, section.weights, same, near) for to, same in targets]
         return max(moves, key=lambda one: one.time_s)
 
     @cached_property

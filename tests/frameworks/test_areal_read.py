@@ -98,7 +98,7 @@ def test_a_config_is_read_whole(beside):
         "rollout": {"tp": 1, "pp": 1, "ep": 1, "engine": {
             "token_budget": 32768, "max_sequences": 256, "memory_fraction": 0.8, "graphs": True,
             "prefix_sharing": False}},
-        "weights": {"offload": False},
+        "weights": {"offload": False, "senders": "rank"},
         "passes": {"old_policy": True, "reference": False},
     }  # fmt: skip
     for start in (START, f"python3 -m areal.launcher.local {START.partition(' ')[2]} scheduler.type=local"):

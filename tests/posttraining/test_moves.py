@@ -109,6 +109,32 @@ def test_a_slow_network_of_the_first_node_holds_a_broadcast_up():
     assert slow.time_s > BYTES / rate
 
 
+@pytest.mark.parametrize("nics", [1, 8, 16])
+def test_a_rank_that_broadcasts_alone_has_the_nics_of_its_device(nics):
+    """One of eight, two of sixteen, or the only one of the node; all ranks together have those of the node."""
+    moved = resharding({"zero": 3}, {"tp": 8}, nodes=2, split=True, others=4, senders="rank")
+    profile = moved.sources.profile
+    out = profile.scale_out.model_copy(update={"nics_per_node": nics})
+    sources = simpar.Cluster(profile.model_copy(update={"scale_out": out}), 2)
+    alone = replace(moved, sources=sources)
+    rate = max(1, nics // 8) * 50e9 * parameters(sources)["nic_efficiency"]
+    receives = 8 * 50e9 * parameters(moved.targets)["nic_efficiency"]
+    assert alone._network_s == pytest.approx(BYTES / min(rate, receives))
+    together = replace(alone, moves=WeightMoves())
+    assert together.time_s <= alone.time_s
+
+
+def test_engines_on_the_node_that_trains_receive_over_its_links():
+    """No NIC is passed, whoever sends."""
+    for senders in ("ranks", "rank"):
+        moved = resharding({"zero": 3}, {"tp": 8}, split=True, senders=senders)
+        near = replace(moved, is_same_node=True)
+        inside = BYTES / (450e9 * parameters(moved.targets)["send_efficiency"])
+        copied = (2.0 * near.received.from_node + 2.0 * near.received.needed) / near.engine.kernels.bandwidth
+        assert near.time_s == pytest.approx(inside + copied, rel=1e-3)
+        assert near.time_s <= moved.time_s
+
+
 def test_fewer_values_and_other_roads():
     """Changed values carry their positions; a hundredth of them is sent with 6 bytes for 2."""
     usual, few = ({"method": "resharded", "changed": changed} for changed in (1.0, 0.01))

@@ -126,6 +126,8 @@ def test_more_devices_for_generation_shorten_the_wait():
         ({"synchrony": {"in_flight": True}}, r"allowed: with steps_off of 1 or more"),
         ({"rollout": {"engine": {"token_budget": 64}}}, r"max_sequences = 1024: allowed: up to token_budget = 64"),
         ({"weights": {"changed": 0.1}}, r"weights.changed = 0.1: allowed with method = resharded"),
+        ({"weights": {"senders": "rank"}}, r"senders = rank: allowed with method = gathered and placement split"),
+        ({**SPLIT, "weights": {"senders": "rank", "method": "resharded"}}, r"senders = rank: allowed with method"),
         ({"lengths": {**LENGTHS, "response": {"fixed": 4000}}}, r"4000 tokens behind a prompt of 128"),
     ],
 )
