@@ -22,7 +22,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.kept import cache_folder, digest, keep, replace_file
 
-FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-shared")
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-ffp-contract=off", "-shared")
 KIND = "native"
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -35,12 +35,16 @@ class NativeUnavailableError(Exception):
 class NativeLibrary:
     """The functions of one C source file, with constants that Python defines for it.
 
-    It is kept in a file named by all that it depends on: beside the source if somebody has put it there (for machines
-    without a compiler, by :meth:`make`), else in the user's cache.
+    ``worth`` is how much work Python does, in units of the caller's, in the time that compiling takes. The library is
+    kept in a file named by all that it depends on: beside the source if somebody has put it there (for machines without
+    a compiler, by :meth:`make`), else in the user's cache.
     """
 
     source: Path
+    worth: int
     constants: Mapping[str, int] = field(default_factory=dict)
+    done: int = 0
+    """Work that Python has done in this process."""
     loaded: ctypes.CDLL | None = None
     why_not: str = ""
     """Why it could not be compiled or loaded when this process tried; a process tries once."""
@@ -67,12 +71,16 @@ class NativeLibrary:
                 raise
         return self.loaded
 
-    def load_if(self, worth_it: bool) -> ctypes.CDLL | None:
-        """The library if it is ready or worth compiling, and can be had; else None, and Python does the work."""
-        if not worth_it and not self.is_ready:
-            return None
-        with suppress(NativeUnavailableError):
-            return self.load()
+    def is_worth(self, work: int) -> bool:
+        """Whether it is ready, or worth compiling for some work on top of what Python has done."""
+        return self.is_ready or self.done + work > self.worth
+
+    def load_for(self, work: int) -> ctypes.CDLL | None:
+        """The library if it is worth it and can be had; else None: Python then does the work, which is counted."""
+        if self.is_worth(work):
+            with suppress(NativeUnavailableError):
+                return self.load()
+        self.done += work
         return None
 
     def make(self, folder: Path) -> Path:

@@ -343,7 +343,7 @@ def test_the_gate_runs_what_the_readme_says():
     blocks = re.findall(r"```bash\n(.*?)```", readme(), flags=re.DOTALL)
     first, second = (block.strip() for block in blocks[:2])
     assert first.startswith("pip install . && simpar simulate ")
-    assert re.fullmatch(r'pip install "\.\[dev,fast\]" && python -m pytest -n 2', second)
+    assert re.fullmatch(r'pip install "\.\[dev\]" && python -m pytest -n 2', second)
     gate = (ROOT / ".ci/run").read_text()
     patterns = re.findall(r"grep -m1 '([^']*)' README\.md", gate)
     found = [next(line for line in readme().splitlines() if re.match(pattern, line)) for pattern in patterns]

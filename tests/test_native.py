@@ -28,14 +28,14 @@ def kept(tmp_path):
 @needs_compiler
 def test_it_is_compiled_once_for_all_processes(tmp_path, source, monkeypatch):
     """Kept by what it depends on: constants and the text; later no compiler is asked."""
-    assert not NativeLibrary(source, {"MORE": 2}).is_ready
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
-    assert NativeLibrary(source, {"MORE": 3}).load().more(40) == 43
+    assert not NativeLibrary(source, 100, {"MORE": 2}).is_ready
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 3}).load().more(40) == 43
     source.write_text(SOURCE.replace("+", "-"))
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 38
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 38
     assert len(kept(tmp_path)) == 3
     monkeypatch.setenv("CC", "no-such-compiler")
-    again = NativeLibrary(source, {"MORE": 2})
+    again = NativeLibrary(source, 100, {"MORE": 2})
     assert again.is_ready
     assert again.load().more(40) == 38
 
@@ -43,21 +43,21 @@ def test_it_is_compiled_once_for_all_processes(tmp_path, source, monkeypatch):
 @needs_compiler
 def test_a_torn_file_is_made_anew(tmp_path, source):
     """As one of another machine with the same home would be."""
-    NativeLibrary(source, {"MORE": 2}).load()
+    NativeLibrary(source, 100, {"MORE": 2}).load()
     (path,) = kept(tmp_path)
     path.unlink()  # it is mapped into this process, so not written to
     path.write_bytes(b"torn")
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
     assert len(kept(tmp_path)) == 1
 
 
 @needs_compiler
 def test_it_may_lie_beside_its_source(tmp_path, source, monkeypatch):
     """Put there for machines without a compiler."""
-    made = NativeLibrary(source, {"MORE": 2}).make(source.parent)
+    made = NativeLibrary(source, 100, {"MORE": 2}).make(source.parent)
     assert made.parent == source.parent
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
     assert not (tmp_path / "cache").exists()
 
 
@@ -66,23 +66,23 @@ def test_it_may_lie_beside_its_source(tmp_path, source, monkeypatch):
 def test_a_cache_that_cannot_be_written_to_keeps_nothing(tmp_path, source):
     """The process has its own."""
     (tmp_path / "cache").mkdir(mode=0o500)
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
 
 
 @needs_compiler
 def test_a_cache_that_is_a_file_keeps_nothing(tmp_path, source):
     """The process has its own."""
     (tmp_path / "cache").write_text("")
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
 
 
 @needs_compiler
 def test_other_processes_are_given_it(tmp_path, source, monkeypatch):
     """Their cache folder is another; they start no compiler."""
-    NativeLibrary(source, {"MORE": 2}).share(tmp_path / "theirs")
+    NativeLibrary(source, 100, {"MORE": 2}).share(tmp_path / "theirs")
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    assert NativeLibrary(source, {"MORE": 2}).load().more(40) == 42
+    assert NativeLibrary(source, 100, {"MORE": 2}).load().more(40) == 42
 
 
 def test_why_it_cannot_be_compiled_is_said_once(source, monkeypatch):
@@ -90,11 +90,23 @@ def test_why_it_cannot_be_compiled_is_said_once(source, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiler() == []
     with pytest.raises(NativeUnavailableError, match="no C compiler is installed"):
-        NativeLibrary(source, {"MORE": 2}).load()
+        NativeLibrary(source, 100, {"MORE": 2}).load()
     monkeypatch.setenv("CC", "false")
-    library = NativeLibrary(source, {"MORE": 2})
+    library = NativeLibrary(source, 100, {"MORE": 2})
     library.share(Path(os.devnull))
     for _ in range(2):
         with pytest.raises(NativeUnavailableError, match=r"false cannot compile more\.c"):
             library.load()
     assert not library.is_ready
+
+
+@needs_compiler
+def test_it_is_compiled_once_it_had_much_to_do(source, monkeypatch):
+    """Work that Python does is counted; where there is no compiler it goes on for ever."""
+    library = NativeLibrary(source, 100, {"MORE": 2})
+    assert [library.load_for(work) is None for work in (50, 50, 1)] == [True, True, False]
+    assert NativeLibrary(source, 100, {"MORE": 2}).load_for(1).more(40) == 42
+    monkeypatch.setenv("CC", "no-such-compiler")
+    library = NativeLibrary(source, 100, {"MORE": 3})
+    assert [library.load_for(work) for work in (50, 500, 500)] == [None] * 3
+    assert library.done == 1050

@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
     from simpar.engine import describe_compiled
 
     packages = ("numpy", "scipy", "simpy", "networkx", "pandas", "matplotlib", "pydantic", "typer", "rich")
-    extras = {"numba": "extra fast: searches of zero-bubble schedules", "torch": "extra torch: real runs"}
+    extras = {"torch": "extra torch: real runs"}
     result = {"simpar": version(), "python": platform.python_version()}
     for name in (*packages, *extras):
         try:

@@ -8,7 +8,6 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from simpar import files
-from simpar.dataclass import dataclass
 from simpar.errors import TooContendedError, UserError
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ OPEN = ("event", "sweep")
 """The modules that other rooms may import; all others are inner."""
 
 ENGINES = ("auto", "reference", "plain", "sweep", "event")
-MANY_OPS = 150_000
-"""Ops, of all Programs together, that the plain engine runs in the time in which the event engine is compiled."""
 OPS_A_SHARE = 2  # a flow that is re-shared takes the plain engine as long as so many ops
 
 
@@ -37,9 +34,9 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
     if name == "auto":
         if not (program.ops.work_bytes > 0).any():
             return _named("sweep")
-        if _library().load_if(_PLAIN.spent_ops + len(program) + more_ops > MANY_OPS):
+        if _library().is_worth(len(program) + more_ops) and start_compiled():
             return _named("event")
-        return _PLAIN.run
+        return _run_plain
     if name == "event" and not start_compiled():
         raise UserError(f"engine event: {_library().why_not}; allowed: auto, plain, sweep, reference")
     return _named(name)
@@ -57,7 +54,13 @@ def describe_compiled() -> str:
 
 def start_compiled() -> bool:
     """Whether the compiled engine is there, compiled now if need be."""
-    return _library().load_if(True) is not None
+    from simpar.native import NativeUnavailableError
+
+    try:
+        _library().load()
+    except NativeUnavailableError:
+        return False
+    return True
 
 
 def _library() -> NativeLibrary:
@@ -66,33 +69,26 @@ def _library() -> NativeLibrary:
     return LIBRARY
 
 
-@dataclass
-class _PlainEngine:
-    """The plain engine and what this process has spent in it, in ops: flows re-shared count as several."""
+def _run_plain(program: Program) -> Timing:
+    """Start and finish of every op by the plain engine; what repeats in a step is run for some microbatches only."""
+    from simpar.engine import periodic
 
-    spent_ops: float = 0.0
-
-    def run(self, program: Program) -> Timing:
-        """Start and finish of every op; what repeats in a step is run for some microbatches only."""
-        from simpar.engine import periodic
-
-        return periodic.run(program, self._whole)
-
-    def _whole(self, program: Program) -> Timing:
-        """Every op is run; the compiled engine takes over where links are shared so often that it pays."""
-        from simpar.engine.plain import PlainRun
-
-        left = max(MANY_OPS - self.spent_ops - len(program), 0.0)
-        run = PlainRun(program, most_shared=inf if _library().why_not else left / OPS_A_SHARE)
-        try:
-            return run.timing()
-        except TooContendedError:
-            return _named("event" if start_compiled() else "plain")(program)
-        finally:
-            self.spent_ops += len(program) + OPS_A_SHARE * run.shared
+    return periodic.run(program, _run_whole)
 
 
-_PLAIN = _PlainEngine()
+def _run_whole(program: Program) -> Timing:
+    """Every op is run; the compiled engine takes over where links are shared so often that it pays."""
+    from simpar.engine.plain import PlainRun
+
+    library = _library()
+    left = max(library.worth - library.done - len(program), 0)
+    run = PlainRun(program, most_shared=inf if library.why_not else left / OPS_A_SHARE)
+    try:
+        return run.timing()
+    except TooContendedError:
+        return _named("event" if start_compiled() else "plain")(program)
+    finally:
+        library.done += len(program) + OPS_A_SHARE * run.shared
 
 
 def _named(name: str) -> Callable[[Program], Timing]:

@@ -14,9 +14,7 @@ from simpar.native import NativeLibrary, int32_column, int64_column, pointers
 from simpar.program.ir.program import Program, Timing, stream_edges
 from simpar.units import Flags, Floats, Indices, Ints
 
-LIBRARY = NativeLibrary(Path(__file__).with_name("chains.c"))
-MANY_OPS = 500_000
-"""Ops for which numpy takes as long as the compiler."""
+LIBRARY = NativeLibrary(Path(__file__).with_name("chains.c"), worth=500_000)  # ops
 TICKS_PER_NS = 64
 """Sums of a step of up to 39 hours are exact."""
 A_STEP = 500
@@ -32,7 +30,7 @@ def to_ticks(ns: ArrayLike) -> Floats:
 def binding_predecessors(program: Program, timing: Timing) -> Indices:
     """For every op the predecessor that finishes last, the first among equals: int32[num_ops], -1 for none."""
     count, waits, streams = len(program), program.dependencies, program.streams
-    if library := LIBRARY.load_if(count >= MANY_OPS):
+    if library := LIBRARY.load_for(count):
         result = np.empty(count, dtype=np.int32)
         rows = [(int64_column(each.pointer), int32_column(each.item)) for each in (waits, streams)]
         given = int64_column(timing.finish_ns), result
@@ -53,7 +51,7 @@ def binding_predecessors(program: Program, timing: Timing) -> Indices:
 
 def sum_along(binding: Indices, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops], in whole ticks, over every op and the chain of its binding predecessors."""
-    if library := LIBRARY.load_if(len(binding) >= MANY_OPS):
+    if library := LIBRARY.load_for(len(binding)):
         result, given = np.empty(len(binding)), (int32_column(binding), np.ascontiguousarray(values, np.float64))
         if library.sum_along(ctypes.c_int64(len(binding)), *pointers(*given, result)):
             return result

@@ -22,15 +22,14 @@ def program(nodes=1, **plan):
 
 def module(run):
     """The engine that a function is of."""
-    return "plain" if hasattr(run, "__self__") else run.__module__.rpartition(".")[2]
+    return "plain" if run.__module__ == engine.__name__ else run.__module__.rpartition(".")[2]
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """The engine as on a machine on which nothing was compiled; returns where it will be kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(event, "LIBRARY", NativeLibrary(event.LIBRARY.source, event.LIBRARY.constants))
-    monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine())
+    monkeypatch.setattr(event, "LIBRARY", NativeLibrary(event.LIBRARY.source, event.MANY_OPS, event.LIBRARY.constants))
     return tmp_path / "simpar" / "native"
 
 
@@ -49,10 +48,10 @@ def test_a_compiled_engine_that_is_kept_runs_small_programs_too(fresh):
 
 
 @needs_compiler
-def test_many_small_programs_start_it(fresh, monkeypatch):
+def test_many_small_programs_start_it(fresh):
     """Once their ops together are worth it; answers name the engine that was asked for, so they are the same before."""
     small, asked = program(tp=2), {"tp": 2}
-    monkeypatch.setattr(engine, "_PLAIN", engine._PlainEngine(engine.MANY_OPS - 2 * len(small)))
+    event.LIBRARY.done = event.MANY_OPS - 2 * len(small)
     names, answers = [], []
     for _ in range(4):
         names.append(module(choose_engine("auto", small)))
@@ -66,29 +65,30 @@ def test_many_small_programs_start_it(fresh, monkeypatch):
 def test_it_is_compiled_where_that_pays(fresh):
     """The first run on a machine takes no longer than plain Python."""
     small = program(tp=2)
-    chosen = [module(choose_engine("auto", small, more_ops=engine.MANY_OPS + more - len(small))) for more in (0, 1)]
+    chosen = [module(choose_engine("auto", small, more_ops=event.MANY_OPS + more - len(small))) for more in (0, 1)]
     assert chosen == ["plain", "event"]
 
 
 @needs_compiler
 def test_it_takes_over_where_links_are_shared_again_and_again(fresh, monkeypatch):
     """A Program of few ops may take the plain engine as long as many do; the timing is the same."""
-    small, slow = program(nodes=2, tp=2, pp=2, zero=2), engine._PlainEngine()
-    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * engine.MANY_OPS)
+    small = program(nodes=2, tp=2, pp=2, zero=2)
+    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * event.MANY_OPS)
     theirs = reference.run(small)
-    for _ in range(2):
-        ours = slow.run(small)
+    for chosen in ("plain", "event"):
+        run = choose_engine("auto", small)
+        assert module(run) == chosen
+        assert run(small).finish_ns.tolist() == theirs.finish_ns.tolist()
         assert event.LIBRARY.is_ready
-        assert ours.finish_ns.tolist() == theirs.finish_ns.tolist()
-    assert slow.spent_ops > engine.MANY_OPS
+    assert event.LIBRARY.done > event.MANY_OPS
 
 
 def test_where_it_cannot_be_compiled_the_plain_engine_goes_on(fresh, monkeypatch):
     """However large the job and however often links are shared; it is tried once."""
     monkeypatch.setenv("CC", "false")
     small = program(nodes=2, tp=2, pp=2, zero=2)
-    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * engine.MANY_OPS)
-    run = choose_engine("auto", small, more_ops=engine.MANY_OPS)
+    monkeypatch.setattr(engine, "OPS_A_SHARE", 10 * event.MANY_OPS)
+    run = choose_engine("auto", small, more_ops=event.MANY_OPS)
     assert module(run) == "plain"
     assert "false cannot compile event.c" in event.LIBRARY.why_not
     assert run(small).finish_ns.tolist() == reference.run(small).finish_ns.tolist()

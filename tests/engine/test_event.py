@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simpar.engine import MANY_OPS, choose_engine, event, reference
+from simpar.engine import choose_engine, event, reference
 from simpar.engine.sharing import LinkChange
 from simpar.errors import UserError
 from simpar.native import NativeLibrary
@@ -23,13 +23,12 @@ def one_flow():
 
 def test_without_a_compiler_it_says_what_is_missing(monkeypatch):
     """No error from the depths: one line, and the engines that need none."""
-    library = NativeLibrary(event.LIBRARY.source, {"FRACTION_BITS": 1})
+    library = NativeLibrary(event.LIBRARY.source, event.MANY_OPS, {"FRACTION_BITS": 1})
     monkeypatch.setattr(event, "LIBRARY", library)
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(UserError, match=r"engine event: no C compiler is installed .*; allowed: auto, plain, sweep, "):
         choose_engine("event", one_flow())
-    assert choose_engine("auto", one_flow(), more_ops=MANY_OPS).__name__ == "run"
-    assert choose_engine("auto", one_flow(), more_ops=MANY_OPS)(one_flow()).finish_ns.tolist() == [1000]
+    assert choose_engine("auto", one_flow(), more_ops=event.MANY_OPS)(one_flow()).finish_ns.tolist() == [1000]
 
 
 def test_an_empty_program_takes_no_time():

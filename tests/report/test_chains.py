@@ -18,9 +18,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 def both(call):
     """What numpy gives and what the compiled loops give."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "MANY_OPS", 0)
+        patch.setattr(chains, "LIBRARY", NativeLibrary(chains.LIBRARY.source, worth=0))
         compiled = call()
-        patch.setattr(chains, "LIBRARY", NativeLibrary(chains.LIBRARY.source, why_not="not here"))
+        patch.setattr(chains, "LIBRARY", NativeLibrary(chains.LIBRARY.source, worth=0, why_not="not here"))
         return call(), compiled
 
 

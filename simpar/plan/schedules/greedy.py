@@ -11,17 +11,20 @@ gradients instead.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import field
 from functools import lru_cache
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.compiled import Loop
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
+from simpar.native import NativeLibrary, pointers
 from simpar.plan.schedules.actions import F, I, Ints, RankActions, Schedule, W, columns
 from simpar.plan.schedules.producer import NONE, Costs, Moment, Names, Producer, Promise, moment
 
@@ -30,6 +33,7 @@ UNIT: Costs = (1.0, 1.0, 1.0)
 CODES = np.array([F, I, W])
 """Kinds of actions in the order of their numbers: kind 1 of stage s is action ``1 * stages + s``."""
 NEVER = float("inf")
+LIBRARY = NativeLibrary(Path(__file__).with_name("greedy.c"), worth=100_000)  # actions
 
 
 def zb_h1(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
@@ -112,7 +116,7 @@ def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Greed
         forward, gradient, weight = map(float, costs)
         seconds, idle = (forward, gradient, weight), GreedyPipeline.idle(rank_of_stage, m, actions)
         other, quickest = simulate(rank_of_stage, m, rule, seconds)
-        actions = other if quickest < MAKESPAN(idle, m, seconds) else actions
+        actions = other if quickest < makespan(idle, m, seconds) else actions
     ends = 3 * m * np.cumsum(np.bincount(rank_of_stage))
     return Schedule(name, m, rank_of_stage, _by_rank(actions, rank_of_stage, ends))
 
@@ -129,7 +133,7 @@ def schedule_beginning(
 ) -> Schedule:
     """The table for ``costs`` up to the time at which the first stage has begun ``forwards`` forwards."""
     pipeline = GreedyPipeline.idle(rank_of_stage, m, rule.order)
-    RUN(pipeline, m, rule.cap, costs, forwards)
+    run(pipeline, m, rule.cap, costs, forwards)
     begins = 3 * m * pipeline.first[:-1]
     parts = [pipeline.actions[slice(*ends)] for ends in zip(begins, pipeline.written, strict=True)]
     ranks = _by_rank(np.concatenate(parts), rank_of_stage, np.cumsum(pipeline.written - begins))
@@ -139,9 +143,9 @@ def schedule_beginning(
 def simulate(rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs) -> tuple[Ints, float]:
     """Run the pipeline: (numbers of actions int64[3 stages m], rank after rank; makespan in units of ``costs``)."""
     pipeline = GreedyPipeline.idle(rank_of_stage, m, rule.order)
-    makespan = RUN(pipeline, m, rule.cap, costs, m + 1)
+    ends = run(pipeline, m, rule.cap, costs, m + 1)
     assert (pipeline.done == m).all(), "a rule waits for ever"
-    return pipeline.actions, makespan
+    return pipeline.actions, ends
 
 
 def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple[RankActions, ...]:
@@ -159,10 +163,7 @@ def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple
 
 
 def _run(state: GreedyPipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
-    """Run an idle pipeline by a rule and return the time at which it ends.
-
-    It ends when no rank has anything left to do, or when the first stage has begun ``most`` forwards.
-    """
+    """:func:`run` in Python."""
     num, rank_of_stage, ready_at, done = len(state.stages), state.rank_of_stage, state.ready_at, state.done
     asleep = [True] * (len(state.first) - 1)
     asleep[rank_of_stage[0]] = False
@@ -275,7 +276,7 @@ def _in_order(state: GreedyPipeline, m: int, cap: int, rank: int, now: float) ->
 
 
 def _makespan(state: GreedyPipeline, m: int, seconds: Costs) -> float:
-    """The time at which the order of an idle pipeline (a whole table) ends if every action starts when it can."""
+    """:func:`makespan` in Python."""
     num, ranks, order, ready_at, done = (
         len(state.stages),
         len(state.first) - 1,
@@ -310,8 +311,56 @@ def _makespan(state: GreedyPipeline, m: int, seconds: Costs) -> float:
     return max(clock)
 
 
-RUN = Loop(_run, _target, _next_arrival, _ready, _in_turn, _in_order, _choice)
-MAKESPAN = Loop(_makespan, _target)
+class _Pipeline(ctypes.Structure):
+    """The struct ``Pipeline`` of greedy.c: sizes, the cap, whether there is an order, and the columns."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_stages", "num_ranks", "m", "cap", "is_ordered")),
+        *((name, ctypes.c_void_p) for name in ("rank_of_stage", "stages", "first", "order", "ready_at", "done")),
+        *((name, ctypes.c_void_p) for name in ("actions", "in_flight", "written", "paid", "taken", "early")),
+    )
+
+    @staticmethod
+    def of(state: GreedyPipeline, m: int, cap: int) -> _Pipeline:
+        """The struct of a pipeline, whose columns must outlive it."""
+        sizes = len(state.stages), len(state.first) - 1, m, cap, int(len(state.order) > 0)
+        return _Pipeline(*sizes, *pointers(*state))
+
+
+def run(state: GreedyPipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
+    """Run an idle pipeline by a rule and return the time at which it ends.
+
+    It ends when no rank has anything left to do, or when the first stage has begun ``most`` forwards.
+    """
+    if library := LIBRARY.load_for(len(state.actions)):
+        library.run.restype = ctypes.c_double
+        given = _Pipeline.of(state, m, cap), (ctypes.c_double * 3)(*seconds)
+        return _with_memory(library.run(ctypes.byref(given[0]), given[1], ctypes.c_int64(most)))
+    return _on_lists(_run, state, m, cap, seconds, most)
+
+
+def makespan(state: GreedyPipeline, m: int, seconds: Costs) -> float:
+    """The time at which the order of an idle pipeline (a whole table) ends if every action starts when it can."""
+    if library := LIBRARY.load_for(len(state.actions)):
+        library.find_makespan.restype = ctypes.c_double
+        given = _Pipeline.of(state, m, 0), (ctypes.c_double * 3)(*seconds)
+        return _with_memory(library.find_makespan(ctypes.byref(given[0]), given[1]))
+    return _on_lists(_makespan, state, m, seconds)
+
+
+def _with_memory(ends: float) -> float:
+    if ends < 0:
+        raise MemoryError("a schedule's table needs more memory")
+    return ends
+
+
+def _on_lists(loop: Callable[..., float], state: GreedyPipeline, *rest: object) -> float:
+    """What a loop gives on lists in place of columns, from which Python reads entries faster; columns are updated."""
+    lists = GreedyPipeline(*(column.tolist() for column in state))
+    result = loop(lists, *rest)
+    for column, entries in zip(state, lists, strict=True):
+        column[:] = entries
+    return result
 
 
 def _first_back(rank: int, p: int, _vpp: int, m: Ints) -> Moment:

@@ -7,21 +7,24 @@ a batch axis over rows.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from simpar.compiled import Loop
 from simpar.dataclass import dataclass
+from simpar.native import NativeLibrary, int64_column, pointers
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.planner.bound.paths import Hops
 from simpar.planner.space.table import group_indices
 from simpar.units import Flags, Floats, Ints
 
 Blocked = frozenset[tuple[str, bool]]
+LIBRARY = NativeLibrary(Path(__file__).with_name("sweep.c"), worth=500_000)  # entries of finish times
 
 
 class ActionColumns(NamedTuple):
@@ -120,10 +123,8 @@ class PrecedenceGraph:
         """Actions in groups that wait only for earlier groups; a table with split pairs has the levels of ``whole``."""
         if self.whole is not None:
             return self.whole.levels
-        depth = np.zeros(len(self.code), dtype=np.int64)
         ends = np.flatnonzero(np.diff(self.rank, append=-1)) + 1
-        DEPTHS(ends, self.source, self.other, depth)
-        return list(group_indices(depth))
+        return list(group_indices(depths(ends, self.source, self.other)))
 
     @cached_property
     def graph(self) -> ActionColumns:
@@ -235,9 +236,12 @@ def finishes_ns(
     )  # else some stages send nothing back, and these must not queue
     finish = np.zeros((len(table.code) + 1, count))  # index -1, the extra last row: nothing to wait for
     arrival = np.zeros_like(finish)
-    if (sweep := SWEEP.compile_if_hot(finish.size)) is not None:
+    if library := LIBRARY.load_for(finish.size):
         opening = np.zeros((0, 0)) if floors is None else floors
-        sweep(table.graph, (durations, messages), opening, (finish, arrival), all_sent)
+        numbers = [np.ascontiguousarray(each, np.float64) for each in (durations, messages, opening)]
+        graph = [int64_column(each) for each in table.graph]
+        sizes = [ctypes.c_int64(size) for size in (len(table.code), count, opening.shape[1], int(all_sent))]
+        library.sweep(*sizes, *pointers(*graph, *numbers, finish, arrival))
         return finish[:-1]
     opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.graph.opened >= 0
     for level in table.levels:
@@ -255,32 +259,23 @@ def finishes_ns(
     return finish[:-1]
 
 
-def _sweep(
-    graph: ActionColumns, charges: tuple[Floats, Floats], floors: Floats, times: tuple[Floats, Floats], all_sent: bool
-) -> None:
-    """:func:`finishes_ns` action by action instead of by level; fills ``times`` with ends and arrivals of messages."""
-    durations, messages = charges
-    finish, arrival = times
-    for at in graph.order:
-        before, source, other, queue = graph.before[at], graph.source[at], graph.other[at], graph.queue[at]
-        for row in range(finish.shape[1]):
-            begin = max(finish[before, row], arrival[source, row], arrival[other, row])
-            end = begin + durations[graph.column[at], row]
-            if len(floors) and graph.opened[at] >= 0:
-                end = max(end, floors[row, graph.opened[at]])
-            finish[at, row] = end
-            took = messages[graph.message[at], row]
-            leaves = max(end, arrival[queue, row]) if all_sent or took > 0 else end
-            arrival[at, row] = leaves + took
-
-
-def _depths(ends: Ints, source: Ints, other: Ints, depth: Ints) -> None:
-    """The length of the longest chain of actions that ends with each action; fills ``depth``.
+def depths(ends: Ints, source: Ints, other: Ints) -> Ints:
+    """The length of the longest chain of actions that ends with each action, int64[actions].
 
     The actions of a rank stop before its entry of ``ends``. Ranks are visited back and forth, each running as far as
     its inputs allow, until all have run all actions.
     """
-    ranks, left = len(ends), len(depth)
+    ranks, left = len(ends), len(source)
+    if library := LIBRARY.load_for(left):
+        result, columns = np.zeros(left, dtype=np.int64), [int64_column(each) for each in (ends, source, other)]
+        assert library.find_depths(ctypes.c_int64(ranks), *pointers(*columns, result)), "a verified table has no cycle"
+        return result
+    return np.array(_depths(ends.tolist(), source.tolist(), other.tolist()), dtype=np.int64)
+
+
+def _depths(ends: list[int], source: list[int], other: list[int]) -> list[int]:
+    """:func:`depths` in Python."""
+    ranks, left, depth = len(ends), len(source), [0] * len(source)
     position, chain = [0 if rank == 0 else ends[rank - 1] for rank in range(ranks)], [0] * ranks
     while left > 0:
         before = left
@@ -298,10 +293,7 @@ def _depths(ends: Ints, source: Ints, other: Ints, depth: Ints) -> None:
                 position[rank] = at + 1
                 left -= 1
         assert left < before, "a verified table has no cycle"
-
-
-SWEEP = Loop(_sweep)
-DEPTHS = Loop(_depths)
+    return depth
 
 
 def charge_messages(

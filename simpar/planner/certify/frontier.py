@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import dynamic_power_share
 from simpar.dataclass import dataclass
-from simpar.engine import MANY_OPS
+from simpar.engine.event import MANY_OPS
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, OPS, SHAPE, TABLE, TRAFFIC

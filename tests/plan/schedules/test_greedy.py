@@ -5,26 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simpar.native import NativeLibrary
 from simpar.plan.schedules import SCHEDULES, greedy, make_schedule
+from tests.compilers import needs_compiler
 
 NAMES = [name for name, each in SCHEDULES.items() if each.looks_at_costs]
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_tables_are_the_plain_ones(name, monkeypatch):
     """Random durations, odd and even ranks, fewer and more microbatches than ranks."""
-    pytest.importorskip("numba")
     draw = np.random.default_rng(5)
     cases = [(p, m, tuple(draw.uniform(0.2, 3.0, 3).tolist())) for p in (1, 2, 5, 8) for m in (1, 3, 24)]
     texts = []
-    for form in ("plain", "compiled"):
-        for loop in (greedy.RUN, greedy.MAKESPAN):
-            code = loop.plain if form == "plain" else loop.compiled()
-            monkeypatch.setattr(loop, "_compiled", code)
+    for why_not in ("not here", ""):
+        monkeypatch.setattr(greedy, "LIBRARY", NativeLibrary(greedy.LIBRARY.source, worth=0, why_not=why_not))
         made = [make_schedule.__wrapped__(name, p, m, costs=costs) for p, m, costs in cases]
         texts.append([table.to_csv() for table in made])
         greedy._even_table.cache_clear()
+    assert greedy.LIBRARY.loaded
     assert texts[0] == texts[1]
 
 
@@ -33,7 +34,7 @@ def test_the_makespan_of_a_table_is_that_of_its_simulation():
     for p, m, costs in ((3, 7, (1.0, 1.5, 0.5)), (6, 20, (2.0, 1.0, 3.0))):
         place, rule = tuple(range(p)), greedy._turns(p)
         actions, seconds = greedy.simulate(place, m, rule, costs)
-        replayed = greedy.MAKESPAN(greedy.GreedyPipeline.idle(place, m, actions), m, costs)
+        replayed = greedy.makespan(greedy.GreedyPipeline.idle(place, m, actions), m, costs)
         assert m * sum(costs) < replayed <= seconds
 
 

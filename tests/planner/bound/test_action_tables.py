@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simpar.native import NativeLibrary
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS, waits_for
 from simpar.planner.bound import action_tables, batched_sweep
 from simpar.planner.bound.action_tables import PrecedenceGraph, finishes_ns
 from simpar.planner.bound.paths import Hops
+from tests.compilers import needs_compiler
 
 TABLES = [("1f1b", 4, 8, 1), ("interleaved", 4, 8, 3), ("v-min", 5, 9, 2), ("dualpipe", 4, 12, 1), ("naive", 1, 3, 1)]
 
@@ -27,25 +29,32 @@ def drawn(table, rows, blocking, seed):
     return times, Hops(ahead, back, blocking), draw.uniform(0.0, 9.0, (rows, stages)), pairs
 
 
+def forms():
+    """The sweeps in Python and compiled."""
+    source = action_tables.LIBRARY.source
+    return [NativeLibrary(source, worth=0, why_not=why_not) for why_not in ("not here", "")]
+
+
+@needs_compiler
 @pytest.mark.parametrize(("name", "p", "m", "chunks"), TABLES)
 @pytest.mark.parametrize("blocking", [False, True])
 def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkeypatch):
     """Any durations, messages and floors, passes together or apart."""
-    pytest.importorskip("numba")
     whole = PrecedenceGraph.of(make_schedule(name, p, m, chunks))
     for table in (whole, whole.split(frozenset({("F", True)}))):
         for rows in (1, 5):
             times, hops, floors, pairs = drawn(table, rows, blocking, rows)
             for given in (None, floors):
                 found = []
-                for code in (None, action_tables.SWEEP.compiled()):
-                    monkeypatch.setattr(action_tables.SWEEP, "compile_if_hot", lambda _, code=code: code)
+                for library in forms():
+                    monkeypatch.setattr(action_tables, "LIBRARY", library)
                     found.append(finishes_ns(table, times, hops, given, pairs))
                 assert found[0].tobytes() == found[1].tobytes()
 
 
+@needs_compiler
 @pytest.mark.parametrize(("name", "p", "m", "chunks"), TABLES)
-def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
+def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks, monkeypatch):
     """Every action is in one level, behind all that it waits for, compiled or not."""
     table = PrecedenceGraph.of(make_schedule(name, p, m, chunks))
     level = np.empty(len(table.code), dtype=np.int64)
@@ -54,11 +63,10 @@ def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
     assert sorted(np.concatenate(table.levels).tolist()) == list(range(len(table.code)))
     for waits in (table.before, table.source, table.other):
         assert (level[waits[waits >= 0]] < level[waits >= 0]).all()
-    pytest.importorskip("numba")
-    found = np.zeros_like(level)
     ends = np.cumsum([len(columns) for columns in table.schedule.ranks])
-    action_tables.DEPTHS.compiled()(ends, table.source, table.other, found)
-    assert (found == level + 1).all()
+    for library in forms():
+        monkeypatch.setattr(action_tables, "LIBRARY", library)
+        assert (action_tables.depths(ends, table.source, table.other) == level + 1).all()
 
 
 @pytest.mark.parametrize("apart", [{("F", False)}, {("B", False)}, {("B", True), ("I", False)}])
