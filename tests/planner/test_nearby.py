@@ -78,7 +78,7 @@ def test_other_pipeline_with_chunks(capsys, monkeypatch):
 def test_no_neighbour_spreads_a_state_over_ranks(capsys, monkeypatch):
     """Layers that carry a state along the sequence stay whole: no neighbour of a hybrid has context ranks."""
     seen = []
-    monkeypatch.setattr(nearby, "_simulated", lambda frontier, _: seen.append(frontier.rows) or iter(()))
+    monkeypatch.setattr(nearby, "_simulated", lambda frontier, *_: seen.append(frontier.rows) or iter(()))
     words = f"{HYBRID} --micro-batch-size 1 --global-batch-size 8 --bf16 --seq-length 512 --vocab-size 256"
     code, _ = checked(capsys, "--hardware", "dgx-h100", "--", *words.split())
     assert code == 0
