@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from simpar import files
-from simpar.architectures.catalogue import config_of, find_model
+from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
-from simpar.frameworks.bridge_words import MIXED, SEEN, WORDS, without_idle
+from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
 from simpar.frameworks.match import find_released, layers_in
 from simpar.frameworks.megatron_arguments import SIZES, Arguments
 from simpar.frameworks.megatron_execution import LOSS_KERNEL, with_loss
+from simpar.frameworks.megatron_model import predictions_changed, predictions_in
 from simpar.frameworks.megatron_read import FIRST, LAST, plan_of
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import SPAWNS, Reader
@@ -25,6 +26,7 @@ from simpar.frameworks.recipe_values import ConfigCall, Unresolved
 from simpar.frameworks.recipes import ConfigReader, Recipes, split_name
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords
+from simpar.units import number_of
 
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
@@ -160,6 +162,9 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
         imported = replace(imported, plan=plan)
     if arguments.text(LOSS_KERNEL) == "native":
         imported = replace(imported, plan=with_loss(imported.plan, arguments))
+    others: dict[str, Any] = {}
+    if model and PREDICTED in fields:
+        imported, others = _with_predictions(imported, model, fields[PREDICTED])
     classes = (each for each in _of_model(made) if re.search("Config|Provider$", each) and each not in PROVIDERS)
     said = hub or next(classes, "")
     if said and not model and not imported.config and not imported.plan.model:
@@ -179,12 +184,29 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     seen = {SEEN: named} if re.search(r"_(vl|vlm|omni)_|vision", named) else {}
     seen |= {MIXED: ", ".join(mixers)} if (mixers := mixers_of(config)) else {}
     read_words = imported.words  # flags that stand for other fields have no word of their own
-    plain = {word: value for word, value in read_words.unread.items() if not word.startswith("--")}
-    words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen)
+    own = {PREDICTED} if model else set()
+    plain = {word: value for word, value in read_words.unread.items() if word[:2] != "--" and word not in own}
+    words = ReadWords(read_words.used, plain) + given.words() + ReadWords(unread=seen | others)
     words = without_idle(words, plan, given)
     if plan.tuning.lora_rank and imported.expert_balance == "loss":
         imported = replace(imported, expert_balance="tuned")
     return replace(imported, plan=plan, words=words, per_replica=None, assumed=(*imported.assumed, *assumed))
+
+
+def _with_predictions(imported: Imported, model: str, told: Any) -> tuple[Imported, dict[str, Any]]:
+    """The plan of a shipped model with as many layers that predict further tokens as a recipe says.
+
+    The field that decides where its family cannot have them, or where only running would tell.
+    """
+    asked = told or 0
+    if isinstance(asked, int) and asked == predictions_in(load_model(model)):
+        return imported, {}
+    changed = predictions_changed(model, asked) if isinstance(asked, int) else {}
+    if not changed:
+        return imported, {PREDICTED: asked or "no layers"}
+    plan = imported.plan.model_copy(update={"model": None})
+    notes = (*imported.notes, f"{model} with {number_of(asked, 'layer')} that predict further tokens.")
+    return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), {}
 
 
 def _tower(model: str) -> int:

@@ -42,6 +42,7 @@ def without_idle(words: ReadWords, plan: Plan, given: ConfigReader) -> ReadWords
     return ReadWords((*words.used, *(word for word in words.unread if word in idle)), kept)
 
 
+PREDICTED = "model.mtp_num_layers"
 _OWN = WordTable(
     idle=(
         "checkpoint.*",
@@ -141,6 +142,7 @@ _OWN = WordTable(
         "mixed_precision.fp8_dot_product_attention": "attention in 8 bits: time",
         "mixed_precision.first_last_layers_bf16": "some layers are not in 8 bits: time",
         "mixed_precision.num_layers_at_*": "some layers are not in 8 bits: time",
+        PREDICTED: "layers that predict further tokens, other than the model's: step time and memory",
         "model.keep_mtp_spec_in_bf16": "prediction layers are not in 8 bits: time",
         "*.reuse_grad_buf_for_mxfp8_param_ag": "gathered parameters in the buffer of gradients: memory",
         "*.fp4_param*": "weights are kept and gathered in 4 bits: memory and time",

@@ -19,7 +19,7 @@ from simpar.frameworks.deepspeed_read import read as read_deepspeed
 from simpar.frameworks.deepspeed_stages import HEADS, layers_by_method
 from simpar.frameworks.deepspeed_states import OWN_STATES, as_run
 from simpar.frameworks.megatron_arguments import Arguments, read_arguments, renamed, starts_megatron
-from simpar.frameworks.megatron_model import FURTHER_LAYERS
+from simpar.frameworks.megatron_model import further_layers
 from simpar.frameworks.megatron_read import of_arguments, plan_of
 from simpar.frameworks.megatron_words import LOW, MEGATRON_WORDS, OFFLOADED, OTHER_LAYERS, ROUTED
 from simpar.frameworks.overrides import text_beside
@@ -344,7 +344,7 @@ def _with_listed_stages(given: Arguments) -> Arguments:
 
 def _as_layout(given: Arguments, stages: Sequence[int], flag: str) -> Arguments:
     """The arguments with the layers of every stage as a layout of Megatron-LM, which stands for ``flag``."""
-    further = given.number(FURTHER_LAYERS) or 0
+    further = further_layers(given)
     text = "E" + "|".join("t" * count for count in stages) + "m" * further + "L"
     return replace(given, values={**given.values, LAYOUT: [text]}, names={**given.names, LAYOUT: flag})
 

@@ -42,7 +42,7 @@ DIVISOR = 128
 NEAR = 4096
 """Words by which vocabularies differ that are one with other padding or a few special tokens."""
 PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
-_FURTHER = (
+OTHER_PREDICTIONS = (
     "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
 )
 PATCH_TOKENIZER = "--patch-tokenizer-type"
@@ -91,7 +91,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
             return models, None, []
         released, other, said = _with_vocabulary(given, sizes, models)
         if models and (changed := _with_predictions(given, models[0])):
-            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, _FURTHER]
+            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, OTHER_PREDICTIONS]
         return released, other, [*said, *_unsaid(given, models[0])]
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
@@ -99,7 +99,7 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
         changed = _with_predictions(given, same[0])
-        said = [note, *([_FURTHER] if changed else []), *_unsaid(given, same[0])]
+        said = [note, *([OTHER_PREDICTIONS] if changed else []), *_unsaid(given, same[0])]
         return [], {**config_of(same[0]), "vocab_size": words, **changed}, said
     if kind == "other":
         return [], None, _strange(given, UNSTATED)
@@ -198,12 +198,22 @@ def _with_predictions(given: Arguments, model: str) -> dict[str, int]:
 
     Nothing where its family has no such layers (:func:`lacks_predictions`).
     """
-    graph, asked = load_model(model), given.number(FURTHER_LAYERS) or 0
-    config, own = config_of(model), predictions_in(graph)
+    return predictions_changed(model, further_layers(given))
+
+
+def predictions_changed(model: str, asked: int) -> dict[str, int]:
+    """What changes in a shipped model's config with so many layers that predict further tokens; {} if it cannot."""
+    graph, config = load_model(model), config_of(model)
+    own = predictions_in(graph)
     if asked == own or graph.has_state or (config.get(PREDICTIONS) or 0) != own:
         return {}
     changed = {PREDICTIONS: asked}
     return changed if predictions_in(read_config({**config, **changed})) == asked else {}
+
+
+def further_layers(given: Arguments) -> int:
+    """Layers that predict further tokens, by their argument, which may be 0."""
+    return 0 if given.text(FURTHER_LAYERS) == "0" else given.number(FURTHER_LAYERS) or 0
 
 
 def predictions_in(graph: ModelGraph) -> int:
@@ -213,7 +223,7 @@ def predictions_in(graph: ModelGraph) -> int:
 
 def lacks_predictions(given: Arguments, models: Sequence[str], config: Mapping[str, Any] | None) -> bool:
     """Whether a text asks for layers that predict further tokens of a model, known here, that gets none."""
-    if not given.number(FURTHER_LAYERS) or not (models or config):
+    if not further_layers(given) or not (models or config):
         return False
     return not predictions_in(read_config(config) if config else load_model(models[0]))
 
@@ -450,7 +460,7 @@ def _mixture(given: Arguments, dense: dict[str, Any], sizes: Mapping[str, int]) 
             "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
             "num_key_value_heads": dense["num_attention_heads"], "n_routed_experts": experts,
             "n_shared_experts": shared // width or None, "first_k_dense_replace": layers, **(bias if sigmoid else {}),
-            PREDICTIONS: given.number(FURTHER_LAYERS) or 0,
+            PREDICTIONS: further_layers(given),
         }  # fmt: skip
     normed = given.has("--qk-layernorm")
     if not layers and not shared and not normed:

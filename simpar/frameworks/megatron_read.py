@@ -33,6 +33,7 @@ from simpar.frameworks.megatron_layers import refuse_other_models
 from simpar.frameworks.megatron_model import (
     FURTHER_LAYERS,
     find_models,
+    further_layers,
     lacks_predictions,
     lacks_shared_experts,
     sizes_asked,
@@ -60,7 +61,7 @@ MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 OPTIMIZERS = {
     "adam": "adamw", "sgd": "sgd_momentum", "muon": "muon", "dist_muon": "muon", "adaptive_muon": "muon",
-    "lion": "lion",
+    "lion": "lion", "fusedadamw": "adamw",  # of Intel's fork
 }  # fmt: skip
 FRACTION = "--optimizer-offload-fraction"
 IN_FP32 = "Neither --bf16 nor --fp16: Megatron-LM trains in fp32, its default."
@@ -262,7 +263,7 @@ def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
 def _further(given: Arguments) -> int:
     """The number of layers that predict further tokens."""
     pattern = given.text(PATTERN)
-    return pattern.count(PASS) if pattern else given.number(FURTHER_LAYERS) or 0
+    return pattern.count(PASS) if pattern else further_layers(given)
 
 
 def _data_parallel(given: Arguments) -> dict[str, Any]:

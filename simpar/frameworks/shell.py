@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 30
 MAX_STEPS = 100_000
 MAX_CALLS = 10  # scripts that start or source one another
+ASSIGNING = ("variable_assignment", "variable_assignments", "declaration_command")
 NO_FILE = "no such file here"
 """What a note says of a script that is not found."""
 _WRITERS = ("cat", "tee", "echo", "printf")
@@ -401,6 +402,8 @@ class Script:
             return done
         if done is None and operator == "||":
             return None  # the alternative after a failure
+        if done is None and left.type == "test_command" and right.type in ASSIGNING:
+            return self.leave_undecided(right, text_of(left))
         return self.read_statement(right)
 
     def _negated_command(self, node: Node) -> bool | None:

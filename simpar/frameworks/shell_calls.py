@@ -8,6 +8,9 @@ from pathlib import PurePath
 
 from simpar.dataclass import dataclass
 
+OF_BCPRUN = ("-c", "--cmd")
+SIZES_OF_BCPRUN = ("-n", "--nnodes", "-p", "--npernode")
+"""Flags of NGC's launcher: the text for a shell; nodes, and ranks of each."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 JOBS = ("sbatch", "salloc", "qsub", "bsub")
 XPK = ("xpk", "xpk.py")
@@ -182,6 +185,8 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         if name in SHELLS:
             return _of_shell(words, at, before)
         flag = "--wrap" if name in JOBS else "--command" if name in XPK and "workload" in words else ""
+        if name == "bcprun":
+            return _of_bcprun(words[at:])
         if flag and (wrapped := _wrapped(words, flag)) is not None:
             return Call(wrapped[0], "", [], wrapped[1], is_text=True)
         if at == 0 and (name in WRAPPERS or (name == "torchrun" and {"--no-python", "--no_python"} & set(words))):
@@ -192,6 +197,14 @@ def call_of(words: Sequence[str], is_script: Callable[[str], bool]) -> Call | No
         if (at == 0 and name not in XPK) or (_PROGRAM.fullmatch(name) and not set(XPK) & set(map(_name, words))):
             return None
     return None
+
+
+def _of_bcprun(words: Sequence[str]) -> Call | None:
+    """The text that NGC's launcher hands to a shell, on so many nodes and ranks of each."""
+    given = dict(pairwise(words))
+    text = next((given[flag] for flag in OF_BCPRUN if flag in given), None)
+    sizes = [each for flag in SIZES_OF_BCPRUN if flag in given for each in (flag, given[flag])]
+    return None if text is None else Call(["bcprun", *sizes], "", [], text, is_text=True)
 
 
 def _name(word: str) -> str:

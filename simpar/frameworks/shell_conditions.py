@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -27,13 +27,29 @@ def holds(node: Node, variables: Variables) -> bool | None:
     if node.type != "binary_expression":
         word = value_in_test(node, variables)
         return None if word is None else bool(word)
-    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-    sign = node.child_by_field_name("operator")
-    if left is None or right is None or sign is None:
-        return None
-    if (operator := text_of(sign)) in ("&&", "||"):
-        return _joined(operator == "&&", holds(left, variables), holds(right, variables))
-    return _compared(operator, left, right, variables)
+    return _holds_of_several(list(_in_order(node)), variables)
+
+
+def _in_order(node: Node) -> Iterator[Node]:
+    """Operands and operators of a test in their order: the grammar binds ``=`` less closely than ``&&`` and ``||``."""
+    if node.type != "binary_expression":
+        yield node
+        return
+    for name in ("left", "operator", "right"):
+        if (child := node.child_by_field_name(name)) is not None:
+            yield from _in_order(child)
+
+
+def _holds_of_several(parts: list[Node], variables: Variables) -> bool | None:
+    """Whether operands with operators between them hold, which are joined by ``||``, then by ``&&``."""
+    for sign in ("||", "&&"):
+        at = next((at for at in range(len(parts) - 2, 0, -2) if text_of(parts[at]) == sign), None)
+        if at is not None:
+            both = (_holds_of_several(each, variables) for each in (parts[:at], parts[at + 1 :]))
+            return _joined(sign == "&&", *both)
+    if len(parts) == 1:
+        return holds(parts[0], variables)
+    return _compared(text_of(parts[1]), parts[0], parts[2], variables) if len(parts) == 3 else None
 
 
 def _holds_of_one(node: Node, variables: Variables) -> bool | None:

@@ -75,7 +75,7 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
     assigned = list(descendants(node, lambda child: child.type == "variable_assignment"))
     for each in assigned:
         name, value = each.child_by_field_name("name"), each.child_by_field_name("value")
-        adds = any(child.type == "+=" for child in each.children)
+        adds = any(child.type == "+=" for child in each.children) or _adds_to_itself(name, value)
         if name is not None and not adds:
             script.variables[text_of(name)] = [f"${{{text_of(name)}}}"]
         elif name is not None and value is not None and not OPTION.search(text_of(value)) and "$" in text_of(value):
@@ -90,6 +90,14 @@ def leave_undecided(script: Script, node: Node, condition: str) -> bool | None:
         line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
         script.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(flags)}.")
     return None
+
+
+def _adds_to_itself(name: Node | None, value: Node | None) -> bool:
+    """Whether an assignment adds options to what its variable has: ``CMD="${CMD} --bf16"``."""
+    if name is None or value is None:
+        return False
+    own = rf"\$(\{{{re.escape(text_of(name))}\}}|{re.escape(text_of(name))}\b)"
+    return re.fullmatch(rf'"?({own}(\s.*)?|.*\s{own})"?', text_of(value), re.DOTALL) is not None
 
 
 def account_of_gaps(gaps: Mapping[str, str], table: WordTable) -> Account:

@@ -9,7 +9,7 @@ MAX_DIGITS = 18
 _NAME = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)")
 _SIGNS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
-    ast.Div: operator.floordiv,
+    ast.Div: operator.floordiv, ast.Pow: lambda base, times: _power(base, times),
 }  # fmt: skip
 _ORDERS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -21,7 +21,7 @@ _WORDS = ((re.compile(r"&&"), " and "), (re.compile(r"\|\|"), " or "), (re.compi
 
 
 def number(text: str, variables: Mapping[str, str]) -> int | None:
-    """The integer value of an expression of + - * / %, comparisons, && || ! ?: and names; None if it is not known."""
+    """The integer value of an expression of + - * / % **, comparisons, && || ! ?: and names; None if it is unknown."""
 
     def put_in(match: re.Match[str]) -> str:
         return variables.get(match.group(1) or match.group(2), _UNKNOWN)
@@ -56,6 +56,13 @@ def _split(text: str, sign: str) -> tuple[str, str | None]:
             return text[:at], text[at + 1 :]
         choices += not depth and ((letter == "?") - (letter == ":"))
     return text, None
+
+
+def _power(base: int, times: int) -> int:
+    """A power. Raises ValueError for one that no script's number has."""
+    if not 0 <= times < 64:
+        raise ValueError
+    return int(base**times)
 
 
 def _value(node: ast.expr) -> int:

@@ -43,6 +43,12 @@ COMMENT = re.compile(r"(?<!\\)`[ \t]*#[^`\n]*`")
 """A comment between the lines of one command: a substitution of nothing."""
 
 
+NESTED = re.compile(
+    r"(:?[-=+])(\$\(\( *\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\))\}"
+)
+"""Arithmetic that begins with a parenthesis, which the grammar only takes inside of ``${...}`` if it is quoted."""
+
+
 def tree_of(text: str) -> Node:
     """The tree of a shell text, where placeholders (<your path>) are words.
 
@@ -51,6 +57,9 @@ def tree_of(text: str) -> Node:
     """
     text = COMMENT.sub(" ", text)
     root = parser().parse(text.encode()).root_node
+    if root.has_error and NESTED.search(text):
+        text = NESTED.sub(r'\1"\2"}', text)
+        root = parser().parse(text.encode()).root_node
     if SAID.search(text):
         text = _without_redirections(text, root)
         root = parser().parse(text.encode()).root_node

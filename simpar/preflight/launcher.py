@@ -37,6 +37,7 @@ NODES: Flags = {
     "train.sh": ("--nodes",),
     "setup_experiment.py": ("--nodes",),
     "flux": ("--nodes", "-N"),
+    "bcprun": ("-n", "--nnodes"),
     "fabric": ("--num-nodes", "--num_nodes"),
 }
 """Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
@@ -48,6 +49,7 @@ PER_NODE: Flags = {
     "msrun": ("--local_worker_num", "--local-worker-num"),
     "mpirun": ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost", "--perhost", "-N"),
     "aprun": ("-N",),
+    "bcprun": ("-p", "--npernode"),
     "flux": ("--tasks-per-node", "--gpus-per-node"),
     "composer": ("--nproc", "-n"),
     "fabric": ("--devices",),

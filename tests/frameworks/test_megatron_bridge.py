@@ -6,10 +6,12 @@ import json
 import pytest
 
 from simpar.architectures.catalogue import config_of, load_model
-from simpar.frameworks import export, read, unsupported
+from simpar.architectures.hf_config import read as read_config
+from simpar.frameworks import export, load_reader, read, unsupported
 from simpar.frameworks.bridge_names import PLAIN, SWITCHES
 from simpar.frameworks.megatron import options as arguments
 from simpar.frameworks.megatron_bridge import RELEASED
+from simpar.frameworks.megatron_model import predictions_in
 from simpar.frameworks.subject import subject
 
 from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported
@@ -215,3 +217,39 @@ def test_what_an_optimizer_config_says_is_read():
     lines.append("    cfg.optimizer.optimizer_offload_fraction = 0.5")
     offload = read(BRIDGE.format("\n".join(lines)), "r.py", "megatron-bridge").plan.offload
     assert (offload.offload_optimizer, offload.offload_ratio) == ("cpu", 0.5)
+
+
+FURTHER = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+def recipe():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("{hub}").to_megatron_provider(load_weights=False)
+    cfg.model.mtp_num_layers = {layers}
+    cfg.train.global_batch_size = 64
+    cfg.train.micro_batch_size = 1
+    return cfg
+"""
+
+
+@pytest.mark.parametrize(
+    ("hub", "layers", "model", "predicts"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "1", "deepseek-v3", None), ("deepseek-ai/DeepSeek-V3", "None", None, 0),
+        ("deepseek-ai/DeepSeek-V3", "0", None, 0), ("moonshotai/Moonlight-16B-A3B", "1", None, 1),
+        ("Qwen/Qwen3-30B-A3B", "0", "qwen3-30b-a3b", None), ("Qwen/Qwen3-30B-A3B", "None", "qwen3-30b-a3b", None),
+        ("Qwen/Qwen3-30B-A3B", "1", "qwen3-30b-a3b", "model.mtp_num_layers"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "0", "nemotron-3-super", "model.mtp_num_layers"),
+    ],
+)  # fmt: skip
+def test_layers_that_predict_beside_a_named_model(hub, layers, model, predicts):
+    """As many as the model has, another number where its family can have it, or a word that decides."""
+    found = read(FURTHER.format(hub=hub, layers=layers), "a.py:recipe", "megatron-bridge")
+    deciding = load_reader("megatron-bridge").words.sort(found.words.used, found.words.unread).deciding
+    assert found.plan.model == model
+    assert (found.config is None) == (model is not None)
+    if isinstance(predicts, int):
+        assert predictions_in(read_config(found.config)) == predicts
+        assert not deciding
+    else:
+        assert list(deciding) == ([predicts] if predicts else [])

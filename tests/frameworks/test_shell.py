@@ -125,6 +125,9 @@ def test_what_a_size_stands_on_is_named(before, size, names):
     [
         ("[ 3 -gt 2 ]", True), ('[[ "$A" == x* ]]', True), ('[[ "$A" != "xy" ]]', False), ("[ -z $NONE ]", True),
         ("[ -n $A ] && ! [[ $N -lt 4 ]]", True), ("(( N > 4 ))", True), ("[[ -f a || 1 -eq 1 ]]", True),
+        ("[[ $A = xy || $N = 1 ]]", True), ("[[ $A = b || $N = 1 ]]", False), ("[[ $A = xy && $N = 5 ]]", True),
+        ("[[ $A = xy && ( $N = 1 || $N = 2 ) ]]", False), ("[[ $A = b && -f a || $N = 5 ]]", True),
+        ("[[ $A = xy && -d a ]]", None), ("[[ $A = b && -d a ]]", False), ("[[ $N -gt 4 && $A != b ]]", True),
         ("[ 5 -eq 5 -a x = z ]", None), ("[ -d here ]", None), ("grep x y", None), ('[[ "$(date)" == x ]]', None),
     ],
 )  # fmt: skip
@@ -148,7 +151,8 @@ def test_scripts_without_end_are_refused():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2 * 8", 16), ("(N+1)%4", 2), ("$N / 2", 2), ("${N} > 4", 1), ("M + 1", None), ("9 ** 9", None), ("1/0", None),
+    [("2 * 8", 16), ("(N+1)%4", 2), ("$N / 2", 2), ("${N} > 4", 1), ("M + 1", None), ("1/0", None),
+     ("9 ** 9", 387420489), ("9 ** 90", None), ("2 ** -1", None),
      ("1 +", None), ("($N > 1) ? 1 : 0", 1), ("N>8?1:N>4?2:3", 2), ("N > 1 ? N > 8 ? 5 : 6 : 7", 6), ("(N>1?2:3)", 2),
      ("N > 1 && N != 5", 0), ("!N || N == 5", 1), ("M ? 1 : 2", None), ("N ? 1", None)],
 )  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.frameworks.shell import Script
 from simpar.frameworks.shell_output import hosts_in
+from simpar.preflight.launcher import launch_of
 
 OTHER = '#!/bin/bash\nrun $1 ${2:-x} "$GIVEN" $NOT\n'
 
@@ -146,3 +147,26 @@ def test_slurm_tells_its_variables():
     parts = "#SBATCH -N 2\n#SBATCH hetjob\n#SBATCH -N 6 --gpus=48\nrun $SLURM_NNODES ${SLURM_GPUS:-none}"
     assert commands(parts) == [["run", "2", "none"]]  # a step that names no part runs on the first
     assert list(hosts_in("a[08-10,12],b")) == ["a08", "a09", "a10", "a12", "b"]
+
+
+def test_the_launcher_of_ngc():
+    """It hands a text to a shell on its nodes; its own environment and folders are no words of the program."""
+    text = "bcprun -p 8 --nnodes 4 --env 'A=1' -w /work -c 'python train.py \\\n  --b 2'"
+    assert commands(text) == [["bcprun", "--nnodes", "4", "-p", "8", "python", "train.py", "--b", "2"]]
+    launch = launch_of(text.replace("train.py", "pretrain_gpt.py"), "x.sh")
+    assert (launch.nodes, launch.per_node, launch.target) == (4, 8, "megatron")
+    assert commands("bcprun --help") == [["bcprun", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("${Z:-$((( X + 8 ) / 16 ))}", ["1"]),
+        ("$(((X+8)/2))", ["8"]),
+        ("${Q:-$(( (X+8) * (X+(1*2)) ))}", ["160"]),
+        ('"${Z:-$((( X + 8 ) / 16 ))}"', ["1"]),
+    ],
+)
+def test_arithmetic_that_begins_with_a_parenthesis(value, words):
+    """Also as the value in place of one that is unset."""
+    assert commands(f"X=8\nrun {value}\n") == [["run", *words]]

@@ -61,3 +61,19 @@ def test_gaps_decide_unless_their_flag_is_idle():
     script = Script("if [ -n \"$(hostname)\" ]; then A+=' --wandb-name x --tp 8'; fi\nsource a.sh\n", "train.sh")
     account = account_of_gaps(script.gaps, WordTable(idle=("wandb*",)))
     assert (list(account.deciding), account.is_understood) == (["--tp", "a.sh"], False)
+
+
+def test_options_that_a_condition_adds_to_a_command_leave_the_rest():
+    """The variable keeps what it has, and what is added is listed; a number that is written anew is unknown."""
+    script = Script(
+        'CMD="run --a 1"\nif [ -f /x/y ]; then\n  CMD="${CMD} --b 2"\nfi\n[ -d /z ] && CMD="--c $CMD"\n'
+        'N=4\nif [ -f /x/y ]; then N="${N}8"; fi\n$CMD --n $N\n',
+        "x.sh",
+    )
+    assert script.commands == [["run", "--a", "1", "--n", "${N}"]]
+    assert {"--b", "--c"} <= set(script.gaps)
+    after = Script(
+        "A=1\nB=(--a)\n[ -d /z ] && A=2 || A=3\n[[ -f a ]] && B+=(--b 2)\ncd x && C=4\nrun $A ${B[@]} $C", "x.sh"
+    )
+    assert after.commands[-1] == ["run", "${A}", "--a", "4"]
+    assert "--b" in after.gaps
