@@ -96,9 +96,13 @@ def _is_own(command: TrainerCommand) -> bool:
     stage = stage_of_trl(command)
     if stage is not None:
         return stage in STAGES
-    name = PurePath(command.script).name.lower()
-    speaks = any(each in name for each in STAGES) and name.endswith(".py")
-    return speaks and any(key in command.flags for key in (*TELLING, "use_vllm", "vllm_mode"))
+    name, flags = PurePath(command.script).name.lower(), set(command.flags)
+    engine = flags & {"use_vllm", "vllm_mode"}
+    if flags & set(OF_OTHERS) or "swift" in command.script:
+        return False
+    return bool(flags & set(TELLING) and engine) or (
+        any(each in name for each in STAGES) and bool(flags & set(TELLING) or engine)
+    )
 
 
 def _owns(data: Mapping[str, Any]) -> bool:

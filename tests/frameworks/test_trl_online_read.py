@@ -159,6 +159,9 @@ def test_trl_s_own_commands(beside):
     assert any("vllm_mode is not said: colocate" in note for note in found.rollout.notes)
     alone = given_text(f"python train_grpo.py --num_generations 8 {words}", "run.sh")
     assert (alone.launch.target, alone.launch.is_single) == ("trl-online", True)
+    for script in ("-m team.train.grpo_math", "train.py", "-m team.train"):
+        text = f"accelerate launch --num_processes 4 {script} --num_generations 8 {words}"
+        assert given_text(text, "run.sh").launch.target == "trl-online"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,10 @@ def test_others_are_none_of_it(beside):
     own = load_reader("trl-online").owns
     assert own(OPEN_R1)
     assert not own({**OPEN_R1, "rlhf_type": "grpo"})
+    starts = load_reader("trl-online").starts
+    told = "--num_generations 8 --use_vllm true --model_name_or_path a"
+    assert not starts(f"swift rlhf --rlhf_type grpo {told}".split())
+    assert not starts(["python", "open_instruct/grpo_fast.py", "--num_samples_per_prompt_rollout", "4"])
     assert not own({"base_model": "a", "rl": "grpo", "trl": {"num_generations": 8}})
     assert not own({"model_name_or_path": "a", "beta": 0.1, "max_completion_length": 8})
     with pytest.raises(UserError, match="no launch of a framework that is known here"):
