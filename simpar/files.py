@@ -173,6 +173,14 @@ def read_yaml(text: str, source: str) -> Any:
     return _read_yaml(text, source)[0]
 
 
+def read_yaml_of_python(text: str, source: str) -> tuple[Any, tuple[str, ...]]:
+    """Data of a YAML as PyYAML reads it, where the last of several values of a key counts; notes on such keys."""
+    reader = YamlConverter(source, last=True)
+    data = _composed(text, reader)
+    return data, tuple(f"{source}:{line}: {key} appears twice; the last counts, as read by PyYAML." for key, line in
+                       reader.twice)  # fmt: skip
+
+
 def lines_of(text: str, source: str) -> Mapping[Location, int]:
     """The line of every key of a YAML or JSON text that ``source`` names. Raises UserError for what is neither."""
     return json_lines(text) if source.endswith(".json") else _parsed_yaml(text, source)[1]
@@ -197,12 +205,13 @@ def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
 
     What is shipped is kept as JSON from the first command on; users' files, which may hold tokens, are not.
     """
+    reader = YamlConverter(source)
     if not source.startswith(_shipped_folders()):
-        return _composed(text, source)
+        return _composed(text, reader), reader.lines
 
     def make() -> list[Any]:
-        data, lines = _composed(text, source)
-        return [data, [[list(at), line] for at, line in lines.items()]]
+        data = _composed(text, reader)
+        return [data, [[list(at), line] for at, line in reader.lines.items()]]
 
     data, lines = kept_json(cache_folder("shipped") / f"{digest(KEPT, text)}.json", make)
     return data, {tuple(at): line for at, line in lines}
@@ -216,11 +225,12 @@ def _shipped_folders() -> tuple[str, ...]:
     )
 
 
-def _composed(text: str, source: str) -> tuple[Any, dict[Location, int]]:
-    """Data and lines from the YAML parser, which makes a node tree and no objects."""
+def _composed(text: str, reader: YamlConverter) -> Any:
+    """Data of the YAML parser's nodes, of which it makes no objects; the reader has their lines then."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
+    source = reader.source
     if text[:100].lstrip().lower().startswith(("<!doctype html", "<html")):
         raise UserError(f"{source}: is a page to look at; allowed: YAML, or JSON as --json writes it")
     try:
@@ -233,8 +243,7 @@ def _composed(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     except (YAMLError, YAMLWarning, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
             AssertionError) as error:  # fmt: skip
         raise UserError(f"{source}: not valid YAML ({_first_line(error) or type(error).__name__})") from None
-    reader = YamlConverter(source)
-    return (None if root is None else reader.value(root, ())), reader.lines
+    return None if root is None else reader.value(root, ())
 
 
 def _first_line(message: object) -> str:

@@ -33,11 +33,15 @@ def scalar_fault(value: Any) -> str | None:
 
 
 class YamlConverter:
-    """Converts YAML nodes to plain data and counts them, so that aliases cannot multiply without end."""
+    """Converts YAML nodes to plain data and counts them, so that aliases cannot multiply without end.
 
-    def __init__(self, source: str) -> None:
-        self.source, self.count = source, 0
+    Of a key that appears ``twice`` in a mapping the last value counts, if ``last``, as in PyYAML; else it is refused.
+    """
+
+    def __init__(self, source: str, *, last: bool = False) -> None:
+        self.source, self.count, self.last = source, 0, last
         self.lines: dict[Location, int] = {}
+        self.twice: list[tuple[str, int]] = []
 
     def value(self, node: Any, location: Location) -> Any:
         """Plain data of a node. Raises UserError."""
@@ -69,8 +73,10 @@ class YamlConverter:
             if kind not in ("str", "int"):
                 self.fail(key_node, "a key must be a text or a whole number")
             key = str(self.scalar(key_node, kind, location))
-            if key in result:
+            if key in result and not self.last:
                 self.fail(key_node, f"key {key!r} appears twice")
+            if key in result:
+                self.twice.append((key, key_node.start_mark.line + 1))
             self.lines[(*location, key)] = key_node.start_mark.line + 1
             result[key] = self.value(item, (*location, key))
         return {**lent, **result}

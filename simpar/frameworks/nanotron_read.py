@@ -49,7 +49,7 @@ ASYNC = "tp_linear_async_communication"
 
 def read(text: str, name: str) -> Imported:
     """The plan in a config of ``run_train.py``. Raises UserError naming file, option and value."""
-    data = files.read_yaml(text, name)
+    data, twice = files.read_yaml_of_python(text, name)
     if not isinstance(data, dict) or not isinstance(data.get("parallelism"), dict):
         raise UserError(f"{name}: no section parallelism, as nanotron's configs have")
     given = ConfigReader(flat(data), name)
@@ -67,7 +67,7 @@ def read(text: str, name: str) -> Imported:
     note = "" if config else model_note(models, sizes)
     built = f"No shipped model has these sizes; it is built from the config (model_type {config['model_type']})." if (
         config) else ""  # fmt: skip
-    notes = (*filter(None, (note, built, _serial(given, plan))), *given.misspelt())
+    notes = (*filter(None, (note, built, _serial(given, plan))), *twice, *given.misspelt())
     sizes = sizes if is_telling(sizes) else told
     return Imported(plan, _words(given), notes, sizes=sizes, asks={"model": note}, config=config)
 

@@ -430,7 +430,7 @@ def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str])
             notes.append(f"The vocabulary is that of the text, {words} words; {facts.model} has {own['vocab_size']}.")
             return read_config({**own, "vocab_size": words}, facts.model)
     if model is None and config is not None:
-        return read_config(config, given.where)
+        return read_config(config, f"{given.where} (its model)")  # the file itself is no config of a model
     if model is None:
         told = given.found.asks.get("model") or "names no model: give --model NAME"
         raise UserError(f"{given.where}: {told}")

@@ -357,7 +357,7 @@ def _target_of(text: str, source: str, suffix: str) -> str:
     if "!include" in text and "trainer:" in text:
         raise _refusal(source, "a config of Levanter, which is not read")
     is_json = suffix == ".json"
-    data: Any = files.read_json(text, source, finite=False) if is_json else files.read_yaml(text, source)
+    data: Any = files.read_json(text, source, finite=False) if is_json else files.read_yaml_of_python(text, source)[0]
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys & {"mesh", "plan", "candidates"}:
         raise UserError(

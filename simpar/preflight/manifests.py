@@ -40,11 +40,12 @@ def manifest_of(text: str, source: str) -> StartedCommand | None:
         return None
     has_pods, without_devices = False, None
     for part in re.split(r"(?m)^---[ \t]*$", text):
-        data = files.read_yaml(part, source) if STARTS.search(part) else None
+        data = files.read_yaml_of_python(part, source)[0] if STARTS.search(part) else None
         if (
             isinstance(data, Mapping)
             and (result := next(filter(None, (each(data) for each in KINDS)), None)) is not None
         ):
+            files.read_yaml(part, source)  # of a manifest no key may appear twice
             refuse_untold(data, source)
             if has_devices(data) or "apiVersion" not in data:
                 return result

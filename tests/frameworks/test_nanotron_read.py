@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.frameworks import read
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.nanotron_read import WORDS
+from simpar.verbs import check
 
 SIZES = {
     "is_qwen2_config": True, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 12,
@@ -55,6 +56,21 @@ def test_windows_and_other_models():
     for other in ({"is_qwen2_config": False, "is_starcoder2_config": True}, {"moe_num_experts": 4, "moe_glu": False}):
         found = imported(other)
         assert (found.config, "give --model" in found.asks["model"]) == (None, True)
+
+
+def test_the_last_of_two_sections_counts(tmp_path):
+    """As PyYAML reads nanotron's own example, and said; a check of it takes the file for no config of a model."""
+    text = yaml.safe_dump({
+        "parallelism": {"dp": 2, "pp": 1, "tp": 1}, "tokens": {"sequence_length": 64, "micro_batch_size": 1},
+        "model": {"model_config": {**SIZES, "moe_config": {"num_experts": 8}}},
+    }, default_flow_style=True, width=10_000)  # fmt: skip
+    twice = text.replace("moe_config:", "moe_config: {num_experts: 4},\n moe_config:")
+    found, once = read(twice, "config.yaml", "nanotron"), read(text, "config.yaml", "nanotron")
+    assert found.config == once.config
+    assert "config.yaml:2: moe_config appears twice; the last counts, as read by PyYAML." in found.notes
+    (tmp_path / "config.yaml").write_text(twice)
+    checked = check([str(tmp_path / "config.yaml")], hardware="dgx-h100", gpus=2)
+    assert checked.result.step_time_s > 0
 
 
 def test_a_shipped_model_has_its_head_tied_as_said():
