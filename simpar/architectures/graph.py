@@ -333,7 +333,12 @@ class ModelGraph:
         """
         if not self.is_mixture:
             return self._count(self.dims)
-        return self._count({**self.dims, "experts": self.dims["topk"], "vision.experts": 0})
+        chosen = {"experts": self.dims["topk"]}
+        for name in self.dims:
+            scope, _, own = name.rpartition(".")
+            if own == "experts":
+                chosen[name] = 0 if scope == "vision" else self.dims.get(f"{scope}.topk", self.dims["topk"])
+        return self._count({**self.dims, **chosen})
 
     def num_matmul_parameters(self) -> int:
         """Parameters of the matrices that multiply a token: those of layers, and the output projection."""
@@ -384,6 +389,11 @@ class ModelGraph:
     def has_state(self) -> bool:
         """Whether some layers carry a state along the sequence."""
         return self.has_mixers or "linear_heads" in self.dims
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether all states are of Mamba mixers, whose heads the ranks of a sequence can share."""
+        return self.has_mixers and "linear_heads" not in self.dims and "no_tensor_parallel" not in self.facts
 
     @property
     def chooses_keys(self) -> bool:

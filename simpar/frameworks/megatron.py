@@ -69,7 +69,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, ORDER, MAPPED_ORDER)
     yield from rules.only_schedules(s, ("1f1b", "interleaved"))
-    yield from rules.context_parallel(s, CP_TYPES, ("zigzag",), hybrid=True)
+    yield from rules.context_parallel(s, CP_TYPES, ("zigzag",), hybrid=True, states=True)
     if s.plan.numerics.precision == "fp32" and s.plan.numerics.grad_dtype == "bf16":
         yield Loss("grad_dtype", "bf16", "gradients of fp32 parameters are fp32")
     yield from _overlaps(s)

@@ -117,11 +117,15 @@ def method_of(word: object, source: str, name: str) -> str:
     return result
 
 
-def context_parallel(s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool) -> Iterator[Loss]:
-    """Context parallelism that a target has: methods, token assignments, and the hybrid with Ulysses."""
+def context_parallel(
+    s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool, states: bool = False
+) -> Iterator[Loss]:
+    """Context parallelism that a target has: methods, token assignments, the hybrid with Ulysses, and of ``states``."""
     choice = s.plan.context_parallel
     if s.plan.mesh.cp == 1:
         return
+    if s.graph.has_mixers and not states:
+        yield Loss("cp", s.plan.mesh.cp, "the target passes no states of state-space layers on")
     for name, value, known in (
         ("cp_method", choice.cp_method, tuple(methods)),
         ("cp_balance", choice.cp_balance, tuple(balances)),

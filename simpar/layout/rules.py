@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simpar.architectures.flops import shape_dims
+from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_layer, segment, segment_layers
 from simpar.layout.action_table import schedule_of
 from simpar.layout.layout import Layout
@@ -39,9 +40,10 @@ def _context(layout: Layout, target: Workload) -> Refusals:
     """Sequences divide into the chunks of every rank, heads into the Ulysses ranks."""
     graph, seq_len, cp, ulysses = target.graph, target.training.seq_len, layout.cp, layout.ulysses_ranks
     yield (
-        (cp > 1) & graph.has_state,
+        (cp > 1) & (graph.has_state and not graph.exchanges_heads),
         lambda: f"plan.cp = {cp}: {graph.name} carries states along the sequence; allowed: 1",
     )
+    yield from _state_heads(layout, graph)
     gathers = (layout.cp_method == "all_gather") & (ulysses == 1)
     yield (
         (cp > 1) & graph.chooses_keys & ~np.asarray(gathers, bool),
@@ -86,6 +88,27 @@ def _context(layout: Layout, target: Workload) -> Refusals:
         lambda: (
             f"plan.ulysses = {ulysses}: splits the heads of a rank, which has {heads} ({kv_heads} key-value); "
             f"allowed: {format_divisors(gcd(cp, heads))}"
+        ),
+    )
+
+
+def _state_heads(layout: Layout, graph: ModelGraph) -> Refusals:
+    """Context ranks share the heads of state-space layers, all of them or none as those of attention."""
+    if not graph.exchanges_heads:
+        return
+    heads, cp, ulysses = graph.dims["mamba_heads"] // layout.tp, layout.cp, layout.ulysses_ranks
+    yield (
+        (cp > 1) & (heads % cp != 0),
+        lambda: (
+            f"plan.cp = {cp}: does not divide the {heads} heads of state-space layers on a rank; allowed: "
+            f"{format_divisors(int(heads))}"
+        ),
+    )
+    yield (
+        (ulysses > 1) & (ulysses != cp),
+        lambda: (
+            f"plan.ulysses = {ulysses}: {graph.name} has state-space layers, whose heads all of cp = {cp} exchange; "
+            f"allowed: 1, {cp}"
         ),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+import simpar
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import matmul_flop_per_token, model_flop_per_token
 from simpar.architectures.hf_config import read
@@ -137,3 +139,14 @@ def test_model_flop_are_those_that_runs_print(name: str, tflops: float, tokens_p
     printed = tflops * 1e12 / tokens_per_s
     wider = narrower / 2 * (2 * 3 * hidden + 7 * state)
     assert model_flop_per_token(graph, 8192, "causal") + wider == pytest.approx(printed, rel=0.012)
+
+
+def test_experts_of_every_scope_count_by_those_of_a_token():
+    """Layers of other sizes have dims of their own, among them the experts; those of images count none."""
+    graph = simpar.Model("mixtral-8x7b")
+    dims = {**graph.dims, **{f"far.{name}": size for name, size in graph.dims.items()}, "far.topk": 1}
+    blocks = {name: dataclasses.replace(block, scope="far") for name, block in graph.blocks.items()}
+    other = dataclasses.replace(graph, dims=dims, blocks=blocks)
+    expert = 3 * 4096 * 14336
+    assert other.num_parameters() == graph.num_parameters()
+    assert graph.num_active_parameters() - other.num_active_parameters() == 32 * expert

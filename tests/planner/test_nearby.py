@@ -75,8 +75,8 @@ def test_other_pipeline_with_chunks(capsys, monkeypatch):
     assert again["step_time_s"] == best["step_time_s"] < 0.93 * found["step_time_s"]
 
 
-def test_no_neighbour_spreads_a_state_over_ranks(capsys, monkeypatch):
-    """Layers that carry a state along the sequence stay whole: no neighbour of a hybrid has context ranks."""
+def test_neighbours_share_the_heads_of_states(capsys, monkeypatch):
+    """Context ranks exchange tokens for heads of layers that carry a state, 8 of them with the hidden size of 256."""
     seen = []
     monkeypatch.setattr(nearby, "_simulated", lambda frontier, *_: seen.append(frontier.rows) or iter(()))
     words = f"{HYBRID} --micro-batch-size 1 --global-batch-size 8 --bf16 --seq-length 512 --vocab-size 256"
@@ -84,7 +84,7 @@ def test_no_neighbour_spreads_a_state_over_ranks(capsys, monkeypatch):
     assert code == 0
     (rows,) = seen
     assert rows.count > 10
-    assert {rows.domain["cp"][code] for code in rows.code["cp"]} == {1}
+    assert {rows.domain["cp"][code] for code in rows.code["cp"]} <= {1, 2, 4, 8}
 
 
 def test_an_overlap_alone_is_a_neighbour(capsys, monkeypatch):

@@ -84,13 +84,16 @@ def all_context_degrees(problem: Question) -> list[int]:
 
 
 def context_fits(rows: Columns) -> Flags:
-    """Rows whose sequence divides into the chunks of every rank, which hold no state of it."""
-    if rows.problem.graph.has_state:
+    """Rows whose sequence divides into the chunks of every rank, and heads of state-space layers among them."""
+    graph = rows.problem.graph
+    if graph.has_state and not graph.exchanges_heads:
         return np.asarray(rows["cp"] == 1)
+    heads = np.asarray(graph.dims["mamba_heads"] // rows["tp"] if graph.has_state else rows["cp"])
     problem, choice = rows.problem, rows.problem.base.context_parallel
     seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
     chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
-    return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
+    divides = (seq % (rows["cp"] * chunks) == 0) & (heads % rows["cp"] == 0)
+    return np.asarray((rows["cp"] == 1) | divides)
 
 
 def _has_context_ranks(rows: Columns) -> Flags:

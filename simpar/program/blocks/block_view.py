@@ -114,6 +114,9 @@ class BlockView(ABC):
         if backward:
             self.share_keys(steps, op, "reduce_scatter")
 
+    def exchange_states(self, steps: StepList, op: Operator, *, ahead: bool, backward: bool = False) -> None:  # noqa: B027
+        """Add what context-parallel ranks exchange around the scan of a state-space layer: nothing here."""
+
     def exchange(self, _kind: str) -> TokenExchange:
         """How tokens travel to experts. Raises UserError where they do not."""
         raise UserError(f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models")
@@ -205,6 +208,11 @@ class RankBlock(BlockView):
             context.attention(steps, op, self.view, kind)
         else:
             super().attention(steps, op, time, kind, alone=alone)
+
+    def exchange_states(self, steps: StepList, op: Operator, *, ahead: bool, backward: bool = False) -> None:
+        """Exchange tokens of a sequence for heads of a state-space layer, or back."""
+        if op.kind in context.OF_STATES and context.splits_context(self.view):
+            context.exchange_states(steps, self.block, op, self.view, ahead=ahead, backward=backward)
 
     def exchange(self, kind: str) -> TokenExchange:
         """How tokens travel to experts."""

@@ -8,7 +8,9 @@ gathered, and the heads of Ulysses, are exchanged in front of the kernels and be
 
 from __future__ import annotations
 
-from simpar.architectures.graph import Operator
+import numpy as np
+
+from simpar.architectures.graph import Block, Operator, evaluate
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
 from simpar.dataclass import dataclass
 from simpar.program.blocks.documents import exchange_host_s, loops_over_documents
@@ -18,11 +20,52 @@ from simpar.units import Numbers, floats, scalar_truth
 
 RING = "cp"
 HEADS = "cp_heads"
+OF_STATES = ("convolution", "scan")
+"""Kinds of operators around which states' heads are exchanged."""
 
 
 def splits_context(view: RankView) -> bool:
     """Whether the rank's queries meet keys of other ranks."""
     return max(int(view.tensor[by]) for by in ("blocks", "gathered", "ulysses")) > 1
+
+
+def exchange_states(
+    steps: StepList, block: Block, op: Operator, view: RankView, *, ahead: bool, backward: bool = False
+) -> None:
+    """Add the all-to-all in front of a state-space layer's convolution (``ahead``), or the ones behind its scan.
+
+    A state runs along the whole sequence, so ranks exchange tokens for heads: everything that the first product made
+    goes there, the scan's result (and the gate, where a norm reads both) comes back. Groups that are fewer than the
+    ranks are sent to several [Megatron-LM, core/ssm/mamba_context_parallel.py].
+    """
+    moved = _entering(block, op, view) if ahead else _leaving(block, op, view)
+    for number, elements in enumerate(moved):
+        kind = RING if int(view.job.layout.ulysses_ranks) == 1 else HEADS
+        what = "gradients" if backward else ("heads" if ahead else "tokens")
+        use = CollectiveUse(kind, "all_to_all", elements * view.compute_bytes)
+        steps.add(BlockStep.moving(f"{op.name}.all_to_all {what}{number or ''}", use, CONTEXT))
+
+
+def _entering(block: Block, op: Operator, view: RankView) -> list[Numbers]:
+    """Elements that go to the ranks of their heads in front of a convolution that a scan reads."""
+    if op.kind != "convolution" or not any(each.kind == "scan" and op.name in each.inputs for each in block.operators):
+        return []
+    dims = view.tensor
+    made = block.operator(op.inputs[0])
+    groups, ranks = dims["mamba_groups"], int(view.job.layout.cp)
+    again = np.maximum(ranks / groups, 1.0) - 1.0
+    shared = floats(dims["batch"] * dims["seq"]) * 2.0 * dims["state"] * groups * again
+    return [floats(evaluate(made.rows, dims)) * floats(evaluate(made.columns, dims)) + shared]
+
+
+def _leaving(block: Block, op: Operator, view: RankView) -> list[Numbers]:
+    """Elements that come back behind a scan."""
+    if op.kind != "scan":
+        return []
+    result = floats(evaluate(op.rows, view.tensor)) * floats(evaluate(op.columns, view.tensor))
+    gates = {each.name for each in block.operators if op.name in each.inputs}
+    normed = any(each.kind == "norm" and gates.intersection(each.inputs) for each in block.operators)
+    return [result] * (2 if normed else 1)
 
 
 def attention(steps: StepList, op: Operator, view: RankView, kind: str) -> None:

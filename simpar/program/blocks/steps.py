@@ -128,7 +128,9 @@ class _Walk:
             elif op.kind in experts.MOVES:
                 self.view.exchange(kind).run(sequence, op, time, backward=False)
             else:
+                self.view.exchange_states(sequence, op, ahead=True)
                 sequence.add(BlockStep.kernel(op.name, kind, time.forward_s))
+                self.view.exchange_states(sequence, op, ahead=False)
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
@@ -156,7 +158,11 @@ class _Walk:
                 if input_gradient:
                     self.view.exchange("input_gradient").run(sequence, op, time, backward=True)
             else:
+                if input_gradient:
+                    self.view.exchange_states(sequence, op, ahead=False, backward=True)
                 self._operator(sequence, op, time, half)
+                if input_gradient:
+                    self.view.exchange_states(sequence, op, ahead=True, backward=True)
         inside = {op.name for op in block.operators}
         for tensor in self._made if input_gradient else ():
             if tensor not in inside:

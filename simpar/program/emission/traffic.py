@@ -127,7 +127,8 @@ def block_groups(view: RankView) -> list[GroupKind]:
         lines = mesh.groups("cp").reshape(-1, mesh.cp // heads, heads).transpose(0, 2, 1)
         across = np.ascontiguousarray(lines).reshape(-1, mesh.cp // heads)
         ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
-        kinds.append(GroupKind(RING, across, ops))
+        states = ("all_to_all",) if view.job.graph.has_mixers else ()
+        kinds.append(GroupKind(RING, across, (*ops, *states)))
     if view.job.graph.is_mixture and mesh.ep > 1:
         gathers = view.job.layout.dispatcher == "all_gather"
         exchanges = ("all_gather", "reduce_scatter") if gathers else (view.exchange_op,)
