@@ -13,9 +13,11 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.frameworks.overrides import load_beside, mapping
 from simpar.frameworks.reader import Reader, value_of
+from simpar.frameworks.rollout_side import side_of
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shipped_configs import BY_WIDTH, of_deepspeed
-from simpar.frameworks.target import Imported
+from simpar.frameworks.swift_rollout import rollout
+from simpar.frameworks.target import Imported, ImportedStep
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_readers import flat_options
@@ -69,7 +71,9 @@ WORDS = WORDS | WordTable(
         "epsilon*", "importance_sampling_level", "multi_turn_scheduler", "max_turns", "problem_type", "kl_in_reward",
         "advantage_estimator", "use_gym_env", "stop_words", "lora_ga_*", "chord_*", "tau_*", "scale_rewards",
         "sft_alpha", "loss_weights", "gkd_*", "predict_with_generate", "max_epochs", "max_new_tokens",
-        "log_completions",
+        "log_completions", "max_resample_times", "soft_*", "repetition_*", "reward_model_plugin", "log_entropy",
+        "num_generations_eval", "top_entropy_quantile", "delta", "rollout_importance*", "log_rollout*", "max_grad_norm",
+        "cosine_*", "sync_ref_model", "ref_model_*", "vllm_server_group_port", "structured_outputs_regex",
     ),
     deciding={
         **dict.fromkeys(OF_VISION, VISION),
@@ -173,7 +177,11 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
         spelt = {given.written.get(key, key) for key in OF_VISION}
         left = {word: value for word, value in words.unread.items() if word not in spelt}
         words = replace(words, used=(*words.used, *(word for word in words.unread if word in spelt)), unread=left)
-    return replace(result, words=words, notes=(*result.notes, *notes), written_as="")
+    result = replace(result, words=words, notes=(*result.notes, *notes), written_as="")
+    if kind != "rlhf" or given.get("rlhf_type") != "grpo":
+        return result
+    texts = (shape["seq_len"], answer or USUAL_ANSWER) if shape and "seq_len" in shape else None
+    return ImportedStep.of(result, side_of(lambda: rollout(given, micro, texts), given.used))
 
 
 def _rename(given: TrainerArguments) -> None:

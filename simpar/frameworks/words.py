@@ -118,7 +118,8 @@ class Account:
 
     def without(self, answered: Collection[str]) -> "Account":
         """The account where something else answers for some of the deciding words."""
-        left = {word: what for word, what in self.deciding.items() if word.lstrip("-") not in answered}
+        known = set(map(plain, answered))
+        left = {word: what for word, what in self.deciding.items() if plain(word) not in known}
         taken = tuple(word for word in self.deciding if word not in left)
         return Account((*self.used, *taken), self.idle, left, self.unknown)
 
