@@ -10,6 +10,7 @@ two was the faster one as often as stated (``benchmarks/near_ties.py``).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,12 +96,21 @@ def draw_related_errors(shares: Floats, layout_spread: float, together: Floats) 
 
     A row has the weights of a layout's causes, whose squares add up to 1.
     """
-    random = np.random.Generator(np.random.Philox(key=SEED))
-    common = random.standard_normal((shares.shape[1], DRAWS // 2))
-    size = np.where(random.integers(WIDE_PERIOD, size=DRAWS // 2) == 0, WIDE_FACTOR, 1.0)
-    own = together @ random.standard_normal((together.shape[1], DRAWS // 2))
-    errors = layout_spread * size * (PART_SPREAD * shares @ common + OWN_SPREAD * own)
+    common, size, own = _draws(shares.shape[1], together.shape[1])
+    errors = layout_spread * size * (PART_SPREAD * shares @ common + OWN_SPREAD * (together @ own))
     return np.hstack([errors, -errors])
+
+
+@lru_cache(maxsize=4)
+def _draws(parts: int, causes: int) -> tuple[Floats, Floats, Floats]:
+    """Errors of parts, the size of every draw, and layouts' own errors: [parts or causes, DRAWS // 2]."""
+    random = np.random.Generator(np.random.Philox(key=SEED))
+    common = random.standard_normal((parts, DRAWS // 2))
+    size = np.where(random.integers(WIDE_PERIOD, size=DRAWS // 2) == 0, WIDE_FACTOR, 1.0)
+    own = random.standard_normal((causes, DRAWS // 2))
+    for each in (common, size, own):
+        each.flags.writeable = False
+    return common, size, own
 
 
 def covariance(shares: Floats, layout_spread: float, together: Floats) -> Floats:
