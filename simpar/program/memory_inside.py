@@ -7,7 +7,8 @@ run, so that activations rise layer by layer in the forward and fall in the back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from simpar.program.ir.memory import MemoryUse
 from simpar.program.ir.program import MEMORY_CATEGORIES, Timing
 from simpar.program.lower import Lowered
 from simpar.program.structure.pass_memory import MemoryChange
-from simpar.program.structure.templates import PassNode, TemplateNode, UnitsBegin
+from simpar.program.structure.templates import PassNode, Template, TemplateNode, UnitsBegin
 from simpar.units import Floats, Ints, unique
 
 MOST_ROWS = 1_000_000
@@ -57,7 +58,7 @@ def memory_over_time(
     ``known`` is kept from one class of a step to the next.
     """
     known = {} if known is None else known
-    passes = [(node, ops) for node, ops in ops_of_nodes(lowered, class_id) if _is_opened(node)]
+    passes = list(ops_of_nodes(lowered, class_id, attrgetter("opened")))
     result = _over_time((lowered, timing, class_id), passes, known)
     if result[1].sum(axis=1).max() == use.peak_bytes:
         return result
@@ -94,8 +95,14 @@ def _over_time(
     return time[last], curve[last]
 
 
-def ops_of_nodes(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode, Ints]]:
-    """Nodes of a class's templates, and the ops that they became."""
+def _all_nodes(template: Template) -> Iterable[tuple[int, TemplateNode]]:
+    return enumerate(template.nodes)
+
+
+def ops_of_nodes(
+    lowered: Lowered, class_id: int, wanted: Callable[[Template], Iterable[tuple[int, TemplateNode]]] = _all_nodes
+) -> Iterator[tuple[TemplateNode, Ints]]:
+    """Nodes of a class's templates, all or those ``wanted`` (with their positions), and the ops that they became."""
     actions, slots = lowered.actions[class_id], lowered.slots.of_class(class_id)
     template, node = actions.template[lowered.slots.action[slots]], lowered.slots.node[slots]
     op = lowered.op_of_slot[slots]
@@ -104,18 +111,11 @@ def ops_of_nodes(lowered: Lowered, class_id: int) -> Iterator[tuple[TemplateNode
     each = starts[template] + node  # nodes numbered through all templates
     order = np.argsort(each, kind="stable")
     ends = np.searchsorted(each[order], np.arange(starts[-1] + 1))
-    nodes = (node for template in actions.templates for node in template.nodes)
-    for number, one in enumerate(nodes):
-        mine = order[ends[number] : ends[number + 1]]
-        if len(mine):
-            yield one, op[mine].astype(np.int64)
-
-
-def _is_opened(node: TemplateNode) -> bool:
-    """Whether memory moves inside a node, or where it enters units of a pass written step by step."""
-    if isinstance(node, UnitsBegin):
-        return len(node.whole.segments) > 1
-    return isinstance(node, PassNode) and len(node.segments) > 1 and node.duration_ns > 0
+    for first, one in zip(starts.tolist(), actions.templates, strict=False):
+        for at, which in wanted(one):
+            mine = order[ends[first + at] : ends[first + at + 1]]
+            if len(mine):
+                yield which, op[mine].astype(np.int64)
 
 
 def _num_rows(node: TemplateNode) -> int:

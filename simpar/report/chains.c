@@ -24,6 +24,13 @@ void bind(i64 ops, const i64 *depends, const i32 *depend, i64 streams, const i64
     }
 }
 
+/* The chain that leads to an op, which comes last, at the end of `chain` [ops]; returns its length. */
+i64 follow_chain(i64 ops, const i32 *binding, i64 op, i64 *chain) {
+    i64 length = 0;
+    for (i64 at = op; at >= 0; at = binding[at]) chain[ops - ++length] = at;
+    return length;
+}
+
 /* Sums of `value` over every op and the chain of its binding predecessors; returns 0 where memory is short. */
 int sum_along(i64 ops, const i32 *binding, const double *value, double *total) {
     i32 *chain = malloc((size_t)(ops + 1) * sizeof *chain);

@@ -49,6 +49,18 @@ def binding_predecessors(program: Program, timing: Timing) -> Indices:
     return result
 
 
+def chain_to(binding: Indices, op: int) -> Ints:
+    """The ops of the chain that leads to an op, first to last, int64[n]; the op itself is the last one."""
+    if library := LIBRARY.load_for(len(binding)):
+        room, column, count = np.empty(len(binding), dtype=np.int64), int32_column(binding), len(binding)
+        length = library.follow_chain(ctypes.c_int64(count), *pointers(column), ctypes.c_int64(op), *pointers(room))
+        return room[count - length :].copy()
+    last, chain = binding.data, [op]  # indexing a memoryview is much faster than indexing an array
+    while (before := last[chain[-1]]) >= 0:
+        chain.append(before)
+    return np.array(chain[::-1], dtype=np.int64)
+
+
 def sum_along(binding: Indices, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops], in whole ticks, over every op and the chain of its binding predecessors."""
     if library := LIBRARY.load_for(len(binding)):

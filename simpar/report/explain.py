@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.ir.program import Program, Timing
+from simpar.report.chains import chain_to
 from simpar.report.parts import Cooperation, HostReport, StageMemory
 from simpar.report.result import Result
 from simpar.report.waits import describe_waits, slow_hints
@@ -28,7 +28,7 @@ WORDS = {
 WORTH_NAMING = 0.01  # smaller shares of the step are not attributed to the rank waited for
 
 
-def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
+def critical_path(binding: Indices, timing: Timing) -> Ints:
     """Ops of one longest chain, first to last, int64[n].
 
     Walks back from the op that finishes last, always through the ``binding`` predecessor, which finished last
@@ -36,11 +36,7 @@ def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    last = binding.data  # indexing a memoryview is much faster than indexing an array
-    chain = [int(np.argmax(timing.finish_ns))]
-    while (before := last[chain[-1]]) >= 0:
-        chain.append(before)
-    return np.array(chain[::-1], dtype=np.int64)
+    return chain_to(binding, int(np.argmax(timing.finish_ns)))
 
 
 def critical_path_s(

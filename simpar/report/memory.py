@@ -27,28 +27,35 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
 
 def stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[StageMemory]:
     """The memory of every pipeline stage, for its class with the fullest devices."""
-    stages: dict[int, StageMemory] = {}
+    fullest: dict[int, tuple[float, int, dict[str, float]]] = {}
+    for class_id, one in enumerate(held):
+        parts = _parts(one)
+        full = sum(parts.values()) / one.capacity_bytes
+        if one.stage not in fullest or full > fullest[one.stage][0]:
+            fullest[one.stage] = full, class_id, parts
     kinds = context.cluster.device_of(context.lowered.quotient.representative_rank).tolist()
-    for class_id, (one, kind) in enumerate(zip(held, kinds, strict=True)):
-        static, use = one.static, one.use
-        moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
-        parts = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
-        if one.peaks_between:
-            left = {"activations": 0.0, "transient": float(static.bytes_of("transient", _ends_in(one)))}
-            parts |= {"parameters": float(static.bytes_of("parameters")), **left}
-        entry = StageMemory(
-            stage=one.stage,
-            device=context.cluster.devices[kind].name,
-            capacity_bytes=one.capacity_bytes,
+    return [
+        StageMemory(
+            stage=stage,
+            device=context.cluster.devices[kinds[class_id]].name,
+            capacity_bytes=held[class_id].capacity_bytes,
             **{f"{part}_bytes": size for part, size in parts.items()},
             peak_bytes=sum(parts.values()),
-            peak_time_s=_peak_time_ns(context, class_id, one) / NS_PER_S,
-            peak_op=_peak_name(context.lowered, one),
+            peak_time_s=_peak_time_ns(context, class_id, held[class_id]) / NS_PER_S,
+            peak_op=_peak_name(context.lowered, held[class_id]),
         )
-        known = stages.get(one.stage)
-        if known is None or entry.peak_bytes / entry.capacity_bytes > known.peak_bytes / known.capacity_bytes:
-            stages[one.stage] = entry
-    return [stages[stage] for stage in sorted(stages)]
+        for stage, (_, class_id, parts) in sorted(fullest.items())
+    ]
+
+
+def _parts(one: Footprint) -> dict[str, float]:
+    """What a class holds at its peak, by part."""
+    moving = dict(zip(MEMORY_CATEGORIES, one.use.at_peak.tolist(), strict=True))
+    result = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
+    if one.peaks_between:
+        result |= {"activations": 0.0, "transient": float(one.static.bytes_of("transient", _ends_in(one)))}
+        result["parameters"] = float(one.static.bytes_of("parameters"))
+    return result
 
 
 def memory_curve(context: SummaryInputs, class_id: int, one: Footprint) -> MemoryCurve:

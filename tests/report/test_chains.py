@@ -9,7 +9,7 @@ from simpar.native import NativeLibrary
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Timing
 from simpar.report import chains
-from simpar.report.chains import binding_predecessors, nearest_flagged, sum_along, to_ticks
+from simpar.report.chains import binding_predecessors, chain_to, nearest_flagged, sum_along, to_ticks
 from tests.compilers import needs_compiler
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -80,6 +80,14 @@ def test_sums_along_chains(seed, count, back):
         return ticks / chains.TICKS_PER_NS
 
     assert ours.tolist() == [total(op) for op in range(count)]
+
+
+@needs_compiler
+def test_the_chain_to_an_op():
+    """First to last, with the op itself at the end."""
+    binding = np.array([-1, 0, 3, 1, 2, -1], dtype=np.int32)
+    for op, chain in ((4, [0, 1, 3, 2, 4]), (0, [0]), (5, [5])):
+        assert [each.tolist() for each in both(lambda op=op: chain_to(binding, op))] == [chain] * 2
 
 
 @pytest.mark.parametrize("count", [40, 4000])

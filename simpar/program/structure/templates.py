@@ -143,6 +143,17 @@ class Template:
     nodes: tuple[TemplateNode, ...]
     exit: int
 
+    @cached_property
+    def opened(self) -> tuple[tuple[int, TemplateNode], ...]:
+        """Nodes, with their positions, inside which memory moves, or where it enters units of a pass written out."""
+        return tuple((at, node) for at, node in enumerate(self.nodes) if _is_opened(node))
+
+
+def _is_opened(node: TemplateNode) -> bool:
+    if isinstance(node, UnitsBegin):
+        return len(node.whole.segments) > 1
+    return isinstance(node, PassNode) and len(node.segments) > 1 and node.duration_ns > 0
+
 
 def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
