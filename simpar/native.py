@@ -52,7 +52,7 @@ class NativeLibrary:
     @property
     def is_ready(self) -> bool:
         """Whether using it takes no time: it is loaded, or was compiled before."""
-        return self.loaded is not None or (not self.why_not and any(path.exists() for path in self._places()))
+        return self.loaded is not None or (not self.why_not and any(map(_is_trusted, self._places())))
 
     @property
     def loaded_from(self) -> str:
@@ -112,7 +112,7 @@ class NativeLibrary:
 
     def _kept(self) -> ctypes.CDLL | None:
         for path in self._places():
-            if path.exists():
+            if _is_trusted(path):
                 try:
                     return ctypes.CDLL(str(path))
                 except OSError:  # torn, or of another machine with the same home: it is made anew
@@ -140,6 +140,14 @@ class NativeLibrary:
         constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
         depends = digest(self.source.read_text("utf-8"), constants, " ".join(FLAGS), sys.platform, machine)
         return f"{self.source.stem}-{depends[:16]}.so"
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether a file is there, and of this user or the administrator: what others put there is not executed."""
+    try:
+        return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
 
 
 def pointers(*columns: NDArray[Any]) -> list[ctypes.c_void_p]:

@@ -52,6 +52,20 @@ def test_a_torn_file_is_made_anew(tmp_path, source):
 
 
 @needs_compiler
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+def test_what_others_put_there_is_not_loaded(tmp_path, source, monkeypatch):
+    """A cache that others can write to runs nothing of theirs."""
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    NativeLibrary(source, 100, {"MORE": 2}).load()
+    (path,) = kept(tmp_path)
+    os.chown(path, 54321, -1)
+    library = NativeLibrary(source, 100, {"MORE": 2})
+    assert not library.is_ready
+    assert library.load().more(40) == 42
+    assert path.stat().st_uid == 0
+
+
+@needs_compiler
 def test_it_may_lie_beside_its_source(tmp_path, source, monkeypatch):
     """Put there for machines without a compiler."""
     made = NativeLibrary(source, 100, {"MORE": 2}).make(source.parent)
