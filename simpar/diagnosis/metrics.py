@@ -205,7 +205,7 @@ def _json_records(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
     """Lines of JSON, one object with all records, or a single record."""
     text = data.decode(errors="replace").lstrip("\ufeff")
     if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and re.search(r'"log_history"\s*:', text):
-        state = read_json(text, path)
+        state = read_json(text, path, finite=False)  # a loss that is NaN
         history = state.get("log_history")
         if not isinstance(history, list) or not all(isinstance(each, dict) for each in history):
             raise UserError(f"{path}: log_history: wants a list of records")

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -46,6 +47,8 @@ ON_BY_DEFAULT = {
 }  # fmt: skip
 """Names by which a YAML turns off what is on by default, with the switches that do so in a command."""
 _LOOP = re.compile(r"(?m)^\s*for\s|;\s*for\s")
+OF_LAUNCHERS = ("torch.", "accelerate.", "deepspeed.")
+"""How modules begin that start another one."""
 MAX_LISTED = 6
 """Commands of which an error lists the values that differ."""
 YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
@@ -170,9 +173,21 @@ def _from_shell(text: str, source: str) -> Arguments:
         telling = [_by_flag(_words(words))]
     if any(_that_decide(arguments) != _that_decide(telling[0]) for arguments in telling):
         raise UserError(f"{source}: {_differing(telling, is_loop=_LOOP.search(text) is not None)}")
-    started = (word for command in launched for word in command if word.endswith(".py"))
     variables = {name: " ".join(words) for name, words in script.variables.items()}
-    return Arguments(telling[0], source, tuple(script.notes), script=next(started, ""), variables=variables)
+    return Arguments(telling[0], source, tuple(script.notes), script=_started(launched), variables=variables)
+
+
+def _started(commands: Sequence[Sequence[str]]) -> str:
+    """The path of the script, or of the module, that is given Megatron-LM's arguments; "" if none is known."""
+    own = [command for command in commands if _telling([list(command)])]
+    scripts = [word for command in own or commands for word in command if word.endswith(".py")]
+    modules = [
+        after.replace(".", "/")
+        for command in own
+        for word, after in pairwise(command)
+        if word == "-m" and not after.startswith(OF_LAUNCHERS)
+    ]
+    return next(iter((*scripts, *modules)), "")
 
 
 def _that_decide(arguments: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:

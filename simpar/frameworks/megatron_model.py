@@ -276,7 +276,7 @@ def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
     if "qk_dim" in graph.dims or graph.has_state:
         return False
     style, kind = architecture(graph), given.text("--position-embedding-type")
-    rotary = kind in ROTARY or "--use-rotary-position-embeddings" in given.values
+    rotary = _is_rotary(given)
     rms = (given.text("--normalization") or "").lower() == "rmsnorm"
     length = given.number("--seq-length") or 0
     return (

@@ -1,7 +1,7 @@
 """Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, get_args
@@ -72,6 +72,13 @@ OF_2021 = {
     "--distribute-checkpointed-activations": "--distribute-saved-activations",
 }  # fmt: skip
 """Arguments of recomputation by their names until May 2022, when all of a layer was recomputed or nothing."""
+OF_ALIBABA: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "--RMSNorm": {"--normalization": ("RMSNorm",)},
+    "--overlapped-distributed-optimizer": {
+        "--use-distributed-optimizer": (), "--overlap-grad-reduce": (), "--overlap-param-gather": (),
+    },
+}  # fmt: skip
+"""Arguments of Megatron-LLaMA, by those of Megatron-LM that ask for the same."""
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Strategies of Megatron-FSDP; the last is the default of the argument since April 2026, before it was the first."""
@@ -139,6 +146,8 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
 
 
 def _with_todays_names(given: Arguments) -> Arguments:
+    if "--RMSNorm" in given.values or "--overlapped-distributed-optimizer" in given.values:
+        given = _of_alibaba(given)
     if not set(OF_2021) & set(given.values):
         return given
     given = renamed(given, OF_2021)
@@ -146,6 +155,17 @@ def _with_todays_names(given: Arguments) -> Arguments:
         return replace(given, values={**given.values, "--recompute-granularity": ["full"]},
                        names={**given.names, "--recompute-granularity": given.name("--recompute-method")})  # fmt: skip
     return given
+
+
+def _of_alibaba(given: Arguments) -> Arguments:
+    """The arguments of Megatron-LLaMA (alibaba/Megatron-LLaMA, ``megatron/arguments.py``) by Megatron-LM's names."""
+    own = [flag for flag in OF_ALIBABA if flag in given.values]
+    values = {flag: values for flag, values in given.values.items() if flag not in own}
+    names = dict(given.names)
+    for flag in own:
+        for theirs, value in OF_ALIBABA[flag].items():
+            values[theirs], names[theirs] = list(value), given.name(flag)
+    return replace(given, values=values, names=names)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:

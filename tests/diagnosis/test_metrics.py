@@ -137,6 +137,17 @@ def test_a_folder_of_an_offline_run(tmp_path, capsys):
         explain(tmp_path)
 
 
+def test_a_state_with_numbers_that_are_none(tmp_path):
+    """A run that diverged: Python writes NaN and Infinity, which are no figures."""
+    state = {"best_metric": float("inf"), "log_history": [
+        {"loss": float("nan"), "grad_norm": float("inf"), "step": 1},
+        {"step": 2, "train_runtime": 20.0, "train_samples_per_second": 8.0, "train_steps_per_second": 0.1},
+    ]}  # fmt: skip
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps(state))
+    assert read_metrics(path).figures == {"step_time_s": 10.0, "samples_per_s": 8.0}
+
+
 WHOLE = {
     "a.jsonl": lambda: lines(history(40, peak_memory_alloc=1.0)),
     "a.tfevents": lambda: events(40, tflops=1.0),

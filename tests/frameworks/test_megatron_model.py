@@ -286,6 +286,31 @@ def test_other_models_are_refused_by_name(script, words, what):
     assert imported(f"{LLAMA_8B} --vocab-size 128256 {harmless}").plan.model == "llama-3-8b"
 
 
+def test_what_is_trained_is_told_by_the_command_with_the_arguments():
+    """Not by one that prepares data before it; a module says it as a script does."""
+    words = f"{LLAMA_8B} --vocab-size 128256 --micro-batch-size 1"
+    before = "python tools/preprocess_data.py --input x\npython tools/checkpoint/convert.py --load-dir a\n"
+    found = read(f"{before}torchrun pretrain_gpt.py {words}", "train.sh", "megatron")
+    assert found.plan.model == "llama-3-8b"
+    with pytest.raises(UserError, match="examples/inference/gpt/static: inference: not modelled"):
+        read(f"torchrun -m examples.inference.gpt.static {words}", "train.sh", "megatron")
+    launched = read(f"python -m torch.distributed.run pretrain_gpt.py {words}", "train.sh", "megatron")
+    assert launched.plan.model == "llama-3-8b"
+
+
+def test_arguments_of_megatron_llama():
+    """Alibaba's fork: its norm and its optimizer by Megatron-LM's names, and what it does not change."""
+    own = "--RMSNorm --overlapped-distributed-optimizer --causal-lm --reduce-bucket-size 500000000"
+    plain = LLAMA_8B.replace("--normalization RMSNorm", "")
+    found = imported(f"{plain} --vocab-size 128256 {own}")
+    values = found.plan.flat_values()
+    assert (found.plan.model, values["zero"]) == ("llama-3-8b", 1)
+    assert (values["overlap_grad_reduce"], values["overlap_param_gather"]) == (True, True)
+    account = MEGATRON_WORDS.sort(found.words.used, found.words.unread)
+    assert (list(account.deciding), account.unknown) == (["--reduce-bucket-size"], ())
+    assert {"--RMSNorm", "--overlapped-distributed-optimizer"} <= set(found.words.used)
+
+
 def test_experts_of_a_dense_model_split_nothing():
     """As Megatron-LM takes the argument and has no use for it."""
     assert imported(f"{LLAMA_8B} --vocab-size 128256 --expert-tensor-parallel-size 8").plan.mesh.etp is None
