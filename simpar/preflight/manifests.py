@@ -1,8 +1,10 @@
 """Files of YAML that start a command on a cluster, as shell text: tasks of SkyPilot and dstack, jobs of Kubernetes.
 
-Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay, Volcano. Azure ML's commands, too.
+Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay, Volcano. Azure ML's commands
+and MosaicML's runs, too.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,8 @@ from simpar.preflight.templates import GPUS, has_devices, refuse_untold
 
 OF_SKYPILOT = ("resources", "num_nodes", "setup", "workdir", "file_mounts", "envs")
 """Keys that a task of SkyPilot has beside ``run``."""
+OF_MOSAIC, PARAMETERS = 8, "/mnt/config/parameters.yaml"
+"""Devices of a node of MosaicML, and where a run finds its parameters."""
 ALONE = ("Pod", "Job", "Deployment", "StatefulSet", "ReplicaSet", "JobSet")
 """Kinds that have one pod unless they say how many."""
 STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command)[\"']?\s*:|^\{")
@@ -190,6 +194,22 @@ def _of_azure(data: Mapping[str, Any]) -> StartedCommand | None:
     return StartedCommand(_with(_plain(data.get("environment_variables")), text), nodes, each)
 
 
+def _of_mosaic(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A run of MosaicML's mcli, whose parameters lie in a file of the container; its nodes have eight devices."""
+    command, parameters, compute = (data.get(key) for key in ("command", "parameters", "compute"))
+    told = compute.get("gpus") if isinstance(compute, Mapping) else data.get("gpu_num")
+    if not isinstance(command, str) or "image" not in data or not {"compute", "gpu_num"} & set(data):
+        return None
+    count = _count(told)
+    each = min(count, OF_MOSAIC) if count and count % min(count, OF_MOSAIC) == 0 else None
+    asked = f"--world_size {count or '$GPUS'}" + (f" -n {each}" if each else "")
+    command = re.sub(r"(?m)^(\s*)composer\s", rf"\1composer {asked} ", command)  # whose size its platform tells
+    file = json.dumps(parameters if isinstance(parameters, Mapping) else {}, default=str)
+    text = f"cat > {PARAMETERS} <<'END'\n{file}\nEND\n{command}"
+    sizes = (count // each, each) if count and each else (None, None)
+    return StartedCommand(_with(_plain(data.get("env_variables")), text), *sizes)
+
+
 def _devices_of(container: Mapping[str, Any]) -> int:
     """The devices that a container may use; those of a TPU host may be shared out among its containers."""
     limits = (container.get("resources") or {}).get("limits") or {}
@@ -256,5 +276,5 @@ def _with(variables: Mapping[str, Any], text: str) -> str:
     return "\n".join([*lines, text, ""])
 
 
-KINDS = (_of_task, _of_trainer, _of_ray, _of_dstack, _of_azure, _of_pods)
+KINDS = (_of_task, _of_trainer, _of_ray, _of_dstack, _of_azure, _of_mosaic, _of_pods)
 """What is asked in turn whether a file starts a command."""

@@ -251,3 +251,37 @@ def test_variables_of_a_template_are_asked_for_by_name(name: str, tmp_path: Path
     assert (result.found.plan.model, result.launch.world_size) == ("qwen3-8b", 16)
     with pytest.raises(UserError, match="X = 1: no variable of the file; allowed: GPUS_OF_NODE, JOB, MODEL, NODES"):
         given_words([*given, "X=1", str(path)])
+
+
+MOSAIC = """
+name: mpt-7b
+compute: {gpus: %s}
+image: mosaicml/pytorch
+command: |
+  cd llm-foundry/scripts
+  composer train/train.py /mnt/config/parameters.yaml train_loader.num_workers=4
+parameters:
+  max_seq_len: 2048
+  model: {name: hf_causal_lm, pretrained_model_name_or_path: mosaicml/mpt-7b}
+  optimizer: {name: decoupled_adamw, lr: 1.0e-4}
+  train_loader: {name: text, num_workers: 8}
+  global_train_batch_size: 128
+  device_train_microbatch_size: 2
+  precision: amp_bf16
+  fsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world_size", "devices"), [("8", 8, 8), ("2", 2, 2), ("32", 32, 8), ("12", 12, None), ("many", None, None)]
+)
+def test_a_run_of_mosaic(tmp_path, gpus, world_size, devices):
+    """Its parameters are the file that its command gives to composer; nodes have eight devices."""
+    path = tmp_path / "run.yaml"
+    path.write_text(MOSAIC % gpus)
+    found = given_words([str(path)])
+    plan = found.found.plan
+    assert (found.launch.world_size, found.launch.per_node, found.text.target) == (world_size, devices, "llm-foundry")
+    assert (plan.model, plan.micro_batch, plan.memory.recompute) == ("mpt-7b", 2, "full")
+    assert plan.training == {"seq_len": 2048, "global_batch": 128}
+    assert manifest_of(MOSAIC.replace("image:", "picture:") % gpus, "run.yaml") is None
