@@ -15,6 +15,7 @@ from simpar.calls import Strict
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.files import parse
+from simpar.mcp.wording import in_fields
 from simpar.tracing.code import is_code
 
 SOURCE = "arguments"
@@ -207,7 +208,10 @@ def call(name: str, arguments: Mapping[str, Any], say: Say, time_limit_s: float)
     from simpar.files import choose
 
     tool = TOOLS[choose(name, TOOLS, "tool")]
-    return tool.answer(parse(tool.takes, dict(arguments), source=SOURCE), say, time_limit_s)
+    try:
+        return tool.answer(parse(tool.takes, dict(arguments), source=SOURCE), say, time_limit_s)
+    except UserError as error:
+        raise type(error)(in_fields(str(error), tool.takes.model_fields)) from None
 
 
 def _simulate(asked: SimulateInput, say: Say, _: float) -> dict[str, Any]:
