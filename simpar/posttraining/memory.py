@@ -32,6 +32,8 @@ def why_unfit(setting: PostTrainingSetting) -> str:
     return ""
 
 
+RESERVED = "reserved for generation"
+"""The curve of what an engine keeps from others."""
 Curve = tuple[tuple[float, float], ...]
 """(Seconds, bytes): straight lines between them."""
 
@@ -39,12 +41,16 @@ Curve = tuple[tuple[float, float], ...]
 def curves(setting: PostTrainingSetting, history: History) -> dict[str, Curve]:
     """Bytes over time of a device that trains, and of one of the replica that fills its cache most.
 
-    Where both are the same device, what one side frees the other takes. A serving engine reserves the whole cache; what
-    is drawn is the part in use, up to what its sequences have when the next one ends.
+    Where both are the same device, what one side frees the other takes. Of the cache, generation has the part in use,
+    up to what its sequences have when the next one ends; what the engine reserves is a curve of its own.
     """
     fullest = fullest_replica(history)
     turns = [each for each in history.intervals if each.stream == TRAINING and each.kind != "weights"]
-    return {"training": _trained_over_time(setting, turns), "generation": _served_over_time(setting, history, fullest)}
+    return {
+        "training": _trained_over_time(setting, turns),
+        "generation": _served_over_time(setting, history, fullest),
+        RESERVED: _reserved_over_time(setting, history, fullest),
+    }
 
 
 def fullest_replica(history: History) -> int:
@@ -67,10 +73,22 @@ def _served_over_time(setting: PostTrainingSetting, history: History, at: int) -
     base = served.weights_bytes + served.workspace_bytes
     block = setting.limits.block * served.token_bytes / section.rollout.attention_ranks
     still = 0.0 if section.weights.sleep else base
-    away = [each for each in history.intervals if each.joins > at and each.kind != "weights"]
+    away = _away(history, at)
     points = [(time_ns / NS_PER_S, base + blocks * block) for time_ns, blocks in history.cache[at]]
     points += _stepped(away, dict.fromkeys(("switch", "score", "train"), still), base)
     return ((0.0, base), *sorted(points, key=lambda point: point[0]))
+
+
+def _reserved_over_time(setting: PostTrainingSetting, history: History, at: int) -> Curve:
+    """Weights, workspace and the whole cache, in use or not; nothing while an engine sleeps."""
+    whole = sum(_parts_served(setting).values())
+    still = 0.0 if setting.section.weights.sleep else whole
+    return ((0.0, whole), *_stepped(_away(history, at), dict.fromkeys(("switch", "score", "train"), still), whole))
+
+
+def _away(history: History, at: int) -> list[Interval]:
+    """When a replica's devices do something else than to generate."""
+    return [each for each in history.intervals if each.joins > at and each.kind != "weights"]
 
 
 def _stepped(spans: list[Interval], inside: Mapping[str, float], between: float) -> list[tuple[float, float]]:
@@ -88,14 +106,19 @@ def _stepped(spans: list[Interval], inside: Mapping[str, float], between: float)
 
 def _generation(setting: PostTrainingSetting) -> SideMemory:
     """The fullest device of a replica."""
-    served, limits = setting.served, setting.limits
-    cache = limits.blocks / setting.section.rollout.attention_ranks * limits.block * served.token_bytes
-    parts = {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
+    served, parts = setting.served, _parts_served(setting)
     kept, most = setting.kept_bytes, served.room_bytes
     if kept:
         parts["training states"] = kept
         most = served.kernels.device.memory_bytes
     return SideMemory(parts_bytes=parts, capacity_bytes=most, fits=served.room_bytes + kept <= most)
+
+
+def _parts_served(setting: PostTrainingSetting) -> dict[str, float]:
+    """What an engine reserves on a device of a replica, by kind."""
+    served, limits = setting.served, setting.limits
+    cache = limits.blocks / setting.section.rollout.attention_ranks * limits.block * served.token_bytes
+    return {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
 
 
 def _training(setting: PostTrainingSetting) -> SideMemory:

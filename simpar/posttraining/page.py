@@ -11,6 +11,7 @@ import numpy as np
 
 from simpar.files import write_atomic
 from simpar.posttraining.answer import PostTrainingFigures, PostTrainingResult, SideMemory
+from simpar.posttraining.memory import RESERVED
 from simpar.posttraining.picture import COLOUR
 from simpar.posttraining.program import KINDS
 from simpar.posttraining.terminal import headline, tables
@@ -27,7 +28,11 @@ MOST_ROWS = 24
 PIXELS = 1000
 """Steps in which a curve with slopes is drawn."""
 SIDES = ("training", "generation")
-SIDE_COLOUR = {"training": BACKWARD, "generation": FORWARD}
+CURVE_PARTS = (
+    {"name": "training", "colour": BACKWARD},
+    {"name": "generation, in use", "colour": FORWARD},
+    {"name": "generation, reserved only", "colour": AGAIN},
+)
 MEMORY_COLOUR = {
     "weights": FORWARD, "cache": AGAIN, "workspace": WEIGHT, "training states": UPDATE, "training": BACKWARD,
     "rollout engine": COMM,
@@ -51,7 +56,8 @@ def page_data(result: PostTrainingResult) -> dict[str, Any]:
         "breakdown": [asdict(bar) for bar in _bars(_training(figures), step_s)],
         "generation": [asdict(bar) for bar in _bars(_generation(figures), step_s)],
         "memory": {
-            "legend": [(name, MEMORY_COLOUR[name]) for name in dict.fromkeys(_parts(known.values()))],
+            "legend": [(part["name"], part["colour"]) for part in CURVE_PARTS],
+            "sides_legend": [(name, MEMORY_COLOUR[name]) for name in dict.fromkeys(_parts(known.values()))],
             "sides": [_side(name, side) for name, side in known.items()],
             "cache_tokens": f"{memory.cache_tokens:,}",
             "cache_share": f"{memory.peak_cache_share:.0%}",
@@ -209,7 +215,7 @@ def series(result: PostTrainingResult) -> dict[str, Any]:
         "fullest": shown.index(1 + result.fullest_replica),
         "kinds": [{"name": KINDS[kind], "colour": COLOUR[kind], "lane": 0} for kind in kinds],
         "causes": [],
-        "parts": [{"name": name, "colour": SIDE_COLOUR[name]} for name in SIDES],
+        "parts": list(CURVE_PARTS),
         "stages": [
             {
                 "name": timeline.classes[at].name,
@@ -249,11 +255,14 @@ def _blocks(result: PostTrainingResult, codes: Ints, at: int) -> dict[str, list[
 
 
 def _memory(result: PostTrainingResult, side: str) -> dict[str, Any]:
-    """A curve in steps no longer than a pixel; the part of the other side is 0."""
-    points = np.array(result.memory[side])
-    time_ns = np.unique(
-        np.concatenate([np.rint(points[:, 0] * NS_PER_S), np.linspace(0, result.timeline.span_ns, PIXELS)])
-    ).astype(np.int64)
+    """A curve in steps no longer than a pixel; the part of the other side is 0, and what is reserved lies above."""
+    curves = [np.array(result.memory[name]) for name in ((side, RESERVED) if side == "generation" else (side,))]
+    at_ns = [np.rint(curve[:, 0] * NS_PER_S) for curve in curves]
+    time_ns = np.unique(np.concatenate([*at_ns, np.linspace(0, result.timeline.span_ns, PIXELS)])).astype(np.int64)
     middle_s = (time_ns + np.append(np.diff(time_ns), 0) / 2) / NS_PER_S
-    kib = np.rint(np.interp(middle_s, points[:, 0], points[:, 1]) / KIB).astype(np.int64).tolist()
-    return {"time": np.diff(time_ns, prepend=0).tolist(), "parts": [kib if name == side else 0 for name in SIDES]}
+    used, *reserved = (
+        np.rint(np.interp(middle_s, curve[:, 0], curve[:, 1]) / KIB).astype(np.int64) for curve in curves
+    )
+    parts: list[Any] = [used.tolist() if name == side else 0 for name in SIDES]
+    parts.append(np.maximum(reserved[0] - used, 0).tolist() if reserved else 0)
+    return {"time": np.diff(time_ns, prepend=0).tolist(), "parts": parts}

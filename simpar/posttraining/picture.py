@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.posttraining.answer import PostTrainingResult
+from simpar.posttraining.memory import RESERVED
 from simpar.posttraining.program import KINDS
 from simpar.posttraining.terminal import headline, lead_lines
 from simpar.report.figures import clean, new_figure, save_figure
@@ -48,11 +49,13 @@ def plot_pools(result: PostTrainingResult) -> Figure:
             axes.broken_barh(spans, (at - BAR / 2, BAR), facecolors=colour, linewidth=0)
     axes.set_yticks(range(len(shown)), [timeline.classes[each].name for each in shown.tolist()])
     axes.invert_yaxis()
-    for (name, curve), colour in zip(result.memory.items(), (BACKWARD, FORWARD), strict=True):
-        below.plot(*zip(*((at, used / GIB) for at, used in curve), strict=True), color=colour, label=name, linewidth=1)
+    for name, curve in result.memory.items():
+        points = zip(*((at, used / GIB) for at, used in curve), strict=True)
+        colour, dashes = (BACKWARD, "-") if name == "training" else (FORWARD, "--" if name == RESERVED else "-")
+        below.plot(*points, color=colour, linestyle=dashes, label=name, linewidth=1)
     below.set_ylim(0.0)
     below.set_ylabel("GiB of a device", color=INK, fontsize=8)
-    below.legend(fontsize=8, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0)
+    below.legend(fontsize=8, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0)
     below.set_xlabel("seconds", color=INK, fontsize=8)
     axes.set_xlim(0.0, timeline.span_ns / NS_PER_S)
     handles = [axes.barh([0], [0], color=colour, label=f"{kind}: {KINDS[kind]}") for kind, colour in COLOUR.items()]

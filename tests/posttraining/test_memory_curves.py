@@ -3,6 +3,7 @@
 import pytest
 
 import simpar
+from simpar.posttraining.memory import RESERVED, sides
 from simpar.posttraining.simulate import make_setting, simulate_setting
 
 PLAN, TRAINING = {"zero": 3, "micro_batch": 1}, {"seq_len": 2048, "global_batch": 16}
@@ -26,6 +27,8 @@ def test_what_takes_turns_frees_the_device_for_the_other(offload):
     served = [size for _, size in memory["generation"]]
     least = setting.served.weights_bytes + setting.served.workspace_bytes
     assert min(size for size in served if size) == least < max(served) <= setting.served.room_bytes
+    reserved = sorted({size for _, size in memory[RESERVED]})
+    assert reserved == [0.0, pytest.approx(sides(setting)["generation"].total_bytes - setting.kept_bytes)]
     # two steps, each with the states' way out, passes, the update, and the way back
     assert served.count(0.0) == 2 * 2 * 4
 
@@ -38,6 +41,8 @@ def test_pools_apart_keep_what_they_have():
     assert (
         min(size for _, size in memory["generation"]) == setting.served.weights_bytes + setting.served.workspace_bytes
     )
+    whole = sides(setting)["generation"].total_bytes
+    assert {size for _, size in memory[RESERVED]} == {whole}
     times = [at for curve in memory.values() for at, _ in curve]
     assert min(times) == 0.0
     for curve in memory.values():

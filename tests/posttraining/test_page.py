@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.posttraining.memory import RESERVED
 from simpar.posttraining.page import page_data, render, series
 from simpar.posttraining.simulate import post_train
 from simpar.units import GIB, KIB
@@ -49,7 +50,13 @@ def test_curves_of_the_chart_stay_inside_those_of_the_answer(result):
     """In steps of a thousandth: never above the highest point, and as high as the flat peak of training."""
     stages = [stage for stage in series(result)["stages"] if stage["memory"]]
     assert [stage["name"] for stage in stages] == ["training", f"replica {result.fullest_replica}"]
-    for at, (side, curve) in enumerate(result.memory.items()):
+    generation = stages[1]["memory"]["parts"]
+    whole = max(size for _, size in result.memory[RESERVED]) / KIB
+    drawn = np.array(generation[1]) + np.array(generation[2])
+    assert {*drawn.tolist()} <= {0, *range(int(whole) - 1, int(whole) + 3)}
+    assert max(generation[2]) > 0.5 * whole  # of a short step's cache most is not in use
+    for at, side in enumerate(("training", "generation")):
+        curve = result.memory[side]
         drawn = stages[at]["memory"]["parts"][at]
         highest = max(size for _, size in curve) / KIB
         assert max(drawn) <= highest + 1
