@@ -43,6 +43,13 @@ def test_a_plan_that_another_framework_does_not_offer_has_no_figure_of_it() -> N
     assert "%" not in line
 
 
+def test_of_several_settings_that_another_framework_does_not_offer_the_names_are_said() -> None:
+    """The line stands above the answer: why each is not offered is what its export says."""
+    asked = inputs(zero=1, lora_rank=16, precision="fp16")
+    (line,) = assumptions(with_other_stacks(simpar.simulate(**asked), asked))
+    assert line.endswith("torchtitan does not offer this plan (precision = fp16, tuning.lora_rank = 16, zero = 1)")
+
+
 @pytest.mark.parametrize("way", ["argument", "plan"])
 def test_a_stack_that_was_asked_for_is_not_questioned(way: str) -> None:
     """Neither as an argument nor in the plan."""

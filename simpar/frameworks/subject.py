@@ -32,7 +32,7 @@ from simpar.stacks.stack import Stack, load_stack
 
 DEVICES_PER_NODE = 8
 """Devices per node if no cluster is named."""
-NO_EXPORT = "no export to this framework writes it"
+NO_EXPORT = "simpar knows no setting of this framework for it"
 PASSIVE = (*Record.model_fields, "micro_batch")
 
 

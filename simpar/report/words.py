@@ -59,10 +59,16 @@ def _other_stacks(result: Result) -> Iterator[str]:
         if trial.step_time_s is None:
             yield f"{name} refuses this plan"
         elif trial.not_with:
-            yield f"{name} does not offer this plan ({trial.not_with.partition(': ')[2]})"
+            yield f"{name} does not offer this plan ({_in_short(trial.not_with.partition(': ')[2])})"
         else:
             against = f"{format_seconds(trial.step_time_s)} ({trial.step_time_s / result.step_time_s - 1:+.1%})"
             yield f"with {name}: {against}{', does not fit' if not trial.fits else ''}"
+
+
+def _in_short(reasons: str) -> str:
+    """What a framework does not offer: a single setting with the reason, of several only what they are."""
+    settings = [each.partition(": ")[0] for each in reasons.split("; ") if " = " in each.partition(": ")[0]]
+    return reasons if len(settings) < 2 else ", ".join(settings)
 
 
 def describe_briefly(result: Result) -> str:
