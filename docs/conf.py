@@ -29,11 +29,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"  # drawn by browsers themselves: no script is fetched from elsewhere
-exclude_patterns = ["images"]
+exclude_patterns = ["images", "static"]
 html_theme = "furo"
 html_title = f"simpar {version}"
 html_copy_source = False
 html_extra_path = ["generated/extra"]
+html_static_path = ["static"]
+html_js_files = ["scrolls.js"]
 html_theme_options = {"sidebar_hide_name": False}
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
@@ -66,7 +68,28 @@ def setup(app: Any) -> None:
     app.add_config_value("example", EXAMPLE, "html")
     app.connect("config-inited", lambda _, config: generate(config.example))
     app.connect("autodoc-skip-member", _skip)
+    app.connect("build-finished", lambda app, _: _name_parts(Path(app.outdir)))
     app.add_html_math_renderer("mathml", inline_renderers=(_math, None), block_renderers=(_math, None))
+
+
+NAMED = {
+    'class="caption" role="heading">': 'class="caption" role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+    '<th class="head"><p></p></th>': "<td></td>",
+    '<noscript>\n<div class="admonition error">': '<h1>Search</h1>\n<noscript>\n<div class="admonition error">',
+}
+"""What the theme leaves without a name or a level, which readers that speak a page go by; the last is of its search."""
+
+
+def _name_parts(folder: Path) -> None:
+    """Complete the pages of the theme."""
+    for path in folder.rglob("*.html"):
+        text = whole = path.read_text(encoding="utf-8")
+        for bare, named in NAMED.items():
+            text = text.replace(bare, named)
+        if text != whole:
+            path.write_text(text, encoding="utf-8")
 
 
 def _math(writer: Any, node: Any) -> None:
@@ -91,7 +114,7 @@ def generate(example: str) -> None:
     (GENERATED / "cli.md").write_text("# Command line\n\n" + "\n".join(_commands()))
     (GENERATED / "api.md").write_text("\n".join(_api()))
     (GENERATED / "board.md").write_text(_board())
-    (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
+    (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](../"))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         (GENERATED / f"{path.stem}.md").write_text(_notebook(path, quick=quick))
     _example(GENERATED / "extra" / "example.html", example)

@@ -76,6 +76,20 @@ def test_the_page_of_searches_is_not_that_of_sphinx(site):
     assert "What stands beside the winner" not in (site / "search.html").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_axe_finds_nothing_on_pages_of_the_site(site, browser, width):
+    """One of each kind: text, wide tables, long lines of code, the search, and what the theme adds to all of them."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for scheme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        for name in ("index", "check", "learning_accuracy", "search", "questions", "generated/cli"):
+            page.goto((site / f"{name}.html").as_uri())
+            page.wait_for_load_state("load")
+            assert [(name, each["id"]) for each in axe.run(page).response["violations"]] == []
+        page.close()
+
+
 def assert_lists_exports(page, heading):
     """Every exported name is a heading, and nothing else is."""
     listed = set(re.findall(heading + r"simpar\.(\w+)", page))
