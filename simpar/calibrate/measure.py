@@ -18,6 +18,8 @@ from simpar.runtime.request import accelerators
 from simpar.runtime.this_machine import usable_cores
 
 WORKER = "simpar.calibrate.worker"
+PATIENCE_S = 7200.0
+"""Seconds for which ranks wait while the first one measures alone: two minutes on an idle machine, more on others."""
 
 
 def calibrate(request: CalibrationRequest, known: KnownFacts) -> Profiles:
@@ -47,7 +49,7 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Ca
     ranks = ranks or (devices if device == "cuda" else cores)
     if device == "cuda" and devices < ranks:
         raise UserError(f"--device cuda: {ranks} ranks, {devices} CUDA devices; allowed: cpu, or one device a rank")
-    machine = Machine.model_validate({"device": device, "threads": max(1, cores // ranks)})
+    machine = Machine.model_validate({"device": device, "threads": max(1, cores // ranks), "timeout_s": PATIENCE_S})
     return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
 
 

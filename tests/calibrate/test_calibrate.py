@@ -3,6 +3,8 @@
 import pytest
 
 from simpar import cli
+from simpar.calibrate.measure import make_request
+from simpar.runtime.job import Machine
 
 pytest.importorskip("torch")
 
@@ -22,3 +24,10 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, monkeypatch, caps
     assert cli.run(["calibrate", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_ranks_wait_for_one_that_measures_alone(is_quick):
+    """On a machine that others load that takes longer than a rank of a run is waited for, which is then called dead."""
+    request = make_request(2, "cpu", is_quick=is_quick)
+    assert request.machine.timeout_s >= 10 * Machine().timeout_s
