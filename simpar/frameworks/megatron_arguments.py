@@ -14,7 +14,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import layers_in
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
-from simpar.frameworks.shell_untold import how_to_give
+from simpar.frameworks.shell_untold import UntoldValue, how_to_give
 from simpar.frameworks.shell_words import UNKNOWN, split
 from simpar.frameworks.target import misspelt
 from simpar.frameworks.words import RATES, ReadWords, rate_of
@@ -107,7 +107,7 @@ class Arguments:
         if UNKNOWN.search(values[0]):
             how = how_to_give(values[0], self.variables, self.source)
             told = f"{self.name(flag)} = {values[0]}: a value that the file does not say"
-            raise UserError(f"{self.source}: {told}; allowed: {how}")
+            raise UntoldValue(f"{self.source}: {told}; allowed: {how}")
         return values[0]
 
     def number(self, flag: str) -> int | None:

@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from simpar.errors import UserError
 from simpar.frameworks.shell_words import UNKNOWN
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ _CALCULATED = re.compile(r"\$\(\((.*?)\)\)", re.DOTALL)
 _PROGRAM = re.compile(r"\$\((?!\()[^()]*\)|`[^`]*`")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _BARE = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
-_ARGUMENT = re.compile(r"\$\{?\d")
+_ARGUMENT = re.compile(r"\$\{?(\d+)")
 OF_COMMAND = " (its command)"
 """What stands behind the name of a file in that of the command which it starts."""
 SHELL = (".sh", ".bash", ".slurm", ".sbatch")
@@ -56,21 +57,32 @@ def _names_in(text: str) -> list[str]:
 
 
 def how_to_give(value: str, known: Mapping[str, str], source: str) -> str:
-    """What is allowed in place of a value that a script, ``source``, does not say, by the names of its variables."""
-    if _ARGUMENT.match(value):
+    """What is allowed in place of values that a script, ``source``, does not say, by the names of its variables."""
+    (names, printed), source = untold_names(value, known), source.removesuffix(OF_COMMAND)
+    most = max(map(int, _ARGUMENT.findall(value)), default=0)
+    if most and not names:
         return (
             "arguments in the command: simpar check -- ./script.sh ARGUMENT ..., or simpar import ./script.sh --from "
             "NAME -- ARGUMENT ..."
         )
-    (names, printed), source = untold_names(value, known), source.removesuffix(OF_COMMAND)
     if printed and not names:
         return f"{' and '.join(printed)} with a value in the text, in place of what a program prints"
     if not names or any(each.isspace() for each in source):  # a command has no place for variables
         return f"{value.partition(':')[0] if names else 'it'} replaced by its value"
     given = " ".join(f"{name}=VALUE" for name in names)
     path = source if "/" in source or "." in source else f"./{source}"
-    imports = f", or simpar import {path} --from NAME -- {given}" if path.endswith(SHELL) else ""
-    return f"{given} before the command: simpar check -- {given} {path}{imports}"
+    behind = f" {'ARGUMENT ' * most}".rstrip()
+    imports = f", or simpar import {path} --from NAME -- {given}{behind}" if path.endswith(SHELL) else ""
+    where = f"before the command and {most} arguments behind it" if most else "before the command"
+    return f"{given} {where}: simpar check -- {given} {path}{behind}{imports}"
+
+
+class UntoldValue(UserError):
+    """A value that a script leaves to what starts it; what is allowed in its place says how to give it."""
+
+    def beside(self, others: Sequence[str], how: str) -> UserError:
+        """The same of more values, whose options are ``others``, and how to give them all."""
+        return UserError(f"{str(self).partition('allowed: ')[0]}allowed: {how} (also for {', '.join(others)})")
 
 
 def shell_before(variables: Mapping[str, str], arguments: Sequence[str]) -> str:

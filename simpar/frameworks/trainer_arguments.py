@@ -13,7 +13,7 @@ from simpar.frameworks.overrides import OF_ARGUMENTS
 from simpar.frameworks.recipes import ConfigReader
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
-from simpar.frameworks.shell_untold import how_to_give
+from simpar.frameworks.shell_untold import UntoldValue, how_to_give
 from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
 from simpar.frameworks.words import OFF, RATES, ReadWords, WordTable, plain, rate_of
 
@@ -173,7 +173,8 @@ class TrainerArguments(ConfigReader):
         for key in keys:
             value = self.get(key)
             if _is_untold(value):
-                raise self.refused(key, how_to_give(" ".join(words_of_value(value)), self.variables, self.source))
+                how = how_to_give(" ".join(words_of_value(value)), self.variables, self.source)
+                raise UntoldValue(str(self.refused(key, how)))
             result = value if result is None else result
         return result
 

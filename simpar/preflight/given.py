@@ -24,7 +24,7 @@ from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
 from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
-from simpar.frameworks.shell_untold import OF_COMMAND, how_to_give, shell_before
+from simpar.frameworks.shell_untold import OF_COMMAND, UntoldValue, how_to_give, shell_before
 from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.target import Imported
 from simpar.frameworks.unread import unread_config, unread_text
@@ -36,6 +36,7 @@ from simpar.preflight.launcher import LaunchCommand, launch_of
 from simpar.preflight.manifests import StartedCommand, manifest_of
 from simpar.preflight.patch import PATCHERS, Edit
 from simpar.preflight.templates import filled_in, suffix_of, yaml_with_values
+from simpar.preflight.untold import asked_of_command, asked_of_config
 
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
@@ -191,7 +192,12 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         return _of_manifest(started, source)
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
-        return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
+        try:
+            return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
+        except UntoldValue as error:
+            if suffix not in (".yaml", ".yml"):
+                raise
+            raise asked_of_config(error, files.read_yaml(text, source), source, of_file) from None
     launch = launch_of(before + text, source)
     if launch.unread and target is None:
         raise _refusal(source, f"a launch of {launch.unread}, which is not read")
@@ -203,11 +209,19 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
             raise _refusal(source, f"{script} is a file of {other}, which is not read")
         what = f"{script} is no script that is known here" if script else "no launch of a framework that is known here"
         raise UserError(f"{missing[0].rstrip('.')}; {what}") if missing else _refusal(source, what, text)
+    try:
+        return _of_launch(text, source, chosen, launch, before)
+    except UntoldValue as error:
+        raise asked_of_command(error, launch, source, chosen) from None
+
+
+def _of_launch(text: str, source: str, target: str, launch: LaunchCommand, before: str) -> ParsedLaunch:
+    """The plan of a command, with the file that it names, of the framework that it starts."""
     if launch.config is None and (file := _file_of_script(launch, source)) is not None:
-        return _with_file(text, source, chosen, file, launch, before)
+        return _with_file(text, source, target, file, launch, before)
     if launch.config is None:
-        return _config(text, source, chosen, "shell", launch, before)
-    return _of_command(text, source, chosen, launch, before)
+        return _config(text, source, target, "shell", launch, before)
+    return _of_command(text, source, target, launch, before)
 
 
 def _unread_script(script: str, source: str) -> str | None:
@@ -290,7 +304,7 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     """The plan of a command that names a config file; torchtitan's options on the command line override the file."""
     path = str(launch.config)
     if UNKNOWN.search(path):
-        raise UserError(
+        raise UntoldValue(
             f"{source}: the config file is {path}: a value that the file does not say; allowed: "
             f"{how_to_give(path, launch.environment, source)}"
         )

@@ -219,13 +219,17 @@ def launch_of(text: str, source: str) -> LaunchCommand:
 
 
 def untold_size(launch: LaunchCommand, source: str) -> str:
-    """How to give the nodes or ranks that a launcher takes from variables nobody has set; "" where it takes none."""
-    for launcher, words in _launchers(launch.words):
-        for flag in (flag for flags in (NODES, RANKS, PER_NODE) for flag in flags.get(launcher, ())):
-            value = value_of(words, (flag,))
-            if value and UNKNOWN.search(value):
-                return f"; {flag} is {value}: allowed: {how_to_give(value, launch.environment, source)}"
-    return ""
+    """How to give the nodes and ranks that launchers take from variables nobody has set; "" where they take none."""
+    asked = {
+        flag: value
+        for launcher, words in _launchers(launch.words)
+        for flag in (flag for flags in (NODES, RANKS, PER_NODE) for flag in flags.get(launcher, ()))
+        if (value := value_of(words, (flag,))) and UNKNOWN.search(value)
+    }
+    if not asked:
+        return ""
+    told = ", ".join(f"{flag} is {value}" for flag, value in asked.items())
+    return f"; {told}: allowed: {how_to_give(' '.join(asked.values()), launch.environment, source)}"
 
 
 _BROKEN = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)+[ \t]*(?=--?[A-Za-z])|\\[ \t]+\n[ \t]*(?=--?[A-Za-z])")
