@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
+TRAINERS = frozenset(("transformers", "trl", "llama-factory", "axolotl", "unsloth", "swift"))
+"""Readers of launches that load checkpoints, whose tables of positions are as long as they are."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -262,7 +264,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
-    account = _account(given, reader.words, cluster)
+    account = _account(given, reader.words, cluster) + _of_positions(given, problem)
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:
@@ -311,6 +313,15 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
     return account_of_words(
         words, table, gaps, account_of(launch.environment, cluster, is_alone=ONE_PROCESS in given.found.notes)
     )
+
+
+def _of_positions(given: ParsedLaunch, problem: Problem) -> Account:
+    """Sequences that a checkpoint has no positions for: its table ends before them."""
+    longest, told = problem.graph.longest, problem.training.seq_len
+    if longest is None or told <= longest or given.text.target not in TRAINERS:
+        return Account()
+    what = f"{told:,} tokens, {problem.graph.name} has {longest:,} positions: the script fails or cuts texts there, "
+    return Account(deciding={"sequence length": f"{what}answered as if the table were longer"})
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

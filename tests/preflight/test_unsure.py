@@ -69,3 +69,17 @@ def test_variables_with_the_number_of_nodes_are_asked_for_by_name(capsys, tmp_pa
     assert f"give --nodes N, or --gpus N; {launcher.split()[-1]} is {count}: {how}" in told
     _, found = checked(capsys, *HARDWARE, "--", "JOB_GPUS=16", str(file))
     assert found["cluster"]["devices"] == 16
+
+
+@pytest.mark.usefixtures("no_neighbours")
+@pytest.mark.parametrize(("model", "most"), [("gpt2", 1024), ("facebook/opt-125m", 2048)])
+def test_sequences_beyond_a_checkpoints_positions_decide(model, most, capsys):
+    """A trainer loads the table as it is; Megatron-LM makes one as long as it is told."""
+    trainer = f"python train.py --model_name_or_path {model} --per_device_train_batch_size 1 --bf16 --block_size"
+    for tokens, code in ((most, 0), (2 * most, 3)):
+        assert run(["check", "--hardware", "dgx-h100", "--", *trainer.split(), str(tokens)]) == code
+        said = capsys.readouterr().out
+        assert (f"sequence length: {tokens:,} tokens, " in said, f"has {most:,} positions" in said) == (code == 3,) * 2
+    megatron = "torchrun --nproc-per-node 1 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 1 --bf16"
+    own = ["--model", "gpt2", "--seq-len", "2048"]
+    assert run(["check", "--hardware", "dgx-h100", *own, "--", *megatron.split()]) == 0
