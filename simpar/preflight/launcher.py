@@ -25,7 +25,7 @@ from simpar.frameworks.shell_words import UNKNOWN
 from simpar.frameworks.unread import unread_command
 from simpar.frameworks.words import ReadWords, matches
 from simpar.hardware.instances import CORES_OF_CHIP
-from simpar.preflight.visible import included_devices, left_out, visible_devices
+from simpar.preflight.visible import included_devices, left_out, listed_devices, visible_devices
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {
@@ -310,7 +310,7 @@ def _sizes(
     if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
         ranks = ranks or ranks_of_jsrun(sets)
     if per_node is None and ranks is None:
-        per_node = _of_mapping(told) or _listed(told) or slurm.devices_of_node(batch)
+        per_node = _of_mapping(told) or listed_devices(told) or slurm.devices_of_node(batch)
     if (slices := next((words for launcher, words in told if launcher == "xpk"), None)) is not None:
         ranks = ranks or _chips(slices)
     torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
@@ -360,12 +360,6 @@ def _of_mapping(told: Iterable[tuple[str, list[str]]]) -> int | None:
     """Ranks of a node that Open MPI maps there: ``--map-by ppr:8:node``."""
     values = (value_of(words, ("--map-by", "-map-by")) or "" for launcher, words in told if launcher == "mpirun")
     return next((int(match[1]) for value in values if (match := re.search(r"ppr:(\d+):node", value))), None)
-
-
-def _listed(told: Iterable[tuple[str, list[str]]]) -> int | None:
-    """The devices that accelerate is given by number (``--gpu_ids 0,1``); None if it is given none, or all."""
-    listed = (value_of(words, ("--gpu_ids", "--gpu-ids")) or "" for launcher, words in told if launcher == "accelerate")
-    return next((len(each.split(",")) for each in listed if re.fullmatch(r"\d+(,\d+)*", each)), None)
 
 
 def _hosts(told: Iterable[tuple[str, list[str]]], script: Script) -> tuple[int, int | None] | None:

@@ -1,7 +1,7 @@
 """The devices of a node that a command may use: those that a variable lists, or that its container is given."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import PurePath
 
@@ -96,3 +96,9 @@ def included_devices(text: str) -> tuple[int, int | None]:
     hosts = [host.partition(":")[2] for host in text.split("@")]
     counts = {len(devices.split(",")) if devices else None for devices in hosts}
     return len(hosts), counts.pop() if len(counts) == 1 else None
+
+
+def listed_devices(told: Iterable[tuple[str, list[str]]]) -> int | None:
+    """The devices that accelerate is given by number (``--gpu_ids 0,1``); None if it is given none, or all."""
+    listed = (value_of(words, ("--gpu_ids", "--gpu-ids")) or "" for launcher, words in told if launcher == "accelerate")
+    return next((len(each.split(",")) for each in listed if re.fullmatch(r"\d+(,\d+)*", each)), None)
