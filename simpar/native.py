@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,19 @@ class NativeLibrary:
         path, words = folder / self._name, compiler()
         if not words:
             raise NativeUnavailableError(f"no C compiler is installed (${{CC}}, {', '.join(COMPILERS)})")
-        with tempfile.TemporaryDirectory() as scratch:
-            made = Path(scratch) / path.name
-            defined = [f"-D{name}={value}" for name, value in self.constants.items()]
-            command = [*words, *FLAGS, *defined, "-o", str(made), str(self.source)]
-            try:
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                made = Path(scratch) / path.name
+                defined = [f"-D{name}={value}" for name, value in self.constants.items()]
+                command = [*words, *FLAGS, *defined, "-o", str(made), str(self.source)]
                 subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-            except (OSError, subprocess.CalledProcessError, UserError) as error:
-                said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-                raise NativeUnavailableError(f"{words[0]} cannot compile {self.source.name}: {said[0]}") from error
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, made.read_bytes())
+                folder.mkdir(parents=True, exist_ok=True)
+                replace_file(path, made.read_bytes())
+        except subprocess.CalledProcessError as error:
+            said = [*error.stderr.strip().splitlines(), str(error)]
+            raise NativeUnavailableError(f"{words[0]} cannot compile {self.source.name}: {said[0]}") from error
+        except UserError as error:  # a process that may start no program
+            raise NativeUnavailableError(str(error)) from error
         return path
 
     def share(self, folder: Path) -> None:
@@ -163,6 +166,13 @@ def int32_column(values: ArrayLike) -> NDArray[np.int32]:
 def int64_column(values: ArrayLike) -> NDArray[np.int64]:
     """Values as C reads them, copied only if need be."""
     return np.ascontiguousarray(values, np.int64)
+
+
+def libraries() -> list[NativeLibrary]:
+    """All of them: every C file lies beside the module that has its ``LIBRARY``, under the same name."""
+    root = Path(__file__).parent
+    names = [path.relative_to(root.parent).with_suffix("").parts for path in sorted(root.rglob("*.c"))]
+    return [import_module(".".join(parts)).LIBRARY for parts in names]
 
 
 def compiler() -> list[str]:

@@ -1,11 +1,14 @@
 """C that is compiled on first use and kept."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from simpar.native import NativeLibrary, NativeUnavailableError, compiler
+import simpar
+from simpar.errors import UserError
+from simpar.native import NativeLibrary, NativeUnavailableError, compiler, libraries
 from tests.compilers import needs_compiler
 
 SOURCE = "long more(long number) { return number + MORE; }\n"
@@ -124,3 +127,26 @@ def test_it_is_compiled_once_it_had_much_to_do(source, monkeypatch):
     library = NativeLibrary(source, 100, {"MORE": 3})
     assert [library.load_for(work) for work in (50, 500, 500)] == [None] * 3
     assert library.done == 1050
+
+
+@needs_compiler
+def test_every_c_file_is_a_library(tmp_path):
+    """Found by its place, and compiled without a warning."""
+    sources = sorted(Path(simpar.__file__).parent.rglob("*.c"))
+    assert [each.source for each in libraries()] == sources
+    for each in libraries():
+        assert each.make(tmp_path).exists()
+        strict = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", *(f"-D{n}={v}" for n, v in each.constants.items())]
+        assert subprocess.run([*compiler(), "-std=c11", *strict, str(each.source)], check=False).returncode == 0
+
+
+def test_a_process_that_may_start_no_program_goes_on_without(source, monkeypatch):
+    """Workers of agents are refused programs by their interpreter: that is no error of what they were asked."""
+
+    def refused(*_, **__):
+        raise UserError("subprocess.Popen: refused")
+
+    monkeypatch.setattr(subprocess, "run", refused)
+    library = NativeLibrary(source, 100, {"MORE": 2})
+    assert library.load_for(1000) is None
+    assert library.why_not in ("subprocess.Popen: refused", "no C compiler is installed (${CC}, cc, gcc, clang)")

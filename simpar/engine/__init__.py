@@ -11,8 +11,6 @@ from simpar import files
 from simpar.errors import TooContendedError, UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from simpar.native import NativeLibrary
     from simpar.program.ir.program import Program, Timing
 
@@ -40,11 +38,6 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
     if name == "event" and not start_compiled():
         raise UserError(f"engine event: {_library().why_not}; allowed: auto, plain, sweep, reference")
     return _named(name)
-
-
-def share_compiled(folder: Path) -> None:
-    """Put the compiled engine where processes whose cache folder that is find it, if it is to be had here."""
-    _library().share(folder)
 
 
 def describe_compiled() -> str:

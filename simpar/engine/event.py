@@ -19,7 +19,7 @@ from simpar.units import Indices, Ints
 
 MANY_OPS = 150_000
 """Ops, of all Programs together, that the plain engine runs in the time in which this one is compiled."""
-LIBRARY = NativeLibrary(Path(__file__).with_name("event.c"), MANY_OPS, {"FRACTION_BITS": FRACTION_BITS})
+LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), MANY_OPS, {"FRACTION_BITS": FRACTION_BITS})
 _TOO_CONTENDED, _STUCK, _NO_MEMORY = 1, 2, 3  # what run_program returns, after 0
 
 _COUNTS = ("ops", "flows", "nodes", "links", "routes", "changes", "most_visits")

@@ -18,14 +18,14 @@ OPENS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.mkdir
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "socket.connect", "socket.bind")
 """Audit events of other programs and of the network, which no tool needs."""
 SYSTEM = ("/proc", "/sys", "/dev/null", "/dev/urandom", "/etc/localtime", "/usr/share/zoneinfo")
-LOOPS = "NUMBA_CACHE_DIR"
-"""The environment's name of the folder where compiled loops are kept; the server makes one for its workers."""
+KEPT = "SIMPAR_MCP_KEPT"
+"""The environment's name of the folder where workers keep files; the server makes one for them."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def own_places(folder: str) -> dict[str, str]:
     """The environment by which workers keep what they keep in a folder of their server: no user's is open to them."""
-    return {LOOPS: folder, HOME: folder}
+    return {KEPT: folder, HOME: folder}
 
 
 def confine(folder: Path) -> None:
@@ -39,7 +39,7 @@ def confine(folder: Path) -> None:
 
 def make_hook(folder: Path) -> Callable[[str, tuple[Any, ...]], None]:
     """The audit hook of :func:`confine`; symbolic links count as what they lead to."""
-    inside = [os.path.realpath(folder), *(os.path.realpath(place) for place in (os.environ.get(LOOPS),) if place)]
+    inside = [os.path.realpath(folder), *(os.path.realpath(place) for place in (os.environ.get(KEPT),) if place)]
     installed = tuple(dict.fromkeys(_installed()))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 
 import simpar
 from simpar.dataclass import dataclass
-from simpar.engine import share_compiled
 from simpar.errors import UserError
 from simpar.mcp.folder import own_places
 from simpar.mcp.tools import TOOLS
+from simpar.native import libraries
 from simpar.units import MIB
 
 MISSING = 'simpar mcp needs the Model Context Protocol\'s SDK: pip install ".[mcp]"'
@@ -49,7 +49,8 @@ def _new_folder() -> str:
     import tempfile
 
     made = tempfile.mkdtemp(prefix="simpar-mcp-")
-    share_compiled(Path(made))  # workers start no compiler
+    for library in libraries():
+        library.share(Path(made))  # workers start no compiler
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 

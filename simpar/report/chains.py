@@ -14,7 +14,7 @@ from simpar.native import NativeLibrary, int32_column, int64_column, pointers
 from simpar.program.ir.program import Program, Timing, stream_edges
 from simpar.units import Flags, Floats, Indices, Ints
 
-LIBRARY = NativeLibrary(Path(__file__).with_name("chains.c"), worth=500_000)  # ops
+LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), worth=500_000)  # ops
 TICKS_PER_NS = 64
 """Sums of a step of up to 39 hours are exact."""
 A_STEP = 500

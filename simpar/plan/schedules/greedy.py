@@ -33,7 +33,7 @@ UNIT: Costs = (1.0, 1.0, 1.0)
 CODES = np.array([F, I, W])
 """Kinds of actions in the order of their numbers: kind 1 of stage s is action ``1 * stages + s``."""
 NEVER = float("inf")
-LIBRARY = NativeLibrary(Path(__file__).with_name("greedy.c"), worth=100_000)  # actions
+LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), worth=100_000)  # actions
 
 
 def zb_h1(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:

@@ -24,7 +24,7 @@ from simpar.planner.space.table import group_indices
 from simpar.units import Flags, Floats, Ints
 
 Blocked = frozenset[tuple[str, bool]]
-LIBRARY = NativeLibrary(Path(__file__).with_name("sweep.c"), worth=500_000)  # entries of finish times
+LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), worth=500_000)  # entries of finish times
 
 
 class ActionColumns(NamedTuple):
