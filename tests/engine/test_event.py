@@ -31,11 +31,13 @@ def test_without_a_compiler_it_says_what_is_missing(monkeypatch):
     assert choose_engine("auto", one_flow(), more_ops=event.MANY_OPS)(one_flow()).finish_ns.tolist() == [1000]
 
 
+@needs_compiler
 def test_an_empty_program_takes_no_time():
     """No ops, no makespan."""
     assert event.run(ProgramBuilder().build()).makespan_ns == 0
 
 
+@needs_compiler
 def test_errors_are_those_of_the_reference():
     """Dead links and cycles are reported in the same words."""
     build = ProgramBuilder()
@@ -51,6 +53,7 @@ def test_errors_are_those_of_the_reference():
         assert said[0] == said[1]
 
 
+@needs_compiler
 def test_a_run_leaves_the_program_as_it_was():
     """Changes of capacity happen to the run, not to the program."""
     program = one_flow()
