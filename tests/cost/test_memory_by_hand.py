@@ -141,6 +141,42 @@ def test_what_lives_on_the_host() -> None:
     assert update_bytes(layout, stack()) == 30.0
 
 
+BF16 = {"grad_dtype": "bf16", "reduce_dtype": "bf16", "moment_dtype": "bf16", "master_weights": False}
+BOTH = {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "numerics", "moved", "states", "gradients", "parameters", "update"),
+    [
+        # torchtune: the shard is what torch's AdamW changes; all four in bf16; three read and written, one read
+        ("fsdp", BF16, BOTH, 4, 2, 2, 2 + 2 * 6),
+        # torchao's CPUOffloadOptimizer: the parameter is on the device, and a pinned copy of it beside the moments
+        ("fsdp", BF16, {"offload_optimizer": "cpu"}, 6, 2, 0, 2 + 2 * 6),
+        # torchtitan, Accelerate, Trainer: one fp32 shard, which devices fetch in fp32
+        ("fsdp", {"parameter_dtype": "fp32"}, BOTH, 8, 4, 4, 4 + 2 * 12),
+        # bf16 shards with master weights: both are there, and the first is written again
+        ("fsdp", {}, BOTH, 12, 4, 2, 4 + 2 * 12 + 2),
+        # moments in bf16 beside fp32 master weights
+        ("fsdp", {"moment_dtype": "bf16"}, BOTH, 4 + 4, 4, 2, 4 + 2 * 8 + 2),
+        # flat states without master weights: a copy of the bf16 partition, and of its gradient
+        ("ddp", BF16 | {"update": {"flat": True}}, BOTH, 2 + 4, 2 + 2, 2, 2 + 2 * 6 + 2),
+        # DeepSpeed's ZeRO-3: partitions of bf16 gradients as they arrive beside the fp32 ones of the update
+        ("ddp", {"grad_dtype": "bf16", "update": {"flat": True}}, BOTH, 12, 4 + 2, 2, 4 + 2 * 12 + 2),
+    ],
+)
+def test_the_host_keeps_the_dtypes_of_the_plan(
+    kind: str, numerics: dict[str, object], moved: dict[str, str], states: float, gradients: float, parameters: float,
+    update: float,
+) -> None:  # fmt: skip
+    """Bytes a parameter of states, gradients and parameters on the host, and that its update moves there."""
+    of = stack(data_parallel=kind, numerics=numerics)
+    layout = layout_of(of, dp=2, zero=3, offload_gradients=True, **moved)
+    held = host_memory(layout, of, 1000.0, 0.0, 0.0)
+    each = (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes)
+    assert each == (1000.0 * states, 1000.0 * gradients, 1000.0 * parameters)
+    assert update_bytes(layout, of) == update
+
+
 def test_outputs_that_a_stream_still_holds() -> None:
     """Three partial sums; where the host is held up, as many as get ahead: 1F1B of 4 has 4, 3, 2, 1 in flight.
 

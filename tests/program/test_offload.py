@@ -75,6 +75,22 @@ def test_states_leave_the_device_and_arrive_at_the_host():
     assert away.memory.host.used == pytest.approx(16 * count, rel=1e-3)
 
 
+@pytest.mark.parametrize(("stack", "each", "fetched"), [("torchtune", 8, 2), ("fsdp", 16, 4), ("deepspeed", 20, 2)])
+def test_hosts_keep_and_send_what_the_stack_stores(stack, each, fetched):
+    """torchtune: parameter, gradient and two moments in bf16; FSDP's mixed precision: in fp32, cast on the device.
+
+    DeepSpeed: 2 of parameters, 12 of states, 4 of gradients and 2 of their partitions as they arrive.
+    """
+    plan = {"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu", "stack": stack, "micro_batch": 1}
+    cluster = with_host("dgx-h100", pcie_bandwidth=1e9, switch_bandwidth=1e12, memory_bandwidth=1e14)
+    result = step(training=simpar.Training(seq_len=256, global_batch=8), cluster=cluster, **plan)
+    count = simpar.Model("gpt2-xl").num_parameters()
+    assert result.memory.host.used == pytest.approx(each * count, rel=1e-3)
+    # fetched for forward and backward
+    least = 2 * fetched * count / 8 / 1e9
+    assert least < result.communication["offload"].busy_s < 1.6 * least
+
+
 @pytest.mark.parametrize("ratio", some([0.1, 0.4, 0.8], [0.4]))
 def test_twin_flow_splits_states_and_time(ratio):
     """The share on the host decides its time and memory; the device updates the rest meanwhile."""

@@ -51,6 +51,53 @@ def kept_widths(layout: Layout, stack: Stack) -> Widths:
     return Widths(stored, gradient, compute, master + outer, moment_bytes(layout))
 
 
+@dataclass(frozen=True)
+class HostWidths:
+    """Bytes per parameter on the host of what it updates, and of parameters that live there.
+
+    ``updated`` is the parameter as the update changes it, and ``copy`` what the host keeps of that for itself: nothing
+    where it changes the offloaded parameter in place. ``gradient`` is as the update reads it, and ``received`` a buffer
+    of gradients as the device makes them, beside it. ``parameter`` is what devices fetch or are sent.
+    """
+
+    updated: float
+    copy: float
+    gradient: float
+    received: float
+    moments: float
+    parameter: float
+
+    @property
+    def states(self) -> float:
+        """Bytes that an update reads from the drives and writes there, if states are on them."""
+        return self.moments + self.copy
+
+
+def host_widths(layout: Layout, stack: Stack) -> HostWidths:
+    """Bytes per parameter on the host under a resolved plan, from the dtypes that it has on the device.
+
+    An optimizer works on gradients of its parameters' dtype: fp32 beside master weights, else as parameters are stored.
+    FSDP's shard on the host is the one that torch's optimizer changes, with its gradient in the same dtype [torch,
+    fsdp/_fully_shard/_fsdp_param.py and ``foreach_reduce``, CPUOffloadPolicy]. Others have a copy for the update
+    [torchao, CPUOffloadOptimizer; NVIDIA Megatron-LM, HybridDeviceOptimizer; DeepSpeed, fp32_partitioned_groups_flat].
+    Flat states have one, too; under ZeRO-3 partitions of gradients as they arrive lie beside those of the update
+    [DeepSpeed, runtime/zero/stage3.py, grad_partitions_flat_buffer].
+    """
+    widths = parameter_widths(layout, stack)
+    updated = max(widths.stored, DTYPE_BYTES["fp32"] * layout.master_weights)
+    flat, away = stack.numerics.update.flat, layout.offload_parameters != "none"
+    in_place = layout.kind == "fsdp" and away and not flat and updated == widths.stored
+    arrives = flat and layout.zero == 3 and layout.offload_gradients
+    return HostWidths(
+        updated=updated,
+        copy=0.0 if in_place else updated,
+        gradient=updated,
+        received=widths.gradient if arrives else 0.0,
+        moments=widths.moments,
+        parameter=widths.stored,
+    )
+
+
 def reduced_bytes(layout: Layout, stack: Stack) -> float:
     """Bytes per parameter that a reduction of gradients moves: as the stack reduces, unless the plan says otherwise."""
     usual = (stack.numerics.reduce_dtype or layout.grad_dtype) if layout.products.is_mixed else "fp32"

@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simpar.cost.memory.widths import parameter_widths
-from simpar.cost.offload import host_state_bytes, update_bytes
+from simpar.cost.memory.widths import HostWidths, host_widths
+from simpar.cost.offload import update_bytes
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.job import TrainingJob
@@ -54,18 +54,18 @@ class HostUpdate:
         return DTYPE_BYTES[self.job.layout.grad_dtype]
 
     @property
-    def compute_bytes(self) -> float:
-        """Bytes of a parameter as it is computed with."""
-        return parameter_widths(self.job.layout, self.job.stack).compute
+    def widths(self) -> HostWidths:
+        """Bytes of a parameter on the host."""
+        return host_widths(self.job.layout, self.job.stack)
 
     @property
     def accumulation(self) -> float:
-        """Bytes moved on the host, per byte of gradients, to add them to their fp32 sum: read both, write one."""
-        return (self.gradient_bytes + 2 * DTYPE_BYTES["fp32"]) / self.gradient_bytes
+        """Bytes moved on the host, per byte of gradients, to add them to their sum: read both, write one."""
+        return (self.gradient_bytes + 2 * self.widths.gradient) / self.gradient_bytes
 
     def fetched_bytes(self, shards: int, kind: str) -> float:
         """Bytes a parameter that a rank brings from the host before a pass."""
-        return self.compute_bytes / shards if self.fetches and kind != "weight_gradient" else 0.0
+        return self.widths.parameter / shards if self.fetches and kind != "weight_gradient" else 0.0
 
     def sent_bytes(self, shards: int, kind: str, *, boundary: bool) -> float:
         """Bytes a parameter of gradient that a rank sends to the host beside a pass."""
@@ -81,7 +81,7 @@ class HostUpdate:
         The last node ends when all parameters are where they are used.
         """
         nodes = TemplateNodes(before)
-        away, whole = parameters * self.job.layout.host_share, parameters * self.compute_bytes
+        away, whole = parameters * self.job.layout.host_share, parameters * self.widths.parameter
         if away and self.late:
             copy = host_copy("gradients to host", away * self.gradient_bytes)
             nodes.add(replace(copy, streams=(COMPUTE, HOST_OUT)))
@@ -109,7 +109,7 @@ class HostUpdate:
         layout, stack = self.job.layout, self.job.stack
         count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)
         share, drives = away / count, layout.offload_optimizer == "nvme"
-        states, ends = host_state_bytes(layout) * share, list[int]()
+        states, ends = self.widths.states * share, list[int]()
         for _ in range(count):
             after = waits
             if drives:
@@ -120,7 +120,7 @@ class HostUpdate:
             if drives:
                 ends.append(nodes.add(host_copy("states to drives", states, op="to_nvme", after=updated)))
             if not self.fetches:
-                size = share * self.compute_bytes
+                size = share * self.widths.parameter
                 copy = host_copy("parameters to device", size, op="to_device", after=updated)
                 ends.append(nodes.add(copy))
         return ends
