@@ -134,6 +134,8 @@ def _report(setting: ReplicaSetting, mean: MeanStep, statistics: Efficiency | No
         waiting_s=mean.waiting_s,
         exchanged_bytes=mean.exchanged_bytes,
         server_memory_bytes=mean.server_memory_bytes,
+        updates_s=mean.updates_s,
+        twice_servers_s=mean.twice_servers_s,
         busy=dict(mean.busy),
         staleness=mean.staleness,
         statistics=statistics,

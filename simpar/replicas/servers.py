@@ -10,6 +10,7 @@ Sources: Li et al. 2014 (OSDI), the parameter server; the traffic of an update i
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ from simpar.units import NS_PER_S, Ints, to_ns
 Gate = Callable[["ServerOps"], None]
 
 MOST_STEPS, FEWEST_STEPS, MOST_OPS = 64, 12, 200_000
+FAST_NETWORK = 1000.0
+"""How many times faster a network is that leaves nothing of an exchange but what the servers' memory takes."""
 WARM_UP = 0.25  # share of the local steps that is simulated but not counted
 COMPUTE, PUSH, PULL, CLOCK = (
     Label(kind, name) for kind, name in (("forward", "local step"), ("dp", "push"), ("dp", "pull"), ("join", "clock"))
@@ -60,14 +63,22 @@ class ServerLinks:
 
 
 def meet(setting: ReplicaSetting, gate: Gate, *, engine: str = "auto") -> MeanStep:
-    """Simulate many local steps of all replicas with servers between them; ``gate`` adds the scheme's waits."""
-    steps = steps_of(len(setting.replicas))
-    exchange = exchange_of(setting, steps)
-    gate(exchange)
-    program = exchange.build.build()
-    run = choose_engine(engine, program)
-    timing = run(program)
-    return _measured(setting, exchange, timing)
+    """Simulate many local steps of all replicas with servers between them; ``gate`` adds the scheme's waits.
+
+    So that what limits can be named, the same steps are simulated once more with a network that costs nothing, and once
+    with twice as many servers (of one machine these are processes, and more of them change nothing).
+    """
+
+    def simulated(servers: int, network: float = 1.0) -> MeanStep:
+        exchange = exchange_of(setting, steps_of(len(setting.replicas)), servers=servers, network=network)
+        gate(exchange)
+        program = exchange.build.build()
+        return _measured(setting, exchange, choose_engine(engine, program)(program))
+
+    servers = setting.layout.servers or 1
+    mean, alone = simulated(servers), simulated(servers, FAST_NETWORK)
+    twice_s = simulated(2 * servers).step_s if setting.cluster.profile.scale_out else None
+    return replace(mean, updates_s=min(mean.exchange_s, alone.exchange_s), twice_servers_s=twice_s)
 
 
 def steps_of(replicas: int) -> int:
@@ -75,12 +86,15 @@ def steps_of(replicas: int) -> int:
     return int(np.clip(MOST_OPS // (3 * replicas), FEWEST_STEPS, MOST_STEPS))
 
 
-def exchange_of(setting: ReplicaSetting, steps: int) -> ServerOps:
-    """The Program of ``steps`` local steps of every replica, without the waits of a scheme."""
+def exchange_of(setting: ReplicaSetting, steps: int, *, servers: int, network: float = 1.0) -> ServerOps:
+    """The Program of ``steps`` local steps of every replica, without the waits of a scheme.
+
+    ``network`` is how many times faster cards and messages are than those of the cluster.
+    """
     build = ProgramBuilder()
     replicas = len(setting.replicas)
-    roads = _roads(build, setting)
-    latency_ns = int(to_ns(_latency_s(setting)))
+    roads = _roads(build, setting, servers, network)
+    latency_ns = int(to_ns(_latency_s(setting) / network))
     streams = np.array([build.add_stream("replica", build.add_class(f"replica {index}")) for index in range(replicas)])
     shape = (replicas, steps)
     owner = np.broadcast_to(np.arange(replicas)[:, None], shape)
@@ -114,14 +128,14 @@ def update_bytes(setting: ReplicaSetting) -> float:
     return (2 * sync.gradient_bytes + states + sync.parameter_bytes) / sync.gradient_bytes
 
 
-def _roads(build: ProgramBuilder, setting: ReplicaSetting) -> ServerLinks:
+def _roads(build: ProgramBuilder, setting: ReplicaSetting, servers: float, network: float) -> ServerLinks:
     """Add the links of all nodes with ranks and of the servers, and the routes of each replica over them."""
     cluster, replicas = setting.cluster, setting.replicas
-    servers = float(setting.layout.servers or 1)
     out, host = cluster.profile.scale_out, cluster.profile.host
     per_node = cluster.profile.devices_per_node
     card = out.nic_bandwidth if out else host.pcie_bandwidth
     node = out.nic_bandwidth * out.nics_per_node if out else host.pcie_bandwidth * per_node
+    card, node = card * network, node * network
     if out is None:  # servers are processes of the one host and share its memory, whatever their number
         card, servers = host.memory_bandwidth, 1.0
     up = np.array([build.add_link(f"node {n} out", node) for n in range(cluster.nodes)])

@@ -18,6 +18,8 @@ class MeanStep:
 
     ``own_step_s`` float64[replicas] is the mean step of each; ``outer_s`` is the outer update's share of the local
     part. ``exchanged_bytes`` is per replica and local step, ``busy`` the used share of the links' capacity by kind.
+    Of parameter servers, ``updates_s`` is what a network that costs nothing leaves of the messages, and
+    ``twice_servers_s`` a whole step with twice as many.
     """
 
     step_s: float
@@ -29,6 +31,8 @@ class MeanStep:
     busy: Mapping[str, float] = field(default_factory=dict)
     staleness: Staleness | None = None
     server_memory_bytes: float | None = None
+    updates_s: float = 0.0
+    twice_servers_s: float | None = None
 
     @property
     def waiting_s(self) -> float:

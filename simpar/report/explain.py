@@ -9,7 +9,7 @@ from simpar.program.ir.program import Program, Timing
 from simpar.report.chains import chain_to
 from simpar.report.parts import Cooperation, HostReport, StageMemory
 from simpar.report.result import Result
-from simpar.report.waits import describe_waits, slow_hints
+from simpar.report.waits import WORTH_A_HINT, describe_waits, slow_hints
 from simpar.units import NS_PER_S, Floats, Indices, Ints, format_bytes, format_seconds
 
 WORDS = {
@@ -25,6 +25,7 @@ WORDS = {
     "offload": "offload transfers",
     "jitter": "waiting for ranks that jitter",
 }
+SERVER_UPDATES = "updates on the parameter servers"
 WORTH_NAMING = 0.01  # smaller shares of the step are not attributed to the rank waited for
 
 
@@ -71,22 +72,30 @@ def add_explanation(result: Result, *, critical: Mapping[str, float] | None = No
     """The same result with its explanation; ``critical`` is what :func:`critical_path_s` found."""
     said = {
         "binds": tuple(_binds(result)),
-        "hints": tuple(slow_hints(result.slow_ranks, result.step_time_s)),
+        "hints": (*slow_hints(result.slow_ranks, result.step_time_s), *_server_hints(result)),
         "critical_path_s": dict(critical or {}),
     }
     return replace(result, why=result.why.model_copy(update=said))
 
 
 def where_time_goes(step_s: float, parts: Mapping[str, float]) -> str:
-    """How much of a step is compute, and what most of the rest is lost to; ``parts`` are the account's, in seconds."""
-    losses = sorted(((parts[name], words) for name, words in WORDS.items()), reverse=True)
+    """How much of a step is compute, and what most of the rest is lost to; ``parts`` are the account's, in seconds.
+
+    Parts by names of WORDS, and updates of parameter servers, which no account has, as SERVER_UPDATES.
+    """
+    named = [(parts[name], words) for name, words in WORDS.items()]
+    losses = sorted([*named, (parts.get(SERVER_UPDATES, 0.0), SERVER_UPDATES)], reverse=True)
     sentence = f"compute takes {parts['compute'] / step_s:.1%} of the step"
     worst = [f"{words} {format_seconds(lost)} ({lost / step_s:.1%})" for lost, words in losses if lost >= 0.01 * step_s]
     return f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
 
 
 def _binds(result: Result) -> Iterator[str]:
-    yield where_time_goes(result.step_time_s, result.time_breakdown_s.model_dump())
+    parts = result.time_breakdown_s.model_dump()
+    if result.cooperation is not None:  # what servers do is no matter of the network
+        updates_s = result.cooperation.updates_s
+        parts |= {SERVER_UPDATES: updates_s, "exposed_dp": parts["exposed_dp"] - updates_s}
+    yield where_time_goes(result.step_time_s, parts)
     yield from _waiting_sentences(result)
     if result.why.emulated:
         yield result.why.emulated
@@ -115,6 +124,16 @@ def _waiting_sentences(result: Result) -> Iterator[str]:
         yield "waits " + ", ".join(f"{format_seconds(part.seconds)} for {describe_waits(part)}" for part in listed[:3])
 
 
+def _server_hints(result: Result) -> Iterator[str]:
+    """The simulated step with twice the parameter servers; nothing if it is hardly shorter."""
+    met, step_s = result.cooperation, result.step_time_s
+    if met is None or met.twice_servers_s is None or met.twice_servers_s > (1 - WORTH_A_HINT) * step_s:
+        return
+    gain = f"{format_seconds(met.twice_servers_s)} instead of {format_seconds(step_s)}"
+    many = 2 * (met.servers or 1)
+    yield f"--set plan.servers={many}, twice as many: {gain} ({met.twice_servers_s / step_s - 1:+.1%})"
+
+
 def _cooperation_sentence(met: Cooperation) -> str:
     """Which link or server limits the exchange, and the cost of staleness."""
     words = f"{met.replicas} replicas under {met.scheme}: {format_seconds(met.local_step_s)} of own work a step"
@@ -122,6 +141,8 @@ def _cooperation_sentence(met: Cooperation) -> str:
     if met.busy:
         name = max(met.busy, key=lambda link: met.busy[link])
         words += f"; the {name} is busy {met.busy[name]:.0%} of the time"
+    if met.updates_s:
+        words += f"; {format_seconds(met.updates_s)} of the messages are updates on the servers, left by any network"
     if met.staleness is not None:
         words += f"; gradients are {met.staleness.mean:.3g} updates old on average, at most {met.staleness.maximum}"
     return words

@@ -246,7 +246,18 @@ class Efficiency(Strict):
     effective_tokens_per_s: float
 
 
-class Cooperation(Strict):
+class ServerLimit(Strict):
+    """How far parameter servers limit a step: ``updates_s`` is what their own updates take of its messages, in s.
+
+    A network that costs nothing leaves them. ``twice_servers_s`` is the step with twice as many servers (None on one
+    machine, whose memory all of them share).
+    """
+
+    updates_s: float = 0.0
+    twice_servers_s: float | None = None
+
+
+class Cooperation(ServerLimit):
     """How replicas that step on their own synchronise: means over replicas and local steps, in s and bytes.
 
     A local step takes ``local_step_s`` of its own work (including waits between its ranks), ``exchange_s`` of messages

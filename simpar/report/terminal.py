@@ -154,6 +154,8 @@ def _breakdown(result: Result, console: Console) -> ReportTable:
             table.add(name.replace("_", " "), format_seconds(value), f"{share:.1%}", bar)
         if name == "compute" and (again := result.speed.recompute_s):
             table.add("  recomputed", format_seconds(again), f"{again / result.step_time_s:.1%}")
+        if name == "exposed_dp" and (met := result.cooperation) and met.updates_s:
+            table.add("  on servers", format_seconds(met.updates_s), f"{met.updates_s / result.step_time_s:.1%}")
     table.add("step", format_seconds(result.step_time_s))
     return table
 

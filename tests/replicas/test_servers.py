@@ -10,6 +10,7 @@ from simpar.plan.optimizers import OPTIMIZERS
 from simpar.replicas.servers import exchange_of, update_bytes
 from simpar.replicas.setting import LocalSteps, setting_of
 from simpar.simulation import lower_job, make_job
+from simpar.units import format_seconds
 from tests.compilers import needs_compiler
 from tests.gate import some
 
@@ -97,10 +98,35 @@ def test_a_looser_bound_never_costs_time(step_of):
     assert times[0] > times[1] > times[2] > times[3]
 
 
+def test_updates_are_told_apart_from_the_network(step_of, setting):
+    """What a free network leaves is what the servers' memory moves for all replicas; named apart from messages."""
+    found = step_of(sync="bsp", servers=4)
+    moved = setting.gradient_bytes * update_bytes(setting) + setting.parameter_bytes
+    updates_s = REPLICAS * moved / 4 / setting.cluster.profile.host.memory_bandwidth
+    met = found.cooperation
+    assert met.updates_s == pytest.approx(updates_s, rel=0.005)
+    assert met.updates_s < met.exchange_s
+    assert f"updates on the parameter servers {format_seconds(met.updates_s)}" in found.why.binds[0]
+    rest_s = found.time_breakdown_s.exposed_dp - met.updates_s
+    assert f"exposed data-parallel communication {format_seconds(rest_s)}" in found.why.binds[0]
+
+
+@pytest.mark.parametrize("sync", some(["bsp", "asp", "ssp"], 1))
+def test_twice_the_servers_gain_what_the_hint_says(step_of, sync):
+    """The to-do's step is that of a simulation with twice the servers; where they gain nothing, it is silent."""
+    more = {"staleness": 1} if sync == "ssp" else {}
+    few, many, plenty = (step_of(sync=sync, servers=servers, **more) for servers in (4, 8, 65536))
+    assert few.cooperation.twice_servers_s == many.step_time_s
+    assert few.why.hints[0].startswith(
+        f"--set plan.servers=8, twice as many: {format_seconds(many.step_time_s)} instead"
+    )
+    assert plenty.why.hints == ()
+
+
 @needs_compiler
 def test_the_compiled_engine_agrees(setting):
     """Pushes and pulls that share servers end at the same nanosecond in both engines that share links."""
-    exchange = exchange_of(setting, 6)
+    exchange = exchange_of(setting, 6, servers=4)
     exchange.wait_for_clock(1)
     program = exchange.build.build()
     reference, event = (choose_engine(name, program)(program) for name in ("reference", "event"))

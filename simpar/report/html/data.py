@@ -98,8 +98,11 @@ def _published(result: Result) -> dict[str, Any] | None:
 def _breakdown(result: Result) -> Iterator[Bar]:
     """Parts of the critical rank's step."""
     for bar in parts_of_step(result.time_breakdown_s.model_dump(), result.step_time_s):
-        again = result.speed.recompute_s if bar.name == "compute" else 0.0
-        yield replace(bar, text=f"{bar.text}, {format_seconds(again)} of it recomputed") if again else bar
+        met = result.cooperation
+        inside = {"compute": (result.speed.recompute_s, "recomputed")}
+        inside["exposed dp"] = met.updates_s if met else 0.0, "updates on the servers"
+        inside_s, what = inside.get(bar.name, (0.0, ""))
+        yield replace(bar, text=f"{bar.text}, {format_seconds(inside_s)} of it {what}") if inside_s else bar
 
 
 def parts_of_step(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
