@@ -14,6 +14,8 @@ LEAST_PART = 3  # letters of a name that may be the beginning of another
 MAX_DIGITS = 1_000  # of a number in a text
 MAX_LISTED = 40  # names in a message
 NEAREST = 5  # of more
+SLIP = 0.6  # of two names, by difflib, for one to be a slip of the other
+SHARED = 5  # letters in a row that names which are less alike have in common, where they begin differently
 LEAST_LIKE = 0.5  # of two names, by difflib, for one to be shown for the other
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
@@ -162,7 +164,9 @@ def plain_name(text: str) -> str:
     """A name's letters and digits, without what is before them: a maker, Azure's "Standard", a count such as ``8x``."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
     return re.sub(
-        r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei)?(instinct|tesla|standard)?", "", plain
+        r"^(gpu)?(\d+x(?=\D|\d{4}))?(nvidia|amd|google|aws|azure|intel|huawei|apple(?=m\d))?(instinct|tesla|standard)?",
+        "",
+        plain,
     )
 
 
@@ -185,12 +189,15 @@ def suggest(name: str, options: Iterable[str]) -> str:
     The nearest is the shortest that begins with the name or, failing that, has it inside, if possible without cutting a
     number (llama3 is no part of llama-33b); else the one with the fewest changes.
     """
-    near = nearest(name, options, most=1, cutoff=0.6)
+    near = nearest(name, options, most=1, cutoff=SLIP)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def nearest(name: str, options: Iterable[str], most: int, cutoff: float = 0.3) -> list[str]:
-    """The ``most`` options that a name may mean, nearest first: those that hold it, then by the fewest changes."""
+    """The ``most`` options that a name may mean, nearest first: those that hold it, then by the fewest changes.
+
+    Those of many changes must begin alike or share SHARED letters in a row: others share letters by chance.
+    """
     by_lower = {option.lower(): option for option in options}
     told = re.sub(r"[^a-z0-9]", "", name.lower())
     place = re.compile("[^a-z0-9]*".join(told))
@@ -198,8 +205,15 @@ def nearest(name: str, options: Iterable[str], most: int, cutoff: float = 0.3) -
     cut = {option: option[match.end() : match.end() + 1].isdigit() for option, match in inside.items()}
     holding = sorted(inside, key=lambda each: (inside[each].start() > 0, cut[each], len(each)))
     alike = [option for option in by_lower if not _is_other_product(name.lower(), option)]
-    close = difflib.get_close_matches(name.lower(), alike, n=most, cutoff=cutoff)
+    slips = difflib.get_close_matches(name.lower(), alike, n=most, cutoff=max(cutoff, SLIP))
+    akin = [option for option in alike if _shares_a_part(name.lower(), option)]
+    close = [*slips, *difflib.get_close_matches(name.lower(), akin, n=most, cutoff=cutoff)]
     return [by_lower[each] for each in dict.fromkeys([*holding, *close])][:most]
+
+
+def _shares_a_part(name: str, option: str) -> bool:
+    """Whether two names begin alike or have SHARED characters in a row in common."""
+    return name[:1] == option[:1] or any(name[at : at + SHARED] in option for at in range(len(name) - SHARED + 1))
 
 
 _PRODUCT = re.compile(r"(?<![a-z])([a-z]{1,2})(\d{3,})")

@@ -141,6 +141,17 @@ def test_what_comes_near_a_name_is_shipped_and_the_name_is_not(kind: str) -> Non
         ("clusters", "2xGH200", r"not shipped \(Grace Hopper: .*\); nearest: dgx-h100, hgx-h200; simpar list"),
         ("clusters", "blackwell", "did you mean 'hgx-b200' or 'gb200-nvl72'"),
         ("clusters", "ND96isr", "nearest: dgx-h100, hgx-h200, mi300x-8"),
+        (
+            "clusters",
+            "mac-studio",
+            r"not shipped \(Apple silicon: .*\); nearest: laptop-cpu, laptop-cpu-4; simpar list",
+        ),
+        (
+            "clusters",
+            "Apple M2 Ultra",
+            r"not shipped \(Apple silicon: .*\); nearest: laptop-cpu, laptop-cpu-4; simpar list",
+        ),
+        ("clusters", "threadripper", "'threadripper'; such as dgx-h100, "),
         ("clusters", "foo", "'foo'; such as dgx-h100, dgx-a100-80gb, .*; simpar list hardware prints all"),
         ("stacks", "pytorch", "did you mean 'fsdp' or 'ddp' or 'torchtitan'; allowed: automodel"),
     ],
