@@ -10,7 +10,7 @@ from simpar.validation.cells import Row, text
 RUN_COLUMNS: Mapping[str, str] = {
     "source": "where the row is from; errors are summed up by it",
     "citation": "paper and table, or repository and file",
-    "model_name": "label of the model; without a width (`hidden`) the exact name of a released one",
+    "model_name": "label of the model; without a width (`hidden`) the name of a released one, spaces or hyphens",
     "model": "name of `simpar list models`, a file, or a config as JSON; sizes below replace its own",
     "n_layers": "layers",
     "hidden": "hidden size",

@@ -36,8 +36,8 @@ def graph_of(row: Row) -> ModelGraph:
     """The model of a row.
 
     The column ``model`` names a released model or a file, or has a config as JSON; without it and without a width,
-    ``model_name`` is the exact name of a released model. Columns of sizes and ``model.FIELD`` replace fields of its
-    config. Any other model is a decoder of the row's sizes. Raises Unmodelled.
+    ``model_name`` is the name of a released model, in which spaces are hyphens. Columns of sizes and ``model.FIELD``
+    replace fields of its config. Any other model is a decoder of the row's sizes. Raises Unmodelled.
     """
     name, changes = text(row, "model_name") or "model", values_with_prefix(row, "model")
     try:
@@ -59,7 +59,8 @@ def _config(row: Row) -> dict[str, Any] | None:
         return dict(given)
     if given is not None:
         return config_of(str(given)) if is_file(str(given)) else dict(load_shipped(str(given)))
-    released = None if text(row, "hidden") else catalogue().get(text(row, "model_name").lower())
+    label = text(row, "model_name").rpartition("/")[2]
+    released = None if text(row, "hidden") else catalogue().get("-".join(label.lower().split()))
     return None if released is None else dict(released)
 
 

@@ -2,24 +2,32 @@
 
 import re
 
-_CLAUSES = re.compile(r"[;,|]|\. ")
-_EXPERTS = re.compile(
-    r"overlap of (?:experts?|moe)\b|"
-    r"(?:\bep|\bmoe|(?<!shared )\bexperts?|all-?to-?all|\ba2a|expert[ -]parallel)(?:[ _-]comm\w*)?[ _-]overlap"
+_CLAUSES = re.compile(r"[;,|&\n]|\. |\b(?:and|but)\b")
+_EXPERTS = r"(?<!shared )\b(?:ep|moe|experts?|all ?to ?all|a2a)\b"
+_EXCHANGE = r"(?: (?:comm\w*|parallel\w*|experts?|exchanges?|all ?to ?all|a2a|dispatch\w*|is|are|not|fully|1f1b))*"
+_OVERLAP = re.compile(
+    rf"{_EXPERTS}{_EXCHANGE} (?P<state>overlap\w*|hidden|exposed)\b|"
+    rf"\boverlap\w* (?:of|for) (?:the )?{_EXPERTS}|^(?:no |without )?overlap (?:ep|moe|experts?)\b(?! shared)"
 )
 _PLAIN = re.compile(r"(?:nccl )?(?:all-?to-?all|a2a)(?: dispatch(?:er)?)?")
-_OFF = re.compile(r"\b(?:off|no|not|without|disabled|false)\b")
+_OFF = re.compile(r"\b(?:off|no|not|non|none|without|w/o|disabled|false|0)\b")
+_UNTOLD = re.compile(r"n/a|\bna\b|\bunknown\b|\?|\bnot (?:stated|said|given|known|published|specified)\b")
 
 
 def expert_overlap(words: str) -> bool | None:
-    """Whether experts' exchanges of tokens run beside compute; None where no clause is about it.
+    """Whether experts' exchanges of tokens run beside compute; None where no clause says it.
 
     >>> [expert_overlap(each) for each in ("EP overlap off", "1F1B all-to-all overlap on", "tp overlap")]
     [False, True, None]
+    >>> [expert_overlap(each) for each in ("overlap_moe_expert_parallel_comm=true", "EP overlap N/A")]
+    [True, None]
     """
     for clause in _CLAUSES.split(words.lower()):
-        if _EXPERTS.search(clause):
-            return _OFF.search(clause) is None
+        plain = re.sub(r"[-_=:()\s]+", " ", clause).strip()
+        if (match := _OVERLAP.search(plain)) is not None:
+            if _UNTOLD.search(plain):
+                return None
+            return (_OFF.search(plain) is None) is (match["state"] != "exposed")
     return None
 
 

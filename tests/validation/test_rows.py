@@ -113,7 +113,8 @@ def test_the_column_model_is_a_released_model_or_a_config() -> None:
     config = '{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, '
     config += '"intermediate_size": 1024, "vocab_size": 1000}'
     assert len(case({**bare, "model": config}).graph.layers) == 2
-    assert len(case({**bare, "model_name": "Llama-3.2-1B"}).graph.layers) == 16
+    for name in ("Llama-3.2-1B", "Llama 3.2 1B", "meta-llama/Llama-3.2-1B"):
+        assert len(case({**bare, "model_name": name}).graph.layers) == 16
     assert "llama-3.2-1b" in catalogue()
 
 

@@ -117,7 +117,11 @@ def test_names_of_nothing_known_are_reasons() -> None:
     [
         ("EP overlap off", False), ("1F1B all-to-all overlap on", True), ("no MoE all-to-all overlap", False),
         ("tp overlap; EP overlap", True), ("no overlap of experts", False),
-        ("shared expert overlap", None), ("no overlap; all-to-all", None),
+        ("shared expert overlap", None), ("no overlap; all-to-all", None), ("moe_shared_expert_overlap", None),
+        ("--overlap-moe-expert-parallel-comm", True), ("overlap_moe_expert_parallel_comm: False", False),
+        ("1F1B overlap of all-to-all: yes", True), ("EP communication not overlapped", False), ("EP a2a hidden", True),
+        ("MoE all-to-all exposed", False), ("EP overlap N/A", None), ("w/o EP overlap", False),
+        ("EP overlap on and TP overlap off", True), ("EP-overlap=0", False), ("tp overlap on an MoE", None),
     ],
 )  # fmt: skip
 def test_overlap_of_experts_is_on_or_off(words: str, beside: bool | None) -> None:

@@ -112,8 +112,9 @@ def _device(reading: Reading, root: ElementTree.Element) -> None:
 def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
     """Note the fastest cards of a node; slower ones serve other traffic."""
     cards = list(root.iter("net"))
-    # 0 is how NCCL writes a speed that the card did not tell
-    told = {id(card): _number(card, "speed", reading.file) if card.get("speed") else 0 for card in cards}
+    # 0 is how NCCL writes a speed that the card did not tell, -1 how Linux does for a link that is down
+    silent = ("", "-1")
+    told = {id(card): 0 if card.get("speed", "") in silent else _number(card, "speed", reading.file) for card in cards}
     if strange := {speed for speed in told.values() if speed > MOST_MBIT_PER_S}:  # plugins write other units
         listed = ", ".join(map(str, sorted(strange)))
         reading.unread.append(f"net speed = {listed}: not the Mb/s of a card (at most {MOST_MBIT_PER_S})")
@@ -128,8 +129,8 @@ def _cards(reading: Reading, root: ElementTree.Element, hosts: int) -> None:
         reading.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
         for speed, others in sorted(speeds.items())[:-1]:
             reading.unread.append(f"slower cards, {others} of {speed / 1000:g} Gb/s: left out of the network")
-        if silent := len(cards) - speeds.total():
-            reading.unread.append(f"{silent} of {len(cards)} network cards have no speed: left out of the network")
+        if untold := len(cards) - speeds.total():
+            reading.unread.append(f"{untold} of {len(cards)} network cards have no speed: left out of the network")
     else:
         count, what = _widest(reading, root), "on the widest PCIe links"
     if count % hosts:

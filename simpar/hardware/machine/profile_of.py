@@ -20,13 +20,13 @@ MOST_BYTES = 64 * MIB
 LINKS = {
     "v100": (25, 6), "a100": (25, 12), "a800": (25, 8), "h100": (25, 18), "h200": (25, 18), "h20": (25, 18),
     "h800": (25, 8), "b200": (50, 18), "b300": (50, 18), "gb200": (50, 18), "gb300": (50, 18),
-    "mi300x": (64, 7), "mi325x": (64, 7), "mi355x": (76.8, 7),
+    "mi300x": (64, 7), "mi325x": (64, 7), "mi350x": (76.8, 7), "mi355x": (76.8, 7),
 }  # fmt: skip
 """By device: GB/s of an NVLink or xGMI link in one direction, and links of a device.
 
 Sources: NVIDIA's pages of NVLink (300, 600, 900 and 1,800 GB/s of 6, 12, 18 and 18 links, both directions together); of
 A800 and H800 their 400 GB/s; AMD's data sheets of the platforms of MI300X, MI325X (128 GB/s between two devices, both
-directions together) and MI355X (153.6 GB/s)."""
+directions together), MI350X and MI355X (153.6 GB/s)."""
 WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (
     topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE, slurm.YAML_TREE, infiniband.DISCOVER, infiniband.LINKS,

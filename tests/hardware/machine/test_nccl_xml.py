@@ -73,9 +73,10 @@ def test_cards_without_a_speed():
     strange = read_topology(topology(2).replace('speed="400000"', 'speed="200000000"'), "x").unread
     assert any("net speed = 200000000: not the Mb/s of a card" in line for line in strange)
     assert any("no network card of the file has a speed" in line for line in strange)
-    mixed = read_topology(topology(2).replace(' speed="400000"', "", 1), "x")
-    assert values(mixed)["scale_out.nic_bandwidth"] == "400 Gb/s"
-    assert any("1 of 2 network cards have no speed" in line for line in mixed.unread)
+    for untold in ("", ' speed="-1"', ' speed="0"'):
+        mixed = read_topology(topology(2).replace(' speed="400000"', untold, 1), "x")
+        assert values(mixed)["scale_out.nic_bandwidth"] == "400 Gb/s"
+        assert any("1 of 2 network cards have no speed" in line for line in mixed.unread)
 
 
 def test_every_shipped_device_is_known_by_its_pci_id():

@@ -67,6 +67,13 @@ def test_a_mesh_of_rccl_is_one(write, tmp_path):
     assert (found.data["like"], found.data["scale_up"]) == ("mi300x-8", {"bandwidth": "448 GB/s", "kind": "mesh"})
 
 
+def test_links_of_every_shipped_mesh_of_amd_have_a_rate(write, tmp_path):
+    """MI350X and MI355X have the same links, MI325X those of MI300X."""
+    for device, bandwidth in (("0x74a5", "448 GB/s"), ("0x75a0", "537.6 GB/s"), ("0x75a3", "537.6 GB/s")):
+        read = import_profile([write("x.xml", rccl(device=device))], "x", folder=tmp_path)
+        assert (read.facts["scale_up.kind"].value, read.facts["scale_up.bandwidth"].value) == ("mesh", bandwidth)
+
+
 def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
     """``like`` is relative to where the profile lies."""
     base = write("base.yaml", "name: base\nlike: dgx-h100\nhost:\n  memory_bytes: 1 TiB\n")
