@@ -93,7 +93,7 @@ class Document:
 def load(path: Path | str, *, finite: bool = True) -> Document:
     """Read a YAML 1.2 or JSON file. Raises UserError in one line for anything that is not plain, finite data.
 
-    With ``finite`` false JSON may have ``Infinity`` and ``NaN``, as Python writes them: their reader checks them.
+    With ``finite`` false it may have infinity and NaN, as Python writes them: their reader checks them.
     """
     path = Path(path)
     text = read_text(path)
@@ -101,7 +101,7 @@ def load(path: Path | str, *, finite: bool = True) -> Document:
     if path.suffix == ".json":
         data = read_json(text, str(path), finite=finite)
     else:
-        data, lines = _read_yaml(text, str(path))
+        data, lines = _read_yaml(text, str(path), finite=finite)
     if data is None:
         raise UserError(f"{path}: is empty")
     return Document(data, str(path), lines, text if not lines else "")
@@ -168,14 +168,17 @@ def find_beside(name: str, source: str) -> Path:
     return result
 
 
-def read_yaml(text: str, source: str) -> Any:
-    """Plain data of a YAML 1.2 text; ``source`` names it in errors. Raises UserError."""
-    return _read_yaml(text, source)[0]
+def read_yaml(text: str, source: str, *, finite: bool = True) -> Any:
+    """Plain data of a YAML 1.2 text; ``source`` names it in errors. Raises UserError.
+
+    With ``finite`` false it may have ``.inf`` and ``.nan``: its reader checks them.
+    """
+    return _read_yaml(text, source, finite=finite)[0]
 
 
 def read_yaml_of_python(text: str, source: str) -> tuple[Any, tuple[str, ...]]:
     """Data of a YAML as PyYAML reads it, where the last of several values of a key counts; notes on such keys."""
-    reader = YamlConverter(source, last=True)
+    reader = YamlConverter(source, last=True, finite=False)
     data = _composed(text, reader)
     return data, tuple(f"{source}:{line}: {key} appears twice; the last counts, as read by PyYAML." for key, line in
                        reader.twice)  # fmt: skip
@@ -183,12 +186,12 @@ def read_yaml_of_python(text: str, source: str) -> tuple[Any, tuple[str, ...]]:
 
 def lines_of(text: str, source: str) -> Mapping[Location, int]:
     """The line of every key of a YAML or JSON text that ``source`` names. Raises UserError for what is neither."""
-    return json_lines(text) if source.endswith(".json") else _parsed_yaml(text, source)[1]
+    return json_lines(text) if source.endswith(".json") else _parsed_yaml(text, source, finite=False)[1]
 
 
-def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
+def _read_yaml(text: str, source: str, *, finite: bool = True) -> tuple[Any, dict[Location, int]]:
     """Data, and the line of every key and list item."""
-    data, lines = _parsed_yaml(text, source)
+    data, lines = _parsed_yaml(text, source, finite=finite)
     return _copied(data), dict(lines)
 
 
@@ -200,12 +203,12 @@ def _copied(data: Any) -> Any:
 
 
 @lru_cache(maxsize=256)  # profiles are read again and again, and parsing takes longer than a small simulation
-def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
+def _parsed_yaml(text: str, source: str, *, finite: bool = True) -> tuple[Any, dict[Location, int]]:
     """As :func:`_read_yaml`, but shared: callers must not change it.
 
     What is shipped is kept as JSON from the first command on; users' files, which may hold tokens, are not.
     """
-    reader = YamlConverter(source)
+    reader = YamlConverter(source, finite=finite)
     if not source.startswith(_shipped_folders()):
         return _composed(text, reader), reader.lines
 

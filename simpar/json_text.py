@@ -66,7 +66,7 @@ def _fault_of(value: Any, location: Location = (), *, finite: bool = True) -> tu
                 return (*location, key), f"key {key!r} {fault}"
             if inside := _fault_of(item, (*location, key), finite=finite):
                 return inside
-    elif (finite or not isinstance(value, float)) and (fault := scalar_fault(value)):
+    elif fault := scalar_fault(value, finite=finite):
         return location, f"{dotted(location)} = {short(value)}: {fault}"
     return None
 

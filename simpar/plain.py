@@ -23,9 +23,9 @@ _YAML = "tag:yaml.org,2002:"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def scalar_fault(value: Any) -> str | None:
-    """What is wrong with a scalar, as an error message; None if nothing is."""
-    if isinstance(value, float) and not math.isfinite(value):
+def scalar_fault(value: Any, *, finite: bool = True) -> str | None:
+    """What is wrong with a scalar, as an error message; None if nothing is. Infinity and NaN are if ``finite``."""
+    if finite and isinstance(value, float) and not math.isfinite(value):
         return "must be finite"
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         return "must fit in 64 bits"
@@ -38,10 +38,11 @@ class YamlConverter:
     """Converts YAML nodes to plain data and counts them, so that aliases cannot multiply without end.
 
     Of a key that appears ``twice`` in a mapping the last value counts, if ``last``, as in PyYAML; else it is refused.
+    Without ``finite`` numbers may be ``.inf`` and ``.nan``.
     """
 
-    def __init__(self, source: str, *, last: bool = False) -> None:
-        self.source, self.count, self.last = source, 0, last
+    def __init__(self, source: str, *, last: bool = False, finite: bool = True) -> None:
+        self.source, self.count, self.last, self.finite = source, 0, last, finite
         self.lines: dict[Location, int] = {}
         self.twice: list[tuple[str, int]] = []
 
@@ -103,7 +104,7 @@ class YamlConverter:
             value = _SCALARS[kind](node.value)
         except (ValueError, KeyError):
             self.fail(node, f"{dotted(location)} = {node.value[:40]!r} is no YAML 1.2 {kind}")
-        if fault := scalar_fault(value):
+        if fault := scalar_fault(value, finite=self.finite):
             self.fail(node, f"{dotted(location)} = {node.value[:40]}: {fault}")
         return value
 

@@ -52,7 +52,7 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
         activation=family.activations.get(activation, activation),
         norm_eps=config.number(*EPSILON_FIELDS, default=usual.norm_eps),
         norm_offset=usual.norm_offset,
-        init_std=config.number("initializer_range", "init_std", default=usual.init_std),
+        init_std=_initial_spread(config, usual),
         positions=positions,
         dropout=_dropout(config, usual.dropout) if _drops(graph) else Dropout(),
         scales=_scales(config, graph, usual, positions.rope.temperature, by_root=family.scaled_by_root),
@@ -65,6 +65,13 @@ def details(config: Config, graph: ModelGraph, family: ModelFamily) -> Details:
         steps=_steps(config, usual, graph),
     )
     return replace(own, unread=_unread(config), unbuilt=graph.details.unbuilt)
+
+
+def _initial_spread(config: Config, usual: Details) -> float:
+    """The standard deviation of weights at the start; NaN, as Python writes a missing number, states none."""
+    stated = {name: config.data.get(name) for name in ("initializer_range", "init_std")}
+    numbers = [name for name, value in stated.items() if value == value]
+    return config.number(*numbers, default=usual.init_std)
 
 
 def _unread(config: Config, silent: Collection[str] = ()) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo
 
 def read(text: str, name: str) -> Imported:
     """The plan in a config of ``accelerate launch``. Raises UserError naming file, option and value."""
-    data = files.read_yaml(text, name)
+    data = files.read_yaml(text, name, finite=False)
     if not isinstance(data, dict) or not OWN_KEYS & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
     given, auto = without_auto(as_launched(data), name)

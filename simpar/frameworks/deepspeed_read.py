@@ -35,7 +35,7 @@ def read(text: str, name: str) -> Imported:
     Values of "auto" are filled in by the program that starts DeepSpeed: they are listed, and the plan leaves them open.
     """
     is_yaml = name.endswith((".yaml", ".yml"))
-    data = files.read_yaml(text, name) if is_yaml else files.read_json(text, name, finite=False)
+    data = (files.read_yaml if is_yaml else files.read_json)(text, name, finite=False)
     given, auto = without_auto(of_deepspeed(data, name), name)
     batch, _ = _batch(given)
     values = values_of(given, auto)

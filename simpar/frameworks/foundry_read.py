@@ -50,6 +50,8 @@ def read(text: str, name: str) -> Imported:
     if micro in (None, "auto"):
         why = "device_train_microbatch_size is auto: the largest that fits is tried out"
         micro, assumed = LEAST_MICRO, [Assumed("micro_batch", LEAST_MICRO, why, (2, 4, 8))]
+    else:
+        micro = given.whole("device_train_microbatch_size")
     shards = any(key.startswith("fsdp_config.") for key in given)
     sharding = choice(given, "fsdp_config.sharding_strategy", SHARDING, 3 if shards else 0)
     precision = choice(given, "precision", PRECISIONS, "bf16")

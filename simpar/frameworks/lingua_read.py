@@ -19,6 +19,7 @@ from simpar.frameworks.overrides import (
     load_beside,
     mapping,
     reader_of,
+    real,
 )
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipes import ConfigReader
@@ -85,8 +86,8 @@ def _model(given: ConfigReader) -> tuple[dict[str, Any], str]:
     if not heads:
         raise UserError(f"{given.source}: model.n_heads: missing; allowed: n_heads or head_dim")
     width, multiple = int(2 * 4 * dim / 3), given.size("model.multiple_of", USUAL)
-    factor = given.get("model.ffn_dim_multiplier")
-    width = int(float(factor) * width) if factor is not None else width
+    factor = real(given, "model.ffn_dim_multiplier")
+    width = int(factor * width) if factor is not None else width
     words, note = _words(given)
     window = given.whole("model.sliding_window")
     return {

@@ -266,7 +266,7 @@ def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _from_yaml(text: str, source: str) -> Arguments:
-    data = files.read_yaml(text, source)
+    data = files.read_yaml(text, source, finite=False)
     if not isinstance(data, dict):
         raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")
     return of_mapping(data, source)

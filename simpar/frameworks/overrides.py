@@ -1,5 +1,6 @@
 """Configs in YAML with options of a command laid over them: ``key=value`` words, or ``--section.key value`` flags."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ def files_of_script(words: Sequence[str]) -> tuple[str, ...]:
 
 def _value(text: str) -> Any:
     try:
-        return files.read_yaml(text, "a value") if text else None
+        return files.read_yaml(text, "a value", finite=False) if text else None
     except UserError:
         return text
 
@@ -118,7 +119,8 @@ def with_texts(texts: Mapping[str, str]) -> Iterator[None]:
 
 def mapping(text: str, source: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON. Raises UserError if it is none."""
-    data = files.read_json(text, source) if source.endswith(".json") else files.read_yaml(text, source)
+    read: Any = files.read_json if source.endswith(".json") else files.read_yaml
+    data = read(text, source, finite=False)
     if not isinstance(data, dict):
         raise UserError(f"{source}: no config: allowed: a mapping")
     return {str(key): value for key, value in data.items()}
@@ -187,10 +189,10 @@ def choice(given: ConfigReader, key: str, known: Mapping[Any, Any], usual: Any =
 
 
 def real(given: ConfigReader, key: str) -> float | None:
-    """A number; None if it is absent. Raises UserError if it is none."""
+    """A finite number; None if it is absent. Raises UserError if it is none."""
     value = given.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{given.source}: {key} = {value!r}: allowed: a number")
     return float(value)

@@ -76,7 +76,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 
 def read(text: str, name: str) -> Imported:
     """The plan of an experiment's YAML, or of a script that names one by ``EXP``. Raises UserError."""
-    data: Any = files.read_yaml(text, name) if name.endswith((".yaml", ".yml")) else None
+    data: Any = files.read_yaml(text, name, finite=False) if name.endswith((".yaml", ".yml")) else None
     if data is None:
         return _read_script(text, name)
     module = _module(data)

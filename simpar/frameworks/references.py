@@ -64,6 +64,6 @@ def _looked_up(name: str, key: str, values: Mapping[str, Any], depth: int) -> An
 
 def _plain(text: str) -> Any:
     try:
-        return files.read_yaml(text.strip(), "a value") if text.strip() else None
+        return files.read_yaml(text.strip(), "a value", finite=False) if text.strip() else None
     except UserError:
         return text

@@ -3,6 +3,7 @@
 Readers of such launches put it into ``ImportedStep.rollout``. A check simulates the whole step with it.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -110,7 +111,7 @@ def parted(whole: int) -> tuple[int, int]:
 
 
 def number_in(value: Any, what: str, source: str) -> float:
-    """A number that a text gives. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A finite number that a text gives. Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{source}: {what} = {value}: allowed: a number")
     return float(value)

@@ -249,7 +249,7 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = "true" if value is True else "false" if value is False else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -197,7 +197,7 @@ def _given_text(text: str, source: str, target: str | None, suffix: str, before:
         except UntoldValue as error:
             if suffix not in (".yaml", ".yml"):
                 raise
-            raise asked_of_config(error, files.read_yaml(text, source), source, of_file) from None
+            raise asked_of_config(error, files.read_yaml(text, source, finite=False), source, of_file) from None
     launch = launch_of(before + text, source)
     if launch.unread and target is None:
         raise _refusal(source, f"a launch of {launch.unread}, which is not read")

@@ -1,6 +1,8 @@
 """Bad launch files: one line that names the file, whatever they are, from ``check``, ``import`` and ``explain``."""
 
 import gzip
+import json
+import math
 import pickle
 from functools import partial
 from pathlib import Path
@@ -9,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar import files
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.frameworks import READERS, read
+from simpar.frameworks.recipes import flat, nest_names
+from simpar.frameworks.words import plain
 from simpar.preflight.given import given_text, given_words
 from tests.frameworks.test_corpus import CORPUS, TARGETS, WRITERS
 
@@ -133,6 +138,50 @@ def test_a_text_that_is_cut_anywhere_is_read_or_refused_in_one_line(data):
             except UserError as error:
                 assert "\n" not in str(error)
                 assert name.partition(":")[0] in str(error)
+
+
+CONFIGS = {
+    name: entry for name, entry in CORPUS.items() if TARGETS[entry["form"]][1].endswith((".yaml", ".yml", ".json"))
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(CONFIGS)), st.sampled_from((math.inf, -math.inf, math.nan)), st.data())
+def test_infinity_is_read_or_refused_by_its_field(name, value, data):
+    """In place of any number of a YAML or JSON: what decides must be finite, and no plan has a number that is not."""
+    form = CONFIGS[name]["form"]
+    source = TARGETS[form][1]
+    config = flat(files.read_yaml(WRITERS[form](CONFIGS[name]["facts"]), source))
+    key = data.draw(st.sampled_from([key for key, old in config.items() if type(old) in (int, float)]))
+    text = json.dumps(nest_names({**config, key: value}))
+    if not source.endswith(".json"):
+        text = text.replace("Infinity", ".inf").replace("NaN", ".nan")
+    try:
+        plan = given_text(text, source, None, Path(source).suffix).found.plan
+    except UserError as error:
+        assert "\n" not in str(error)
+        assert "_".join(plain(key.rpartition(".")[2]).split("_")[-2:]) in plain(str(error))
+    else:
+        json.dumps(plan.model_dump(mode="json"), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["cfg.yaml:max_grad_norm: .inf", 'cfg.json:"max_grad_norm": Infinity', "cfg.yaml:max_grad_norm: -.inf\nseed: .nan"],
+)
+def test_infinity_in_what_a_trainer_says_beside(written, tmp_path, monkeypatch, capsys):
+    """A norm that never clips decides nothing, and a number of sequences must be one."""
+    monkeypatch.chdir(tmp_path)
+    name, _, word = written.partition(":")
+    own = {"model_name_or_path": "Qwen/Qwen3-0.6B", "per_device_train_batch_size": 2, "max_length": 1024, "bf16": True}
+    lines = [f"{key}: {json.dumps(value)}" for key, value in own.items()]
+    quoted = [f'"{key}": {json.dumps(value)}' for key, value in own.items()]
+    is_json = name.endswith(".json")
+    Path(name).write_text("{" + ", ".join([*quoted, word]) + "}" if is_json else "\n".join([*lines, word]))
+    assert given_words([name]).found.plan.micro_batch == 2
+    Path(name).write_text(Path(name).read_text().replace(": 2", ": Infinity" if is_json else ": .inf"))
+    line = refused(capsys, "check", "--hardware", "dgx-h100", name)
+    assert "per_device_train_batch_size = inf: allowed: a positive integer" in line
 
 
 def test_a_config_that_is_not_here_is_named_with_its_script(tmp_path):
