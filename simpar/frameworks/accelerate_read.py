@@ -12,7 +12,7 @@ from simpar.frameworks.deepspeed_states import OF_SCRIPT, of_script, of_versions
 from simpar.frameworks.overrides import load_beside, text_beside
 from simpar.frameworks.reader import ONE_LAUNCHED, Reader, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, without_auto
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.target import Imported, Sized, plan_said
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 KINDS = (
@@ -60,7 +60,7 @@ def read(text: str, name: str) -> Imported:
     assumed = (*assumed, *of_script(values), *_assumed(values))
     return Imported(
         plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
-        assumed=assumed, stack_of_one=of_one, written_as=written_as,
+        assumed=assumed, sized=Sized(of_one), written_as=written_as,
     )  # fmt: skip
 
 
@@ -68,6 +68,12 @@ def as_launched(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config whose sections have the names of flags: without their prefix, keys get it (``commands/launch.py``)."""
     return {section: _prefixed(PREFIXES[section], inner) if section in PREFIXES and isinstance(inner, dict) else inner
             for section, inner in config.items()}  # fmt: skip
+
+
+def as_axes(inner: Mapping[Any, Any], source: str) -> ConfigReader:
+    """Accelerate's ``ParallelismConfig`` as the section of a config, whose keys have a prefix."""
+    name = "parallelism_config"
+    return ConfigReader({f"{name}.{key}": value for key, value in _prefixed(name, inner).items()}, source)
 
 
 def _prefixed(prefix: str, inner: Mapping[Any, Any]) -> dict[str, Any]:
@@ -159,19 +165,24 @@ def _fsdp(given: ConfigReader) -> dict[str, Any]:
         strategy = NUMBERED[strategy - 1]
     if strategy is not None and str(strategy) not in SHARDING:
         raise UserError(f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}")
-    sizes = {name: given.whole(AXIS.format(name), 0) or 1 for name in AXES}
-    hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine
-    replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
+    axes = axes_of(given)
+    if strategy is not None and strategy.startswith("HYBRID"):  # shards within a machine
+        axes["hsdp"] = given.whole("num_machines") or 1
     away = "cpu" if given.get(f"{prefix}offload_params") else "none"
     result: dict[str, Any] = {
         "stack": "huggingface",
         "zero": SHARDING[strategy] if strategy else 3 if reshard else 2,
-        "hsdp": replicas,
-        "tp": sizes["tp"],
         "recompute": "full" if given.get(f"{prefix}activation_checkpointing") else "none",
         "offload_optimizer": away,
         "offload_parameters": away,
     }
+    return {**result, **axes}
+
+
+def axes_of(given: ConfigReader) -> dict[str, Any]:
+    """The values of a plan that the axes of FSDP's mesh say. Raises UserError."""
+    sizes = {name: given.whole(AXIS.format(name), 0) or 1 for name in AXES}
+    result: dict[str, Any] = {"hsdp": sizes["dp_replicate"], "tp": sizes["tp"]}
     if sizes["cp"] > 1:
         name = "parallelism_config_cp_comm_strategy"
         word = given.get(f"parallelism_config.{name}", "allgather")
@@ -186,12 +197,17 @@ def _deepspeed(given: ConfigReader) -> dict[str, Any]:
     prefix = "deepspeed_config."
     stage = given.whole(f"{prefix}zero_stage", 0) or 0
     homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in parts_of(stage)}
+    return {"stack": "deepspeed", "zero": stage, **homes, **sequence_of(given)}
+
+
+def sequence_of(given: ConfigReader) -> dict[str, Any]:
+    """The values of a plan that the axis of sequences says beside DeepSpeed (ALST). Raises UserError."""
     shared = given.whole(SP) or 1
-    sequence = {"cp": shared, "cp_method": "ulysses", "cp_balance": "contiguous"} if shared > 1 else {}
-    if sequence:  # what is left of the ranks has its share of the states (ALST)
-        for axis in ("tp", "dp_shard", "dp_replicate"):
-            given.whole(AXIS.format(axis), 0)
-    return {"stack": "deepspeed", "zero": stage, **homes, **sequence}
+    if shared == 1:
+        return {}
+    for axis in ("tp", "dp_shard", "dp_replicate"):  # what is left of the ranks has its share of the states
+        given.whole(AXIS.format(axis), 0)
+    return {"cp": shared, "cp_method": "ulysses", "cp_balance": "contiguous"}
 
 
 def _megatron(given: ConfigReader) -> dict[str, Any]:

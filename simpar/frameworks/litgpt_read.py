@@ -13,7 +13,7 @@ from simpar.frameworks.match import find_released
 from simpar.frameworks.overrides import ToldReader, choice, command_of, is_config, load_beside, mapping, reader_of, real
 from simpar.frameworks.reader import SPAWNS, Reader
 from simpar.frameworks.recipes import flat, nest_names
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.target import Imported, Sized, plan_said
 from simpar.frameworks.trainer_arguments import split_command
 from simpar.frameworks.trainer_read import low_states
 from simpar.frameworks.words import Assumed, WordTable
@@ -102,7 +102,7 @@ def _plan(given: ToldReader, method: str) -> Imported:
         assumed.append(Assumed("seq_len", length, why, tuple(length // part for part in LEFT_OPEN)))
     return Imported(
         plan_said(values), given.words(), tuple(filter(None, (note, *given.misspelt(WORDS)))),
-        asks={"model": note}, assumed=tuple(assumed), stack_of_one="huggingface",
+        asks={"model": note}, assumed=tuple(assumed), sized=Sized("huggingface"),
     )  # fmt: skip
 
 

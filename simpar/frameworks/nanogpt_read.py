@@ -16,7 +16,7 @@ from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import Reader
 from simpar.frameworks.recipe_values import SIGNS
 from simpar.frameworks.recipes import ConfigReader
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.target import Imported, Sized, plan_said
 from simpar.frameworks.words import WordTable
 
 USUAL: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _plan(given: ConfigReader, notes: list[str]) -> Imported:
         "fused_kernels": "compiled" if given.get("compile", USUAL["compile"]) else None,
         "training": {"seq_len": seq_len, "global_batch": micro * pieces},
     }
-    return Imported(plan_said(values), given.words(), tuple(notes), config=config, stack_of_one="huggingface")
+    return Imported(plan_said(values), given.words(), tuple(notes), config=config, sized=Sized("huggingface"))
 
 
 def _model(given: ConfigReader, seq_len: int, notes: list[str]) -> Mapping[str, Any]:

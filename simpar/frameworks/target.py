@@ -31,6 +31,18 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 
 
 @dataclass(frozen=True)
+class Sized:
+    """What a plan has by the number of devices that start.
+
+    ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
+    data-parallel ranks that share a copy of the states, if there are as many copies as the others make.
+    """
+
+    stack_of_one: str = ""
+    shard_ranks: int | None = None
+
+
+@dataclass(frozen=True)
 class Imported:
     """A plan read from another tool's file, and the file's ``words``: those that were read, and those that were not.
 
@@ -40,8 +52,8 @@ class Imported:
     the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
     certain). ``expert_balance`` is what keeps the experts of a mixture evenly loaded. ``assumed`` is what the file
     leaves open, with the other likely values. ``config`` is the config.json of a model that is not shipped, if the file
-    states one. ``stack_of_one`` is the stack where one device is started, if it is
-    another one; ``written_as`` the target whose options it has, if that is not the reader's.
+    states one. ``sized`` is what follows from the number of devices that start; ``written_as`` the target whose options
+    it has, if that is not the reader's.
     """
 
     plan: Plan
@@ -54,7 +66,7 @@ class Imported:
     expert_balance: Balance = "loss"
     assumed: tuple[Assumed, ...] = ()
     config: Mapping[str, Any] | None = None
-    stack_of_one: str = ""
+    sized: Sized = Sized()
     written_as: str | None = None
 
     @property
@@ -71,11 +83,23 @@ class Imported:
     def _replicas(self, world_size: int) -> int:
         return world_size // int(self.plan.mesh.sizes.replica_ranks)
 
+    def in_copies(self, plan: Plan, world_size: int) -> Plan:
+        """The plan with as many copies of its states as ``world_size`` devices make. Raises UserError."""
+        if not self.sized.shard_ranks:
+            return plan
+        copies, rest = divmod(self._replicas(world_size), self.sized.shard_ranks)
+        if rest or not copies:
+            raise UserError(
+                f"plan.data_parallel: states shared by {self.sized.shard_ranks} ranks; allowed: a divisor of the "
+                f"{self._replicas(world_size)} data-parallel ranks"
+            )
+        return plan.with_values(hsdp=copies)
+
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
-        """The plan on ``world_size`` devices, if its micro-batch depends on their number. Raises UserError."""
-        plan = self.plan
-        if world_size == 1 and self.stack_of_one:
-            plan = plan.model_copy(update={"stack": self.stack_of_one})
+        """The plan on ``world_size`` devices, of which its micro-batch or copies may follow. Raises UserError."""
+        plan = self.in_copies(self.plan, world_size)
+        if world_size == 1 and self.sized.stack_of_one:
+            plan = plan.model_copy(update={"stack": self.sized.stack_of_one})
         batch = global_batch or self.global_batch(world_size)
         if not self.microbatches or not batch or not (replicas := self._replicas(world_size)):
             return plan

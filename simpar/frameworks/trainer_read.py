@@ -11,7 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.target import Imported, Sized, plan_said
 from simpar.frameworks.trainer_adapters import (
     ADAPTS,
     ALL_LINEAR,
@@ -33,7 +33,7 @@ from simpar.frameworks.trainer_adapters import (
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
-from simpar.frameworks.trainer_sharding import Filled, Sharding, context_of, sharding_of
+from simpar.frameworks.trainer_sharding import SHARD_RANKS, Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -164,7 +164,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         assumed = *assumed, *assumed_targets(habits.name, values["lora_targets"], said=said)
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
-    note = "" if model else _no_model(named)
+    note, shard_ranks = "" if model else _no_model(named), values.pop(SHARD_RANKS, None)
     return Imported(
         plan_said(values),
         given.words() + sharding.words + ReadWords((), {WORD: True} if of_experts else {}),
@@ -173,7 +173,7 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         asks={"model": note} if note else {},
         assumed=assumed,
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
-        stack_of_one="huggingface" if stack == "ddp" else "",
+        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks),
     )
 
 

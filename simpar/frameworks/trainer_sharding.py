@@ -42,6 +42,9 @@ NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
 """The option by which ``trl`` names a config, and where it ships those with a name."""
 OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
 """Arguments of the Trainer that begin as flags of ``accelerate launch`` do."""
+OF_AXES = "parallelism_config"
+SHARD_RANKS = "shard_ranks"
+"""The ranks that share a copy of the states among values of a plan, which has the number of copies instead."""
 OF_CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
 RINGS: Mapping[str, Mapping[str, str]] = {
     "varlen_llama3": {"cp_method": "all_gather", "cp_balance": "contiguous"},
@@ -96,6 +99,42 @@ def sharding_of(
     given: TrainerArguments, command: TrainerCommand | None, filled: Filled, presets: Mapping[str, Mapping[str, Any]]
 ) -> Sharding:
     """What shards a job; ``presets`` are DeepSpeed configs by name. Raises UserError naming file, option and value."""
+    result = _sharding(given, command, filled, presets)
+    values, words = _axes(given, result)
+    return replace(result, values={**result.values, **values}, words=result.words + words)
+
+
+def _axes(given: TrainerArguments, sharding: Sharding) -> tuple[dict[str, Any], ReadWords]:
+    """The axes of ``parallelism_config`` (transformers 5), which are Accelerate's, over those of the launcher.
+
+    Left unread where it asks for shards and nothing shards.
+    """
+    told = given.get(OF_AXES)
+    keys = {key: key.partition(".")[2] for key in given if key.startswith(f"{OF_AXES}.")}
+    config = told if isinstance(told, dict) else {inner: given.values_[key] for key, inner in keys.items()}
+    axes = accelerate_read.as_axes(config, given.source)
+    if sharding.is_deepspeed:
+        values = accelerate_read.sequence_of(axes)
+    else:
+        values = accelerate_read.axes_of(axes)
+        values["dp"] = values["hsdp"] * (axes.whole(accelerate_read.AXIS.format("dp_shard"), 0) or 1)
+    is_said = any(value != 1 for value in values.values())
+    unsharded = not sharding.is_deepspeed and not sharding.values.get("zero")
+    if not is_said or (unsharded and ("cp" in values or values["dp"] != values["hsdp"])):
+        given.leave(*([OF_AXES] if is_said else []))
+        return {}, ReadWords()
+    if unsharded:
+        values.pop("hsdp")  # replicas
+    used = {key.rpartition(".")[2].removeprefix(f"{OF_AXES}_") for key in axes.words().used}
+    given.used |= {key for key, inner in keys.items() if inner.removeprefix(f"{OF_AXES}_") in used}
+    unread = {} if keys else axes.words().unread
+    return values, ReadWords((), unread)
+
+
+def _sharding(
+    given: TrainerArguments, command: TrainerCommand | None, filled: Filled, presets: Mapping[str, Mapping[str, Any]]
+) -> Sharding:
+    """As :func:`sharding_of`, without the axes of the arguments."""
     if command is not None and command.launched_by != "accelerate":
         launched = _of_variables(command, filled)
     else:
@@ -345,17 +384,27 @@ def _of_fsdp(given: TrainerArguments, command: TrainerCommand | None) -> Shardin
     }
     if inner.get("activation_checkpointing"):
         values["recompute"] = "full"
-    replicas, shards = given.number("dp_replicate_size"), given.number("dp_shard_size")  # Axolotl's
+    replicas, shards = (_above_one(given, axis) for axis in ("dp_replicate_size", "dp_shard_size"))  # Axolotl's
     if (strategy or "").startswith("hybrid"):
         values["hsdp"] = nodes_of(command)
     elif replicas:
         values |= {"hsdp": replicas, "dp": replicas * shards if shards else None}
+    elif shards:  # what is left of the ranks has copies (``utils/distributed.py``)
+        values[SHARD_RANKS] = shards
     if tp := given.number("tensor_parallel_size"):  # Axolotl's, by transformers' plans: whole sequences between them
         values |= {"tp": tp, "sequence_parallel": False if tp > 1 else None}
     wraps = "auto_wrap" in chosen or {"auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params"} & set(own)
     read = inner.words()
     notes = () if wraps or told is True else ("fsdp without auto_wrap gathers the whole model at once.",)
+    if SHARD_RANKS in values:
+        notes = (*notes, f"{shards} data-parallel ranks share the states; those that are left have copies of them.")
     return Sharding(values, ReadWords((), {f"fsdp_config.{key}": value for key, value in read.unread.items()}), notes)
+
+
+def _above_one(given: TrainerArguments, axis: str) -> int | None:
+    """The size of an axis; None where it is one, which says nothing to Axolotl."""
+    size = given.number(axis)
+    return None if size == 1 else size
 
 
 def nodes_of(command: TrainerCommand | None) -> int:

@@ -6,6 +6,7 @@ from simpar.frameworks.words import WordTable
 
 FAST = "kernels and fused operators: time and memory"
 PREFERENCE = "another loss than the next token's: further passes, sequences and models"
+AXES = "axes of the mesh: memory and time"
 VISION = "a tower of another kind: its time and memory"
 TORCH_UPDATE = dict.fromkeys(
     (
@@ -17,6 +18,7 @@ TORCH_UPDATE = dict.fromkeys(
 """Options of torch's optimizers, and of those of torchao and Transformer Engine, in YAML."""
 WORDS = ACCELERATE | WordTable(
     idle=(
+        "parallelism_config.*_backend", "parallelism_config.*_is_variable",
         "output_dir", "*_dir", "overwrite_*", "do_*", "*learning_rate*", "lr*", "*lr", "weight_decay", "adam_*",
         "beta1", "beta2", "warmup*", "max_grad_norm", "num_train_epochs", "num_epochs", "epochs", "max_steps",
         "logging*", "log_*", "save*", "eval*", "val*", "evals*", "per_device_eval_batch_size",
@@ -206,7 +208,9 @@ WORDS = ACCELERATE | WordTable(
         "tensor_parallel_size": "ranks that share layers: memory and time",
         "tp_size": "ranks that share layers: memory and time",
         "expert_parallel*": "where experts are: memory and time",
-        "parallelism_config*": "axes of the mesh: memory and time",
+        **dict.fromkeys(("parallelism_config", "parallelism_config_*", "parallelism_config.*_size"), AXES),
+        "parallelism_config.*_comm_strategy": "how parts of sequences meet: time between devices",
+        "parallelism_config.*_attn_implementation": "the kernel of attention: time",
         "fp8*": "products in 8 bits: time",
         "device_map": "where layers are: time and memory",
         "max_memory": "where layers are: time and memory",

@@ -235,8 +235,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     cluster = set_price(cluster_of(given, plan, facts, notes), facts.run.usd_per_device_hour)
     plan = _with_units(plan, cluster, notes)
     training = _training(given, facts, cluster.world_size, notes)
-    if cluster.world_size == 1 and given.found.stack_of_one and facts.stack is None:
-        plan = plan.model_copy(update={"stack": given.found.stack_of_one})
+    if cluster.world_size == 1 and given.found.sized.stack_of_one and facts.stack is None:
+        plan = plan.model_copy(update={"stack": given.found.sized.stack_of_one})
     if (most := _most(given, plan, cluster.world_size, training.global_batch)) is not None:
         plan = plan.model_copy(update={"micro_batch": most})
         notes.append(f"The micro-batch is {most}, all sequences of a rank's step: the text says more.")
@@ -247,6 +247,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
     graph = as_model(model, training.seq_len)  # that of the problem has its adapters
     with _in_text(given):
+        plan = given.found.in_copies(plan, cluster.world_size)
         problem = make_problem(
             graph, cluster, training, stack=plan.stack, base=plan,
             constraints=Constraints(fit_probability=facts.fits_with),

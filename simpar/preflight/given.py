@@ -1,6 +1,7 @@
 """The pasted input: a launch command, a script, or a config of a framework, as a plan and the text it is in."""
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ class ParsedLaunch:
 
 def given_words(words: Sequence[str], target: str | None = None) -> ParsedLaunch:
     """The plan of a launch command or a file. Raises UserError if no reader finds a plan in it."""
-    if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
+    if len(words) == 1 and (not any(each.isspace() for each in words[0]) or os.path.isfile(split_name(words[0])[0])):
         return given_file(words[0], target)
     if (filled := yaml_with_values(list(words))) is not None:
         return given_file(filled[0], target, filled[1])

@@ -7,6 +7,9 @@ import pytest
 import yaml
 
 from simpar.cli import run
+from simpar.errors import UserError
+from simpar.frameworks import load_reader, read
+from simpar.preflight.given import given_words
 from tests.preflight.test_check import SFT, checked
 
 ARGUMENTS = "--model_max_length 1024 --packing --bf16 true --attn_implementation sdpa"
@@ -258,3 +261,97 @@ def test_flags_of_accelerate_are_changed_where_they_say_it(capsys):
     best = next(one for one in found["neighbours"] if one["patched"])
     assert ("--fsdp_activation_checkpointing false" in best["edits"], best["unsaid"]) == (True, [])
     assert "--fsdp_activation_checkpointing false sft.py" in best["patched"]
+
+
+HSDP = {
+    "base_model": "Qwen/Qwen3-8B",
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "sequence_len": 4096,
+    "bf16": True,
+    "fsdp_version": 2,
+    "fsdp_config": {"reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "devices", "copies"),
+    [
+        ({"dp_shard_size": 4}, 16, 4),
+        ({"dp_shard_size": 4, "dp_replicate_size": 1}, 16, 4),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, 16, 2),
+        ({"dp_shard_size": 8}, 8, 1),
+        ({"dp_shard_size": 1}, 8, 1),
+        ({"dp_shard_size": 4, "dp_replicate_size": 2}, 8, 2),
+    ],
+)
+def test_ranks_beyond_axolotls_shards_have_copies(said, devices, copies):
+    """As many as are left, which only the number of devices tells."""
+    found = read(json.dumps({**HSDP, **said}), "a.json", "axolotl")
+    plan = found.placed(devices)
+    assert (plan.data_parallel.hsdp, plan.data_parallel.zero) == (copies, 3)
+    if found.sized.shard_ranks:
+        assert "4 data-parallel ranks share" in str(found.notes) or found.sized.shard_ranks == 8
+        with pytest.raises(UserError, match=r"allowed: a divisor of the \d data-parallel ranks"):
+            found.placed(6 * plan.mesh.tp)
+
+
+def test_copies_of_axolotls_shards_are_checked(tmp_path, capsys):
+    """On the devices of the command."""
+    file = tmp_path / "axolotl.yaml"
+    file.write_text(yaml.safe_dump({**HSDP, "base_model": "Qwen/Qwen3-0.6B", "dp_shard_size": 4}))
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--gpus", "8", str(file))
+    assert found["plan"]["data_parallel"]["hsdp"] == 2
+    assert run(["check", "--hardware", "dgx-h100", "--gpus", "6", str(file)]) == 2
+    assert f"{file}: gives plan.data_parallel: states shared by 4 ranks" in capsys.readouterr().err
+
+
+FSDP, ZERO_3 = {"fsdp": "full_shard auto_wrap"}, {"deepspeed": DEEPSPEED_AUTO}
+
+
+@pytest.mark.parametrize(
+    ("beside", "axes", "values"),
+    [
+        (FSDP, {"dp_replicate_size": 2, "dp_shard_size": 4}, {"hsdp": 2, "dp": 8, "zero": 3}),
+        (FSDP, {"parallelism_config_cp_size": 2, "dp_shard_size": 4}, {"cp": 2, "dp": 4, "cp_balance": "zigzag"}),
+        (FSDP, {"tp_size": 2, "dp_shard_size": 4, "cp_backend": "torch"}, {"tp": 2, "dp": 4}),
+        (FSDP, {"sp_size": 4, "dp_shard_size": 2}, {"cp": 4, "dp": 2, "cp_method": "ulysses"}),
+        (ZERO_3, {"sp_size": 4, "dp_shard_size": 2, "sp_backend": "deepspeed"}, {"cp": 4, "zero": 3}),
+        ({}, {"dp_replicate_size": 8}, {"dp": 8, "zero": 0}),
+        ({}, {"dp_shard_size": 8}, None),
+        (FSDP, {"dp_shard_size": 4, "ep_size": 2}, None),
+    ],
+)
+def test_axes_of_a_trainers_parallelism_config(beside, axes, values, tmp_path):
+    """Those of Accelerate, in YAML and on a command line; what nothing shards, and other axes, decide."""
+    own = {"model_name_or_path": "Qwen/Qwen3-8B", "per_device_train_batch_size": 1, "max_length": 4096, "bf16": True,
+           "packing": True, **beside}  # fmt: skip
+    script = (
+        f"torchrun --nproc-per-node 8 sft.py --config {tmp_path / 'sft.yaml'} --parallelism_config '{json.dumps(axes)}'"
+    )
+    texts = (("a.yaml", yaml.safe_dump({**own, "parallelism_config": axes})), ("a.sh", script))
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(own))
+    for name, text in texts:
+        found = read(text, name, "transformers")
+        words = load_reader("transformers").words.sort((), found.words.unread)
+        decides = any(word.lstrip("-").startswith("parallelism_config") for word in (*words.deciding, *words.unknown))
+        assert decides is (values is None)
+        plan = found.plan.flat_values()
+        assert {key: plan.get(key, 0) for key in values or {}} == (values or {})
+
+
+def test_axes_that_are_no_numbers_are_named():
+    """With the file and the axis."""
+    with pytest.raises(UserError, match=r"a.yaml: .*tp_size = 0.5: allowed: an integer"):
+        read("per_device_train_batch_size: 1\nparallelism_config: {tp_size: 0.5}\n", "a.yaml", "transformers")
+
+
+def test_a_path_with_spaces_is_a_file(tmp_path):
+    """A launch in one word is a command as before."""
+    command = "torchrun --nproc-per-node 2 sft.py --model_name_or_path Qwen/Qwen3-0.6B --per_device_train_batch_size 3"
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    (folder / "run me.sh").write_text(command)
+    (folder / "my sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 3\n")
+    for given in (folder / "run me.sh", folder / "my sft.yaml", command):
+        assert given_words([str(given)]).found.plan.micro_batch == 3
