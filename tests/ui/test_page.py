@@ -101,6 +101,66 @@ def test_a_plan_is_made_by_hand(visit):
     page.wait_for_function("() => location.hash.includes('global_batch=32')")
 
 
+FOCUS = "() => document.activeElement.id || document.activeElement.ariaLabel || document.activeElement.tagName"
+IN_VIEW = """() => {
+  const of = document.activeElement, box = of.getBoundingClientRect();
+  return of === document.body || (box.bottom > 0 && box.top < innerHeight);
+}"""
+REACHED = """() => {
+  const of = document.activeElement, seen = getComputedStyle(of).outlineStyle !== 'none', first = !of.dataset.reached;
+  of.dataset.reached = 'yes';
+  return of === document.body ? 'end' : first && seen ? 'seen' : first ? of.outerHTML : 'again';
+}"""
+MISSED = """() => [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')].filter((each) =>
+  each.tabIndex >= 0 && !each.disabled && each.checkVisibility() && !each.dataset.reached
+).map((each) => each.outerHTML)"""
+
+
+@pytest.mark.slow
+def test_the_keyboard_alone_reaches_and_uses_everything(visit):
+    """Tab goes to every control, which shows its focus; Enter and Space act and keep the place; Escape closes."""
+    page = visit()
+    page.get_by_role("button", name=re.compile("^Try --")).first.wait_for()
+    reached = []
+    while not reached or reached[-1] == "seen":
+        page.keyboard.press("Tab")
+        page.wait_for_function(IN_VIEW)  # browsers scroll there in some frames
+        reached.append(page.evaluate(REACHED))
+    assert (reached[-1], page.evaluate(MISSED)) == ("end", [])
+
+    def press(control: Any, key: str) -> None:
+        control.focus()
+        page.keyboard.press(key)
+
+    press(page.locator("#pin"), "Space")
+    press(page.locator("#pin"), "Enter")
+    before = page.locator("#figures").get_attribute("data-answered")
+    press(page.get_by_role("button", name="Back to pin 2"), "Enter")
+    page.wait_for_function("(one) => document.getElementById('figures').dataset.answered !== one", arg=before)
+    assert page.evaluate(FOCUS) == "Back to pin 2"
+    press(page.get_by_role("button", name="Remove pin 2"), "Space")
+    assert page.evaluate(FOCUS) == "Remove pin 1"
+    page.keyboard.press("Enter")
+    assert page.evaluate(FOCUS) == "figures"
+    with page.expect_download():
+        press(page.locator("#yaml"), "Enter")
+    page.locator("#yaml:enabled:focus").wait_for()
+    title = page.locator("#title").inner_text()
+    press(page.get_by_role("button", name=re.compile("^Try --")).first, "Enter")
+    page.wait_for_function("(words) => document.getElementById('title').textContent !== words", arg=title)
+    assert page.evaluate(FOCUS) == "figures"
+
+    press(page.locator("#search summary"), "Enter")
+    press(page.locator("#start"), "Escape")
+    assert not page.locator("#start").is_visible()
+    assert page.locator("#search summary").evaluate("(each) => each === document.activeElement")
+    page.evaluate("() => { document.getElementById('target').replaceChildren(new Option('none')); }")
+    press(page.locator("#export"), "Enter")
+    page.locator("#said:not([hidden])").wait_for()
+    page.keyboard.press("Escape")
+    assert page.locator("#said").is_hidden()
+
+
 @pytest.mark.slow
 def test_an_answer_that_comes_late_leaves_the_history_alone(visit):
     """Back, and forward again before the answer: it is shown, and overwrites no link but its own.

@@ -34,6 +34,14 @@ export const make = (tag, properties = {}, ...children) => {
   return found;
 };
 
+// Changes a part of the page; the control in it that had the focus, or the one in its place, has it afterwards.
+export const keepFocus = (part, change) => {
+  const controls = () => [...part.querySelectorAll("a[href], button, input, select, summary, [tabindex]")].filter((each) => each.checkVisibility());
+  const at = controls().indexOf(document.activeElement);
+  change();
+  if (at >= 0 && !part.contains(document.activeElement)) (controls().slice(0, at + 1).at(-1) ?? document.getElementById("figures")).focus({ preventScroll: true });
+};
+
 const three = (value) => Number(value.toPrecision(3)).toLocaleString("en");
 export const seconds = (s) => (s >= 1 ? `${three(s)} s` : s >= 0.001 ? `${three(s * 1e3)} ms` : `${three(s * 1e6)} us`);
 export const gib = (bytes) => `${three(bytes / 2 ** 30)} GiB`;

@@ -1,5 +1,5 @@
 // Pinned plans beside the one of now: a column each, with what each takes more or less than this one.
-import { gib, joules, make, percent, seconds, surely, three, whole } from "./asking.js";
+import { gib, joules, keepFocus, make, percent, seconds, surely, three, whole } from "./asking.js";
 
 const ROWS = [
   ["step time", (v) => seconds(v.step_time_s) + (v.step_time_interval_s ? ` (${v.step_time_interval_s.map(seconds).join(" to ")})` : "")],
@@ -36,7 +36,9 @@ export class Pins {
 
   showNow(numbers) { this.now = numbers; this.show(); }
 
-  show() {
+  show() { keepFocus(document.getElementById("pins"), () => this.draw()); }
+
+  draw() {
     const table = document.querySelector("#pins table"), columns = this.all.map((pin, at) => [`pin ${at + 1}`, pin]);
     document.getElementById("pins").hidden = !columns.length;
     if (this.now) columns.push(["this plan", this.now]);

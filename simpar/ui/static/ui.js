@@ -1,5 +1,5 @@
 // The page: asks for every change, shows the parts of an answer as they come, keeps the link.
-import { download, lines, make, percent, seconds, surely, three, whole } from "./asking.js";
+import { download, keepFocus, lines, make, percent, seconds, surely, three, whole } from "./asking.js";
 import { Pins } from "./pins.js";
 import { SectionForm } from "./section.js";
 import { Form } from "./plan.js";
@@ -13,7 +13,7 @@ const MOST_BYTES = 8 * 2 ** 20;
 const LATER = ["timeline", "memory_chart", "what_to_try"];
 
 const fail = (words) => { $("error").textContent = words; $("error").hidden = !words; };
-const fill = (html) => { for (const [name, text] of Object.entries(html)) if (slots.has(name)) { slots.get(name).innerHTML = text; slots.get(name).classList.remove("stale"); } };
+const fill = (html) => { for (const [name, text] of Object.entries(html)) if (slots.has(name)) keepFocus(slots.get(name), () => { slots.get(name).innerHTML = text; slots.get(name).classList.remove("stale"); }); };
 
 // The link of what is shown; a change is a step of the history, so that the browser's Back takes it back. The link of a state
 // that was restored is put in place, unless Back or Forward has left it since: it would overwrite where they lead.
@@ -71,7 +71,10 @@ const hearers = {
     for (const row of slots.get("what_to_try").querySelectorAll(".trials tbody tr")) {
       const flags = row.querySelector("code").textContent;
       const button = make("button", { type: "button", textContent: "Try it", ariaLabel: `Try ${flags}` });
-      button.addEventListener("click", () => ask({ flags }));
+      button.addEventListener("click", (event) => {
+        if (!event.detail) $("figures").focus(); // by keyboard: the list goes, the numbers come
+        ask({ flags });
+      });
       row.querySelector("th").prepend(button);
     }
   },
@@ -117,6 +120,7 @@ const say = (all) => {
 
 // A file that the server makes of the state, and what it says beside it.
 const fetched = async (button, address, more = {}) => {
+  const held = document.activeElement === button;
   button.disabled = true;
   try {
     const found = await whole(address, { state: page.state, ...more });
@@ -126,6 +130,15 @@ const fetched = async (button, address, more = {}) => {
     say([`no answer (${error.message})`]);
   }
   button.disabled = false;
+  if (held && document.activeElement === document.body) button.focus();
+};
+
+// Escape closes what was said, else the list that the focus is in.
+const escape = (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented) return;
+  const list = document.activeElement.closest("details[open]");
+  if (!$("said").hidden) say([]);
+  else if (list) { list.open = false; list.querySelector("summary").focus(); }
 };
 
 const opened = async (input) => {
@@ -182,6 +195,7 @@ const begin = async () => {
   tools(start.names);
   theme();
   new ResizeObserver(() => page.charts?.redraw()).observe(slots.get("timeline"));
+  document.addEventListener("keydown", escape);
   window.addEventListener("hashchange", restore);
   await restore();
 };
