@@ -132,8 +132,8 @@ class Framework:
 class Problem:
     """Everything a search needs; ``base`` gives what is not an axis, such as optimizer, precision, bucket sizes.
 
-    ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times those of
-    the perturbed one. ``framework`` restricts axes that were not asked for.
+    ``perturbation`` makes ranks differ, as in a scenario: bounds know the slowest rank, exact times all of
+    them. ``framework`` restricts axes that were not asked for.
     """
 
     graph: ModelGraph

@@ -142,13 +142,13 @@ class Sweeps:
         """When every pass of pipelines of one shape ends in a table, float64[actions, n]."""
         taken, pipelines = self._times(shape, pipes), self.bounds.pipelines
         times = {(letter, boundary): took for letter, took in taken.items() for boundary in (False, True)}
-        pairs = self._pairs(shape, pipelines.key[pipes], table)
+        pairs = self._pairs(shape, pipes, table)
         return finishes_ns(table, times, pipelines.hops(shape, pipes), pairs=pairs)
 
     def _times(self, shape: PipelineShape, pipes: Ints) -> dict[str, Floats]:
         """Durations of the passes of every stage by letter, with nothing beside them, [n, stages]."""
         pipelines = self.bounds.pipelines
-        return pipelines.stage_times(shape, pipes, pipelines.blocks.plain_ns(pipelines.key[pipes], shape.letters))
+        return pipelines.tabled_times(shape, pipes, pipelines.blocks.plain_ns(pipelines.key[pipes], shape.letters))
 
     def _table(self, key: TableKey, apart: Blocked) -> PrecedenceGraph:
         table = self._tables.pop((key, apart), None)
@@ -168,19 +168,26 @@ class Sweeps:
         }
         first = charge.healthy_times(charge.pass_times("F", boundary=True), "F", boundary=True)
         hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, first))
-        finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
+        finish = finishes_ns(table, times, hops, floors, self._pairs(shape, pipelines.index[charge.rows], table))
         ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         linked = np.maximum(charge.linked_ns(), charge.crowded())
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
-    def _pairs(self, shape: PipelineShape, keys: Ints, table: PrecedenceGraph) -> Pairs:
-        """Durations of the pairs of passes in a table, for rows of one shape with the given keys."""
-        pieces = shape.pieces
+    def _pairs(self, shape: PipelineShape, pipes: Ints, table: PrecedenceGraph) -> Pairs:
+        """Durations of the pairs of passes in a table, for some pipelines of one shape."""
+        pieces, keys = shape.pieces, self.bounds.pipelines.key[pipes]
         held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
         known = {each: self.together.pairs_ns(keys, *each) for each in dict.fromkeys(held.values())}
-        return {pair: known[each] for pair, each in held.items()}
+        result = {pair: known[each] for pair, each in held.items()}
+        if (slow := self.bounds.pipelines.stages_of_slowest(shape, pipes)) is None:
+            return result
+        for pair, each in held.items():  # both stages are on one rank
+            if (late := slow[:, pair[0]]).any():
+                took = result[pair] = result[pair].copy()
+                took[late] = self.together.pairs_ns(keys[late], *each, factor=self.bounds.pipelines.slowness)
+        return result
 
 
 def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -> Schedule:
@@ -257,7 +264,8 @@ class _Queue:
 
         If blocks wait for parameters, the wait may come after any bucket but the last.
         """
-        stage = self.charge.shape.alike[stage]
+        if self.charge.stages_of_slowest is None:
+            stage = self.charge.shape.alike[stage]
         if (stage, boundary) not in self._known:
             policy = self.configuration.policies[self.letter, boundary]
             cut = self.configuration.cut(self.charge.shape.pieces[stage], policy)

@@ -24,18 +24,22 @@ from simpar.units import Flags, Floats, Ints
 
 @dataclass
 class OverlappedPasses:
-    """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
+    """Bounds of pairs by key, kinds of the blocks that meet, letter of the backward and speed, each found once."""
 
     blocks: BlockCosts
-    _known: dict[tuple[int, int, str], Ints] = field(default_factory=dict)
+    _known: dict[tuple[int, int, str, float], Ints] = field(default_factory=dict)
 
-    def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:
+    def pairs_ns(
+        self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str, *, factor: float = 1.0
+    ) -> Floats:
         """Nanoseconds of a forward over stage ``ahead`` beside a backward over stage ``back``, float64[len(keys)].
 
-        Stages are the kinds of their blocks in model order. Where one has more blocks, the rest run alone.
+        Stages are the kinds of their blocks in model order. Where one has more blocks, the rest run alone. Kernels take
+        ``factor`` times as long: 1, or that of the slowest rank.
         """
         unique, where = np.unique(keys, return_inverse=True)
-        alone = {one: self.blocks.plain_ns(unique, (one,))[one] for one in ("F", letter)}
+        late = self.blocks.late_ns if factor > 1.0 else lambda keys, one: self.blocks.plain_ns(keys, (one,))[one]
+        alone = {one: late(unique, one) for one in ("F", letter)}
         times_ns = np.zeros(len(unique))
         for (forward, backward), count in Counter(zip_longest(ahead, back[::-1])).items():
             if forward is None:
@@ -43,34 +47,39 @@ class OverlappedPasses:
             elif backward is None:
                 times_ns += count * alone["F"][:, forward]
             else:
-                times_ns += count * self._blocks_ns(unique, forward, backward, letter)
+                times_ns += count * self._blocks_ns(unique, (forward, backward), letter, factor)
         return np.asarray(times_ns[where])
 
-    def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
-        """Bounds of two blocks that meet, int64[len(keys)] in nanoseconds."""
+    def _blocks_ns(self, keys: Ints, kinds: tuple[int, int], letter: str, factor: float) -> Ints:
+        """Bounds of two blocks that meet, of ``kinds`` forward and backward, int64[len(keys)] in nanoseconds."""
         none = np.full(len(self.blocks.row), -1, dtype=np.int64)
-        known = self._known.setdefault((forward, backward, letter), none)
+        known = self._known.setdefault((*kinds, letter, factor), none)
         missing = keys[known[keys] < 0]
         for batch, _, which in self.blocks.batches(missing):
-            both = [self.blocks.kept(batch, one, (kind,))[kind] for kind, one in ((forward, "F"), (backward, letter))]
+            both = [self.blocks.kept(batch, one, (kind,))[kind] for kind, one in zip(kinds, f"F{letter}", strict=True)]
             exact = self._is_exact(batch, [passes.phase for passes in both])
             for place in which[exact[which]].tolist():
                 phases = [passes.phase.of(place) for passes in both]
                 prices_ns = [passes.prices_ns[:, place] for passes in both]
-                known[batch.keys[place]] = self._merged_ns(phases, prices_ns)
+                known[batch.keys[place]] = self._merged_ns(phases, prices_ns, factor)
             if not exact[which].all():  # others of the batch cost next to nothing, and are asked for later
                 least = np.flatnonzero(~exact)
-                known[batch.keys[least]] = self._least_ns(both, least)
+                known[batch.keys[least]] = self._least_ns(both, least, factor)
         return known[keys]
 
-    def _least_ns(self, both: Sequence[PassTimes], which: Ints) -> Ints:
+    def _least_ns(self, both: Sequence[PassTimes], which: Ints, factor: float) -> Ints:
         """:meth:`_blocks_ns` for some keys of a batch: bounded by streams and single passes."""
-        slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
-        carried = np.sum([passes.carried_ns(which, slow) for passes in both], axis=0)
+        slow, held = self.blocks.jobs.problem.stack.launch.kernel_overhead, factor == 1.0
+        carried = np.sum([passes.carried_ns(which, factor * slow, held=held) for passes in both], axis=0)
         alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
-        return np.asarray(np.max([*carried, *(passes.took_ns(which, slow) for passes in alone)], axis=0))
+        took = (passes.took_ns(which, factor * slow, held=held) for passes in alone)
+        least = np.max([*carried, *took], axis=0)
+        if held:
+            return np.asarray(least)
+        rounded = sum(len(passes.kernels) for passes in both)  # a slow rank rounds other durations
+        return np.asarray(np.maximum(self._least_ns(both, which, 1.0), least - rounded))
 
-    def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
+    def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints], factor: float) -> int:
         """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""
         price = {
             use: took_ns
@@ -80,7 +89,7 @@ class OverlappedPasses:
         stack = self.blocks.jobs.problem.stack
         merge, share = merge_phases(phases[0], phases[1], price)
         excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
-        slow = stack.launch.kernel_overhead * (1.0 + excess * share)
+        slow = factor * stack.launch.kernel_overhead * (1.0 + excess * share)
         return make_segment(merge, price, slowdown=slow).duration_ns
 
     def _is_exact(self, batch: KeyBatch, phases: Sequence[Phase]) -> Flags:

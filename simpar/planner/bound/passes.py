@@ -79,11 +79,11 @@ class PassTimes:
         result[self.kernels] = to_ns(seconds * longer)
         return result
 
-    def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+    def carried_ns(self, which: Ints | slice, slow: float | Floats, *, held: bool = True) -> Ints:
         """Nanoseconds of the passes of some keys on each of BLOCK_STREAMS, int64[streams, which]."""
         result = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
         streams = [BLOCK_STREAMS.index(step.stream) for step in self.phase.steps]
-        np.add.at(result, streams, self.spans_ns(which, slow))
+        np.add.at(result, streams, self.spans_ns(which, slow, held=held))
         return result
 
     def took_ns(self, which: Ints | slice, slow: float | Floats, *, held: bool = True) -> Ints:

@@ -167,8 +167,17 @@ class Pipelines:
 
     def stage_times(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> dict[str, Floats]:
         """Durations of the passes of every stage by letter, [n, stages], from those by kind, [n, kinds]."""
+        return self._with_late(shape, which, times, self.slow_stages(shape, which))
+
+    def tabled_times(self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats]) -> dict[str, Floats]:
+        """:meth:`stage_times` for tables, whose passes that run together have durations of their own."""
+        return self._with_late(shape, which, times, self.stages_of_slowest(shape, which))
+
+    def _with_late(
+        self, shape: PipelineShape, which: Ints, times: Mapping[str, Ints | Floats], slow: Flags | None
+    ) -> dict[str, Floats]:
         result = {one: weigh(times[one], shape.by_stage) for one in shape.letters}
-        if (slow := self.slow_stages(shape, which)) is None:
+        if slow is None:
             return result
         late = {one: weigh(self.least_slow(times[one], one, self.key[which]), shape.by_stage) for one in shape.letters}
         return {one: np.where(slow, late[one], took) for one, took in result.items()}
@@ -188,11 +197,15 @@ class Pipelines:
         return self._slowest[1] if self._slowest else 1.0
 
     def slow_stages(self, shape: PipelineShape, which: Ints) -> Flags | None:
-        """Stages that the slowest rank has in the pipelines that it is in, bool[n, stages]; None without such a rank.
+        """:meth:`stages_of_slowest`, for paths on which every rank runs one pass after the other.
 
-        Also None where passes run together: there each stream is bounded by itself.
+        Also None where passes run together: there each stream is bounded by itself (but in sweeps of tables).
         """
-        if self._slowest is None or shape.pairs:
+        return None if shape.pairs else self.stages_of_slowest(shape, which)
+
+    def stages_of_slowest(self, shape: PipelineShape, which: Ints) -> Flags | None:
+        """Stages that the slowest rank has in the pipelines that it is in, bool[n, stages]; None without one."""
+        if self._slowest is None:
             return None
         place = self._slowest[0] // self._strides[self.row[which]] % shape.num_ranks
         return np.asarray(place[:, None] == np.array(shape.rank_of_stage))

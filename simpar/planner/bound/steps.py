@@ -116,7 +116,7 @@ class RowCharge:
         known = letter, boundary
         if known not in self._slowed:
             kinds = self.pass_times(letter, boundary=boundary)
-            self._slowed[known] = self.stage_times(kinds, letter, boundary=boundary)
+            self._slowed[known] = self._with_late(kinds, letter, boundary, self.stages_of_slowest)
         return self._slowed[known]
 
     def stages(self, times: Mapping[str, Ints], alone: Mapping[str, Ints]) -> Stages:
@@ -134,10 +134,21 @@ class RowCharge:
 
     def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
         """:meth:`healthy_times`, and those of the slowest rank where it has a stage."""
-        result, pipelines = self.healthy_times(kinds, letter, boundary=boundary), self.bounds.pipelines
-        if (slow := pipelines.slow_stages(self.shape, pipelines.index[self.rows])) is None:
+        pipelines = self.bounds.pipelines
+        slow = pipelines.slow_stages(self.shape, pipelines.index[self.rows])
+        return self._with_late(kinds, letter, boundary, slow)
+
+    @cached_property
+    def stages_of_slowest(self) -> Flags | None:
+        """Stages that the slowest rank has, bool[n, stages]; None without such a rank."""
+        pipelines = self.bounds.pipelines
+        return pipelines.stages_of_slowest(self.shape, pipelines.index[self.rows])
+
+    def _with_late(self, kinds: Ints | Floats, letter: str, boundary: bool, slow: Flags | None) -> Floats:
+        result = self.healthy_times(kinds, letter, boundary=boundary)
+        if slow is None:
             return result
-        late = pipelines.least_slow(kinds, letter, self.keys)
+        late = self.bounds.pipelines.least_slow(kinds, letter, self.keys)
         return np.where(slow, self.healthy_times(late, letter, boundary=boundary), result)
 
     def healthy_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:

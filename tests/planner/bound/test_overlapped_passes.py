@@ -48,3 +48,13 @@ def test_blocks_that_meet_several_times_count_as_often(pairs):
     together, keys = pairs
     one, three = (together.pairs_ns(keys, (LAYER,) * count, (LAYER,) * count, "B") for count in (1, 3))
     assert np.array_equal(three, 3 * one)
+
+
+def test_a_slow_rank_takes_longer_over_a_pair(pairs):
+    """Its kernels take the factor as long, and nothing else does."""
+    together, keys = pairs
+    healthy, slow = (together.pairs_ns(keys, (LAYER,), (LAYER,), "B", factor=factor) for factor in (1.0, 2.0))
+    kernels = sum(together.blocks.kernels_ns[one][keys][:, LAYER] for one in "FB")
+    assert (slow >= healthy).all()
+    assert (slow >= 1.9 * kernels).all()
+    assert (slow <= 2.0 * healthy * 1.001).all()

@@ -111,3 +111,24 @@ def test_a_slow_rank_is_bounded_where_it_stands(seed, problem_of, frontier_of):
         shares.append(frontier.bound_s[row] / step_s)
     shares = [share for share in shares if np.isfinite(share)]
     assert not shares or np.median(shares) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "factor"), some([("gpt2", 5, 3.0), ("tiny-llama", 0, 1.5), ("gpt2", 3, 1.2)], 1, tuples=True)
+)
+def test_pairs_of_a_slow_rank_are_bounded_where_they_stand(model, rank, factor, frontier_of):
+    """The sweep of a table whose passes run together has the slow rank's own pairs: it is all but the step."""
+    problem = make_problem(
+        model,
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=1024, global_batch=16),
+        constraints=simpar.Constraints(fixed={"schedule": "dualpipev", "pp": (2, 4), "tp": (1, 2), "zero": (0, 1)}),
+        perturbation=Perturbation(slow_ranks={rank: factor}),
+    )
+    frontier, shares = frontier_of(problem, 0, 5), []
+    for row in range(frontier.rows.count):
+        while frontier.level[row] < SWEPT:
+            frontier.raise_bound(row)
+        shares.append(frontier.bound_s[row] / frontier.simulate(row).step_time_s)
+    assert max(shares) <= 1.0 + 1e-12
+    assert np.median(shares) > 0.95
