@@ -33,7 +33,7 @@ SHARE = 0.25
 def problem_for(model, **options):
     """A small search: a model on as few nodes as hold its states, micro-batches of 1."""
     graph, nodes = load_model(model), 1
-    longest = graph.dims.get("positions") or graph.facts.get("longest", 1024)
+    longest = graph.longest or 1024
     least = max(graph.dims.get("visual.seq", 0), graph.dims.get("prompt.seq", -1) + 1)
     training = simpar.Training(seq_len=max(min(1024, longest), least), global_batch=16)
     cluster = simpar.Cluster("dgx-h100")
