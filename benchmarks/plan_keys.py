@@ -9,6 +9,7 @@ test compares the file with what this writes.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,5 +98,11 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the file."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     PATH.write_text(source())
+
+
+if __name__ == "__main__":
+    main()
