@@ -36,6 +36,7 @@ SMALLEST = (
     "glm-4-9b", "glm-4-32b", "seed-oss-36b", "exaone-4.0-32b", "stablelm-2-1.6b", "aya-expanse-8b", "granite-3.3-2b",
     "minimax-m2", "ernie-4.5-21b-a3b", "mamba2-1.3b", "hunyuan-a13b", "ling-mini-2.0", "k-exaone-236b-a23b",
     "dots-llm1", "olmo-3-7b", "nemotron-4-340b", "command-a-111b", "ernie-4.5-0.3b", "afm-4.5b",
+    "falcon-h1-7b", "granite-4.0-micro", "hunyuan-7b", "solar-open-100b",
 )  # fmt: skip
 """The smallest model of each model_type that the runtime builds, named so that collecting tests reads no config."""
 IN_GATE = (
