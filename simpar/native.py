@@ -76,11 +76,16 @@ class NativeLibrary:
         """Whether it is ready, or worth compiling for some work on top of what Python has done."""
         return self.is_ready or self.done + work > self.worth
 
+    def load_if_possible(self) -> ctypes.CDLL | None:
+        """The library, compiled where that is needed; None where it cannot be had, and ``why_not`` says why."""
+        with suppress(NativeUnavailableError):
+            return self.load()
+        return None
+
     def load_for(self, work: int) -> ctypes.CDLL | None:
         """The library if it is worth it and can be had; else None: Python then does the work, which is counted."""
-        if self.is_worth(work):
-            with suppress(NativeUnavailableError):
-                return self.load()
+        if self.is_worth(work) and (library := self.load_if_possible()):
+            return library
         self.done += work
         return None
 

@@ -42,18 +42,12 @@ def choose_engine(name: str, program: Program, *, more_ops: int = 0) -> Callable
 
 def describe_compiled() -> str:
     """Where the compiled engine is kept, compiled now if need be, or why there is none."""
-    return str(_library().loaded_from) if start_compiled() else f"none, large jobs take longer: {_library().why_not}"
+    return _library().loaded_from if start_compiled() else f"none, large jobs take longer: {_library().why_not}"
 
 
 def start_compiled() -> bool:
     """Whether the compiled engine is there, compiled now if need be."""
-    from simpar.native import NativeUnavailableError
-
-    try:
-        _library().load()
-    except NativeUnavailableError:
-        return False
-    return True
+    return _library().load_if_possible() is not None
 
 
 def _library() -> NativeLibrary:

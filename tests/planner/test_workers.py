@@ -103,9 +103,9 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""
     problem, expected, asked = problem_of(seed, **HELD), alone(seed), []
 
-    def counted(problems, before, task):
+    def counted(problems, task):
         asked.append(task[1].model_dump_json())
-        return measure_in_worker(problems, before, task)
+        return measure_in_worker(problems, task)
 
     monkeypatch.setattr(speculation, "measure_in_worker", counted)
     monkeypatch.setattr(Workers, "pool", Here)
@@ -200,12 +200,12 @@ def test_figures_are_those_of_the_measure(problem_of):
     """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
     problem = problem_of(3, hsdp=1, pp=2)
     plan = plan_of(enumerate_space(problem), 0)
-    mine, sent = measure(problem, plan), measure_in_worker([problem], 0, (0, plan))
+    mine, sent = measure(problem, plan), measure_in_worker([problem], (0, plan))
     assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
         sent.step_time_s, sent.worth, sent.fits, sent.num_ops
     )  # fmt: skip
     assert mine.report().step_time_s == sent.report().step_time_s
-    assert measure_in_worker([problem], 0, (0, plan.with_values(tp=3))) is None
+    assert measure_in_worker([problem], (0, plan.with_values(tp=3))) is None
 
 
 def test_numbers_and_backends_that_are_not_allowed_are_refused():

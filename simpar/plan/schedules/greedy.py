@@ -316,8 +316,7 @@ class _Pipeline(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_stages", "num_ranks", "m", "cap", "is_ordered")),
-        *((name, ctypes.c_void_p) for name in ("rank_of_stage", "stages", "first", "order", "ready_at", "done")),
-        *((name, ctypes.c_void_p) for name in ("actions", "in_flight", "written", "paid", "taken", "early")),
+        *((name, ctypes.c_void_p) for name in GreedyPipeline._fields),
     )
 
     @staticmethod

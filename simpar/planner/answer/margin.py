@@ -80,7 +80,7 @@ def _risky(loose: Problem, field: Field, winner: int, best_s: float) -> tuple[fl
         return best_s, 0
     if more.frontier is None:
         return best_s, 0
-    more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
+    more.frontier.num_ops = frontier.num_ops  # as many ops may be simulated as the search has
     beside = AlternativesSearch(more, frontier.rows.subset([winner]))
     limit_s = np.where(beside.find_promising(more.frontier.bound_s < best_s), best_s, 0.0)
     for _, simulated in islice(beside.simulate_quickest(limit_s), MOST_UNSURE):

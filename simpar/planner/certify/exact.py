@@ -122,19 +122,14 @@ MANY_OPS = 500_000
 
 
 def measure(
-    problem: Problem,
-    plan: Plan,
-    more_ops: int = 0,
-    known: Known | None = None,
-    make_room: Callable[[], None] = lambda: None,
+    problem: Problem, plan: Plan, known: Known | None = None, make_room: Callable[[], None] = lambda: None
 ) -> SimulatedPlan:
     """The simulated step of a plan; the full report is made only if the objective or the plan needs it.
 
-    If replicas step on their own, the step is the mean over one of their rounds. ``more_ops`` will be run besides
-    (:func:`simpar.engine.choose_engine`). ``known`` are the large plans among those measured earlier: a plan that
-    differs from one of them in the order of ranks alone, and whose step is the same op by op, takes the same time.
-    ``make_room`` is called before ops are written. Raises UserError for a plan that is not allowed and TooManyOps if
-    the Program of its step has more ops than are built.
+    If replicas step on their own, the step is the mean over one of their rounds. ``known`` are the large plans among
+    those measured earlier: a plan that differs from one of them in the order of ranks alone, and whose step is the
+    same op by op, takes the same time. ``make_room`` is called before ops are written. Raises UserError for a plan
+    that is not allowed and TooManyOps if the Program of its step has more ops than are built.
     """
     if problem.objective == "energy" or replicas_are_independent(plan):
         return _from_result(problem, plan)
@@ -149,7 +144,7 @@ def measure(
     make_room()
     lowered = outline.lowered()
     num_ops = len(lowered.program)
-    timing = choose_engine("auto", lowered.program, more_ops=more_ops)(lowered.program)
+    timing = choose_engine("auto", lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
     step_s = float(problem.stack.step_s(timing.makespan_ns))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import dynamic_power_share
 from simpar.dataclass import dataclass
-from simpar.engine.event import MANY_OPS
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import BLOCKS, OPS, SHAPE, TABLE, TRAFFIC
@@ -314,14 +313,9 @@ class Frontier:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
         plan, room = plan_of(self.rows, row), self._release_steps
-        result = measure(self.rows.problem, plan, self.more_ops, self._large, room)
+        result = measure(self.rows.problem, plan, self._large, room)
         self.record(row, result)
         return result
-
-    @property
-    def more_ops(self) -> int:
-        """Ops that will be run beside those of a plan: many where messages meet, as bounds tell less there."""
-        return MANY_OPS if self.meets else 0
 
     def first_that(
         self, allowed: Callable[[SimulatedPlan], bool], *, on_any_target: bool = False

@@ -29,14 +29,14 @@ TASKS_PER_PROCESS = 2
 """Tasks per forked process: the one it runs and the next one."""
 
 
-def measure_in_worker(problems: Sequence[Problem], more_ops: int, task: Task) -> SimulatedPlan | None:
+def measure_in_worker(problems: Sequence[Problem], task: Task) -> SimulatedPlan | None:
     """The simulated step of a plan, run in another process; None if it cannot be simulated.
 
-    ``problems`` are those of the frontiers, and ``more_ops`` are as in :func:`measure`.
+    ``problems`` are those of the frontiers.
     """
     place, plan = task
     try:
-        return measure(problems[place], plan, more_ops).release()
+        return measure(problems[place], plan).release()
     except UserError:
         return None  # the process that needs this plan runs it again and reports why
 
@@ -105,8 +105,7 @@ class SpeculativeWorkers:
         return future.result()
 
     def _function(self) -> Callable[[Task], SimulatedPlan | None]:
-        problems = [each.rows.problem for each in self.frontiers]
-        return partial(measure_in_worker, problems, max(each.more_ops for each in self.frontiers))
+        return partial(measure_in_worker, [each.rows.problem for each in self.frontiers])
 
     def _start_pool(self) -> Pool[Task, SimulatedPlan | None]:
         if self._pool is None:

@@ -92,7 +92,7 @@ def test_cards_that_ranks_share_bound_what_is_simulated(order, sizes):
     for row in range(min(frontier.rows.count, 4)):
         while frontier.level[row] < 3:
             frontier.raise_bound(row)
-        simulated = measure(frontier.rows.problem, plan_of(frontier.rows, row), 0, {})
+        simulated = measure(frontier.rows.problem, plan_of(frontier.rows, row), {})
         assert frontier.bound_s[row] <= simulated.step_time_s * (1 + 1e-9)
 
 

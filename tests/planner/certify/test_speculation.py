@@ -25,7 +25,7 @@ def test_elsewhere_is_what_is_found_here(frontier):
     """The same step and the same need, without what is large."""
     problem = frontier.rows.problem
     plan = plan_of(frontier.rows, frontier.next())
-    found, here = measure_in_worker([problem], 0, (0, plan)), measure(problem, plan)
+    found, here = measure_in_worker([problem], (0, plan)), measure(problem, plan)
     assert (found.step_time_s, found.needed_bytes, found.fits) == (here.step_time_s, here.needed_bytes, here.fits)
 
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
     problem, row = frontier.rows.problem, frontier.next()
     plan = plan_of(frontier.rows, row)
     whole = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"tp": 3})})
-    assert measure_in_worker([problem], 0, (0, whole)) is None
+    assert measure_in_worker([problem], (0, whole)) is None
 
 
 def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
