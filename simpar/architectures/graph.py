@@ -5,7 +5,7 @@ one tensor-parallel shard (evaluate with local dims) and for a thousand layouts 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -433,6 +433,10 @@ class ModelGraph:
     def assumed(self) -> tuple[str, ...]:
         """What was assumed of the model because its config does not say it, in words."""
         return tuple(self.facts.get("assumed", ()))
+
+    def assuming(self, *said: str) -> "ModelGraph":
+        """The graph with more that was assumed."""
+        return replace(self, facts={**self.facts, "assumed": (*self.assumed, *said)})
 
     @property
     def said(self) -> str:

@@ -56,7 +56,7 @@ def add_adapters(
             f"plan.lora_targets = {', '.join(targets)}: {graph.name} has none of these products in layers that are not "
             f"frozen; allowed: {', '.join(own) or 'no lora_rank, for it has no product that adapters stand beside'}"
         )
-    stored, first = STORED_BYTES[frozen_dtype], first_trained(graph, rank, targets, frozen_layers)
+    stored, first = STORED_BYTES[frozen_dtype], _first_trained(graph, rank, targets, frozen_layers)
     still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:first]}
     blocks = dict(graph.blocks)
     if rank is not None:
@@ -70,7 +70,7 @@ def add_adapters(
     return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
 
 
-def first_trained(graph: ModelGraph, rank: int | None, targets: tuple[str, ...], frozen_layers: int) -> int:
+def _first_trained(graph: ModelGraph, rank: int | None, targets: tuple[str, ...], frozen_layers: int) -> int:
     """The number of the first layer with something trained, or (rank None) that is not frozen.
 
     It may be behind layers without a target (mixers of state spaces at the bottom of a hybrid), which are frozen as a
@@ -78,7 +78,7 @@ def first_trained(graph: ModelGraph, rank: int | None, targets: tuple[str, ...],
     """
     if rank is None:
         return frozen_layers
-    return frozen_layers + adapted_layers(graph, targets)[frozen_layers:].index(True)
+    return adapted_layers(graph, targets).index(True, frozen_layers)
 
 
 def adapted_layers(graph: ModelGraph, targets: tuple[str, ...]) -> list[bool]:

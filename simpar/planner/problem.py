@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def make_problem(
         )
     graph = apply_tuning(base, as_model(model, training.seq_len))
     if assumed:
-        graph = replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, assumed)})
+        graph = graph.assuming(assumed)
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
     asked = {name_of(name) for name in constraints.fixed}

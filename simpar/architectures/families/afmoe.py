@@ -22,8 +22,8 @@ from simpar.errors import UserError
 
 STYLE = Style(qk_norm="head", norms=4, extra={"attention_gate": True})
 UNREAD = ("mup_enabled", "score_func", "route_norm", "n_group", "topk_group", "num_expert_groups", "num_limited_groups",
-          "load_balance_coeff", "use_grouped_mm", "attention_bias")  # fmt: skip
-"""Scales and choices of experts, of which no size depends; those of a bias are checked."""
+          "load_balance_coeff", "use_grouped_mm")  # fmt: skip
+"""Scales and choices of experts, on which no size depends."""
 
 
 def _read(config: Config, name: str) -> ModelGraph:

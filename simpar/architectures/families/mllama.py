@@ -4,10 +4,12 @@ from dataclasses import replace
 
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import TINY, ModelFamily, Reader
+from simpar.architectures.families.vision_family import of_tower
 from simpar.architectures.graph import ModelGraph, Weight, term
 from simpar.architectures.seen import Seen, Tiles, attended_by_text
-from simpar.architectures.vision_reading import SILENT_VISION, square, vit_shape
+from simpar.architectures.vision_reading import CHANNELS, SILENT_VISION, check_width, square, vit_shape
 from simpar.errors import UserError
+from simpar.units import number_of
 
 FURTHER_TOKENS = 8
 """Rows of the token table beyond the vocabulary, for images, which no output stands for."""
@@ -28,12 +30,13 @@ def _read(config: Config, name: str, read_text: Reader) -> ModelGraph:
         for field in ("vision_config", "patches_per_image"):
             config.data.get(field)
         said = "text only (images_per_sequence = 0): no vision tower and no cross-attention is held or trained"
-        return _told(replace(language, name=name), said, ())
+        return replace(language, name=name).assuming(said)
     vision = Config(config.mapping("vision_config") or {}, f"{name}: vision_config")
     seen = _tower(vision, config)
-    _check_width(vision, seen)
+    features = len(seen.kept) + 1
+    check_width(vision, "vision_output_dim", seen.shape.hidden * features, f"features of {features} layers")
     graph = attended_by_text(name, seen, language, crossed)
-    return _told(graph, _describe(seen.tiles), vision.unread(SILENT_VISION))
+    return of_tower(graph, _describe(seen.tiles), "vision_config", vision.unread(SILENT_VISION))
 
 
 def _language(text: Config, read_text: Reader) -> tuple[tuple[int, ...], ModelGraph]:
@@ -55,8 +58,9 @@ def _language(text: Config, read_text: Reader) -> tuple[tuple[int, ...], ModelGr
 def _tower(vision: Config, around: Config) -> Seen:
     """Two stacks of ViT layers on all tiles of an image."""
     shape = vit_shape(vision, hidden=1280, layers=32, heads=vision.size("attention_heads", default=16), ffn=5120)
-    side = square(vision, "image_size", default=448) // square(vision, "patch_size", default=14)
-    count, tiles = side * side, vision.size("max_num_tiles", default=4)
+    width = square(vision, "patch_size", default=14)
+    count = (square(vision, "image_size", default=448) // width) ** 2
+    tiles = vision.size("max_num_tiles", default=4)
     if given := around.optional_size("patches_per_image"):
         if given % count:
             raise UserError(
@@ -73,19 +77,10 @@ def _tower(vision: Config, around: Config) -> Seen:
             f"{vision.source}: num_hidden_layers = {shape.layers}: allowed: more than the {max(kept)} of "
             "intermediate_layers_indices"
         )
-    elements = vision.size("num_channels", default=3) * square(vision, "patch_size", default=14) ** 2
+    elements = vision.size("num_channels", default=CHANNELS) * width**2
     images = around.size("images_per_sequence", default=1)
     made = Tiles(images, tiles, count, elements, RATIOS if ratios is None else len(ratios))
     return Seen(made, shape, vision.size("num_global_layers", default=8), kept)
-
-
-def _check_width(vision: Config, seen: Seen) -> None:
-    """Raise UserError where the config says another width of all features than they have."""
-    width = seen.shape.hidden * (len(seen.kept) + 1)
-    if (said := vision.size("vision_output_dim", default=width)) != width:
-        raise UserError(
-            f"{vision.source}: vision_output_dim = {said}: allowed: {width}, of {len(seen.kept) + 1} layers' features"
-        )
 
 
 def _with_further_tokens(graph: ModelGraph) -> ModelGraph:
@@ -97,16 +92,9 @@ def _with_further_tokens(graph: ModelGraph) -> ModelGraph:
     return replace(graph, embedding=replace(graph.embedding, operators=(replace(first, weights=(table,)), *rest)))
 
 
-def _told(graph: ModelGraph, said: str, unread: tuple[str, ...]) -> ModelGraph:
-    """The graph with what was assumed, and fields of the vision config that were not understood."""
-    fields = (*graph.details.unread, *(f"vision_config.{field}" for field in unread))
-    details = replace(graph.details, unread=fields)
-    return replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, said)}, details=details)
-
-
 def _describe(tiles: Tiles) -> str:
     return (
-        f"{tiles.images} image{'s' * (tiles.images > 1)} a sequence (images_per_sequence) of {tiles.tiles} tiles of "
+        f"{number_of(tiles.images, 'image')} a sequence (images_per_sequence) of {tiles.tiles} tiles of "
         f"{tiles.patches:,} patches each (max_num_tiles; patches_per_image: all of an image's), {tiles.memory:,} "
         "tokens that text attends to in all"
     )

@@ -12,11 +12,12 @@ from typing import Any
 from simpar.architectures.config import Config
 from simpar.architectures.families.family import TINY, ModelFamily, Reader
 from simpar.architectures.families.qwen_vl import MIXED, STACKED, tower_2_5, tower_stacked
+from simpar.architectures.families.sound import heard_in_pairs
 from simpar.architectures.families.vision_family import vision_family
 from simpar.architectures.graph import ModelGraph, Operator, term
 from simpar.architectures.heard import Heard
 from simpar.architectures.products import HIDDEN, project
-from simpar.architectures.sound_reading import clips_of, encoder_shape, whisper_like
+from simpar.architectures.sound_reading import clips_of, encoder_shape
 from simpar.architectures.speech import Sound
 from simpar.architectures.transformer import Shape, add
 from simpar.architectures.vision import ProjectorStep
@@ -35,11 +36,9 @@ OUTER = (
 
 
 def _heard_2_5(audio: Config, around: Config, hidden: int) -> Heard:
-    clips, sound = whisper_like(audio, around, merged=2, positions="computed")
+    heard = heard_in_pairs(audio, around, hidden, positions="computed")
     check_width(audio, "output_dim", hidden)
-    seen = audio.size("n_window", default=100)
-    steps = (ProjectorStep("norm", sound.shape.hidden), ProjectorStep("linear", hidden))
-    return Heard(clips, sound, VIT, steps, 2, pooled=True, marks=2, windows=(seen,) * sound.shape.layers)
+    return replace(heard, marks=2, windows=(audio.size("n_window", default=100),) * heard.sound.shape.layers)
 
 
 def _heard_3(audio: Config, around: Config, hidden: int) -> Heard:
@@ -104,8 +103,7 @@ def _thinker(kind: str, tiny: dict[str, Any]) -> ModelFamily:
         given = {each: config.data.get(each) for each in GIVEN if each in config.data}
         left = [each for each in OUTER if config.data.get(each) and each.endswith("_config")]
         graph = read_text({**inner, **given, "model_type": kind}, name)
-        said = [f"the thinker alone: {' and '.join(left)} are left out"] * bool(left)
-        return replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, *said)})
+        return graph.assuming(f"the thinker alone: {' and '.join(left)} are left out") if left else graph
 
     whole = kind.removesuffix("_thinker")
     return ModelFamily(whole, read, None, None, {"thinker_config": {**tiny, "model_type": kind}}, nested=True)

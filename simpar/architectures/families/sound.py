@@ -30,15 +30,16 @@ def _voxtral(audio: Config, around: Config, hidden: int) -> Heard:
     return Heard(clips, sound, VIT, steps, merged, end_norm="layer")
 
 
-def _qwen2_audio(audio: Config, around: Config, hidden: int) -> Heard:
-    clips, sound = whisper_like(audio, around, merged=2)
+def heard_in_pairs(audio: Config, around: Config, hidden: int, positions: str = "table") -> Heard:
+    """Qwen2-Audio's: the mean of two frames makes a token."""
+    clips, sound = whisper_like(audio, around, merged=2, positions=positions)
     steps = (ProjectorStep("norm", sound.shape.hidden), ProjectorStep("linear", hidden))
     return Heard(clips, sound, VIT, steps, 2, pooled=True)
 
 
 def _flamingo(audio: Config, around: Config, hidden: int) -> Heard:
     mlp = ProjectorStep("mlp", hidden, inner=hidden, bias=around.flag("projector_bias", default=True))
-    heard = _qwen2_audio(audio, around, hidden)
+    heard = heard_in_pairs(audio, around, hidden)
     return replace(heard, projector=(heard.projector[0], mlp))
 
 
@@ -76,7 +77,7 @@ FAMILIES = (
         },
     ),
     vision_family(
-        "qwen2_audio", None, QWEN2, sound=_qwen2_audio,
+        "qwen2_audio", None, QWEN2, sound=heard_in_pairs,
         tiny={
             "text_config": {**TINY, "model_type": "qwen2"}, "tie_word_embeddings": False,
             "audio_config": {

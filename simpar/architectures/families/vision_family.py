@@ -47,8 +47,7 @@ def vision_family(
             graph = _seeing(tower, config, name, graph)
         if sound:
             return _hearing(sound, config, name, graph)
-        left_out = [f"{field} is left out" for field in ("audio_config",) if config.mapping(field)]
-        return _told(graph, left_out, ())
+        return graph.assuming("audio_config is left out") if config.mapping("audio_config") else graph
 
     return ModelFamily(kind, read, None, None, tiny, aliases, nested=True)
 
@@ -60,7 +59,7 @@ def _seeing(read_tower: TowerReader, config: Config, name: str, language: ModelG
     if inner is None or images == 0:
         reason = "images_per_sequence = 0" if inner is not None else "the config has no vision_config"
         config.data.get("patches_per_image")
-        return _told(language, [f"text only ({reason}): no vision tower is held or trained"], ())
+        return language.assuming(f"text only ({reason}): no vision tower is held or trained")
     tower = Config(inner, f"{name}: vision_config")
     vision = read_tower(tower, config, language.dims["hidden"])
     if len(vision.taps) > len(language.layers):
@@ -68,8 +67,8 @@ def _seeing(read_tower: TowerReader, config: Config, name: str, language: ModelG
             f"{name}: num_hidden_layers = {len(language.layers)}: allowed: at least the {len(vision.taps)} of "
             "deepstack_visual_indexes"
         )
-    unread = tuple(f"vision_config.{field}" for field in tower.unread(SILENT_VISION))
-    return _told(before_language_model(name, vision, language), [_describe(vision.patches)], unread)
+    graph = before_language_model(name, vision, language)
+    return of_tower(graph, _describe(vision.patches), "vision_config", tower.unread(SILENT_VISION))
 
 
 def _hearing(read_tower: SoundReader, config: Config, name: str, language: ModelGraph) -> ModelGraph:
@@ -78,11 +77,11 @@ def _hearing(read_tower: SoundReader, config: Config, name: str, language: Model
     if inner is None or config.data.get("clips_per_sequence") == 0:
         reason = "clips_per_sequence = 0" if inner is not None else "the config has no audio_config"
         config.data.get("frames_per_clip")
-        return _told(language, [f"no sound ({reason}): no audio tower is held or trained"], ())
+        return language.assuming(f"no sound ({reason}): no audio tower is held or trained")
     tower = Config(inner, f"{name}: audio_config")
     heard = read_tower(tower, config, language.dims["hidden"])
-    unread = tuple(f"audio_config.{field}" for field in tower.unread(SILENT_SOUND))
-    return _told(hearing(name, heard, language), [_describe_sound(heard)], unread)
+    graph = hearing(name, heard, language)
+    return of_tower(graph, _describe_sound(heard), "audio_config", tower.unread(SILENT_SOUND))
 
 
 KNOWN_AS = {"qwen2_5_omni_text": "qwen2_5_vl_text", "qwen3_omni_moe_text": "qwen3_vl_moe_text"}
@@ -110,18 +109,16 @@ def _text(config: Config, usual: Mapping[str, Any], either: bool) -> dict[str, A
     return {**usual, **inner, **tied}
 
 
-def _told(graph: ModelGraph, assumed: list[str], unread: tuple[str, ...]) -> ModelGraph:
-    """The graph with what was assumed, and fields of towers that were not understood."""
-    details = graph.details
-    details = replace(details, unread=(*details.unread, *unread))
-    return replace(graph, facts={**graph.facts, "assumed": (*graph.assumed, *assumed)}, details=details)
+def of_tower(graph: ModelGraph, said: str, section: str, unread: tuple[str, ...]) -> ModelGraph:
+    """The graph with what was assumed of a tower, and fields of its section that were not understood."""
+    fields = (*graph.details.unread, *(f"{section}.{field}" for field in unread))
+    return replace(graph.assuming(said), details=replace(graph.details, unread=fields))
 
 
 def _describe(patches: Patches) -> str:
-    images = f"{patches.images} image" + "s" * (patches.images > 1)
     return (
-        f"{images} a sequence (images_per_sequence) of {patches.count:,} patches each (patches_per_image), "
-        f"{patches.tokens:,} visual tokens in all"
+        f"{number_of(patches.images, 'image')} a sequence (images_per_sequence) of {patches.count:,} patches each "
+        f"(patches_per_image), {patches.tokens:,} visual tokens in all"
     )
 
 
