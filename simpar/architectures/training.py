@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simpar.calls import Strict
+from simpar.errors import UserError
 from simpar.units import Count, Tokens
 
 MOST_TOKENS = 2**32
@@ -82,3 +83,14 @@ class Training(Strict):
     def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
         return {key: value for key, value in data.items() if value is not None}
+
+
+def check_positions(name: str, seq_len: int, positions: int | None) -> None:
+    """Raise UserError if a sequence has more tokens than a model has ``positions`` (None: nobody knows)."""
+    if positions is not None and seq_len > positions:
+        raise UserError(beyond_positions(name, seq_len, positions))
+
+
+def beyond_positions(name: str, seq_len: int, positions: int) -> str:
+    """The refusal of sequences that are longer than a model's positions."""
+    return f"seq_len = {seq_len}: {name} has {positions} positions; allowed: as many or fewer"

@@ -72,23 +72,22 @@ def _served_over_time(setting: PostTrainingSetting, history: History, at: int) -
     served, section = setting.served, setting.section
     base = served.weights_bytes + served.workspace_bytes
     block = setting.limits.block * served.token_bytes / section.rollout.attention_ranks
-    still = 0.0 if section.weights.sleep else base
-    away = _away(history, at)
     points = [(time_ns / NS_PER_S, base + blocks * block) for time_ns, blocks in history.cache[at]]
-    points += _stepped(away, dict.fromkeys(("switch", "score", "train"), still), base)
+    points += _asleep(setting, history, at, base)
     return ((0.0, base), *sorted(points, key=lambda point: point[0]))
 
 
 def _reserved_over_time(setting: PostTrainingSetting, history: History, at: int) -> Curve:
     """Weights, workspace and the whole cache, in use or not; nothing while an engine sleeps."""
     whole = sum(_parts_served(setting).values())
-    still = 0.0 if setting.section.weights.sleep else whole
-    return ((0.0, whole), *_stepped(_away(history, at), dict.fromkeys(("switch", "score", "train"), still), whole))
+    return ((0.0, whole), *_asleep(setting, history, at, whole))
 
 
-def _away(history: History, at: int) -> list[Interval]:
-    """When a replica's devices do something else than to generate."""
-    return [each for each in history.intervals if each.joins > at and each.kind != "weights"]
+def _asleep(setting: PostTrainingSetting, history: History, at: int, awake: float) -> list[tuple[float, float]]:
+    """A curve of what an engine frees, if it sleeps, while a replica's devices do something else than to generate."""
+    away = [each for each in history.intervals if each.joins > at and each.kind != "weights"]
+    still = 0.0 if setting.section.weights.sleep else awake
+    return _stepped(away, dict.fromkeys(("switch", "score", "train"), still), awake)
 
 
 def _stepped(spans: list[Interval], inside: Mapping[str, float], between: float) -> list[tuple[float, float]]:

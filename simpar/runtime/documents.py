@@ -181,12 +181,10 @@ def _json_lines(path: Path, render: Render, after: int) -> Iterator[tuple[int, T
 def _begins_with(path: Path, mark: bytes) -> bool:
     """Whether the first character that is no space is ``mark``."""
     with path.open("rb") as stream:  # by pieces: all may stand in one line
-        start = len(MARK.encode()) if stream.read(len(MARK.encode())) == MARK.encode() else 0
-        stream.seek(start)
-        while piece := stream.read(KIB):
-            if text := piece.lstrip():
-                return text.startswith(mark)
-    return False
+        text = stream.read(KIB).removeprefix(MARK.encode()).lstrip()
+        while not text and (piece := stream.read(KIB)):
+            text = piece.lstrip()
+    return text.startswith(mark)
 
 
 def _parsed(text: str, place: str, allowed: str) -> Any:

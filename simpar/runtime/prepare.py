@@ -4,9 +4,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.training import Training
+from simpar.architectures.training import Training, check_positions
 from simpar.dataclass import dataclass
-from simpar.errors import UserError
 from simpar.layout.action_table import schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.decider import fill_open_choices
@@ -54,9 +53,7 @@ def prepare(
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     whole = graph or cut
     assert whole is not None, "one of them is given"
-    if training.seq_len > (whole.longest or training.seq_len):
-        told = f"{whole.name} has {whole.longest} positions"
-        raise UserError(f"seq_len = {training.seq_len}: {told}; allowed: as many or fewer")
+    check_positions(whole.name, training.seq_len, whole.longest)
     target = Workload(whole, training, world_size, world_size)
     layout = decide(plan, target, stack)
     if layout.stages:

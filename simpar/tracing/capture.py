@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from simpar.architectures.training import check_positions
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED
 from simpar.tracing.masks import Constants, Made
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, TracedCall, TraceShape, length, refs_of
-from simpar.tracing.positions import check_positions, check_tables, positions_of
+from simpar.tracing.positions import check_tables, positions_of
 from simpar.tracing.vocabulary import PRODUCTS, SORTS, base
 
 if TYPE_CHECKING:

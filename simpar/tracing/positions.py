@@ -18,12 +18,6 @@ def positions_of(module: Any) -> int | None:
     return next((each for each in numbers if isinstance(each, int)), None)
 
 
-def check_positions(name: str, seq_len: int, positions: int | None) -> None:
-    """Raise UserError if a sequence has more tokens than there are ``positions`` (None: nobody knows)."""
-    if positions is not None and seq_len > positions:
-        raise UserError(f"seq_len = {seq_len}: {name} has {positions} positions; allowed: as many or fewer")
-
-
 def check_tables(
     name: str, seq_len: int, calls: Sequence[TracedCall], nodes: Mapping[str, CallNode], constants: Constants
 ) -> None:

@@ -56,16 +56,20 @@ class HostWidths:
     """Bytes per parameter on the host of what it updates, and of parameters that live there.
 
     ``updated`` is the parameter as the update changes it, and ``copy`` what the host keeps of that for itself: nothing
-    where it changes the offloaded parameter in place. ``gradient`` is as the update reads it, and ``received`` a buffer
-    of gradients as the device makes them, beside it. ``parameter`` is what devices fetch or are sent.
+    where it changes the offloaded parameter in place. ``received`` is a buffer of gradients as the device makes them,
+    beside those that the update reads. ``parameter`` is what devices fetch or are sent.
     """
 
     updated: float
     copy: float
-    gradient: float
     received: float
     moments: float
     parameter: float
+
+    @property
+    def gradient(self) -> float:
+        """Bytes of the gradient as the update reads it: in the dtype of what it updates."""
+        return self.updated
 
     @property
     def states(self) -> float:
@@ -91,7 +95,6 @@ def host_widths(layout: Layout, stack: Stack) -> HostWidths:
     return HostWidths(
         updated=updated,
         copy=0.0 if in_place else updated,
-        gradient=updated,
         received=widths.gradient if arrives else 0.0,
         moments=widths.moments,
         parameter=widths.stored,

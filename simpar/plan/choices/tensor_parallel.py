@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict
 
+from simpar.architectures.training import beyond_positions
 from simpar.dataclass import dataclass
 from simpar.plan.choices.choice import (
     BLOCKS,
@@ -96,10 +97,7 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
         ),
     )
     longest = graph.facts.get("longest", seq_len)
-    yield (
-        np.asarray(seq_len > longest),
-        lambda: f"seq_len = {seq_len}: {graph.name} has {longest} positions; allowed: as many or fewer",
-    )
+    yield np.asarray(seq_len > longest), lambda: beyond_positions(graph.name, seq_len, longest)
     for dims in graph.scopes:
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
 
