@@ -72,18 +72,9 @@ REFUSED = {
 WRAPPED = ("gemma3n",)
 """Families whose tiny config is that of the text alone, which the library expects within the whole."""
 SOUND = ("glmasr", "qwen3_asr", "qwen2_5_omni", "qwen3_omni_moe", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
-LONG = (
-    *SOUND,
-    *PICTURES,
-    *OTHER_PICTURES,
-    "internvl_chat",
-    "kimi_vl",
-    "kimi_k3",
-    "step3_vl",
-    "dots_ocr",
-    "ernie4_5_moe_vl",
-)
-"""Models that see: their sequences are longer than the visual tokens of a picture."""
+SEEING = (*PICTURES, *OTHER_PICTURES, "internvl_chat", "kimi_vl", "kimi_k3", "step3_vl", "dots_ocr", "ernie4_5_moe_vl")
+LENGTHS = {**dict.fromkeys(SEEING, 1024), **dict.fromkeys(SOUND, 2048)}
+"""Sequences of models that see or hear, which are longer than the tokens of a picture or of a clip."""
 
 
 def config_of(kind: str) -> dict[str, Any]:
@@ -97,11 +88,7 @@ def ready(kind: str, tmp_path, monkeypatch) -> None:
     """Check a run of one step as it is checked before anything starts. Raises UserError."""
     (tmp_path / "model.json").write_text(json.dumps(config_of(kind)))
     monkeypatch.chdir(tmp_path)
-    flags = {
-        "model": "model.json",
-        "training.seq_len": (2048 if kind in SOUND else 1024) if kind in LONG else 16,
-        "training.global_batch": 2,
-    }
+    flags = {"model": "model.json", "training.seq_len": LENGTHS.get(kind, 16), "training.global_batch": 2}
     make_ready(load_request("gpt2-laptop", flags, ["cluster=null"]), 1, 1, {"steps": 1, "folder": "here"})
 
 

@@ -22,9 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SHAPE = {"seq_len": 16, "global_batch": 4}
 STEPS, RATE, RANK, ALPHA = 3, 1e-2, 4, 6.0
 MODULES = {
-    "self_attn.q_proj": "qkv.parts.0", "self_attn.k_proj": "qkv.parts.1", "self_attn.v_proj": "qkv.parts.2",
-    "self_attn.o_proj": "o_proj.parts.0", "mlp.gate_proj": "mlp_up.parts.0", "mlp.up_proj": "mlp_up.parts.1",
-    "mlp.down_proj": "mlp_down.parts.0",
+    "q_proj": "qkv.parts.0", "k_proj": "qkv.parts.1", "v_proj": "qkv.parts.2", "o_proj": "o_proj.parts.0",
+    "gate_proj": "mlp_up.parts.0", "up_proj": "mlp_up.parts.1", "down_proj": "mlp_down.parts.0",
 }  # fmt: skip
 
 
@@ -62,6 +61,36 @@ def losses_of(model, graph, ranks=1):
     return losses
 
 
+def assert_losses(forked, folder, more, expected):
+    """A run from a folder's ``in``, with more flags, has these losses."""
+    done = forked("run", *flags(folder / "in", *more, "--json", "report.json"))
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((folder / "report.json").read_text())["measured"]["losses"]
+    assert losses == pytest.approx(expected, abs=2e-6)
+
+
+def begin_as_the_run(model, graph, inner_halves):
+    """Give PEFT's adapters the first values of the run's, whose ``inner_halves`` are named by a module's last word.
+
+    Returns how many there are.
+    """
+    adapters = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    for name in adapters:
+        *_, layer, _, last = name.split(".")
+        inner = model.get_submodule(name).lora_A["default"].weight
+        ours = f"layers.{layer}.{inner_halves[last]}.lora_down"
+        inner.data = initial_value(ours, tuple(inner.shape), 0, graph.details)
+    return len(adapters)
+
+
+def assert_adapters(pairs, model):
+    """Both halves of adapters by the names of their files are those of PEFT's model."""
+    state = {name.replace(".default", ""): value for name, value in model.state_dict().items() if ".lora_" in name}
+    assert set(pairs) == set(state)
+    for name, value in state.items():
+        torch.testing.assert_close(pairs[name], value, rtol=0, atol=1e-5)
+
+
 def adapted(folder, graph, dropout, *, in_four_bits):
     """PEFT's model over a folder, whose adapters begin as the run's do."""
     peft = pytest.importorskip("peft")
@@ -72,15 +101,9 @@ def adapted(folder, graph, dropout, *, in_four_bits):
                 kept = FourBitMatrix(tuple(parameter.shape))
                 kept.fill(parameter.detach())
                 parameter.data = kept.widened(torch.float32)
-    targets = [name.rpartition(".")[2] for name in MODULES]
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=dropout, target_modules=targets)
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=dropout, target_modules=[*MODULES])
     model = peft.get_peft_model(base, config)
-    for layer in range(len(graph.layers)):
-        for theirs, ours in MODULES.items():
-            module = model.get_submodule(f"base_model.model.model.layers.{layer}.{theirs}")
-            inner = module.lora_A["default"].weight
-            name = f"layers.{layer}.{ours}.lora_down"
-            inner.data = initial_value(name, tuple(inner.shape), 0, graph.details)
+    assert begin_as_the_run(model, graph, MODULES) == len(MODULES) * len(graph.layers)
     return model
 
 
@@ -105,15 +128,8 @@ def test_adapters_train_as_pefts(forked, tmp_path, layout, dropout, in_four_bits
     expected = losses_of(model, graph, replicas)
     tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--set", f"plan.lora_dropout={dropout}"]
     tuned += ["--frozen-dtype", "nf4"] if in_four_bits else []
-    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
-    assert done.returncode == 0, done.stderr
-    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
-    assert losses == pytest.approx(expected, abs=2e-6)
-    state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
-    pairs = tensors_in(tmp_path / "out")
-    assert {name.replace(".default", "") for name in state} == set(pairs)
-    for name, value in state.items():
-        torch.testing.assert_close(pairs[name.replace(".default", "")], value, rtol=0, atol=1e-5)
+    assert_losses(forked, tmp_path, [*tuned, *layout], expected)
+    assert_adapters(tensors_in(tmp_path / "out"), model)
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (RANK, ALPHA, dropout)
 
@@ -130,26 +146,14 @@ def test_adapters_in_hybrids_train_as_pefts(forked, tmp_path, layout):
     files_of("nemotron_h", MODELS["nemotron_h"], tmp_path / "in")
     graph = read(json.loads((tmp_path / "in/config.json").read_text()), "tiny")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
-    ours = {name.rpartition(".")[2]: ours for name, ours in MODULES.items()} | {"up_proj": "mlp_up.parts.0"}
-    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(ours)))
-    adapters = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
-    assert len(adapters) == 4 + 2 * 2  # one layer of attention, two of MLPs
-    for name in adapters:
-        *_, layer, _, last = name.split(".")
-        inner = model.get_submodule(name).lora_A["default"].weight
-        inner.data = initial_value(f"layers.{layer}.{ours[last]}.lora_down", tuple(inner.shape), 0, graph.details)
+    ours = MODULES | {"up_proj": "mlp_up.parts.0"}
+    model = peft.get_peft_model(base, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=[*ours]))
+    assert begin_as_the_run(model, graph, ours) == 4 + 2 * 2  # one layer of attention, two of MLPs
     expected = losses_of(model, graph, 2 if "--zero" in layout else 1)
     tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA]
-    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
-    assert done.returncode == 0, done.stderr
-    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
-    assert losses == pytest.approx(expected, abs=2e-6)
-    state = {name.replace(".default", ""): each for name, each in model.state_dict().items() if ".lora_" in name}
+    assert_losses(forked, tmp_path, [*tuned, *layout], expected)
     pairs = tensors_in(tmp_path / "out")
-    pairs = {name.replace(".backbone.", ".model."): each for name, each in pairs.items()}  # its files' word
-    assert set(pairs) == set(state)
-    for name, value in state.items():
-        torch.testing.assert_close(pairs[name], value, rtol=0, atol=1e-5)
+    assert_adapters({name.replace(".backbone.", ".model."): each for name, each in pairs.items()}, model)  # files' word
     frozen = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in").eval()
     again = peft.PeftModel.from_pretrained(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in"), tmp_path / "out"
@@ -191,25 +195,12 @@ def test_adapters_of_latents_train_as_pefts(forked, tmp_path, name, layout, drop
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=dropout, target_modules=[*LATENTS])
     model = peft.get_peft_model(base, config)
-    adapters = [name for name, module in model.named_modules() if hasattr(module, "lora_A")]
-    per_layer = 5 if graph.dims.get("q_rank") else 4
-    assert len(adapters) == per_layer * len(graph.layers)
-    for each in adapters:
-        *_, layer, _, last = each.split(".")
-        inner = model.get_submodule(each).lora_A["default"].weight
-        inner.data = initial_value(f"layers.{layer}.{LATENTS[last]}.lora_down", tuple(inner.shape), 0, graph.details)
+    assert begin_as_the_run(model, graph, LATENTS) == 5 * len(graph.layers)  # both have latents of queries, too
     expected = losses_of(model, graph, 2 if {"--zero", "--ep"} & {*layout} else 1)
     tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA, "--set", f"plan.lora_dropout={dropout}"]
     tuned += ["--set", "plan.lora_targets=[q_proj,k_proj,v_proj,o_proj]"]
-    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
-    assert done.returncode == 0, done.stderr
-    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
-    assert losses == pytest.approx(expected, abs=2e-6)
-    state = {key.replace(".default", ""): value for key, value in model.state_dict().items() if ".lora_" in key}
-    pairs = tensors_in(tmp_path / "out")
-    assert set(pairs) == set(state)
-    for key, value in state.items():
-        torch.testing.assert_close(pairs[key], value, rtol=0, atol=1e-5)
+    assert_losses(forked, tmp_path, [*tuned, *layout], expected)
+    assert_adapters(tensors_in(tmp_path / "out"), model)
     assert json.loads((tmp_path / "out/adapter_config.json").read_text())["r"] == RANK
 
 
@@ -235,9 +226,7 @@ def test_frozen_layers_train_as_in_transformers(forked, tmp_path, layout, in_fou
                 parameter.data = kept.widened(torch.float32)
     expected = losses_of(model, graph)
     more = ["--frozen-dtype", "nf4"] if in_four_bits else []
-    done = forked("run", *flags(tmp_path / "in", "--set", "plan.frozen_layers=1", *more, *layout, "--json", "r.json"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["measured"]["losses"] == pytest.approx(expected, abs=2e-6)
+    assert_losses(forked, tmp_path, ["--set", "plan.frozen_layers=1", *more, *layout], expected)
     found = whole_model(tmp_path / "out")
     for name, value in model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=5e-5)
@@ -327,10 +316,7 @@ def test_adapters_of_experts_train_as_products_beside_each(forked, tmp_path, nam
     model = adapted_mixture(tmp_path / "in", graph)
     expected = losses_of(model, graph, 2 if {"--zero", "--ep"} & {*layout} and "--tp" not in layout else 1)
     tuned = ["--lora-rank", RANK, "--lora-alpha", ALPHA]
-    done = forked("run", *flags(tmp_path / "in", *tuned, *layout, "--json", "report.json"))
-    assert done.returncode == 0, done.stderr
-    losses = json.loads((tmp_path / "report.json").read_text())["measured"]["losses"]
-    assert losses == pytest.approx(expected, abs=2e-6)
+    assert_losses(forked, tmp_path, [*tuned, *layout], expected)
     pairs, wanted = tensors_in(tmp_path / "out"), pairs_of(name, model.halves, graph.dims["num_experts"])
     assert set(pairs) == set(wanted)
     for key, value in wanted.items():
