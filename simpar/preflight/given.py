@@ -19,7 +19,7 @@ from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
-from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
+from simpar.frameworks.reader import ONE_LAUNCHED, ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -317,9 +317,8 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     syntax = SYNTAX.get(Path(file).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
         result = _config(inner, path, target, syntax, _with_script(launch, source))
-        if (
-            target == "accelerate" and launch.world_size and result.found.plan.mesh.dp != 1
-        ):  # flags of the launcher win over its config
+        is_one = ONE_LAUNCHED in result.found.notes
+        if target == "accelerate" and launch.world_size and not is_one:  # flags of the launcher win over its config
             plan = result.found.plan
             mesh = plan.mesh.model_copy(update={"dp": None})
             result = replace(result, found=replace(result.found, plan=plan.model_copy(update={"mesh": mesh})))

@@ -1,5 +1,7 @@
 """Devices that a command may use: by variables, containers, a launcher's exclusions, Accelerate's config."""
 
+import shlex
+
 import pytest
 import yaml
 
@@ -38,8 +40,6 @@ def devices(text, **flags):
 )  # fmt: skip
 def test_devices_are_counted(environment, command, count):
     """By a variable before the container's own; all of them, or what only running tells, is no number."""
-    import shlex
-
     assert visible_devices(environment, shlex.split(command)) == count
 
 
@@ -91,6 +91,10 @@ def test_a_config_of_accelerate_that_distributes_nothing_starts_one_process(tmp_
     assert devices(f"{start} {SFT}")[:2] == (1, 1)
     assert devices(f"{start} --num_processes 4 {SFT}")[:2] == (1, 1)
     assert devices(f"{start} --multi_gpu --num_processes 4 {SFT}")[:2] == (1, 4)
+    several = tmp_path / "several.yaml"
+    several.write_text(yaml.safe_dump({"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": 1}))
+    own = f"accelerate launch --config_file {several} --num_processes 4 own.py"
+    assert devices(own, model="gpt2", seq_len=512, global_batch=4)[:2] == (1, 4)
     assert devices(config, model="gpt2", seq_len=512, global_batch=4)[:2] == (1, 1)
     assert devices(f"{start} own.py", model="gpt2", seq_len=512, global_batch=4)[:2] == (1, 1)
     with pytest.raises(UserError, match="--gpus 8: means 8 ranks on dgx-h100; the command says 1 ranks"):
