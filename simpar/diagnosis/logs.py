@@ -179,8 +179,10 @@ def read_log(path: str | Path) -> LogRun:
                 of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
     values = values or longest(bars, job.get(STEPS, 0), RESUMED in job) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
-    if not values and (samples := read_samples(path, read_lines(path, []), MOST_BEFORE)) is not None:
-        return samples
+    if not values:
+        notes = []  # of the same lines once more
+        if (samples := read_samples(path, read_lines(path, notes), MOST_BEFORE)) is not None:
+            return replace(samples, notes=(*samples.notes, *notes))
     if not values and unread:
         raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
     if not values and untimed:

@@ -1,5 +1,7 @@
 """Memory of devices as nvidia-smi and DCGM sample it, alone and beside a log."""
 
+import zlib
+
 import pytest
 
 from simpar.diagnosis.answer import explain
@@ -105,6 +107,10 @@ def test_a_row_that_was_cut_is_left_out(tmp_path):
     found = read_log(path)
     assert found.figures["used_bytes"] == 40960 * MIB
     assert found.notes[0].startswith("The file ends in the middle of a line")
+    packed = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    path.write_bytes(packed.compress(f"{rows}, 40960 MiB\n".encode()) + packed.flush(zlib.Z_SYNC_FLUSH))
+    (note,) = read_log(path).notes
+    assert note.startswith("The file ends in the middle of its last compressed block")
     path.write_text(f"{rows}\n")
     with pytest.raises(UserError, match=r"memory\.csv:3: not a sample of nvidia-smi"):
         read_log(path)
