@@ -275,23 +275,24 @@ HSDP = {
 
 
 @pytest.mark.parametrize(
-    ("said", "devices", "copies"),
+    ("said", "devices", "copies", "shards"),
     [
-        ({"dp_shard_size": 4}, 16, 4),
-        ({"dp_shard_size": 4, "dp_replicate_size": 1}, 16, 4),
-        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, 16, 2),
-        ({"dp_shard_size": 8}, 8, 1),
-        ({"dp_shard_size": 1}, 8, 1),
-        ({"dp_shard_size": 4, "dp_replicate_size": 2}, 8, 2),
+        ({"dp_shard_size": 4}, 16, 4, 4),
+        ({"dp_shard_size": 4, "dp_replicate_size": 1}, 16, 4, 4),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, 16, 2, 4),
+        ({"dp_shard_size": 8}, 8, 1, 8),
+        ({"dp_shard_size": 1}, 8, 1, None),
+        ({"dp_shard_size": 4, "dp_replicate_size": 2}, 8, 2, None),
     ],
 )
-def test_ranks_beyond_axolotls_shards_have_copies(said, devices, copies):
+def test_ranks_beyond_axolotls_shards_have_copies(said, devices, copies, shards):
     """As many as are left, which only the number of devices tells."""
     found = read(json.dumps({**HSDP, **said}), "a.json", "axolotl")
     plan = found.placed(devices)
     assert (plan.data_parallel.hsdp, plan.data_parallel.zero) == (copies, 3)
-    if found.sized.shard_ranks:
-        assert "4 data-parallel ranks share" in str(found.notes) or found.sized.shard_ranks == 8
+    assert found.sized.shard_ranks == shards
+    assert (f"{shards} data-parallel ranks share" in str(found.notes)) == (shards is not None)
+    if shards:
         with pytest.raises(UserError, match=r"allowed: a divisor of the \d data-parallel ranks"):
             found.placed(6 * plan.mesh.tp)
 
