@@ -19,6 +19,7 @@ from simpar.frameworks.policy_update import (
     adapters_of,
     core_words,
     find_policy,
+    groups_of,
     of_megatron,
     open_lengths,
     options_of,
@@ -26,7 +27,7 @@ from simpar.frameworks.policy_update import (
     update_of,
 )
 from simpar.frameworks.reader import SPAWNS, Reader
-from simpar.frameworks.rollout_side import PROMPT_SHARE, side_of
+from simpar.frameworks.rollout_side import parted, side_of
 from simpar.frameworks.target import Imported, ImportedStep, plan_said
 from simpar.frameworks.trainer_read import DTYPES, KERNEL_OF, low_states
 from simpar.frameworks.words import WordTable
@@ -74,7 +75,7 @@ def _plan(given: Options) -> Imported:
     longest = longest_of(given)
     batch = _batch(given)
     engine = _core(given, train, model) if train.backend == "megatron" else _sharded(given, train)
-    dp, groups = train.sizes["d"], engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
+    dp, groups = train.sizes["d"], groups_of(engine)
     budget, least = given.whole(f"{ACTOR}mb_spec.max_tokens_per_mb"), given.whole(f"{ACTOR}mb_spec.n_mbs") or 1
     if batch % dp:
         raise UserError(f"{given.source}: {batch} samples of an update: allowed: a multiple of {dp}, the data-parallel "
@@ -107,8 +108,7 @@ def longest_of(given: Options) -> tuple[int, int]:
     answer, whole = given.whole("gconfig.max_new_tokens") or ANSWER, given.whole("gconfig.max_tokens")
     if not whole or whole >= longest + answer:
         return longest, answer
-    prompt = min(longest, whole - answer) if whole > answer else max(1, whole // PROMPT_SHARE)
-    return prompt, whole - prompt
+    return (whole - answer, answer) if whole > answer else parted(whole)
 
 
 def _generates(given: Options) -> bool:

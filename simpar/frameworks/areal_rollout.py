@@ -12,7 +12,17 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import FILTERED, RolloutSide, critic_of, number_in, shipped, without_nothing
+from simpar.frameworks.rollout_side import (
+    FILTERED,
+    IN_TURNS,
+    SENT_WHOLE,
+    RolloutSide,
+    cache_dtype,
+    critic_of,
+    number_in,
+    shipped,
+    without_nothing,
+)
 from simpar.frameworks.words import is_off
 
 ACTOR, ROLLOUT = "actor.", "rollout."
@@ -25,8 +35,8 @@ KEPT = ("ref.path", "critic.path")
 TOGETHER = "colocation"
 TURNS = ("max_turns", "tir.max_turns", "workflow.max_turns")
 """Words of episodes that have several turns."""
-CONCURRENT = ("max_concurrent_rollouts", "consumer_batch_size")
-"""How many prompts are generated at a time, on all engines together."""
+CONCURRENT = (f"{ROLLOUT}max_concurrent_rollouts", f"{ROLLOUT}consumer_batch_size")
+"""Words of how many prompts are generated at a time, on all engines together, the one that wins first."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +155,7 @@ def _engine(given: Options, engine: Allocation, prompts: int, samples: int) -> d
     is_sglang = engine.backend == "sglang"
     key = "sglang.mem_fraction_static" if is_sglang else "vllm.gpu_memory_utilization"
     own = given.whole("sglang.max_running_requests" if is_sglang else "vllm.max_num_seqs")
-    at_once = (
-        given.whole(f"{ROLLOUT}max_concurrent_rollouts") or given.whole(f"{ROLLOUT}consumer_batch_size") or prompts
-    )
+    at_once = next(filter(None, map(given.whole, CONCURRENT)), prompts)
     budget = None
     if is_sglang:
         chunk = given.get("sglang.chunked_prefill_size")
@@ -155,7 +163,6 @@ def _engine(given: Options, engine: Allocation, prompts: int, samples: int) -> d
         budget = chunk if isinstance(chunk, int) and not isinstance(chunk, bool) and chunk > 0 else whole
     else:
         budget, own = given.whole("vllm.max_num_batched_tokens"), own or 256
-    cache = str(given.get(f"{engine.backend}.kv_cache_dtype") or "auto")
     off = ("sglang.disable_radix_cache", "vllm.no_enable_prefix_caching")[not is_sglang]
     most = min(own or 1024, ceil(at_once * samples / engine.sizes["d"]), budget or 8192)
     return {
@@ -164,7 +171,7 @@ def _engine(given: Options, engine: Allocation, prompts: int, samples: int) -> d
         "memory_fraction": number_in(given.get(key, 0.9), key, given.source),
         "graphs": is_off(given.get("sglang.disable_cuda_graph" if is_sglang else "vllm.enforce_eager")),
         "prefix_sharing": is_off(given.get(off, True)),
-        "cache_dtype": "fp8" if cache.startswith("fp8") else None,
+        "cache_dtype": cache_dtype(given.get(f"{engine.backend}.kv_cache_dtype")),
         "block": None if is_sglang else given.whole("vllm.block_size"),
     }
 
@@ -195,6 +202,6 @@ def _note_others(given: Options, notes: list[str]) -> None:
     if given.get("dynamic_bs"):
         notes.append(FILTERED)
     if any(key.startswith((f"{ROLLOUT}agent.", "judge_engine.")) or key in TURNS for key in given):
-        notes.append("turns with tools or users are not modelled: a response is generated at a stretch")
+        notes.append(IN_TURNS)
     if given.get(f"{ACTOR}use_lora"):
-        notes.append("whole weights are sent, not adapters alone")
+        notes.append(SENT_WHOLE)

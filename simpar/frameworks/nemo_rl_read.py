@@ -23,6 +23,7 @@ from simpar.frameworks.policy_update import (
     adapters_of,
     core_words,
     find_policy,
+    groups_of,
     of_megatron,
     open_lengths,
     options_of,
@@ -161,7 +162,7 @@ def _plan(given: Options) -> Imported:
     fills = [given.get(f"{_POLICY}{kind}.enabled") for kind in ("sequence_packing", "dynamic_batching")]
     kind = ("sequence_packing", "dynamic_batching")[not fills[0]]
     budget = given.whole(f"{_POLICY}{kind}.train_mb_tokens") or micro * (longest or 1)
-    groups = engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
+    groups = groups_of(engine)
     fill: Callable[[int], int] | None = None
     if any(fills):
         fill = lambda length: samples_of_micro_batch(budget, length, own, groups)  # noqa: E731

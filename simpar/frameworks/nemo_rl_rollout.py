@@ -7,7 +7,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import FILTERED, RolloutSide, number_in, parted, without_nothing
+from simpar.frameworks.rollout_side import FILTERED, RolloutSide, cache_dtype, number_in, parted, without_nothing
 from simpar.frameworks.words import is_off
 
 GENERATION = "policy.generation."
@@ -61,7 +61,6 @@ def _replica(given: Options) -> dict[str, Any]:
     told = str(given.get(f"{ENGINE}precision") or given.get("policy.precision") or "bfloat16")
     budget = given.whole(f"{KWARGS}max_num_batched_tokens")
     fraction = given.get(f"{ENGINE}gpu_memory_utilization", 0.6)
-    cache = str(given.get(f"{ENGINE}kv_cache_dtype") or "auto")
     sequences = given.whole(f"{KWARGS}max_num_seqs")
     most = budget or 8192
     return {
@@ -72,7 +71,7 @@ def _replica(given: Options) -> dict[str, Any]:
         "engine": {
             "memory_fraction": number_in(fraction, f"{ENGINE}gpu_memory_utilization", given.source),
             "graphs": is_off(given.get(f"{ENGINE}enforce_eager")),
-            "cache_dtype": "fp8" if cache.startswith("fp8") else None,
+            "cache_dtype": cache_dtype(given.get(f"{ENGINE}kv_cache_dtype")),
             "token_budget": budget,
             "max_sequences": min(most, sequences) if sequences else None,
         },

@@ -38,6 +38,9 @@ IN_PARTS = "fine_grained"
 """Another value of it: norms, attention and activations are recomputed one by one."""
 WRAPPED_BY_LAYER = ("by_block", "by_block_and_size")
 OF_NORMS = ("model.layer_norm_type", "model.layer_norm_with_affine", "model.norm_after", "model.attention_layer_norm")
+WANTED = (("model.rope", True, False), ("model.alibi", False, False), ("model.activation_type", "swiglu", "swiglu"))
+"""Words of the model that must have a value, with it and what OLMo takes where nothing is said."""
+EMBEDDED = "model.embedding_size"
 HYBRID = "hybrid"
 TELLING = (
     "--device_train_microbatch_size", "--fsdp.wrapping_strategy", "--fsdp.sharding_strategy",
@@ -136,18 +139,16 @@ def _compiles(given: ConfigReader) -> bool:
 def _model(given: ConfigReader, layers: int) -> dict[str, Any]:
     """The config of a decoder like OLMo's or Llama's. Raises UserError for other layers."""
     hidden, heads = given.size("model.d_model", USUAL), given.size("model.n_heads", USUAL)
-    wanted = {"model.rope": True, "model.alibi": False, "model.activation_type": "swiglu"}
-    for word, value in wanted.items():
-        if (told := given.get(word, value if word != "model.rope" else False)) != value:
+    for word, value, usual in WANTED:
+        if (told := given.get(word, usual)) != value:
             raise UserError(
                 f"{given.source}: {word} = {told}: no config is built with it; allowed: {value}, or --model"
             )
     width = given.whole("model.mlp_hidden_size") or given.size("model.mlp_ratio", USUAL) * hidden
-    words, rows = given.size("model.vocab_size", USUAL), given.values_.get("model.embedding_size", 50304)
-    given.get("model.embedding_size")
+    words, rows = given.size("model.vocab_size", USUAL), given.whole(EMBEDDED) if EMBEDDED in given else USUAL[EMBEDDED]
     shared = 1 if given.get("model.multi_query_attention") else None
     return {
-        "model_type": _family(given), "vocab_size": given.whole("model.embedding_size") or rows or words,
+        "model_type": _family(given), "vocab_size": rows or words,
         "hidden_size": hidden, "intermediate_size": width // 2,  # that of both halves of the gate
         "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": given.whole("model.n_kv_heads") or shared or heads,

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from simpar.errors import UserError
-from simpar.frameworks.match import find_released
 from simpar.frameworks.megatron_arguments import of_mapping, with_layers
 from simpar.frameworks.megatron_read import of_arguments
 from simpar.frameworks.megatron_words import MEGATRON_WORDS
 from simpar.frameworks.overrides import ToldReader, assigned
 from simpar.frameworks.recipes import flat
 from simpar.frameworks.references import resolved
+from simpar.frameworks.rollout_side import shipped
 from simpar.frameworks.swift_read import TARGETS
 from simpar.frameworks.target import Imported
 from simpar.frameworks.words import Assumed, ReadWords, WordTable, is_off
@@ -71,10 +71,7 @@ def options_of(words: Sequence[str], base: Mapping[str, Any], source: str) -> Op
 
 def find_policy(named: str, source: str) -> tuple[str | None, str]:
     """The model of a name or path, and a note that asks for it if it is not known."""
-    last = named.rstrip("/").rpartition("/")[2]
-    model = (
-        find_released(named, source) or (find_released(last) if last and "$" not in last else None) if named else None
-    )
+    model = shipped(named, source) if named else None
     return model, "" if model else f"{named or 'The policy'} is no shipped model: give --model."
 
 
@@ -88,6 +85,11 @@ def samples_of_micro_batch(budget: int, longest: int, of_rank: int | None, group
         return most
     fitting = [size for size in range(1, most + 1) if of_rank % (size * groups) == 0]
     return max(fitting, default=1)
+
+
+def groups_of(engine: Imported) -> int:
+    """What divides the number of micro-batches: the stages, where they are interleaved."""
+    return engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
 
 
 def open_lengths(longest: int, micro_batch: Callable[[int], int] | None = None) -> Assumed:

@@ -14,6 +14,10 @@ from simpar.frameworks.match import find_released
 
 FILTERED = "groups that are filtered out, and generated for nothing, are not modelled"
 """The note on launches that leave groups out of the update."""
+IN_TURNS = "turns with tools or users are not modelled: a response is generated at a stretch"
+"""That on launches whose responses have several turns."""
+SENT_WHOLE = "whole weights are sent, not adapters alone"
+"""That on launches of adapters."""
 PROMPT_SHARE = 8
 """Where a text gives the tokens of prompt and response together, prompts are assumed to have a part of so many."""
 
@@ -74,10 +78,10 @@ def without_nothing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shipped(named: str) -> str | None:
-    """The shipped model of a name or path; None for another one."""
+def shipped(named: str, source: str = "") -> str | None:
+    """The shipped model of a name or path, which may lie beside ``source``; None for another one."""
     last = named.rstrip("/").rpartition("/")[2]
-    return find_released(named) or (find_released(last) if last and "$" not in last else None)
+    return find_released(named, source) or (find_released(last) if last and "$" not in last else None)
 
 
 def critic_of(named: str, policy: str, notes: list[str]) -> str | None:
@@ -108,6 +112,11 @@ def parted(whole: int) -> tuple[int, int]:
     """The longest prompt and response where a text gives both together."""
     prompt = max(1, whole // PROMPT_SHARE)
     return prompt, whole - prompt
+
+
+def cache_dtype(told: Any) -> str | None:
+    """The dtype of an engine's cache of keys and values by its own word; None: that of the weights."""
+    return "fp8" if str(told).startswith("fp8") else None
 
 
 def number_in(value: Any, what: str, source: str) -> float:

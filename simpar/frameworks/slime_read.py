@@ -19,6 +19,7 @@ from simpar.frameworks.policy_update import (
     NOTE,
     ROLLOUT,
     find_policy,
+    groups_of,
     of_names,
     open_lengths,
     samples_of_micro_batch,
@@ -116,7 +117,7 @@ def _lengths(given: Arguments, engine: Imported, of_rank: int | None) -> tuple[d
     if fills and budget is None:
         raise UserError(f"{given.source}: --use-dynamic-batch-size without --max-tokens-per-gpu: allowed: both")
     tokens = (budget or 0) * engine.plan.mesh.cp
-    groups = engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
+    groups = groups_of(engine)
     if not longest:
         if not fills:
             return {"seq_len": given.number("--seq-length")}, ()

@@ -7,13 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.frameworks.rollout_side import FILTERED, RolloutSide, both_leave, number_in, reward_of, without_nothing
+from simpar.frameworks.rollout_side import (
+    FILTERED,
+    IN_TURNS,
+    SENT_WHOLE,
+    RolloutSide,
+    both_leave,
+    number_in,
+    reward_of,
+    without_nothing,
+)
 from simpar.frameworks.trainer_arguments import TrainerArguments
+from simpar.frameworks.trl_rollout import OnlineTrainer, steps_of
 from simpar.frameworks.words import is_off
 
 MODE, ENGINE = "vllm_mode", "vllm_"
-BETA = 0.04
-"""The weight of the distance from the reference where nothing says it."""
+GRPO = OnlineTrainer(samples=8, beta=0.04)
+"""Its trainer, which is built on TRL's, with defaults of its own."""
 KEPT = ("rlhf_type", "beta", "reward_funcs", "reward_weights", "move_model_batches", "num_infer_workers")
 """Words that decide about the update as those of another loss, and that the whole step answers."""
 IDLE = ("vllm_limit_mm_per_prompt", "vllm_server_pass_dataset", "vllm_disable_custom_all_reduce", "vllm_max_model_len",
@@ -36,13 +46,8 @@ def rollout(given: TrainerArguments, micro: int, longest: tuple[int, int] | None
     for key in IDLE:
         given.get(key)
     notes = list(_notes(given))
-    rounds, samples = given.number("gradient_accumulation_steps") or 1, given.number("num_generations") or 8
-    steps, whole = given.number("steps_per_generation"), given.number("generation_batch_size")
-    if steps and steps % rounds:
-        raise given.refused("steps_per_generation", f"a multiple of gradient_accumulation_steps, {rounds}")
-    if whole and whole % samples:
-        raise given.refused("generation_batch_size", f"a multiple of num_generations, {samples}")
-    penalty, tp = given.one("beta"), given.number(f"{ENGINE}tensor_parallel_size") or 1
+    samples, tp = GRPO.samples_in(given), given.number(f"{ENGINE}tensor_parallel_size") or 1
+    rounds, steps, whole = steps_of(given, samples)
     model, away = given.one("reward_model"), [given.on(f"offload_{part}") is True for part in ("model", "optimizer")]
     section: dict[str, Any] = {
         "algorithm": "grpo",
@@ -53,19 +58,15 @@ def rollout(given: TrainerArguments, micro: int, longest: tuple[int, int] | None
         "rollout": {
             "tp": tp,
             "pp": given.number(f"{ENGINE}pipeline_parallel_size"),
-            "engine": _engine(given, (whole or micro * (steps or rounds)) * tp),
+            "engine": _engine(given, (whole or micro * steps) * tp),
         },
         "weights": {
             "sleep": not is_off(given.one("sleep_level")),
             "offload": both_leave(away, "offload_model and offload_optimizer", notes),
         },
-        "passes": {
-            "reference": (BETA if penalty is None else number_in(penalty, "beta", given.source)) != 0,
-            "reward": reward_of(str(model), notes) if model else None,
-        },
+        "passes": {"reference": GRPO.penalty(given) != 0, "reward": reward_of(str(model), notes) if model else None},
     }
-    updates = (steps or rounds) // rounds
-    return RolloutSide(without_nothing(section), longest, None, KEPT, tuple(notes), updates=updates)
+    return RolloutSide(without_nothing(section), longest, None, KEPT, tuple(notes), updates=steps // rounds)
 
 
 def _engine(given: TrainerArguments, at_once: int) -> dict[str, Any]:
@@ -86,6 +87,6 @@ def _notes(given: TrainerArguments) -> Iterator[str]:
     if given.on("dynamic_sample"):
         yield FILTERED
     if given.told("multi_turn_scheduler") or given.told("max_turns"):
-        yield "turns with tools or users are not modelled: a response is generated at a stretch"
+        yield IN_TURNS
     if given.on(f"{ENGINE}enable_lora"):
-        yield "whole weights are sent, not adapters alone"
+        yield SENT_WHOLE

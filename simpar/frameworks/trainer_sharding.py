@@ -135,12 +135,10 @@ def _sharding(
     given: TrainerArguments, command: TrainerCommand | None, filled: Filled, presets: Mapping[str, Mapping[str, Any]]
 ) -> Sharding:
     """As :func:`sharding_of`, without the axes of the arguments."""
-    if command is not None and command.launched_by != "accelerate":
-        launched = _of_variables(command, filled)
-    else:
-        launched = Sharding()
     if told := _launcher_words(given, command):
         launched = _of_accelerate(given.source, *told, filled)
+    else:
+        launched = Sharding() if command is None else _of_variables(command, filled)
     asked = next((half for half in ("bf16", "fp16") if given.on(half)), None)
     if asked and "precision" in launched.values:  # what arguments ask for wins (transformers, training_args.py)
         launched = replace(launched, values={**launched.values, "precision": asked})

@@ -19,7 +19,7 @@ from simpar.frameworks.trainer_words import PREFERENCE, WORDS
 from simpar.frameworks.trl_rollout import ENGINE_WORDS, OnlineTrainer, longest_texts, rollout, server_of
 from simpar.frameworks.words import ReadWords, WordTable
 
-STAGES = {"grpo": OnlineTrainer("grpo", samples=8, beta=0.0), "rloo": OnlineTrainer("rloo", samples=2, beta=0.05)}
+STAGES = {"grpo": OnlineTrainer(samples=8, beta=0.0), "rloo": OnlineTrainer(samples=2, beta=0.05)}
 """TRL's trainers that generate and score by functions or models, without a critic."""
 TELLING = ("num_generations", "reward_funcs", "steps_per_generation", "generation_batch_size")
 """Options that only they have."""

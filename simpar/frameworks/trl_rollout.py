@@ -10,7 +10,7 @@ from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.frameworks.rollout_side import RolloutSide, number_in, reward_of, without_nothing
+from simpar.frameworks.rollout_side import RolloutSide, cache_dtype, number_in, reward_of, without_nothing
 from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.trainer_arguments import TrainerArguments, split_command
@@ -44,11 +44,14 @@ SERVED = WordTable(
 
 @dataclass(frozen=True)
 class OnlineTrainer:
-    """A trainer of TRL's that generates: its ``name``, and defaults of ``samples`` of a prompt and of ``beta``."""
+    """A trainer that generates as TRL's do, by its defaults of ``samples`` of a prompt and of ``beta``."""
 
-    name: str
     samples: int
     beta: float
+
+    def samples_in(self, given: TrainerArguments) -> int:
+        """Samples of a prompt."""
+        return given.number("num_generations") or self.samples
 
     def generates_by_vllm(self, given: TrainerArguments) -> bool:
         """Whether vLLM generates."""
@@ -89,16 +92,11 @@ def rollout(
             raise UserError(f"{given.source}: no use_vllm: {GENERATED}")
         raise given.refused("use_vllm", GENERATED.removeprefix("allowed: "))
     notes = list(_notes(given))
-    micro, rounds = given.number("per_device_train_batch_size") or 8, given.number("gradient_accumulation_steps") or 1
-    samples, iterations = given.number("num_generations") or trainer.samples, given.number("num_iterations") or 1
-    steps, whole = given.number("steps_per_generation"), given.number("generation_batch_size")
-    if steps and whole:
+    micro, samples = given.number("per_device_train_batch_size") or 8, trainer.samples_in(given)
+    iterations = given.number("num_iterations") or 1
+    if given.number("steps_per_generation") and given.number("generation_batch_size"):
         raise given.refused("generation_batch_size", "it or steps_per_generation, not both")
-    if steps and steps % rounds:
-        raise given.refused("steps_per_generation", f"a multiple of gradient_accumulation_steps, {rounds}")
-    if whole and whole % samples:
-        raise given.refused("generation_batch_size", f"a multiple of num_generations, {samples}")
-    steps = steps or rounds
+    rounds, steps, whole = steps_of(given, samples)
     is_served = server is not None or trainer.is_served(given)
     scores = given.on("vllm_importance_sampling_correction") is not False
     section: dict[str, Any] = {
@@ -121,6 +119,17 @@ def rollout(
     else:
         section["rollout"] = _beside(given, whole or micro * steps)
     return RolloutSide(without_nothing(section), longest, apart, KEPT, tuple(notes), updates=steps // rounds)
+
+
+def steps_of(given: TrainerArguments, samples: int) -> tuple[int, int, int | None]:
+    """Steps of an update and of a rollout, and responses of this, if they are said. Raises UserError."""
+    rounds = given.number("gradient_accumulation_steps") or 1
+    steps, whole = given.number("steps_per_generation"), given.number("generation_batch_size")
+    if steps and steps % rounds:
+        raise given.refused("steps_per_generation", f"a multiple of gradient_accumulation_steps, {rounds}")
+    if whole and whole % samples:
+        raise given.refused("generation_batch_size", f"a multiple of num_generations, {samples}")
+    return rounds, steps or rounds, whole
 
 
 def _beside(given: TrainerArguments, of_rank: int) -> dict[str, Any]:
@@ -149,12 +158,12 @@ def _pool(
         raise UserError(f"{given.source}: vllm_mode = server, and no command says its devices: allowed: a script with "
                         "trl vllm-serve beside it, or vllm_mode: colocate")  # fmt: skip
     tp, replicas = (server.number(f"{axis}_parallel_size") or 1 for axis in ("tensor", "data"))
-    fraction, cache = server.one("gpu_memory_utilization"), str(server.one("kv_cache_dtype") or "auto")
+    fraction = server.one("gpu_memory_utilization")
     engine = {
         "memory_fraction": number_in(0.9 if fraction is None else fraction, "--gpu_memory_utilization", server.source),
         "graphs": not server.on("enforce_eager"),
         "prefix_sharing": server.on("enable_prefix_caching") is not False,
-        "cache_dtype": "fp8" if cache.startswith("fp8") else None,
+        "cache_dtype": cache_dtype(server.one("kv_cache_dtype")),
         "max_sequences": server.number("max_num_seqs"),
         "token_budget": server.number("max_num_batched_tokens"),
     }

@@ -20,6 +20,7 @@ from simpar.frameworks.policy_update import (
     adapters_of,
     core_words,
     find_policy,
+    groups_of,
     of_megatron,
     open_lengths,
     options_of,
@@ -94,7 +95,7 @@ def _policy(given: Options, config: str, trainer: str) -> Imported:
                         f"{inside}, the ranks of a replica")  # fmt: skip
     batch, dp, cp = prompts * samples, ranks // inside, engine.plan.mesh.cp
     budget = (given.whole(f"{ACTOR}ppo_max_token_len_per_gpu") or 16384) * cp
-    groups = engine.plan.mesh.pp if (engine.plan.pipeline.vpp or 1) > 1 else 1
+    groups = groups_of(engine)
 
     def fill(length: int) -> int:
         return samples_of_micro_batch(budget, length, batch // dp, groups)

@@ -8,7 +8,16 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import FILTERED, RolloutSide, both_leave, critic_of, reward_of, without_nothing
+from simpar.frameworks.rollout_side import (
+    FILTERED,
+    IN_TURNS,
+    RolloutSide,
+    both_leave,
+    cache_dtype,
+    critic_of,
+    reward_of,
+    without_nothing,
+)
 from simpar.frameworks.words import is_off
 
 ROOT = "actor_rollout_ref."
@@ -85,7 +94,7 @@ def _reward(given: Options, notes: list[str]) -> str | None:
 def _note_others(given: Options, notes: list[str]) -> None:
     """What generation does that the section does not say."""
     if _is_on(given, f"{ROLLOUT}multi_turn.enable", usual=False):
-        notes.append("turns with tools or users are not modelled: a response is generated at a stretch")
+        notes.append(IN_TURNS)
     if _is_on(given, "algorithm.filter_groups.enable", usual=False):
         notes.append(FILTERED)
     if not _is_on(given, f"{ACTOR}use_dynamic_bsz", usual=False) and _is_on(given, UNPADDED, usual=True):
@@ -102,7 +111,6 @@ def _replica(given: Options) -> dict[str, Any]:
                         f"and data parallelism, {whole}")  # fmt: skip
     told = f"{ROLLOUT}engine_kwargs.vllm."
     budget = given.whole(f"{ROLLOUT}max_num_batched_tokens") or 8192
-    cache = str(given.get(f"{told}kv_cache_dtype") or "auto")
     return {
         **{axis: size[axis] for axis in ("tp", "pp", "ep")},
         "precision": "fp8_blockwise" if given.get(f"{ROLLOUT}quantization") else None,
@@ -113,7 +121,7 @@ def _replica(given: Options) -> dict[str, Any]:
             "prefix_sharing": _is_on(given, f"{ROLLOUT}enable_prefix_caching", usual=True),
             "graphs": not _is_on(given, f"{ROLLOUT}enforce_eager", usual=False),
             "logprobs": _is_on(given, f"{ROLLOUT}calculate_log_probs", usual=False),
-            "cache_dtype": "fp8" if cache.startswith("fp8") else None,
+            "cache_dtype": cache_dtype(given.get(f"{told}kv_cache_dtype")),
             "block": given.whole(f"{told}block_size"),
         },
     }
