@@ -45,6 +45,8 @@ PREDICTIONS, FURTHER_LAYERS = "num_nextn_predict_layers", "--mtp-num-layers"
 OTHER_PREDICTIONS = (
     "Layers that predict further tokens are those of --mtp-num-layers (none by default), unlike the released model's."
 )
+TABLE = ("n_positions", "max_position_embeddings")
+"""What configs call the length of a table of positions."""
 PATCH_TOKENIZER = "--patch-tokenizer-type"
 OWN_LAYERS = "--extra-vocab-size"
 """Pai-Megatron-Patch's models have their biases without a switch."""
@@ -90,17 +92,17 @@ def find_models(given: Arguments, sizes: Mapping[str, int]) -> tuple[list[str], 
         if not is_telling(sizes):
             return models, None, []
         released, other, said = _with_vocabulary(given, sizes, models)
-        if models and (changed := _with_predictions(given, models[0])):
-            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, OTHER_PREDICTIONS]
+        changed, notes = _changed(given, models[0]) if models else ({}, [])
+        if changed:
+            released, other, said = [], {**(other or config_of(models[0])), **changed}, [*said, *notes]
         return released, other, [*said, *_unsaid(given, models[0])]
     others = {key: value for key, value in sizes.items() if key != "vocab"}
     same = _narrowed(given, models_with(others, kind)) if "vocab" in sizes else []
     if same:
         words = _padded(given, sizes["vocab"])
         note = f"The model is {same[0]} with the vocabulary that the text gives, {words} words with padding."
-        changed = _with_predictions(given, same[0])
-        said = [note, *([OTHER_PREDICTIONS] if changed else []), *_unsaid(given, same[0])]
-        return [], {**config_of(same[0]), "vocab_size": words, **changed}, said
+        changed, notes = _changed(given, same[0])
+        return [], {**config_of(same[0]), "vocab_size": words, **changed}, [note, *notes, *_unsaid(given, same[0])]
     if kind == "other":
         return [], None, _strange(given, UNSTATED)
     vocabulary = _vocabulary(given, sizes)
@@ -193,12 +195,23 @@ def _with_vocabulary(
     return [], {**config_of(models[0]), "vocab_size": words}, [note]
 
 
-def _with_predictions(given: Arguments, model: str) -> dict[str, int]:
-    """What changes in a shipped model's config, if the text has other layers that predict further tokens.
+def _changed(given: Arguments, model: str) -> tuple[dict[str, int], list[str]]:
+    """What changes in a shipped model's config by what the text says beside its sizes, with notes.
 
-    Nothing where its family has no such layers (:func:`lacks_predictions`).
+    No layers that predict further tokens where its family has none (:func:`lacks_predictions`).
     """
-    return predictions_changed(model, further_layers(given))
+    predictions, positions = predictions_changed(model, further_layers(given)), _with_positions(given, model)
+    notes = [OTHER_PREDICTIONS] if predictions else []
+    notes += [f"{model} with a table of {rows:,} positions, as the text has." for rows in positions.values()]
+    return {**predictions, **positions}, notes
+
+
+def _with_positions(given: Arguments, model: str) -> dict[str, int]:
+    """What changes in a shipped model's config, if its table of positions ends before the text's sequences."""
+    longest, length = load_model(model).longest, given.number("--seq-length") or 0
+    if length <= (longest or length):
+        return {}
+    return {key: given.number("--max-position-embeddings") or length for key in TABLE if key in config_of(model)}
 
 
 def predictions_changed(model: str, asked: int) -> dict[str, int]:
@@ -255,6 +268,8 @@ def _narrowed(given: Arguments, models: list[str]) -> list[str]:
     if len(models) > 1:
         unlike = {name: _unlike(given, load_model(name)) for name in models}
         models = [name for name in models if unlike[name] == min(unlike.values())]
+    reaching = [name for name in models if not _with_positions(given, name)]
+    models = reaching if reaching or "--vocab-size" in given.values else models  # without it, none can be built
     if not models or WINDOW not in given.values:
         return models
     asked = {name: windows_asked(given, sizes_of(load_model(name))["layers"]) for name in models}
@@ -272,20 +287,17 @@ def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
 
 
 def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
-    """Whether a decoder is not what arguments name: gates, rotations, biases of scores, norms, positions."""
+    """Whether a decoder's layers are not those that arguments name: gates, rotations, biases of scores, norms."""
     if "qk_dim" in graph.dims or graph.has_state:
         return False
     style, kind = architecture(graph), given.text("--position-embedding-type")
     rotary = _is_rotary(given)
     rms = (given.text("--normalization") or "").lower() == "rmsnorm"
-    length = given.number("--seq-length") or 0
     return (
-        length > (graph.longest or length)
-        or style.residual == "parallel"  # which no argument says
+        style.residual == "parallel"  # which no argument says
         or (_is_gated(given) and not style.gated)
         or (rotary and style.positions != "rope")
         or (kind == "alibi" and not graph.details.positions.alibi)
-        or (kind is None and graph.details.positions.alibi and "--max-position-embeddings" in given.values)
         or (rms and style.norm != "rms")
     )
 

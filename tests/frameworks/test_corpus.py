@@ -198,7 +198,8 @@ def placed(entry):
     plan = found.placed(cluster.world_size, place.get("global_batch"))
     shape = {key: place[key] for key in ("seq_len", "global_batch") if key in place}
     training = Training.model_validate({**shape, **(plan.training or {})})
-    graph = read_config(entry["config"]) if "config" in entry else load_model(plan.model or place["model"])
+    config = entry.get("config") or found.config
+    graph = read_config(config) if config else load_model(plan.model or place["model"])
     return graph, cluster, plan, training
 
 

@@ -444,3 +444,10 @@ def test_a_longer_sequence_is_another_model():
     assert found == ["gpt2-medium", "gpt3-350m"]
     longer = imported(f"{sizes} 4096 --max-position-embeddings 4096")
     assert longer.config["n_positions"] == 4096
+    words = sizes.partition(" --vocab-size")[0]
+    for more in ("", " --max-position-embeddings 4096"):  # without a vocabulary it is no MPT, whose layers are others
+        found = imported(f"{words} --seq-length 4096{more}")
+        assert {key: found.config[key] for key in ("model_type", "n_positions")} == {
+            "model_type": "gpt2", "n_positions": 4096,
+        }  # fmt: skip
+        assert "gpt2-medium with a table of 4,096 positions, as the text has." in found.notes
