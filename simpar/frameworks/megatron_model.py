@@ -287,17 +287,17 @@ def _of_tokenizer(given: Arguments, models: list[str]) -> list[str]:
 
 
 def _contradicts(given: Arguments, graph: ModelGraph) -> bool:
-    """Whether a decoder's layers are not those that arguments name: gates, rotations, biases of scores, norms."""
+    """Whether a decoder's layers are not those that arguments name: gates, rotations, biases, norms, tables."""
     if "qk_dim" in graph.dims or graph.has_state:
         return False
     style, kind = architecture(graph), given.text("--position-embedding-type")
-    rotary = _is_rotary(given)
     rms = (given.text("--normalization") or "").lower() == "rmsnorm"
     return (
         style.residual == "parallel"  # which no argument says
         or (_is_gated(given) and not style.gated)
-        or (rotary and style.positions != "rope")
+        or (_is_rotary(given) and style.positions != "rope")
         or (kind == "alibi" and not graph.details.positions.alibi)
+        or (kind is None and graph.details.positions.alibi and "--max-position-embeddings" in given.values)
         or (rms and style.norm != "rms")
     )
 

@@ -451,3 +451,12 @@ def test_a_longer_sequence_is_another_model():
             "model_type": "gpt2", "n_positions": 4096,
         }  # fmt: skip
         assert "gpt2-medium with a table of 4,096 positions, as the text has." in found.notes
+
+
+def test_a_table_of_positions_is_no_bias_of_scores():
+    """30 layers of 4,096 are BLOOM's alone, which has ALiBi: with a table of positions it is a model of its own."""
+    sizes = "--num-layers 30 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048"
+    assert imported(f"{sizes} --position-embedding-type alibi").plan.model == "bloom-7b1"
+    own = imported(f"{sizes} --max-position-embeddings 2048")
+    assert own.plan.model is None
+    assert own.config["n_positions"] == 2048
