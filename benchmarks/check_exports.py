@@ -45,7 +45,7 @@ TRAINING = importlib.import_module("conftest").TRAINING
 
 MODELS = (
     "llama-3-8b", "llama-3.2-3b", "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "gpt3-6.7b", "mixtral-8x7b", "nemotron-h-8b",
-    "nemotron-3-nano", "nemotron-3-super", "gpt-oss-20b", "deepseek-v3",
+    "nemotron-3-nano", "nemotron-3-super", "gpt-oss-20b", "deepseek-v3", "gemma-7b", "gemma-2-9b", "gemma-3-4b",
 )  # fmt: skip
 
 

@@ -18,12 +18,13 @@ from unittest import mock
 import typing_extensions
 
 from simpar.frameworks import Exported
+from simpar.frameworks.bridge_models import PROVIDERS
 from simpar.frameworks.megatron_bridge import CLASSES
 
 STAND_INS = (
     "transformer_engine", "flash_attn", "apex", "nvidia_resiliency_ext", "wandb", "mlflow", "comet_ml", "qwen_vl_utils",
     "timm", "open_clip", "datasets", "peft", "modelopt", "fla", "causal_conv1d", "mamba_ssm", "flashinfer", "diffusers",
-    "hydra", "PIL", "torchvision", "soundfile", "librosa", "av", "decord", "webdataset",
+    "hydra", "PIL", "torchvision", "soundfile", "librosa", "av", "decord", "webdataset", "triton",
 )  # fmt: skip
 
 
@@ -61,6 +62,9 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 @cache
 def configs() -> Any:
     """``megatron.bridge.training.config`` of the unpacked wheels."""
+    import functorch.compile  # noqa: F401 - before there is a stand-in for triton, which torch would take for it
+    import torch.utils.flop_counter  # noqa: F401
+
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
     sys.meta_path.insert(0, _StandIn())
@@ -93,12 +97,13 @@ def check(exported: Exported) -> None:
 
 
 def table() -> str:
-    """Fields of the config classes."""
+    """Fields of the config classes, and of all classes of models."""
     module = configs()
-    provider = importlib.import_module("megatron.bridge.models.gpt_provider").GPTModelProvider
+    models = [getattr(importlib.import_module(f"megatron.bridge.models.{p.module}"), p.name) for p in PROVIDERS]
+    names = dict.fromkeys(field.name for model in models for field in dataclasses.fields(model))
     lines = ["# Options by dotted name.", "version: megatron-bridge 0.6.2 with megatron-core 0.19.2", "options:"]
+    lines += [f"  model.{name}: value" for name in names]
     for section, name in CLASSES.items():
-        kind = provider if name == "GPTModelProvider" else getattr(module, name)
-        lines += [f"  {section}.{field.name}: value" for field in dataclasses.fields(kind)]
+        lines += [f"  {section}.{field.name}: value" for field in dataclasses.fields(getattr(module, name))]
     lines += [f"  {field.name}: value" for field in dataclasses.fields(module.ConfigContainer)]
     return "\n".join(lines) + "\n"

@@ -17,6 +17,8 @@ _FIELDS = (
         "moe_expert_capacity_factor", "cp_comm_type", "hierarchical_context_parallel_sizes",
         "pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size", "recompute_granularity",
         "recompute_method", "recompute_num_layers", "cross_entropy_fusion_impl",
+        "hybrid_layer_pattern", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads",
+        "moe_latent_size",
     )),
     ("ddp", ("data_parallel_sharding_strategy", "num_distributed_optimizer_instances", "bucket_size")),
     ("checkpoint", ("ckpt_format",)),
@@ -46,6 +48,7 @@ PLAIN = {
 SWITCHES: dict[str, dict[str, bool]] = {
     "--add-qkv-bias": {"model.add_qkv_bias": True},
     "--apply-layernorm-1p": {"model.layernorm_zero_centered_gamma": True},
+    "--mtp-use-repeated-layer": {"model.mtp_use_repeated_layer": True},
     "--rotary-interleaved": {"model.rotary_interleaved": True},
     "--no-bias-gelu-fusion": {"model.bias_activation_fusion": False},
     "--use-rope-scaling": {"model.rope_scaling": True},

@@ -12,6 +12,7 @@ from simpar import files
 from simpar.architectures.catalogue import config_of, find_model, load_model
 from simpar.errors import UserError
 from simpar.frameworks.bridge_launch import changes_of, file_of, recipe_of, starts
+from simpar.frameworks.bridge_models import IN_OTHER_WORDS, gemma_in, with_passes
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.bridge_recipes import KNOWN, adapters_of, mixers_of
 from simpar.frameworks.bridge_words import MIXED, PREDICTED, SEEN, WORDS, without_idle
@@ -67,10 +68,7 @@ PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
 MORE = {
     "model.seq_length": "--seq-length", "model.window_size": "--window-size",
     "model.make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
-    **{f"model.{name}": f"--{name.replace('_', '-')}" for name in (
-        "hybrid_layer_pattern", "hybrid_override_pattern", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups",
-        "mamba_num_heads", "moe_latent_size",
-    )},
+    "model.hybrid_override_pattern": "--hybrid-override-pattern",
     "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
     "model.cuda_graph_scope": "--cuda-graph-scope", "model.attention_backend": "--attention-backend",
@@ -141,13 +139,17 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
             "shard the optimizer's states."
         )
     given = ConfigReader(fields, path)
-    values = dict(_flags(given, config))
+    values = with_passes(dict(_flags(given, config)), given)
     made = config.fields.get("model")
     sources = [*_of_model(made), *_of_recipe(config.called)]
     hub = next((each for each in sources if "/" in each), "")
     if made_by := next((each for each in sources if re.search(OTHER, each)), ""):
         raise UserError(f"{path}: model = {made_by}: a recipe of a diffusion model: not read; allowed: language models")
     model = next(filter(None, map(find_model, sources)), None) or (find_released(hub, path) if hub else None)
+    built = None if model else gemma_in(made.name if isinstance(made, ConfigCall) else "", given)
+    if built:
+        model = built[0]
+        values = {flag: value for flag, value in values.items() if flag not in IN_OTHER_WORDS}
     tower = 0
     if model:
         tower = _tower(model) if any(flag in values for flag in ENDS) else 0
@@ -157,6 +159,10 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     names = {flag: field for field, flag in _plain().items()}
     arguments = Arguments(values, path, (*said_notes, *_unsure(given)), names, untold)
     imported = plan_of(arguments, model)
+    if built and not model:
+        note = f"No shipped model has these sizes; it is built of the recipe (model_type {built[1]['model_type']})."
+        plan = imported.plan.model_copy(update={"model": None})
+        imported = replace(imported, plan=plan, config=built[1], asks={}, notes=(note,))
     if tower and (stages := imported.plan.pipeline.layers):  # it stands before the first stage's own layers
         plan = imported.plan.with_values(layers=(stages[0] + tower, *stages[1:]))
         imported = replace(imported, plan=plan)

@@ -55,6 +55,11 @@ def losses(s: Subject) -> Iterator[Loss]:
     else:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
+    yield from further_losses(s)
+
+
+def further_losses(s: Subject) -> Iterator[Loss]:
+    """What has no argument besides the kind of decoder: kernels, the end of a table of positions, the layout."""
     yield from attention_losses(s, has_sinks=has_sinks(s))
     yield from kernel_losses(s)
     yield from cache_losses(s)

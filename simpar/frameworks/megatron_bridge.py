@@ -10,6 +10,7 @@ from typing import Any
 from simpar.architectures.recompute import period
 from simpar.frameworks import megatron
 from simpar.frameworks.architecture import architecture
+from simpar.frameworks.bridge_models import model_losses, own_fields, provider_of, without_own
 from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.hub import HUB, as_shipped
 from simpar.frameworks.launch import comment, launchers
@@ -17,7 +18,6 @@ from simpar.frameworks.subject import Loss, Subject
 from simpar.frameworks.target import Options, Target
 
 MODULE, FUNCTION = "simpar_recipe", "plan"
-PROVIDER = ".models.gpt_provider import GPTModelProvider"
 QUICK = "from megatron.core.fusions.fused_bias_geglu import quick_gelu"
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
@@ -35,7 +35,6 @@ OF_A_PLAN = (
 )  # fmt: skip
 """Arguments about experts that belong to the plan, not to the model."""
 CLASSES = {
-    "model": "GPTModelProvider",
     "train": "TrainingConfig",
     "validation": "ValidationConfig",
     "optimizer": "OptimizerConfig",
@@ -48,6 +47,7 @@ CLASSES = {
     "dist": "DistributedInitConfig",
     "rng": "RNGConfig",
 }
+"""Config classes by section, behind the model's own (:func:`~simpar.frameworks.bridge_models.provider_of`)."""
 
 
 class Code(str):
@@ -60,14 +60,12 @@ def losses(s: Subject) -> Iterator[Loss]:
     """Losses: Megatron-Core's limits, and Bridge's own."""
     if (graphs := s.plan.execution.graphs) == "step":
         yield Loss("graphs", graphs, "it switches off checks whose settings the exporter does not write")
-    if s.graph.has_mixers:
-        yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
     if is_by_name(s):
         yield from megatron.parallel_losses(s)
         return
     if "qk_dim" in s.graph.dims:
         yield Loss("model", s.graph.name, "latent attention has providers of its own; --to megatron says it")
-    yield from megatron.losses(s)
+    yield from model_losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions > s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the table of learned positions has as many rows; here {positions}")
@@ -81,7 +79,7 @@ def is_by_name(s: Subject) -> bool:
 
 def _arguments(s: Subject) -> Options:
     """Megatron-LM's arguments; for a model that is named, without those of its architecture."""
-    result = megatron.options(s)
+    result = megatron.options(without_own(s))
     if not is_by_name(s):
         return result
     known = set(megatron.model_arguments(s)) - set(OF_A_PLAN)
@@ -110,6 +108,8 @@ def options(s: Subject) -> Options:
         result["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
     if "--recompute-modules" in arguments:
         result["model.recompute_modules"] = arguments["--recompute-modules"]
+    if not is_by_name(s):
+        result = own_fields(s, result, Code)
     if s.plan.mesh.pp > 1:
         result["model.pipeline_dtype"] = Code(_dtype(s))
     result["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"
@@ -144,7 +144,7 @@ def _fixed(s: Subject) -> Options:
 
 
 def _sorted(options: Options) -> Options:
-    order = list(CLASSES)
+    order = ["model", *CLASSES]
     return dict(sorted(options.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99))
 
 
@@ -167,7 +167,8 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def _module(s: Subject, given: Options) -> str:
-    configs = ",\n    ".join(sorted({*list(CLASSES.values())[1:], "ConfigContainer"}))
+    configs = ",\n    ".join(sorted({*CLASSES.values(), "ConfigContainer"}))
+    provider = provider_of(s)
     precision = given.get("mixed_precision")
     reduces = given["ddp.grad_reduce_in_fp32"]
     changed = precision and reduces != REDUCES_IN_FP32[precision.partition("_")[0]]
@@ -175,8 +176,10 @@ def _module(s: Subject, given: Options) -> str:
         *comment(s),
         *(["from dataclasses import replace", ""] if changed else []),
         "import torch",
-        f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
-        *([QUICK] if given.get("model.activation_func") == "quick_gelu" else []),
+        "from megatron.bridge import AutoBridge"
+        if is_by_name(s)
+        else f"from megatron.bridge.models.{provider.module} import {provider.name}",
+        *([QUICK] if given.get("model.activation_func") == "quick_gelu" else provider.imports),
         f"from megatron.bridge.training.config import (\n    {configs},\n)",
         *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if changed else []),
         "from torch.nn import functional",
@@ -190,17 +193,17 @@ def _module(s: Subject, given: Options) -> str:
     if is_by_name(s):
         trusted = ", trust_remote_code=True" if s.graph.name in OWN_CODE else ""
         source = f"AutoBridge.from_hf_pretrained({RELEASED[s.graph.name]!r}{trusted})"
-        provider = f"{source}.to_megatron_provider(load_weights=False)"
+        made = f"{source}.to_megatron_provider(load_weights=False)"
         own = [f"    model.{key.partition('.')[2]} = {_text(value)}" for key, value in sections if _of(key) == "model"]
-        lines[-1:] = [f"    model = {provider}", *own, lines[-1], "        model=model,"]
+        lines[-1:] = [f"    model = {made}", *own, lines[-1], "        model=model,"]
         sections = [(key, value) for key, value in sections if _of(key) != "model"]
     for section, fields in groupby(sections, key=lambda item: _of(item[0])):
-        lines.append(f"        {section}={CLASSES[section]}(")
+        lines.append(f"        {section}={provider.name if section == 'model' else CLASSES[section]}(")
         lines += [f"            {key.split('.', 1)[1]}={_text(value)}," for key, value in fields]
         lines.append("        ),")
     lines += [
         f"        {section}={CLASSES[section]}()," for section in CLASSES
-        if section != "model" and not any(key.startswith(f"{section}.") for key, _ in sections)
+        if not any(key.startswith(f"{section}.") for key, _ in sections)
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
@@ -219,6 +222,8 @@ def _text(value: Any) -> str:
 
 def notes(s: Subject) -> Iterator[str]:
     """Notes for the user."""
+    if s.config.get("model_type") == "gemma2":
+        yield "Gemma 2's attention is a kernel that torch compiles there, or plain products: not predicted as such."
     if is_by_name(s):
         name = RELEASED[s.graph.name]
         yield f"The model is built from the config of {name} on the hub, which is fetched at the start."

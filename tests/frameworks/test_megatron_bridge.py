@@ -79,6 +79,82 @@ def test_mixtures_are_told_whole_or_by_their_released_name(model):
     assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
 
 
+CLASSES = {
+    "nemotron-h-8b": {"model.hybrid_layer_pattern": "'M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-'",
+                      "model.mamba_num_heads": "128", "model.activation_func": "squared_relu"},
+    "nemotron-3-super": {"model.mtp_hybrid_override_pattern": "'*E'", "model.mtp_num_layers": "2",
+                         "model.moe_latent_size": "1024"},
+    "gemma-7b": {"model.layernorm_zero_centered_gamma": "True", "model.kv_channels": "256"},
+    "gemma-2-27b": {"model.query_pre_attn_scalar": "144", "model.attn_logit_softcapping": "50.0",
+                    "model.final_logit_softcapping": "30.0", "model.window_size": "(4095, 0)"},
+    "gemma-3-27b": {"model.rotary_base": "(10000, 1000000)", "model.rope_scaling_factor": "8.0",
+                    "model.window_size": "1024", "model.softmax_scale": str(168**-0.5)},
+}  # fmt: skip
+"""Fields of models that have a class of their own."""
+
+
+@pytest.mark.parametrize("model", CLASSES)
+def test_hybrids_and_gemma_have_classes_of_their_own(model):
+    """HybridModelProvider, and Gemma's three; what the class has is not said twice."""
+    experts = {"etp": 1, "ep": 2} if "3-super" in model else {}
+    plan = checked(model, tp=2, dp=4, zero=1, sequence_parallel=True, **experts)
+    text = exported("megatron-bridge", plan)["simpar_recipe.py"]
+    found = keywords(text)
+    assert CLASSES[model].items() <= found.items()
+    assert not {"model.window_attn_skip_freq", "model.num_layers"} & found.keys() or model.startswith("gemma")
+    assert "functional.silu" not in text.partition("def plan")[2]
+    kind = {"nemotron": "Hybrid", "gemma-7b": "Gemma", "gemma-2-": "Gemma2", "gemma-3-": "Gemma3"}[model[:8]]
+    assert f"model={kind}ModelProvider(" in text
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "reason"),
+    [
+        ("nemotron-h-8b", {"pp": 2, "vpp": 2, "dp": 4}, "no virtual stages"),
+        ("gemma-2-9b", {"cp": 2, "dp": 4}, "whole sequences"),
+        ("llama-4-scout", {"dp": 8}, "no class that builds Llama 4"),
+    ],
+)
+def test_what_a_class_cannot_is_refused(model, values, reason):
+    """By name, not left to fail at the start of a run."""
+    plan = checked(model, **values)
+    assert any(reason in each for each in unsupported(plan, load_model(model), TRAINING, "megatron-bridge"))
+
+
+@pytest.mark.parametrize(
+    ("model", "changed", "reason"),
+    [
+        ("gemma-2-9b", {"attn_logit_softcapping": None}, "capped in Gemma 2"),
+        ("gemma-3-1b", {"sliding_window_pattern": 4}, "windows by layer"),
+        ("gemma-7b", {"hidden_activation": "silu"}, "gated silu"),
+    ],
+)
+def test_a_gemma_unlike_its_class_is_refused(model, changed, reason, tmp_path):
+    """The class would build the family's own layers."""
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({**config_of(model), **changed}))
+    plan = checked(model, dp=8)
+    found = unsupported(
+        plan.model_copy(update={"model": str(path)}), load_model(str(path)), TRAINING, "megatron-bridge"
+    )
+    assert any(reason in each for each in found)
+
+
+@pytest.mark.parametrize("model", ["gemma-2b", "gemma-2-2b", "gemma-3-1b"])
+def test_an_unreleased_gemma_comes_back_as_its_config(model, tmp_path):
+    """With sizes that no shipped model has, the recipe's own config is read: a Gemma, no Llama of these sizes."""
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps({**config_of(model), "intermediate_size": 4608}))
+    graph = load_model(str(path))
+    plan = checked(model, tp=2, dp=4).model_copy(update={"model": str(path)})
+    text = export(plan, graph, TRAINING, "megatron-bridge").files["simpar_recipe.py"]
+    back = read(text, "simpar_recipe.py", "megatron-bridge")
+    again = read_config(back.config)
+    assert (back.plan.model, again.dims, again.details) == (None, graph.dims, graph.details)
+    assert any(graph.name == "ours" or "No shipped model" in note for note in back.notes)
+
+
 def test_one_of_two_overlaps_of_experts_is_on():
     """A released DeepSeek-V3 overlaps its shared experts, beside which Megatron-Core refuses other microbatches."""
     for values in MIXTURES["experts-overlapped"], MIXTURES["experts"]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.frameworks import load_target, read, unsupported
+from simpar.frameworks import load_target, read
 from simpar.frameworks.megatron_hybrid import hybrid_losses, layers_of_pattern, pattern
 from simpar.frameworks.subject import subject
 
@@ -86,10 +86,3 @@ def test_what_mixers_have_built_in_is_told():
     assert said == ["model.chunk = 256: Megatron-Core's mixers have 128"]
     empty = of("nemotron-h-8b", pp=4, dp=2, layers=(0, 20, 20, 12))
     assert "every stage has layers" in str(next(iter(hybrid_losses(empty))))
-
-
-def test_bridge_says_that_it_builds_no_hybrids():
-    """One reason comes first; nothing is exported as something else."""
-    plan = checked("nemotron-3-nano", **PLANS["experts"])
-    reasons = unsupported(plan, load_model("nemotron-3-nano"), TRAINING, "megatron-bridge")
-    assert "builds GPT models for it, no hybrids" in str(reasons[0])

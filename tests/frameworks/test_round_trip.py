@@ -41,7 +41,8 @@ IN_SCRIPT = {
 """What a target has in the words of its command, not in its config."""
 LAUNCHERS = ("local.sh", "slurm.sh", "pytorchjob.yaml")
 GATE = ("megatron", "deepspeed")
-DENSE, MIXTURES = ("llama-3.1-8b", "llama-2-7b", "qwen3-8b", "gpt3-1.3b"), ("qwen3-30b-a3b", "mixtral-8x7b")
+DENSE = ("llama-3.1-8b", "llama-2-7b", "qwen3-8b", "gpt3-1.3b", "gemma-2-9b", "gemma-3-4b", "nemotron-h-8b")
+MIXTURES = ("qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTER = simpar.Cluster("dgx-b200")
 CHOICES = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "vpp": (1, 2), "zero": (0, 1, 2, 3), "hsdp": (1, 2),
