@@ -204,7 +204,8 @@ def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[in
 
 def may_be_tuned(plan: Plan) -> bool:
     """Whether the rest of a plan allows adapters and frozen layers."""
-    return not (plan.pipeline.stages or replicas_are_independent(plan))
+    has_roles = any(stage.sharding for stage in plan.pipeline.stages or ())
+    return not (has_roles or replicas_are_independent(plan))
 
 
 def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
@@ -214,7 +215,8 @@ def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
         return graph
     if not may_be_tuned(plan):
         raise UserError(
-            "plan.tuning: not with stages of their own or replicas that step on their own; allowed: none of them"
+            "plan.tuning: not with stages whose operators have roles of their own (sharding) or replicas that step on "
+            "their own; allowed: none of them"
         )
     stored, precision = tuning.frozen_dtype, plan.numerics.precision
     if stored in narrower(16) and stored not in (precision, *WIDENED):

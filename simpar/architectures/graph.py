@@ -65,6 +65,11 @@ class Weight:
     trainable: bool = True
     stored_bytes: float | None = None
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has rows and columns; biases of experts have not."""
+        return self.kind == "matrix" or (self.kind == "expert" and not self.name.endswith(".bias"))
+
 
 @dataclass(frozen=True)
 class Selection:

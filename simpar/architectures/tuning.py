@@ -106,7 +106,7 @@ def _frozen_operator(op: Operator, stored: float | None) -> Operator:
 
 
 def _frozen_weight(weight: Weight, stored: float | None) -> Weight:
-    holds = _is_matrix(weight) or stored == STORED_BYTES["fp32"]
+    holds = weight.is_matrix or stored == STORED_BYTES["fp32"]
     return replace(weight, trainable=False, stored_bytes=stored if holds else None)
 
 
@@ -160,8 +160,3 @@ def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operato
             inputs=(op.name, second),
         ),
     ]  # fmt: skip
-
-
-def _is_matrix(weight: Weight) -> bool:
-    """Whether a weight is the matrix of a product; biases of experts are not."""
-    return weight.kind == "matrix" or (weight.kind == "expert" and not weight.name.endswith(".bias"))

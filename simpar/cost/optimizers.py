@@ -73,16 +73,21 @@ def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: DecidedNum
 
 def _is_inner(op: Operator, weight: Weight) -> bool:
     """Whether a matrix optimizer updates a weight: it does for products inside layers, routers excepted."""
-    return weight.trainable and weight.kind in ("matrix", "expert") and op.name != "lm_head" and op.kind != "router"
+    return weight.trainable and _is_product(op, weight) and op.name != "lm_head" and op.kind != "router"
+
+
+def _is_product(op: Operator, weight: Weight) -> bool:
+    """Whether a weight is a product's matrix: biases of experts are none, filters of a convolution have three sides."""
+    return weight.is_matrix and bool(op.contraction)
 
 
 def _factor_bytes(op: Operator, weight: Weight, dims: Dims) -> Numbers:
-    """A row and a column of second moments for every matrix, all of them for a vector."""
+    """A row and a column of second moments for every matrix, all of them for what is none."""
     size = evaluate(weight.size, dims)
-    if weight.kind == "vector":
-        return _WIDE * size
     if weight.kind == "embedding":
         return _WIDE * (size / dims["hidden"] + dims["hidden"])
+    if not _is_product(op, weight):
+        return _WIDE * size
     return _WIDE * sum((m.rows + m.columns) * m.count for m in _matrices_of(op, weight, dims))
 
 

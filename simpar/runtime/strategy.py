@@ -340,6 +340,7 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
             replicas_are_independent(plan),
             f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers",
         ),
+        (bool(plan.pipeline.stages), f"plan.{name}: a real run trains all of stages of their own; allowed there: none"),
     ):
         if wrong:
             raise UserError(said)

@@ -157,6 +157,32 @@ def test_what_goes_on_beside_passes_agrees(flat):
     assert staged.memory.host == uniform.memory.host
 
 
+TUNED = [
+    (model, {**layout, **tuning})
+    for model in ("llama-3.2-1b", "deepseek-v2-lite", HYBRID)
+    for layout in (
+        {"pp": 2, "zero": 3},
+        {"tp": 2, "pp": 4, "zero": 1, "recompute": "full"},
+        {"pp": 2, "schedule": "zb-h1"},
+    )
+    for tuning in ({"frozen_layers": 2}, {"lora_rank": 8, "frozen_dtype": "nf4"})
+    if model != "deepseek-v2-lite" or "lora_rank" not in tuning
+]
+
+
+@pytest.mark.parametrize(("model", "flat"), some(TUNED, TUNED[2:4], tuples=True))
+def test_what_is_frozen_is_so_on_meshes_of_its_own(model, flat):
+    """Adapters beside frozen weights, and layers that run forward only."""
+    uniform, staged = both(small(model), simpar.Plan(**flat), roles=False)
+    assert answers(staged) == answers(uniform)
+
+
+def test_operators_with_roles_are_all_trained():
+    """One line says so."""
+    with pytest.raises(UserError, match=r"plan\.tuning: not with stages whose operators have roles of their own"):
+        both(small("llama-3.2-1b"), simpar.Plan(pp=2, frozen_layers=2))
+
+
 @pytest.mark.parametrize("flat", [{"tp": 2, "pp": 4, "layers": [5, 4, 4, 3]}, {"tp": 8, "pp": 2}], ids=str)
 def test_whole_models_agree(flat):
     """With all layers, spread unevenly or not."""

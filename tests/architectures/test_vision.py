@@ -106,6 +106,24 @@ def test_a_frozen_tower_is_not_trained_and_keeps_nothing():
     assert saved == pytest.approx(16 * 2 * (products + scores))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_tower_has_a_mesh_of_its_own(frozen):
+    """Two replicas of the tower before three of the language model, each in two: tokens of all go over."""
+    graph, training = stacked(), simpar.Training(seq_len=1024, global_batch=24)
+    ends = graph.layers.index("connector") + 1
+    stages = [
+        {"layers": ends, "first_device": 0, "mesh": (2,)},
+        {"layers": len(graph.layers) - ends, "first_device": 2, "mesh": (3, 2)},
+    ]
+    plan = simpar.Plan(micro_batch=6, pipeline={"stages": stages}, frozen_layers=ends if frozen else 0)
+    result = simpar.simulate(graph, CLUSTER, plan, training)
+    tower, text = result.memory.stages
+    assert (tower.parts_bytes["optimizer_states"] == 0) == frozen
+    assert text.parts_bytes["optimizer_states"] > 0
+    alike = simpar.simulate(graph, CLUSTER, simpar.Plan(frozen_layers=ends if frozen else 0), training)
+    assert result.speed.model_flops_per_step == alike.speed.model_flops_per_step
+
+
 def test_what_is_assumed_is_said():
     """The images of a sequence, a tower that is left out, and a tower of an unknown family."""
     said = "1 image a sequence (images_per_sequence) of 576 patches each (patches_per_image), 576 visual tokens in all"

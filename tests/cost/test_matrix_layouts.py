@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import simpar
+from simpar.architectures.graph import evaluate
 from simpar.cost.kernels import KernelModel
 from simpar.cost.optimizers import lay_out_matrices, matrices_time_s, matrix_exchange
 from simpar.hardware.device import load_device
@@ -116,6 +117,18 @@ def test_the_steps_differ_by_their_layouts():
     }
     assert steps["blockwise"].step_time_s < steps["layer_sharded"].step_time_s < steps["duplicated"].step_time_s
     assert steps["blockwise"].step_time_s == simulate(optimizer="muon", zero=1).step_time_s
+
+
+def test_layers_with_convolutions_have_whole_matrices_too():
+    """Their filters have three sides, so no rank gathers them, and the update ends with a division by none."""
+    graph = simpar.Model("nemotron-h-8b")
+    local = {**graph.dims, **{name: graph.dims[name] // 2 for name in ("mamba_heads", "mamba_groups")}}
+    block = next(block for block in graph.blocks.values() if any(op.kind == "scan" for op in block.operators))
+    matrices = lay_out_matrices([block], local, before_tensor_parallelism(graph, local), "duplicated")
+    sizes = {op.name: op.weights[0].size for op in block.operators if op.kind == "matmul"}
+    assert set(sizes) == {"in_proj", "out_proj"}
+    whole = sum(evaluate(size, block.view(graph.dims)) for size in sizes.values())
+    assert sum(m.rows * m.columns * m.count for m in matrices) == whole
 
 
 @pytest.mark.slow

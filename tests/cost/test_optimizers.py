@@ -3,6 +3,7 @@
 import pytest
 
 import simpar
+from simpar.architectures.graph import evaluate
 from simpar.cost.optimizers import Matrix, arrays_host_s, inner_matrices, moment_bytes, products_time_s, state_bytes
 from simpar.errors import UserError
 from simpar.plan.choices.numerics import DecidedNumerics, Numerics
@@ -31,6 +32,23 @@ def inner_parameters(graph):
     """Parameters of the matrices inside layers."""
     found = inner_matrices([graph.blocks[name] for name in graph.layers], graph.dims)
     return sum(matrix.rows * matrix.columns * matrix.count for matrix in found)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "nemotron-3-nano", "qwen3-next-80b-a3b", "lfm2-8b-a1b", "deepseek-v3"])
+def test_matrices_are_those_of_products_alone(name):
+    """Biases of experts and filters of convolutions are parameters beside them: each matrix counts once."""
+    graph = simpar.Model(name)
+    blocks = [graph.blocks[each] for each in graph.layers]
+    others = ("router", "convolution")
+    expected = sum(
+        evaluate(weight.size, block.view(graph.dims))
+        for block in blocks
+        for op in block.operators
+        if op.kind not in others
+        for weight in op.weights
+        if weight.kind in ("matrix", "expert") and not weight.name.endswith("bias")
+    )
+    assert inner_parameters(graph) == pytest.approx(expected, rel=1e-12)
 
 
 def seconds(optimizer, matrix):
