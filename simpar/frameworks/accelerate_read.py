@@ -1,6 +1,7 @@
 """Accelerate's YAML back to a plan: FSDP, DeepSpeed, Megatron-LM or plain replicas."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from simpar import files
@@ -12,7 +13,7 @@ from simpar.frameworks.deepspeed_states import OF_SCRIPT, of_script, of_versions
 from simpar.frameworks.overrides import load_beside, text_beside
 from simpar.frameworks.reader import ONE_LAUNCHED, Reader, value_of
 from simpar.frameworks.recipes import AUTO, ConfigReader, without_auto
-from simpar.frameworks.target import Imported, Sized, plan_said
+from simpar.frameworks.target import LAUNCHER, Imported, Sized, plan_said
 from simpar.frameworks.words import Assumed, ReadWords, WordTable
 
 KINDS = (
@@ -60,7 +61,7 @@ def read(text: str, name: str) -> Imported:
     assumed = (*assumed, *of_script(values), *_assumed(values))
     return Imported(
         plan_said(values), given.words() + words, notes, per_replica=per_replica, asks={"model": MODEL_NOTE},
-        assumed=assumed, sized=Sized(of_one), written_as=written_as,
+        assumed=assumed, sized=Sized(of_one, alone=LAUNCHER if starts_one(given) else ""), written_as=written_as,
     )  # fmt: skip
 
 
@@ -120,6 +121,8 @@ def values_of(given: ConfigReader) -> dict[str, Any]:
     inside = (values.get("tp") or 1) * (values.get("cp") or 1) * (values.get("pp") or 1)
     if ranks and ranks % inside:
         raise UserError(f"{given.source}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
+    if ranks and not given.get(SP):  # beside sequences in parts DeepSpeed has groups of its own
+        _check_axes(given, ranks)
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     if starts_one(given):
         values["dp"] = 1
@@ -198,6 +201,20 @@ def _deepspeed(given: ConfigReader) -> dict[str, Any]:
     stage = given.whole(f"{prefix}zero_stage", 0) or 0
     homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in parts_of(stage)}
     return {"stack": "deepspeed", "zero": stage, **homes, **sequence_of(given)}
+
+
+def _check_axes(given: ConfigReader, ranks: int) -> None:
+    """Raise UserError for axes of other ranks than there are processes, as Accelerate does (``ParallelismConfig``).
+
+    Axes that are all one say nothing.
+    """
+    sizes = {name: given.whole(AXIS.format(name), 0) or 1 for name in AXES}
+    if (total := prod(sizes.values())) not in (1, ranks):
+        told = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        raise UserError(
+            f"{given.source}: num_processes = {ranks}: parallelism_config has axes of {total} ranks ({told}); allowed: "
+            "axes whose product is the number of processes"
+        )
 
 
 def sequence_of(given: ConfigReader) -> dict[str, Any]:

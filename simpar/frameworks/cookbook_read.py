@@ -11,7 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.overrides import command_of
 from simpar.frameworks.reader import ONE_PROCESS, Reader
-from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.target import PYTHON, Imported, Sized, plan_said
 from simpar.frameworks.trainer_adapters import USUAL_TARGETS, targets_of
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, split_command
 from simpar.frameworks.trainer_read import low_states
@@ -71,6 +71,7 @@ def _plan(given: TrainerArguments, command: TrainerCommand) -> Imported:
         plan_said(values),
         given.words(),
         tuple(filter(None, (note, "" if command.launched_by else ONE_PROCESS, *given.misspelt(WORDS)))),
+        sized=Sized(alone="" if command.launched_by else PYTHON),
         per_replica=micro * accumulation,
         asks={"model": note} if note else {},
         assumed=assumed,

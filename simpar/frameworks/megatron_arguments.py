@@ -2,8 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
+from functools import wraps
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
@@ -16,7 +17,7 @@ from simpar.frameworks.shell_calls import PRINTING
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shell_untold import UntoldValue, how_to_give
 from simpar.frameworks.shell_words import UNKNOWN, split
-from simpar.frameworks.target import misspelt
+from simpar.frameworks.target import Imported, misspelt
 from simpar.frameworks.words import RATES, ReadWords, rate_of
 
 SIZES = {
@@ -60,6 +61,7 @@ OF_FILES = re.compile(
     r"|no-(?:load|save)-\S+|(?:data|train|valid|test)-(?:data-)?path|seed)"
 )
 """Arguments about files and how often they are written."""
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
 
 
 @dataclass
@@ -92,6 +94,10 @@ class Arguments:
     def name(self, flag: str) -> str:
         """The name of a flag in the file."""
         return self.names.get(flag, flag)
+
+    def in_own_words(self, text: str) -> str:
+        """A note or an error with the file's names of arguments in place of flags."""
+        return FLAG.sub(lambda match: self.name(match[0]), text)
 
     def path(self, flag: str) -> str | None:
         """The value of an option as it stands, with variables that the file does not say; None if it is absent."""
@@ -270,6 +276,22 @@ def _from_yaml(text: str, source: str) -> Arguments:
     if not isinstance(data, dict):
         raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")
     return of_mapping(data, source)
+
+
+def in_own_words(reading: Callable[..., Imported]) -> Callable[..., Imported]:
+    """What reads arguments, with notes and errors that name them as their file does."""
+
+    @wraps(reading)
+    def read(given: Arguments, model: str | None = None) -> Imported:
+        try:
+            result = reading(given, model)
+        except UserError as error:
+            raise type(error)(given.in_own_words(str(error))) from None
+        notes = tuple(map(given.in_own_words, result.notes))
+        asks = {what: given.in_own_words(note) for what, note in result.asks.items()}
+        return replace(result, notes=notes, asks=asks)
+
+    return read
 
 
 def of_mapping(data: Mapping[str, Any], source: str) -> Arguments:

@@ -22,6 +22,7 @@ LOSS_FUSION, LOSS_KERNEL = "--cross-entropy-loss-fusion", "--cross-entropy-fusio
 FUSED = (None, UNFUSED_LOSS, f"{UNFUSED_LOSS}+loss")
 
 SUMS_APART = "--no-gradient-accumulation-fusion"
+SOFTMAX_APART = "--no-masked-softmax-fusion"
 EMPTIES = "--empty-unused-memory-level"
 """1: the cache is emptied behind the last backward of a step; 2: behind the update, too, where little is left of it."""
 
@@ -125,6 +126,8 @@ def read_execution(given: Arguments) -> dict[str, Any]:
     if given.text("--moe-token-dispatcher-type") == "allgather":
         result["dispatcher"] = "all_gather"
     result |= _attention(given)
+    if result.get("attention_kernel") != "eager":
+        given.used.add(SOFTMAX_APART)  # no other kernel leaves a softmax of its own
     if given.text("--moe-flex-dispatcher-backend") == "hybridep":
         result["dispatcher"] = "hybridep"
     given.has("--moe-enable-deepep")

@@ -22,6 +22,7 @@ from simpar.frameworks.megatron_arguments import (
     SIZES,
     TELLING,
     Arguments,
+    in_own_words,
     of_mapping,
     read_arguments,
     renamed,
@@ -93,11 +94,9 @@ def read(text: str, name: str) -> Imported:
     return of_arguments(read_arguments(text, name))
 
 
+@in_own_words
 def of_arguments(given: Arguments, model: str | None = None) -> Imported:
-    """The plan of arguments, with what Megatron-LM does where nothing is said.
-
-    ``model`` is a shipped model that is given by name. Raises UserError.
-    """
+    """As :func:`plan_of`, with what Megatron-LM does where nothing is said. Raises UserError."""
     result = plan_of(given, model)
     mesh = result.plan.mesh
     result = replace(result, plan=with_loss(result.plan, given), notes=(*result.notes, *loss_notes(given)))
@@ -108,6 +107,7 @@ def of_arguments(given: Arguments, model: str | None = None) -> Imported:
     return replace(result, plan=result.plan.with_values(etp=mesh.tp))
 
 
+@in_own_words
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
     """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
     refuse_other_models(given)

@@ -177,7 +177,7 @@ def _plan(given: Options) -> Imported:
     algorithm = next((each for each in ALGORITHMS if any(key.startswith(f"{each}.") for key in given)), "grpo")
     if algorithm in ("dpo", "rm", "distillation"):
         given.values_.setdefault(algorithm, True)  # decides: see the table of words
-    notes = () if algorithm == "sft" else (NOTE, *_steps(given, algorithm, batch))
+    notes = (NOTE, *_steps(given, algorithm, batch)) if algorithm in ("grpo", "ppo") else ()
     update = update_of(engine, values, given.words(), notes, assumed, ask)
     generates = algorithm == "grpo" and any(key.startswith(("grpo.", f"{_POLICY}generation.")) for key in given)
     if not longest or not generates:

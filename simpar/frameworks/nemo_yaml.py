@@ -36,6 +36,18 @@ RENAMED = {
 }  # fmt: skip
 """NeMo 1's names of Megatron-LM's arguments (``examples/nlp/language_modeling/conf/megatron_gpt_config.yaml``); others
 are the same."""
+OF_MODEL = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts",
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+    "context_parallel_size", "sequence_parallel", "micro_batch_size", "global_batch_size",
+)  # fmt: skip
+"""Words with Megatron-LM's names, which a note may name where a config has none."""
+AS_VALUES = {
+    "--swiglu": "model.activation = swiglu", "--disable-bias-linear": "model.bias = false",
+    "--untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights = false",
+    "--normalization": "model.normalization", "--position-embedding-type": "model.position_embedding_type",
+}  # fmt: skip
+"""What NeMo has for flags of Megatron-LM whose words it does not share."""
 OWN = (
     "activation", "bias", "share_embeddings_and_output_weights", "transformer_engine", "fp8", "fp8_e4m3", "fp8_hybrid",
     "megatron_amp_O2", "fsdp",
@@ -101,10 +113,10 @@ def read(text: str, name: str) -> Imported:
     values |= _nemo_numerics(given) | _nemo_optimizer(given)
     arguments = of_mapping(values, name)
     arguments.script = next((script for word, script in SCRIPTS.items() if f"model.{word}" in given), "")
-    known = {f"model.{RENAMED.get(theirs, theirs)}": f"model.{theirs}" for theirs in RENAMED}
-    arguments.names = {flag: known.get(f"model.{key}", f"model.{key}") for flag, key in arguments.names.items()}
+    arguments.names = _names(arguments.names)
     result = plan_of(arguments)
-    result = replace(result, notes=tuple(note for note in result.notes if note not in OF_ITS_OWN))
+    its_own = tuple(map(arguments.in_own_words, OF_ITS_OWN))
+    result = replace(result, notes=tuple(note for note in result.notes if note not in its_own))
     changes: dict[str, Any] = {"dp": _replicas(given, result.plan.mesh.sizes.replica_ranks)} | _nemo_adapters(given)
     bucket = given.get("model.optim.bucket_cap_mb")
     if bucket and given.get("model.optim.name") == "distributed_fused_adam":  # Megatron-Core's has another word
@@ -132,7 +144,17 @@ def read(text: str, name: str) -> Imported:
     words = given.words()
     left = {word: value for word, value in words.unread.items() if not (word in unfused(given) and value is True)}
     left |= dict.fromkeys((word for word, fused in unfused(given).items() if not fused), "not fused")
+    if plan.execution.attention_kernel != "eager":
+        left.pop("model.masked_softmax_fusion", None)  # no other kernel leaves a softmax of its own
     return replace(result, plan=plan, words=ReadWords(words.used, left), assumed=assumed)
+
+
+def _names(names: Mapping[str, str]) -> dict[str, str]:
+    """NeMo's words by the flags of Megatron-LM: those that a config has, and all that are known here."""
+    theirs = {ours: theirs for theirs, ours in RENAMED.items()}
+    spelt = {flag: f"model.{theirs.get(key, key)}" for flag, key in names.items()}
+    known = (*RENAMED.values(), *OF_MODEL)
+    return AS_VALUES | {f"--{key.replace('_', '-')}": f"model.{theirs.get(key, key)}" for key in known} | spelt
 
 
 def _refuse_other_models(given: ConfigReader) -> None:

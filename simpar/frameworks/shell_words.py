@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_WORD = 1_000_000
-UNKNOWN = re.compile(r"\$[({\w@*#?!]")
+UNKNOWN = re.compile(r"\$[(\[{\w@*#?!]")
 """Remains of a value that only running would tell."""
-_NEXT = re.compile(r"\\.|\$\(\(|\$\(|\$\{|`|\$([A-Za-z_]\w*|\d|[@*#])", re.DOTALL)
+_NEXT = re.compile(r"\\.|\$\(\(|\$\(|\$\{|\$\[|`|\$([A-Za-z_]\w*|\d|[@*#])", re.DOTALL)
 """What a text may go on with that is not taken as it stands; of digits only the first is a name."""
 _EXPANSION = re.compile(
     r"(?P<name>\w+|[@*#])(?:\[(?P<index>[^\]]*)\])?(?:(?P<operator>:?[-=+?]|%%?|##?|//?|,,?|\^\^?)(?P<rest>.*))?",
@@ -93,7 +93,7 @@ class Variables(dict[str, list[str]]):
             is_whole = not is_split or any(word.startswith(("$(", "${")) for word in expanded)
             return [" ".join(expanded)] if is_whole else [part for word in expanded for part in split(word)]
         if kind == "arithmetic_expansion":
-            value = self.arithmetic(text.removeprefix("$((").removesuffix("))"))
+            value = self.arithmetic(text[2:-1] if text.startswith("$[") else text[3:-2])
             return [text if value is None else str(value)]
         if kind in ("concatenation", "command_name"):
             return self._concatenated(node, is_split=is_split)
@@ -134,11 +134,11 @@ class Variables(dict[str, list[str]]):
         return _short("".join((*result, text[at:])))
 
     def _nested(self, whole: str, opens: str) -> str:
-        """The value of ``${...}``, ``$((...))``, ``$(...)`` or ```...```."""
+        """The value of ``${...}``, ``$((...))``, ``$[...]``, ``$(...)`` or ```...```."""
         if opens == "${":
             return " ".join(self.expand(whole[2:-1], whole))
-        if opens == "$((":
-            value = self.arithmetic(whole[3:-2])
+        if opens in ("$((", "$["):  # the second is how shells before POSIX spell it
+            value = self.arithmetic(whole[3:-2] if opens == "$((" else whole[2:-1])
             return whole if value is None else str(value)
         inner = whole[1:-1] if opens == "`" else whole[2:-1]
         text = self.output(inner)
@@ -280,7 +280,7 @@ def split(text: str, separated: Callable[[str], list[str]] = str.split) -> list[
     """
     kept, at = list[str](), 0
     while match := _NEXT.search(text, at):
-        is_output = match.group(0) in ("$((", "$(", "`")
+        is_output = match.group(0) in ("$((", "$(", "$[", "`")
         end = _end_of(text, match.end(), match.group(0)) if is_output else None
         kept.append(text[at : match.end() if end is None else match.start()])
         kept.append("" if end is None else re.sub(r"\s", _SPACE, text[match.start() : end]))
@@ -292,7 +292,7 @@ def _end_of(text: str, at: int, opens: str) -> int | None:
     """Where what ``opens`` before ``at`` has ended; None if it does not."""
     if opens == "`":
         return text.find("`", at) + 1 or None
-    left, right = ("{", "}") if opens == "${" else ("(", ")")
+    left, right = {"${": ("{", "}"), "$[": ("[", "]")}.get(opens, ("(", ")"))
     depth = opens.count(left)
     while depth and at < len(text):
         at += text[at] == "\\"

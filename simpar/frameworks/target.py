@@ -30,16 +30,21 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 """Optimizers of targets that train with ``torch.optim``."""
 
 
+PYTHON, LAUNCHER = "python", "launcher"
+
+
 @dataclass(frozen=True)
 class Sized:
     """What a plan has by the number of devices that start.
 
     ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
-    data-parallel ranks that share a copy of the states, if there are as many copies as the others make.
+    data-parallel ranks that share a copy of the states, if there are as many copies as the others make. ``alone`` is
+    what starts one process and no more: :data:`PYTHON`, or the :data:`LAUNCHER` whatever its flags say; "" for nothing.
     """
 
     stack_of_one: str = ""
     shard_ranks: int | None = None
+    alone: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from simpar.errors import UserError
 from simpar.frameworks.match import find_released
 from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_words import UNKNOWN
-from simpar.frameworks.target import Imported, Sized, plan_said
+from simpar.frameworks.target import LAUNCHER, PYTHON, Imported, Sized, plan_said
 from simpar.frameworks.trainer_adapters import (
     ADAPTS,
     ALL_LINEAR,
@@ -173,8 +173,13 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
         asks={"model": note} if note else {},
         assumed=assumed,
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
-        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks),
+        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks, _alone(command, sharding)),
     )
+
+
+def _alone(command: TrainerCommand | None, sharding: Sharding) -> str:
+    """What starts one process alone; "" where nothing says so."""
+    return LAUNCHER if sharding.starts_one else PYTHON if _is_started_alone(command) else ""
 
 
 def _model(given: TrainerArguments) -> tuple[str | None, str]:

@@ -62,13 +62,14 @@ VARIABLES = {"FSDP": ("FSDP_", "fsdp_config.fsdp_"), "DEEPSPEED": ("ACCELERATE_D
 class Sharding:
     """What shards a job: the ``values`` of a plan (none if nothing is said), the words of its files, and notes.
 
-    ``assumed`` is what the version decides.
+    ``assumed`` is what the version decides; ``starts_one`` says that the launcher starts one process.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     words: ReadWords = field(default_factory=ReadWords)
     notes: tuple[str, ...] = ()
     assumed: tuple[Assumed, ...] = ()
+    starts_one: bool = False
 
     @property
     def is_deepspeed(self) -> bool:
@@ -177,7 +178,8 @@ def context_of(given: TrainerArguments) -> dict[str, Any]:
 
 def _joined(launched: Sharding, own: Sharding, words: ReadWords) -> Sharding:
     """What the launcher says, and over it what the arguments say."""
-    return Sharding({**launched.values, **own.values}, words, (*launched.notes, *own.notes), own.assumed)
+    notes = (*launched.notes, *own.notes)
+    return Sharding({**launched.values, **own.values}, words, notes, own.assumed, launched.starts_one)
 
 
 def _of_switches(given: TrainerArguments, filled: Filled) -> dict[str, Any]:
@@ -254,13 +256,14 @@ def _of_accelerate(source: str, flags: dict[str, Any], spelt: Mapping[str, str],
         (values, notes, assumed), more = of_versions(values, filled.precision), ReadWords()
     if values.get("stack") == "ddp":
         values.pop("stack")
-    notes = (*notes, ONE_LAUNCHED) if accelerate_read.starts_one(given) else notes
+    one = accelerate_read.starts_one(given)
+    notes = (*notes, ONE_LAUNCHED) if one else notes
     read = given.words()
     words = ReadWords(tuple(used.get(key, key) for key in read.used), read.unread)
     if note:  # the words of the command alone are the text's
         words, more = ReadWords(tuple(used[key] for key in read.used if key in used)), ReadWords()
     words = words + more + ReadWords(("--config_file",) if file else ())
-    return Sharding(values, words, notes, assumed).noted(note)
+    return Sharding(values, words, notes, assumed, one).noted(note)
 
 
 def _of_variables(command: TrainerCommand, filled: Filled) -> Sharding:

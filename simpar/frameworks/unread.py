@@ -105,7 +105,14 @@ UNREAD = (
     Unread("RL2", r"RL2\..*"),
     Unread("TRL's trainers that generate (GRPO, RLOO, PPO)",
            text=r"^\s*(from|import) trl\b[^#]*?\b(GRPO|RLOO|PPO)(Config|Trainer)\b"),
-    Unread("prime-rl", argument=r"--orchestrator"),
+    Unread("prime-rl", r"(uv_)?prime_rl\..*", argument=r"--orchestrator", config=lambda data: (
+        {"orchestrator", "trainer"} <= set(data) or ("max_steps" in data and _in("model", "name")(data) and (
+            _in("data", "micro_batch_size", "batch_size", "type", "pack_function")(data))))),
+    Unread("NVIDIA's Nemotron (overrides of a recipe of Megatron-Bridge)", r"nemotron", config=lambda data: (
+        _in("recipe", "_target_")(data) and str(data["recipe"]["_target_"]).startswith("megatron.bridge."))),
+    Unread("DistillKit", r"distillkit", config=lambda data: _in("teacher", "kind")(data) and "loss_functions" in data),
+    Unread("Model Optimizer's launcher", config=lambda data: (
+        "job_name" in data and _in("pipeline", "task_0")(data))),
     Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
     Unread("trainers of embeddings (FlagEmbedding, Tevatron, E5)", r"(FlagEmbedding|tevatron)\..*",
            argument=r"--?(train_group_size|train_n_passages|(query|passage|q|p)_max_len|sentence_pooling_method)(=.*)?",

@@ -17,9 +17,8 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, load_target
 from simpar.frameworks.match import differing_sizes
-from simpar.frameworks.reader import ONE_PROCESS
 from simpar.frameworks.shell_gaps import gaps_of_command
-from simpar.frameworks.target import Imported
+from simpar.frameworks.target import PYTHON, Imported
 from simpar.frameworks.words import Account, Assumed, WordTable
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
@@ -312,7 +311,7 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
     words, launch = given.found.words, given.launch
     gaps = {**launch.gaps, **gaps_of_command(launch.words, without_launchers(words)[0].used)}
     return account_of_words(
-        words, table, gaps, account_of(launch.environment, cluster, is_alone=ONE_PROCESS in given.found.notes)
+        words, table, gaps, account_of(launch.environment, cluster, is_alone=given.found.sized.alone == PYTHON)
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
-from simpar.frameworks.reader import ONE_LAUNCHED
+from simpar.frameworks.target import LAUNCHER
 from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.instances import instance_named
 from simpar.preflight.environment import hardware_as_told
@@ -85,7 +85,7 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     if instance is not None and launch.per_node and launch.per_node > whole:
         ranks_told = f"{launch.per_node} ranks of a node"
         raise contradicted(given, f"--hardware {hardware}", f"has {whole} devices in a node", ranks_told)
-    ranks = 1 if ONE_LAUNCHED in given.found.notes else launch.world_size or plan.world_size
+    ranks = 1 if given.found.sized.alone == LAUNCHER else launch.world_size or plan.world_size
     nodes = facts.nodes or launch.nodes
     if OF_MACHINE in launch.notes and not (facts.nodes or facts.devices):  # unless a replica needs more than a node
         replica = plan.mesh.model_copy(update={"dp": 1}).world_size or 1

@@ -19,7 +19,7 @@ from simpar.frameworks.bridge_launch import overrides_alone
 from simpar.frameworks.megatron_log import is_log, list_of, text_of
 from simpar.frameworks.nanogpt_read import is_config as is_config_of_nanogpt
 from simpar.frameworks.overrides import files_of_script, flagged, text_beside, with_texts
-from simpar.frameworks.reader import ONE_LAUNCHED, ONE_PROCESS, trains_on_preferences, why_refused
+from simpar.frameworks.reader import ONE_PROCESS, trains_on_preferences, why_refused
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.shell import NO_FILE, Script
 from simpar.frameworks.shell_calls import call_of, without_env
@@ -27,7 +27,7 @@ from simpar.frameworks.shell_gaps import ENVIRONMENTS
 from simpar.frameworks.shell_shared import shared_scripts
 from simpar.frameworks.shell_untold import OF_COMMAND, UntoldValue, how_to_give, shell_before
 from simpar.frameworks.shell_words import UNKNOWN
-from simpar.frameworks.target import Imported
+from simpar.frameworks.target import LAUNCHER, Imported
 from simpar.frameworks.unread import unread_config, unread_text
 from simpar.plain import check_digits
 from simpar.preflight.build_files import is_build_file, shell_of, without_broken
@@ -50,6 +50,8 @@ _ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 """An argument of a script."""
 SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
 """The syntax of files by suffix; all others are shell."""
+TITAN_SECTIONS = {"parallelism", "training", "job"}
+"""Sections of a TOML of torchtitan, of which each has one."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,8 @@ def _of_ranks(given: ParsedLaunch, pods: int, source: str) -> ParsedLaunch:
         )
     if mesh.dp == 1:
         plan = imported.plan.model_copy(update={"mesh": mesh.model_copy(update={"dp": None})})
-        imported = replace(imported, plan=plan, notes=tuple(note for note in imported.notes if note != ONE_PROCESS))
+        notes = tuple(note for note in imported.notes if note != ONE_PROCESS)
+        imported = replace(imported, plan=plan, notes=notes, sized=replace(imported.sized, alone=""))
     launch = replace(given.launch, nodes=pods, per_node=1, is_single=False)
     return replace(given, found=imported, text=replace(given.text, syntax=None), launch=launch)
 
@@ -317,7 +320,7 @@ def _of_command(text: str, source: str, target: str, launch: LaunchCommand, befo
     syntax = SYNTAX.get(Path(file).suffix)
     if target != "torchtitan-0.2" or syntax != "toml":
         result = _config(inner, path, target, syntax, _with_script(launch, source))
-        is_one = ONE_LAUNCHED in result.found.notes
+        is_one = result.found.sized.alone == LAUNCHER
         if target == "accelerate" and launch.world_size and not is_one:  # flags of the launcher win over its config
             plan = result.found.plan
             mesh = plan.mesh.model_copy(update={"dp": None})
@@ -358,6 +361,24 @@ def _dotted(launch: LaunchCommand) -> dict[str, str]:
     return {name: json.dumps("" if value is None else value) for name, value in given.items()}
 
 
+def _of_toml(text: str, source: str) -> str:
+    """torchtitan, which a TOML without one of its sections is not; its reader says what is no TOML. Raises UserError.
+
+    Other tools have files of the same form.
+    """
+    import tomllib
+
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return "torchtitan-0.2"
+    if unread := unread_config(data):
+        raise _refusal(source, f"a config of {unread}, which is not read")
+    if TITAN_SECTIONS.isdisjoint(data):
+        raise _refusal(source, "no config that is known here", text)
+    return "torchtitan-0.2"
+
+
 def _target_of(text: str, source: str, suffix: str) -> str:
     """The framework whose config a file is, by its content. Raises UserError."""
     if suffix in (".py", ".toml") and (unread := unread_text(text)):
@@ -367,7 +388,7 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             return "nanogpt"
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":
-        return "torchtitan-0.2"
+        return _of_toml(text, source)
     if "!include" in text and "trainer:" in text:
         raise _refusal(source, "a config of Levanter, which is not read")
     is_json = suffix == ".json"

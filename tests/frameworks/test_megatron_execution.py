@@ -71,6 +71,22 @@ def test_graphs_as_people_write_them(arguments, graphs):
     assert not given.ignored
 
 
+@pytest.mark.parametrize(
+    ("words", "decides"),
+    [
+        ("", False),
+        ("--use-flash-attn", False),
+        ("--transformer-impl local", True),
+        ("--attention-backend unfused", True),
+        ("--transformer-impl local --use-flash-attn", False),
+    ],
+)
+def test_a_softmax_of_its_own_is_only_beside_unfused_attention(words, decides):
+    """Where scores are never stored, that nothing fuses it changes nothing."""
+    found = read(f"pretrain_gpt.py --micro-batch-size 2 --no-masked-softmax-fusion {words}", "a.sh", "megatron")
+    assert ("--no-masked-softmax-fusion" in found.words.unread) is decides
+
+
 @pytest.mark.parametrize("scope", ["full", "moe", "moe_preprocess", ""])
 def test_graphs_that_no_plan_can_say_are_listed(scope):
     """They are not read as something else."""

@@ -136,6 +136,25 @@ def test_attention_is_fused_by_transformer_engine() -> None:
         assert imported(changed(**words)).plan.execution.attention_kernel == kernel
 
 
+def test_a_softmax_of_its_own_is_only_beside_unfused_attention() -> None:
+    """Where scores are never stored, that nothing fuses it changes nothing."""
+    for words, deciding in (({}, {"model.masked_softmax_fusion"}), ({"use_flash_attention": True}, set())):
+        found = imported(changed(masked_softmax_fusion=False, **words)).words
+        assert set(NEMO_WORDS.sort(found.used, found.unread).deciding) == deciding
+
+
+def test_notes_have_the_words_of_the_config() -> None:
+    """Not the flags of Megatron-LM, neither of what the config says nor of what it leaves out."""
+    named = {word: CONFIG["model"][word] for word in CONFIG["model"] if "vocab" not in word}
+    found = imported({**CONFIG, "model": {**named, "optim": {"name": "fused_adam"}, "tokenizer": {"library": "none"}}})
+    assert "model.override_vocab_size" in " ".join(found.notes)
+    assert "--" not in " ".join((*found.notes, *found.asks.values())).replace("--model", "")
+    blocks = {f"activations_checkpoint_{word}": value for word, value in (
+        ("granularity", "full"), ("method", "block"), ("num_layers", 2))}  # fmt: skip
+    with pytest.raises(UserError, match=r"gpt\.yaml:\d+: model\.activations_checkpoint_num_layers = 2: of how many"):
+        imported(changed(num_layers=None, **blocks))
+
+
 def test_words_are_sorted_as_megatrons() -> None:
     """Of the model by their plain name; kernels that are not fused decide, and a switch that is off ends its words."""
     words = {

@@ -161,6 +161,19 @@ def test_arithmetic(text, value):
     assert number(text, {"N": "5"}) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("$[$A/($B*2)]", 4), ("$[ A - B ]", 14), ('"$[A+B]"', 18), ("0$[A/B]", 8), ("$[C+1]", None)]
+)
+def test_arithmetic_as_shells_before_posix_spell_it(text, value):
+    """``$[...]`` is ``$((...))``, in quotes and out of them; one that is not known is left open by the file."""
+    script = f"A=16\nB=2\nM={text}\ntorchrun pretrain_gpt.py --micro-batch-size $M\n"
+    if value is None:
+        with pytest.raises(UserError, match=r"--micro-batch-size = \$\[C\+1\]: a value that the file does not say"):
+            read(script, "job.sh", "megatron")
+    else:
+        assert read(script, "job.sh", "megatron").plan.micro_batch == value
+
+
 @pytest.mark.parametrize("section", ["ARGS", "MODEL_ARGS", None])
 def test_yaml_of_arguments(section):
     """Switches are true, what is false or null is not there; Megatron-Core's own names are understood."""

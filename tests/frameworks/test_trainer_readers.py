@@ -480,3 +480,18 @@ def test_axolotl_shares_sequences(told, method, balance):
     left = words.sort(result.words.used, result.words.unread)
     stripe = {"context_parallel_size", "ring_attn_func"} if "stripe" in told else set()
     assert ({*left.deciding}, left.unknown) == (stripe, ())
+
+
+def test_axes_of_accelerate_have_as_many_ranks_as_processes():
+    """Accelerate starts nothing else (``ParallelismConfig``); axes of one say nothing, and so do those of ALST."""
+    axes = "parallelism_config: {{parallelism_config_dp_shard_size: {}, parallelism_config_tp_size: {}}}\n"
+    found = read(FSDP + axes.format(4, 2), "a.yaml", "accelerate").plan.mesh
+    assert (found.dp, found.tp) == (4, 2)
+    assert read(FSDP + axes.format(1, 1), "a.yaml", "accelerate").plan.mesh.dp == 8
+    for sizes, told in (((2, 2), "4 ranks (tp 2 x dp_shard 2)"), ((1, 2), "2 ranks (tp 2)"), ((16, 1), "16 ranks")):
+        with pytest.raises(UserError, match=r"a\.yaml:6: num_processes = 8: parallelism_config") as error:
+            read(FSDP + axes.format(*sizes), "a.yaml", "accelerate")
+        assert f"has axes of {told}" in str(error.value)
+    alst = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {zero_stage: 3}\n"
+    alst += "parallelism_config: {parallelism_config_sp_size: 2, parallelism_config_dp_shard_size: 1}\n"
+    assert read(alst, "a.yaml", "accelerate").plan.mesh.cp == 2

@@ -110,6 +110,17 @@ def test_a_command_is_refused_by_name(command, name):
             "H2O LLM Studio",
         ),
         ({"train": {"seq_length": 64, "batch_size": 16}, "tokenizer": {}, "scheduler": {}, "method": {}}, "trlX"),
+        ({"max_steps": 9, "model": {"name": "a"}, "data": {"batch_size": 8, "micro_batch_size": 1}}, "prime-rl"),
+        ({"teacher": {"kind": "hf"}, "loss_functions": [], "sequence_length": 8192}, "DistillKit"),
+        ({"job_name": "a", "pipeline": {"task_0": {"script": "b.sh"}}}, "Model Optimizer's launcher"),
+        (
+            {
+                "recipe": {"_target_": "megatron.bridge.recipes.llama.llama3_8b_pretrain_config", "peft": "lora"},
+                "train": {"micro_batch_size": 1, "global_batch_size": 8},
+                "model": {"tensor_model_parallel_size": 4},
+            },
+            "NVIDIA's Nemotron (overrides of a recipe of Megatron-Bridge)",
+        ),
         ({"task": "llm-sft", "base_model": "a", "params": {"block_size": 2048, "batch_size": 1}}, "AutoTrain"),
         ({"input_features": [], "output_features": [], "adapter": {"type": "lora"}}, "Ludwig"),
         ({"model": "a", "train": True, "iters": 600, "num_layers": 16, "batch_size": 4}, "MLX LM"),
@@ -134,6 +145,7 @@ def test_a_config_is_refused_by_name(data, name):
         ("SEQ_LEN = 2048\nparallel = dict(zero1=8)\n", ".py", "InternEvo"),
         ("[model]\ndim = 4096\n[distributed]\ndp_shard = 8\n", ".toml", "KempnerForge"),
         ("from trl import (\n    GRPOConfig,\n    GRPOTrainer,\n)\n", ".py", r"TRL's trainers that generate \(.*\)"),
+        ("max_steps = 9\n[orchestrator]\nx = 1\n[trainer]\nx = 1\n[inference]\nx = 1\n", ".toml", "prime-rl"),
         ("data: !include data/x.yaml\ntrainer:\n  mp: x\n", ".yaml", "Levanter"),
     ],
 )
@@ -159,11 +171,14 @@ def test_a_virtual_environment_is_no_reason():
         ({"trainer": {"devices": 8}, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}, ".yaml"),
         ({"train_batch_size": 1024, "max_prompt_length": 512, "train_files": "a"}, ".yaml"),
         ({"num_processes": 16, "download": True}, ".yaml"),
+        ({"project": {"name": "videollama"}, "tool": {"ruff": {"line-length": 120}}}, ".toml"),
+        ({"max_steps": 9, "optim": {"lr": 1e-4}}, ".toml"),
     ],
 )
 def test_a_word_that_several_have_names_none(data, suffix):
     """A batch, axes of what generates text, a tokenizer's length, a number of processes."""
-    text = json.dumps(data) if suffix == ".json" else yaml.safe_dump(data)
+    as_toml = "".join(f"[{key}]\nx = 1\n" for key in data)
+    text = {".json": json.dumps(data), ".yaml": yaml.safe_dump(data), ".toml": as_toml}[suffix]
     with pytest.raises(UserError, match="no config that is known here"):
         given_text(text, f"job{suffix}", suffix=suffix)
 
