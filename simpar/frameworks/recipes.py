@@ -130,7 +130,9 @@ class Recipes:
     def __init__(self, text: str, source: str, known: Known | None = None, importer: "Recipes | None" = None) -> None:
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except SyntaxError as error:
+            raise UserError(f"{source}:{error.lineno or 1}: not Python ({error.msg})") from None
+        except (ValueError, RecursionError, MemoryError) as error:
             raise UserError(f"{source}: not Python ({(str(error).splitlines() or ['nested too deeply'])[0]})") from None
         self.source = source
         self.first: Recipes = importer.first if importer else self

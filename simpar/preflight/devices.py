@@ -72,6 +72,11 @@ def _after_exclusions(given: ParsedLaunch, whole: int, nodes: int | None) -> int
     return whole - most
 
 
+def _of_nodes(nodes: int, each: int, ranks: int | None) -> int:
+    """The devices that a flag's number of nodes means: all of each, or those of one node that ranks are started on."""
+    return ranks if nodes == 1 and ranks is not None and ranks < each else nodes * each
+
+
 def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
     """The devices that are started, with the hardware that a flag names: whole nodes, or a part of each."""
     if facts.hardware is None:
@@ -93,7 +98,7 @@ def cluster_of(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[s
     each = launch.per_node if nodes in (None, launch.nodes) or launch.nodes is None else None
     each = None if each is not None and each > whole else each  # nodes of another size: as many devices
     each = each or _after_exclusions(given, whole, nodes)
-    asked = facts.devices or (facts.nodes * (each or whole) if facts.nodes else None)
+    asked = facts.devices or (_of_nodes(facts.nodes, each or whole, ranks) if facts.nodes else None)
     if instance is not None and (asked, ranks, nodes) == (None, None, None):
         asked = one.world_size
     fits_one = plan.mesh.model_copy(update={"dp": 1}).world_size == 1

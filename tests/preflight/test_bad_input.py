@@ -78,6 +78,7 @@ def test_nesting_and_repetition_without_end_is_refused_by_name(name, tmp_path, m
         ("a.json", b'{"a":\n1}\0', "a.json:2: is not text (UTF-8): byte 0x00 at offset 8"),
         ("a.toml", b"[training]\nseq_len = 8\n[parallelism\n", "a.toml:3: not valid TOML"),
         ("a.toml", b"[training]\nsteps = ", "a.toml:2: not valid TOML"),
+        ("a.py", b"x = 1\ndef recipe(\n", "a.py:2: not Python ('(' was never closed)"),
         ("a.sh", b"X=1\nf() {\n  f\n}\nf\n", "a.sh:2: a script that goes on without end"),
         ("a.yaml", b"policy: {}\ndefaults: b.yaml\ngrpo: {}\n", "b.yaml:1: defaults: a.yaml leads back to itself"),
         ("a.py", b"from c import base\ndef recipe():\n    return base()\n", "c.py:2: base: functions that call"),

@@ -81,9 +81,9 @@ def test_a_part_of_a_node_by_every_launcher(start, nodes, devices):
     launch = found.launch
     assert (launch.nodes, launch.world_size or launch.per_node or 8) == (nodes, devices)
     assert found.found.plan.mesh.dp is None
-    if start == "composer -n 4":
+    if start in ("composer -n 4", "python -m accelerate.commands.launch --num_processes 2"):
         whole = check(f"{start} {TRAINS}", hardware="dgx-h100", nodes=1)
-        assert (whole.result.setup.cluster["nodes"], whole.result.setup.cluster["devices"]) == (1, 4)
+        assert (whole.result.setup.cluster["nodes"], whole.result.setup.cluster["devices"]) == (1, devices)
     if start.startswith("srun"):
         alone = given_text(f"srun -N 2 composer -n 4 {TRAINS}", "the command").launch.gaps
         assert alone == {"--world_size": "composer is not told it: on each of 2 nodes it starts a job of its own"}
