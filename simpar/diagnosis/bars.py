@@ -4,12 +4,18 @@ Launchers write who speaks before each line (torchrun, srun, mpirun, pdsh, Ray, 
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
+from statistics import median
 
-from simpar.diagnosis.log_run import CLOCK, RATE, STEP_TIME, Figures
+from simpar.diagnosis.log_run import CLOCK, RATE, STEP_TIME, Figures, LoggedSteps
 
 TRAINER, LIGHTNING, TUNE, LOGGABLE = "Hugging Face Trainer", "Lightning", "torchtune", "Levanter"
 HINTS = ("/it", "it/s")
+_RICH = re.compile(
+    r"Epoch (?P<epoch>\d+)/\S+\s+[━╸╺ ]*(?P<done>\d+)/(?P<total>\d+)\s+[\d:]+ • [-\d:]+ +(?P<rate>[\d.]+)(?P<unit>it/s)"
+)
+"""Lightning's RichProgressBar; bars of validation have another name."""
 SPEAKER = re.compile(
     r"(?:"
     r"\[[^\]\s|%]{1,60}\](?:<std(?:out|err)>)?:?"  # [rank0]: of torchrun, [1,0]<stderr>: of mpirun, [pod/a-0/torch]
@@ -31,17 +37,22 @@ _BAR = re.compile(
 _LINE = re.compile(
     r"Progress on:train (?P<done>[\d.]+)(?P<k>k?)it/(?P<total>[\d.]+k?)it rate:(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
 )
+BATCHES = "Lightning counts batches: a step that accumulates N of them takes N times as long as is said here."
 JUMPED = 3.0
 """A bar has jumped where its steps would have taken this many times longer than it runs: it began in mid-run."""
 
-Bars = dict[tuple[str, str], dict[int, Figures]]
+Bars = defaultdict[tuple[str, str], LoggedSteps]
 
 
 def add_bar(bars: Bars, line: str) -> bool:
     """Add what a line draws, by (framework, total) and step; whether it has a bar."""
     if match := _LINE.search(line):
         done = round(float(match["done"]) * (1000 if match["k"] else 1))
-        bars.setdefault((LOGGABLE, match["total"]), {})[done] = _figure(match)
+        bars[LOGGABLE, match["total"]].put(done, _figure(match))
+        return True
+    if match := _RICH.search(line):
+        done, total = int(match["done"]), int(match["total"])
+        bars[LIGHTNING, match["total"]].put(int(match["epoch"]) * total + done, _figure(match))
         return True
     match = _BAR.match(line, _after_speakers(line))
     if match is None:
@@ -54,7 +65,7 @@ def add_bar(bars: Bars, line: str) -> bool:
         name, at = TUNE, int(match["step"])
     else:
         name, at, figures = TRAINER, done, {**figures, CLOCK: _seconds(match["elapsed"])}
-    bars.setdefault((name, match["total"]), {})[at] = figures
+    bars[name, match["total"]].put(at, figures)
     return True
 
 
@@ -82,25 +93,35 @@ def _seconds(elapsed: str) -> float:
     return float(result)
 
 
-def longest(bars: Bars, steps: int, resumed: bool) -> dict[str, dict[int, dict[str, float]]]:
-    """The bars of training: those with as many steps as the log names, or with most bars; others are evaluations.
+def longest(bars: Bars, steps: int, resumed: bool, notes: list[str]) -> dict[str, LoggedSteps]:
+    """The bars of training: those with as many steps as the log names, or that ran longest; others are evaluations.
 
     The speed that a bar of the Trainer shows counts the steps of before where a run was resumed, for dozens of
-    steps; its clock does not, and is taken instead.
+    steps; its clock does not, and is taken instead. ``notes`` gets what is said of the bars that are taken.
     """
-    kept = {key: {at: of[at] for at in of if {STEP_TIME, RATE} & {*of[at]}} for key, of in bars.items()}
-    kept = {key: of for key, of in kept.items() if of}
-    if not kept:
+    timed = {key: {at: of[at] for at in of if {STEP_TIME, RATE} & {*of[at]}} for key, of in bars.items()}
+    timed = {key: of for key, of in timed.items() if of}
+    if not timed:
         return {}
-    name, total = max(kept, key=lambda key: (key[1] == str(steps), len(kept[key])))
-    drawn = kept[name, total]
-    if name == TRAINER and (resumed or _jumped(drawn)):
-        return {name: {at: {CLOCK: of[CLOCK]} for at, of in drawn.items()}}
-    return {name: {at: {key: of[key] for key in of if key != CLOCK} for at, of in drawn.items()}}
+    name, total = max(timed, key=lambda key: (key[1] == str(steps), _lasted_s(timed[key])))
+    drawn = timed[name, total]
+    notes.extend([*bars[name, total].notes(), *([BATCHES] if name == LIGHTNING else [])])
+    by_clock = name == TRAINER and (resumed or _jumped(drawn))
+    return {
+        name: LoggedSteps({at: {key: of[key] for key in of if (key == CLOCK) == by_clock} for at, of in drawn.items()})
+    }
+
+
+def _lasted_s(drawn: Mapping[int, Figures]) -> float:
+    """Seconds of the steps of a bar."""
+    return (max(drawn) - min(drawn) + 1) * median(map(_step_s, drawn.values()))
+
+
+def _step_s(figures: Figures) -> float:
+    return figures.get(STEP_TIME) or 1 / figures[RATE]
 
 
 def _jumped(drawn: Mapping[int, Figures]) -> bool:
     """Whether the first bar has more steps than its clock has time for, by the speed of the last one."""
     first, last = min(drawn), max(drawn)
-    step_s = drawn[last].get(STEP_TIME) or 1 / drawn[last][RATE]
-    return last > first and first * step_s > JUMPED * max(drawn[first][CLOCK], 1.0)
+    return last > first and first * _step_s(drawn[last]) > JUMPED * max(drawn[first][CLOCK], 1.0)

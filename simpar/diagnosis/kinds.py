@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from simpar.diagnosis.memory_samples import RECORDS
 from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
 from simpar.diagnosis.run_report import is_run_report, report_of
 from simpar.errors import UserError
@@ -73,10 +74,10 @@ def kind_of(path: str | Path) -> str:
     text = _text_of(head)
     if is_run_report(text):
         return REPORT
-    if is_metrics(head, text):
+    if is_metrics(head, text) and not RECORDS.search(text):
         return FLIGHT if re.match(r'\{.*"(entries|comm_lib_version)"\s*:', text) else METRICS
-    if text.startswith("{'"):
-        return LOG  # what Python prints of a dict
+    if text.startswith("{'") or (text.startswith(("{", "[")) and RECORDS.search(text)):
+        return LOG  # what Python prints of a dict, and samples of memory
     if text.startswith("{"):
         is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text
         return FLIGHT if is_flight else TRACE

@@ -53,9 +53,10 @@ FORMATS = (
     _format(
         "Megatron", "iteration", r"\biteration\s+(\d+)\s*/\s*\d+\s*\|",
         step_time_s=(rf"(?:elapsed time per iteration|iteration) \((m?)s\):\s*{NUMBER}", 1.0),
-        tflops=(rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs|approx flops per GPU):\s*{NUMBER}", 1.0),
+        tflops=(rf"(?:(?:throughput|compute) per GPU \(TFLOP/s/GPU\)|TFLOPs|approx flops per GPU):\s*{NUMBER}", 1.0),
         tokens_per_s_per_device=(
-            rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)):\s*{NUMBER}", 1.0
+            rf"(?:tokens per gpu per second \(tgs\)|tokens per GPU \(tokens/s/GPU\)|inst/harmonic mean):\s*{NUMBER}",
+            1.0,
         ),
         samples_per_s=(rf"(?:samples per second:|\bsamples/sec:)\s*{NUMBER}", 1.0),
     ),
@@ -134,7 +135,8 @@ FORMATS = (
     ),
     _format("nanoGPT", "loss ", r"^iter (\d+): loss \S+, time ", step_time_s=(rf"\btime {NUMBER}ms", MS)),
     _format(
-        "ms-swift", "global_step/max_steps", r"""global_step/max_steps\]?['"]: ['"](\d+)/\d+""",
+        "ms-swift", "global_step/max_steps|'iteration': '",
+        r"""(?:global_step/max_steps\]?|iteration)['"]: ['"](\d+)/\d+""",
         mean_steps_per_s=(rf"""train_speed\(iter/s\)['"]: ['"]?{NUMBER}""", 1.0),
         mean_step_time_s=(rf"""train_speed\(s/it\)['"]: ['"]?{NUMBER}""", 1.0),
     ),

@@ -24,9 +24,39 @@ LEAST_SPAN_S = 20.0
 """Between two readings of a clock in whole seconds: the time of the steps is then known within 5 %."""
 PEAKS = (ALLOCATED, RESERVED, USED)
 
+BEHIND = 3
+"""Logged steps that a line may fall behind others, as ranks do that write to one file."""
+AGAIN = (
+    "Steps begin again at {} after {}: several runs or ranks in one file, or a run that was started again. Of steps "
+    "that come twice the last is taken; peaks of memory are the most of all."
+)
 CUT = "The file ends in the middle of {}, as of a run that was killed or still writes: it is left out."
 
 Figures = Mapping[str, float]
+
+
+class LoggedSteps(dict[int, dict[str, float]]):
+    """Figures by step, of one run: where the numbers of steps fall back, what was logged from there on is dropped.
+
+    ``again`` is the step at which they began again the last time, and the last one before it.
+    """
+
+    again: tuple[int, int] | None = None
+
+    def put(self, at: int, figures: Mapping[str, float]) -> None:
+        """Add figures of a step."""
+        last = next(reversed(self), at)
+        if at < last:
+            later = [each for each in self if each >= at]
+            if len(later) > BEHIND:
+                self.again = (at, max(later))
+                for each in later:
+                    del self[each]
+        self[at] = {**self.get(at, {}), **figures}
+
+    def notes(self) -> list[str]:
+        """What a reader must know of several runs in one file."""
+        return [AGAIN.format(*self.again)] if self.again else []
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import gzip
 import lzma
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from simpar.diagnosis.bars import HINTS as BARS
 from simpar.diagnosis.bars import LIGHTNING, LOGGABLE, TRAINER, TUNE, Bars, add_bar, longest
 from simpar.diagnosis.log_formats import BELOW, BLOCKS, FORMATS, MICRO_BATCHES, NUMBER, UNREAD, LineFormat, line_pattern
 from simpar.diagnosis.log_run import (
+    AGAIN,
     ALLOCATED,
     CUT,
     DEVICES,
@@ -45,6 +47,7 @@ from simpar.diagnosis.log_run import (
     STEP_TIME,
     STEPS,
     USED,
+    LoggedSteps,
     LogRun,
     make_run,
 )
@@ -86,7 +89,7 @@ DEVICE_MEMORY = {
         rf"""(?:memory/(?:max_)?device_(?:mem_)?reserved ?\(gib\)|['"]memory\(gib\))['"]?: ['"]?{NUMBER}""",
         re.IGNORECASE,
     ),
-    USED: line_pattern("usage_ratio", rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}GB/"),
+    USED: line_pattern("usage_ratio", rf"\b(?:hip|rocm) mem usage/free/total/usage_ratio:\s*{NUMBER}Gi?B/"),
 }
 """Values in GiB in lines of any kind: Axolotl's and TRL's, ms-swift's, and what Primus asks of the device."""
 
@@ -137,8 +140,8 @@ HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints
 
 def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError if it has no line of a known framework."""
-    values: dict[str, dict[int, dict[str, float]]] = {}
-    bars: Bars = {}
+    values: dict[str, LoggedSteps] = defaultdict(LoggedSteps)
+    bars: Bars = defaultdict(LoggedSteps)
     whole: dict[str, float] = {}
     job: dict[str, int] = {}
     batches: dict[int, int] = {}
@@ -158,26 +161,29 @@ def read_log(path: str | Path) -> LogRun:
         if begun := next(((each, match) for each in BLOCKS if (match := each.step.search(line))), None):
             block = begun[0], int(begun[1][1])
         elif block and (figures := dict(_figures(block[0], line))):
-            values.setdefault(block[0].name, {}).setdefault(block[1], {}).update(figures)
-        if of_step := parts.add(line):
-            values.setdefault(LITGPT, {}).update(of_step)
+            values[block[0].name].put(block[1], figures)
+        for at, of_step in parts.add(line).items():
+            values[LITGPT].put(at, of_step)
         for key, size in _peaks(line):
             whole[key] = max(whole.get(key, 0.0), size)
         whole |= {key: _value(match[1]) for key, pattern in _SUMMARY.items() if (match := pattern.search(line))}
         told = dict(_told(line))
+        if STEPS in told and bars:  # the Trainer says it where it begins to train
+            bars.clear()
+            notes.append(AGAIN.format(1, "the steps of another run"))
         job |= told
         for entry in FORMATS:
             if step := entry.step.search(line):
                 figures = dict(_figures(entry, line))
                 if figures:
-                    values.setdefault(entry.name, {})[int(step[1])] = figures
+                    values[entry.name].put(int(step[1]), figures)
                     batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
                 break
         else:
             if not add_bar(bars, line) and (timers := _TIMERS.search(line)):
-                of = values.setdefault(TIMERS, {})
-                of[len(of) + 1] = {STEP_TIME: sum(map(_value, timers.groups())) * MS}
-    values = values or longest(bars, job.get(STEPS, 0), RESUMED in job) or _ended(whole, job)
+                of = values[TIMERS]
+                of.put(len(of) + 1, {STEP_TIME: sum(map(_value, timers.groups())) * MS})
+    values = values or longest(bars, job.get(STEPS, 0), RESUMED in job, notes) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
     if not values:
         notes = []  # of the same lines once more
@@ -203,6 +209,7 @@ def read_log(path: str | Path) -> LogRun:
         names = ", ".join(sorted(known))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
     name, steps = max(values.items(), key=lambda item: (item[0] != TIMERS, len(item[1])))
+    notes = list(dict.fromkeys([*notes, *steps.notes()]))
     if SAMPLES in summary and name == TRAINER:
         summary[SAMPLES] *= _share_run(job)
     job = {key: job[key] for key in job if key not in (STEPS, RESUMED)}
@@ -256,13 +263,13 @@ def _peaks(line: str) -> Iterator[tuple[str, float]]:
             yield key, _value(match[1]) * GIB
 
 
-def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, dict[int, dict[str, float]]]:
+def _ended(whole: Mapping[str, float], job: Mapping[str, int]) -> dict[str, LoggedSteps]:
     """The one step that stands for all, where only the summary at the end of the Trainer's run is there."""
     steps, share = job.get(STEPS), _share_run(job)
     if whole.get("train_runtime") and steps:
-        return {TRAINER: {steps: {STEP_TIME: whole["train_runtime"] / (steps * share)}}}
+        return {TRAINER: LoggedSteps({steps: {STEP_TIME: whole["train_runtime"] / (steps * share)}})}
     rate = whole.get(RATE)
-    return {TRAINER: {1: {RATE: rate * share}}} if rate else {}
+    return {TRAINER: LoggedSteps({1: {RATE: rate * share}})} if rate else {}
 
 
 def _share_run(job: Mapping[str, int]) -> float:

@@ -3,7 +3,9 @@
 Formats: ``nvidia-smi --query-gpu=...,memory.used --format=csv -l`` and ``--query-compute-apps=...,used_memory``,
 ``nvidia-smi`` (its table), ``nvidia-smi -q``, ``nvidia-smi dmon -s m`` (with ``-o DT`` and ``--format csv``) and
 ``pmon -s m``, gpustat, ``dcgmi dmon -e 252`` (docs.nvidia.com/datacenter/dcgm, DCGM_FI_DEV_FB_USED), dcgm-exporter's
-text, all in MiB, and ``rocm-smi --showmeminfo vram`` (with ``--csv``), in bytes.
+text, ``nvidia-smi -q -x``, and ``amd-smi metric --mem-usage`` (its text, with ``--csv`` and ``--json``; ROCm/amdsmi
+divides by 2**20 and writes MB), all in MiB, and ``rocm-smi --showmeminfo vram`` (with ``--csv`` and ``--json``), in
+bytes.
 """
 
 import re
@@ -15,18 +17,29 @@ from simpar.diagnosis.log_run import CUT, USED, LogRun, make_run
 from simpar.errors import UserError
 from simpar.units import MIB
 
-SMI, DCGM, ROCM, GPUSTAT = MONITORS = "nvidia-smi", "DCGM", "rocm-smi", "gpustat"
-_DEVICE_SECTION = "FB Memory Usage"
-HINTS = ("MiB", "memory.used", "used_gpu_memory", "FB_USED", "VRAM", "#", " MB |", _DEVICE_SECTION)
-USED_TITLES = ("memory.used", "used_gpu_memory", "VRAM Total Used Memory (B)")
+SMI, DCGM, ROCM, GPUSTAT, AMD = MONITORS = "nvidia-smi", "DCGM", "rocm-smi", "gpustat", "amd-smi"
+_SECTIONS = {
+    "FB Memory Usage": (SMI, re.compile(r"\s+Used\s+: (\d+) MiB")),
+    "<fb_memory_usage>": (SMI, re.compile(r"\s*<used>(\d+) MiB</used>")),
+    '"used_vram": {': (AMD, re.compile(r'\s*"value": (\d+)')),
+}
+"""Lines below which the memory of a device stands, and its line."""
+HINTS = ("MiB", "memory.used", "used_gpu_memory", "FB_USED", "VRAM", "#", " MB |", "used_vram", *_SECTIONS)
+USED_TITLES = {
+    "memory.used": SMI, "used_gpu_memory": SMI, "VRAM Total Used Memory (B)": ROCM, "used_vram": AMD,
+}  # fmt: skip
+RECORDS = re.compile(r'"(VRAM Total Used Memory \(B\)|used_vram|memory\.used)":')
+"""What is in the JSON of rocm-smi, amd-smi and gpustat."""
 _OF_LINE = (
     (SMI, re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|"), MIB),
     (DCGM, re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)"), MIB),
     (GPUSTAT, re.compile(r"^\[\d+\] .*\|\s*(\d+) / *\d+ MB \|"), MIB),
-    (ROCM, re.compile(r"^GPU\[\d+\]\s*: VRAM Total Used Memory \(B\): (\d+)"), 1),
+    (ROCM, re.compile(r"VRAM Total Used Memory \(B\)\"?: \"?(\d+)"), 1),
+    (AMD, re.compile(r"\bUSED_VRAM: (\d+) MB"), MIB),
+    (AMD, re.compile(r'"used_vram": \{"value": (\d+)'), MIB),
+    (GPUSTAT, re.compile(r'"memory\.used": (\d+)'), MIB),
 )
-"""Lines that say the memory of one device, and the unit."""
-_USED_OF_SECTION = re.compile(r"\s+Used\s+: (\d+) MiB")
+"""Lines that say the memory of devices, and the unit."""
 _UNTITLED = re.compile(r"[^,]+(?:, [^,]+)*, \d+ MiB(?:, [^,]+)*")
 
 
@@ -48,8 +61,8 @@ class _Table:
 def _table_of(line: str) -> _Table | None:
     """The table that a line of titles begins."""
     titles = [each.strip() for each in line.lstrip("# ").split(",")]
-    if at := [at for at, title in enumerate(titles) if title.startswith(USED_TITLES)]:
-        return _Table(ROCM if "VRAM" in titles[at[0]] else SMI, at[0], ",")
+    if at := [at for at, title in enumerate(titles) if title.startswith(tuple(USED_TITLES))]:
+        return _Table(next(of for each, of in USED_TITLES.items() if titles[at[0]].startswith(each)), at[0], ",")
     if not line.startswith("#"):
         return None
     if "fb" in titles:
@@ -67,22 +80,22 @@ def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | 
     """
     samples: list[float] = []
     table: _Table | None = None
-    name, section, untitled, notes = "", False, 0, tuple[str, ...]()
+    name, section, untitled, notes = "", "", 0, tuple[str, ...]()
     for number, line in enumerate(lines, start=1):
         if number > most and not samples:
             return None
         if table is None and not section and not any(hint in line for hint in HINTS):
             continue
-        match = next(((of, each, unit) for of, pattern, unit in _OF_LINE if (each := pattern.search(line))), None)
-        if match is not None:
-            name = match[0]
-            samples.append(float(match[1][1]) * match[2])
+        of_line = [(of, float(each) * unit) for of, pattern, unit in _OF_LINE for each in pattern.findall(line)]
+        if of_line:
+            name = of_line[0][0]
+            samples.extend(used for _, used in of_line)
             continue
-        if section or line.strip() == _DEVICE_SECTION:
-            value = _USED_OF_SECTION.match(line)
-            section = value is None
-            if value:
-                name = SMI
+        if section or line.strip() in _SECTIONS:
+            section = section or line.strip()
+            name, pattern = _SECTIONS[section]
+            if value := pattern.match(line):
+                section = ""
                 samples.append(float(value[1]) * MIB)
             continue
         if begun := _table_of(line):

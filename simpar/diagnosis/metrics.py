@@ -4,21 +4,24 @@ Names of metrics, from their sources: Megatron-LM training_log (megatron/trainin
 callbacks, torchtitan's MetricsProcessor (torchtitan/components/metrics.py), torchtune's recipes, MaxText's
 metric_logger, nanotron's train_step_logs, Composer's SpeedMonitor and MemoryMonitor (composer/callbacks), the Trainer
 of transformers, ms-swift and Axolotl. Formats: TFRecord and tensorflow/core/util/event.proto, and wandb's datastore.py
-(blocks of LevelDB's log format) with wandb_internal.proto.
+(blocks of LevelDB's log format) with wandb_internal.proto. Lightning's CSVLogger writes what its ThroughputMonitor
+logs; W&B's page exports tables of the same names.
 """
 
+import csv
 import gzip
 import json
 import re
 import struct
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simpar.chakra.wire import WireError, fields
+from simpar.diagnosis.bars import BATCHES, LIGHTNING, TRAINER
 from simpar.diagnosis.log_run import (
     ALLOCATED,
     CLOCK,
@@ -31,6 +34,8 @@ from simpar.diagnosis.log_run import (
     STEP_TIME,
     TFLOPS,
     TOKENS,
+    USED,
+    LoggedSteps,
     LogRun,
     make_run,
     positive,
@@ -42,9 +47,9 @@ from simpar.units import GIB, GIGA, KIB, MIB, MS, TERA
 
 MOST_BYTES = 512 * MIB
 MOST_RECORD = 64 * MIB
+MOST_TITLES = 20_000
 WANDB_START, EVENTS_START = b":W&B", b"brain.Event:"
 BLOCK, BLOCK_HEADER = 32 * KIB, 7
-TRAINER = "Hugging Face Trainer"
 NAMES: Mapping[str, tuple[str, str, float]] = {
     "step_time_s": (OWN, STEP_TIME, 1.0),
     "iteration-time": ("Megatron", STEP_TIME, 1.0),
@@ -75,6 +80,8 @@ NAMES: Mapping[str, tuple[str, str, float]] = {
     "throughput/device/flops_per_sec": ("Composer", TFLOPS, 1 / TERA),
     "memory/peak_allocated_mem": ("Composer", ALLOCATED, GIGA),
     "memory/peak_reserved_mem": ("Composer", RESERVED, GIGA),
+    "device/batches_per_sec": (LIGHTNING, RATE, 1.0),
+    "device/flops_per_sec": (LIGHTNING, TFLOPS, 1 / TERA),
     "throughput/duration": ("Levanter", STEP_TIME, 1.0),
     "throughput/examples_per_second": ("Levanter", SAMPLES, 1.0),
     "speed/wps": ("lingua", TOKENS, 1.0),
@@ -104,9 +111,11 @@ BESIDE_THROUGHPUT = {"iteration-time", "lm loss", "learning-rate", "batch-size",
 """Names that Megatron-LM logs beside its throughput, in TFLOP/s; others' (LLaMA-Factory's) has another unit."""
 OF_RUN = {"train_runtime": "runtime", "train_samples_per_second": SAMPLES, "train_steps_per_second": RATE}
 """What the Trainer logs once, at its end."""
+OF_DEVICE = re.compile(r"(?:system\.)?gpu\.\d+\.memoryAllocatedBytes")
+"""W&B's sample of a device's memory, as the driver shows it."""
 STEP_NAMES = (
     "train/global_step", "trainer/global_step", "global_step", "step", "current_steps", "global_step/max_steps",
-    "steps[global_step/max_steps]", "iteration", "_step",
+    "steps[global_step/max_steps]", "iteration", "_step", "Step",
 )  # fmt: skip
 CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
 FOLDER_LOGS = (
@@ -123,7 +132,9 @@ def is_metrics(head: bytes, text: str) -> bool:
     """Whether the beginning of a file is one of records; ``text`` is the same, decoded and unpacked."""
     if head.startswith(WANDB_START) or EVENTS_START in head[:100]:
         return True
-    if not text.startswith("{") or '"traceEvents"' in text:
+    if not text.startswith("{"):
+        return _has_columns(text)
+    if '"traceEvents"' in text:
         return False
     if re.search(r'"log_history"\s*:', text):
         return True
@@ -142,12 +153,14 @@ def read_metrics(path: str | Path) -> LogRun:
         source, records = "Weights & Biases", _wandb(data, str(path), notes)
     elif EVENTS_START in data[:100]:
         source, records = "TensorBoard", _events(data, str(path), notes)
+    elif _has_columns(text := data.decode(errors="replace").lstrip("\ufeff")):
+        source, records = "CSV", _csv_records(text, str(path), notes)
     else:
-        source, records = "JSON lines", _json_records(data, str(path), notes)
-    steps: dict[int, dict[str, float]] = defaultdict(dict)
+        source, records = "JSON lines", _json_records(text, str(path), notes)
+    steps = LoggedSteps()
     run: dict[str, float] = {}
     known, names, throughput = Counter[str](), set[str](), dict[int, float]()
-    last, began, ended = 0, 0, 0
+    last, began, ended, used = 0, 0, 0, 0.0
     for number, (at, record) in enumerate(records, start=1):
         at = _step_of(record) if at is None else at
         last = max(last, at or 0)
@@ -162,26 +175,34 @@ def read_metrics(path: str | Path) -> LogRun:
                 framework, figure, unit = NAMES[known_name]
                 figures = dict(positive({figure: _number(value) * unit}))
                 known[framework] += len(figures)
-                steps[number if at is None else at] |= figures
+                steps.put(number if at is None else at, figures)
+            elif OF_DEVICE.fullmatch(name):
+                used = max(used, _number(value))
             elif bare == THROUGHPUT and _number(value) > 0:
                 throughput[number if at is None else at] = _number(value)
             elif name in CLOCKS and at is not None:
-                steps[at] = {**dict(positive({CLOCK: _clock(value)})), **steps[at]}  # the first of a step
+                clock = dict(positive({CLOCK: _clock(value)})) | steps.get(at, {})  # the first of a step
+                if known:  # tells where a run begins; clocks are also of evaluations, which count on their own
+                    steps[at] = clock
+                else:
+                    steps.put(at, clock)
     if names & BESIDE_THROUGHPUT:
         known["Megatron"] += len(throughput)
         for at, tflops in throughput.items():
-            steps[at] |= {TFLOPS: tflops}
+            if at in steps or steps.again is None:
+                steps[at] = steps.get(at, {}) | {TFLOPS: tflops}
     source = "LLaMA-Factory" if "current_steps" in names else source
     framework = next((name for name, _ in known.most_common(1)), source)
     share = (ended - began) / ended if ended > began else 1.0  # the Trainer's rates count the steps before a resumption
     whole = {SAMPLES: run[SAMPLES] * share} if SAMPLES in run else {}
-    result = make_run(str(path), framework, steps, whole, {}) if steps else None
+    whole |= {USED: used} if used else {}
+    result = make_run(str(path), framework, steps or {1: {}}, whole, {}) if steps or used else None
     if (result is None or STEP_TIME not in result.figures) and run.keys() & {"runtime", RATE}:
         whole[STEP_TIME] = run["runtime"] / (last * share) if last and "runtime" in run else 1 / (run[RATE] * share)
         result = make_run(str(path), framework, steps or {last: {}}, whole, {})
     if result is None or not result.figures:
         raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")
-    return replace(result, notes=tuple(notes))
+    return replace(result, notes=(*notes, *steps.notes(), *([BATCHES] if framework == LIGHTNING else [])))
 
 
 def _bytes(path: str | Path, notes: list[str]) -> bytes:
@@ -201,9 +222,39 @@ def _bytes(path: str | Path, notes: list[str]) -> bytes:
     return data
 
 
-def _json_records(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
+def _columns(line: str) -> list[str]:
+    """Names of metrics in a line of titles; what W&B's page exports has the name of the run before each."""
+    try:
+        return [cell.rpartition(" - ")[2] for cell in next(csv.reader([line]), [])]
+    except csv.Error:
+        return []
+
+
+def _has_columns(text: str) -> bool:
+    """Whether a text is a table with a metric that is known: Lightning's CSVLogger, or what W&B's page exports."""
+    columns = {name.removeprefix("train/") for name in _columns((text[:MOST_TITLES].splitlines() or [""])[0])}
+    return len(columns) > 1 and not columns.isdisjoint(NAMES) and not columns.isdisjoint(STEP_NAMES)
+
+
+def _csv_records(text: str, path: str, notes: list[str]) -> Iterator[Record]:
+    """Rows of a table, with the cells that are not empty."""
+    titles, *lines = text.splitlines(keepends=True)
+    columns = _columns(titles.rstrip())
+    for number, line in enumerate(lines, start=2):
+        if not line.endswith("\n"):
+            notes.append(CUT.format("a row"))
+            return
+        try:
+            cells = next(csv.reader([line.rstrip("\r\n")]), [])
+        except csv.Error as error:
+            raise UserError(f"{path}:{number}: not a row of a CSV table ({error})") from None
+        if cells and len(cells) != len(columns):
+            raise UserError(f"{path}:{number}: has {len(cells)} cells, and the titles are {len(columns)}")
+        yield None, {name: cell for name, cell in zip(columns, cells, strict=False) if cell}
+
+
+def _json_records(text: str, path: str, notes: list[str]) -> Iterator[Record]:
     """Lines of JSON, one object with all records, or a single record."""
-    text = data.decode(errors="replace").lstrip("\ufeff")
     if re.match(r'\s*\{\s*("[^"]*"\s*:|\n)', text) and re.search(r'"log_history"\s*:', text):
         state = read_json(text, path, finite=False)  # a loss that is NaN
         history = state.get("log_history")
@@ -269,12 +320,16 @@ def _scalar(value: bytes) -> tuple[str, float]:
 
 
 def _wandb(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
-    """Histories of W&B's datastore: record (2) of items (1): key (1) or nested key (2), value as JSON (16)."""
+    """Histories of W&B's datastore: record (2) of items (1): key (1) or nested key (2), value as JSON (16).
+
+    Samples of the system (7) have the same items (3).
+    """
     for number, record in enumerate(_wandb_records(data, path, notes), start=1):
         try:
             for field, history in fields(record):
-                if field == 2 and isinstance(history, bytes):
-                    items = [each for of, each in fields(history) if of == 1 and isinstance(each, bytes)]
+                if field in (2, 7) and isinstance(history, bytes):
+                    item = 1 if field == 2 else 3
+                    items = [each for of, each in fields(history) if of == item and isinstance(each, bytes)]
                     yield None, dict(map(_item, items))
         except (WireError, ValueError) as error:
             raise UserError(f"{path}: record {number}: damaged ({error})") from None

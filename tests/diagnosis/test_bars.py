@@ -76,6 +76,48 @@ def test_records_without_a_time(tmp_path):
         read_log(path)
 
 
+def bars(number, total, step_s):
+    """What tqdm draws over itself from the first step on."""
+    return "\r".join(
+        f"{at}%|#  | {at}/{total} [{int(at * step_s) // 60:02d}:{int(at * step_s) % 60:02d}<01:00, {step_s:5.2f}s/it]"
+        for at in range(1, number + 1)
+    )
+
+
+def test_bars_of_evaluations_are_told_by_how_long_they_run(tmp_path):
+    """More batches than the steps of training so far, again and again, and each of them short."""
+    path = tmp_path / "train.log"
+    path.write_text("\n".join([bars(30, 90, 2.0), bars(50, 50, 1.0), bars(50, 50, 1.0)]))
+    found = read_log(path)
+    assert (found.figures, found.notes) == ({"step_time_s": 2.0}, ())
+
+
+@pytest.mark.parametrize("said", ["", "  Total optimization steps = 30\n"])
+def test_of_two_trainings_the_last_is_answered_and_the_first_is_said(tmp_path, said):
+    """The first has logged more steps than the second so far."""
+    path = tmp_path / "train.log"
+    path.write_text(f"{said}{bars(30, 30, 15.0)}\n{said}{bars(12, 30, 5.0)}\n")
+    found = read_log(path)
+    assert (found.figures, found.steps[1]) == ({"step_time_s": 5.0}, 12)
+    assert found.notes[0].startswith("Steps begin again at 1 after")
+
+
+def test_lightning_counts_batches_in_either_bar(tmp_path):
+    """Of rich, too, beside its bars of validation; that batches are no steps is said."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(
+            f"Epoch {epoch}/9  ━━━━━╸━━━━ {at}/40 0:00:{at:02d} • 0:00:20 0.50it/s v_num: 0.000\n"
+            f"Validation ━━━━━━ {at}/90 0:00:01 • 0:00:01 9.00it/s\n"
+            for epoch in (0, 1)
+            for at in range(1, 41)
+        )
+    )
+    found = read_log(path)
+    assert (found.framework, found.figures, found.steps[1]) == ("Lightning", {"step_time_s": 2.0}, 80)
+    assert found.notes[0].startswith("Lightning counts batches")
+
+
 def test_bars_of_tqdm_loggable(tmp_path):
     """Levanter's, with thousands of steps rounded."""
     path = tmp_path / "train.log"

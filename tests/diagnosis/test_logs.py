@@ -50,6 +50,14 @@ PRIMUS = (
     "hip mem usage/free/total/usage_ratio: 253.38GB/2.60GB/255.98GB/98.98% | "
     "throughput per GPU (TFLOP/s/GPU): 411.9/411.5 | tokens per GPU (tokens/s/GPU): 246.7/238.1 | lm loss: 4.4 |"
 )
+PRIMUS_NEW = (
+    " iteration {i:8d}/      20 | elapsed time per iteration (ms): {ms:.1f}/735.1 | "
+    "rocm mem usage/free/total/usage_ratio: 153.50GiB/102.48GiB/255.98GiB/59.97% | "
+    "compute per GPU (TFLOP/s/GPU): 1290.3 (avg 1162.8)  | tokens/s/GPU inst/harmonic mean: 25032.8/22288.1 | loss: 1 |"
+)
+SWIFT_MEGATRON = (
+    "{{'loss': 0.5, 'iteration': '{i}/100', 'elapsed_time': '1m 23s', 'memory(GiB)': 63.5, 'train_speed(s/it)': 2.0}}"
+)
 BIGSCIENCE = " iteration {i}/ 9 | elapsed time per iteration (s): {s:.2f} | samples per second: 16.0 | TFLOPs: 141.7 |"
 DEEPSPEED_OLD = (
     "[timer.py:198:stop] 0/{i}, RunningAvgSamplesPerSec=9.7, CurrSamplesPerSec={sps}, MemAllocated=0.36GB, "
@@ -167,6 +175,9 @@ def log(folder, template, **values):
         (MAXTEXT, "MaxText", {"step_time_s": 2.0, "tflops": 506.24, "tokens_per_s_per_device": 1051.5}),
         (PRIMUS, "Megatron",
          {"step_time_s": 2.0, "tflops": 411.9, "tokens_per_s_per_device": 246.7, "used_bytes": 253.38 * GIB}),
+        (PRIMUS_NEW, "Megatron",
+         {"step_time_s": 2.0, "tflops": 1290.3, "tokens_per_s_per_device": 25032.8, "used_bytes": 153.5 * GIB}),
+        (SWIFT_MEGATRON, "ms-swift", {"step_time_s": 2.0, "reserved_bytes": 63.5 * GIB}),
         (BIGSCIENCE, "Megatron", {"step_time_s": 2.0, "samples_per_s": 16.0, "tflops": 141.7}),
         (DEEPSPEED_OLD, "DeepSpeed", {"samples_per_s": 16.0, "allocated_bytes": 15.06 * GIB}),
         (DEEPSPEED_PIPE, "DeepSpeed pipeline", {"step_time_s": 2.0, "samples_per_s": 16.0}),
@@ -223,6 +234,23 @@ def test_micro_batches_of_litgpt_are_summed(tmp_path, line):
     result = read_log(path)
     assert (result.framework, result.steps, result.count) == ("LitGPT", (2, 8), 6)
     assert result.figures == {"step_time_s": pytest.approx(2.0)}
+
+
+def test_a_file_of_two_runs(tmp_path):
+    """The last run is answered, without the steps of the first that it has not come to; a resumed one is whole."""
+    path = tmp_path / "train.log"
+
+    def run(first, last, ms):
+        return "".join(f"{BRIDGE.format(i=at, ms=ms)}\n" for at in range(first, last + 1))
+
+    path.write_text(run(1, 40, 9000.0) + run(1, 12, 3000.0))
+    found = read_log(path)
+    assert (found.figures, found.steps[1]) == ({"step_time_s": 3.0}, 12)
+    assert found.notes[0].startswith("Steps begin again at 1 after 40: several runs or ranks in one file")
+    path.write_text(run(1, 40, 3000.0) + run(31, 35, 3000.0))
+    assert read_log(path).steps == (5, 35)
+    path.write_text("".join(run(at, at, 3000.0) + run(max(at - 2, 1), max(at - 2, 1), 3000.0) for at in range(1, 40)))
+    assert read_log(path).notes == (), "two ranks of one run, one of them a little behind"
 
 
 def test_what_python_prints_of_a_dict_is_a_log(tmp_path, capsys):

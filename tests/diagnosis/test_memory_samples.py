@@ -41,9 +41,30 @@ EXPORTER = (
 )
 
 
+XML = (
+    '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n<nvidia_smi_log>\n'
+    "\t<fb_memory_usage>\n\t\t<total>81559 MiB</total>\n\t\t<used>{most} MiB</used>\n\t</fb_memory_usage>\n"
+    "\t<bar1_memory_usage>\n\t\t<used>131000 MiB</used>\n\t</bar1_memory_usage>\n"
+)
+AMD = "GPU: 0\n    MEM_USAGE:\n        TOTAL_VRAM: 196592 MB\n        USED_VRAM: {most} MB\n        FREE_VRAM: 1 MB\n"
+AMD_CSV = "gpu,total_vram,used_vram,free_vram\n0,196592,1000,195592\n1,196592,{most},1\n"
+AMD_JSON = (
+    '[{{"gpu": 0, "mem_usage": {{"total_vram": {{"value": 196592, "unit": "MB"}}, '
+    '"used_vram": {{"value": {most}, "unit": "MB"}}}}}}]'
+)
+AMD_LONG = AMD_JSON.replace("{{", "{{\n").replace("}}", "\n}}").replace(", ", ",\n  ")
+GPUSTAT_JSON = '{{"gpus": [{{"index": 0, "memory.used": 1000}}, {{"index": 1, "memory.used": {most}}}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
+        (XML, "nvidia-smi"),
+        (AMD, "amd-smi"),
+        (AMD_CSV, "amd-smi"),
+        (AMD_JSON, "amd-smi"),
+        (AMD_LONG, "amd-smi"),
+        (GPUSTAT_JSON, "gpustat"),
         (CSV, "nvidia-smi"),
         (TABLE, "nvidia-smi"),
         (DMON, "nvidia-smi"),
@@ -72,6 +93,8 @@ def test_the_most_of_any_device(tmp_path, text, name):
     "text",
     [
         "device,VRAM Total Memory (B),VRAM Total Used Memory (B)\ncard0,206141652992,1048576\ncard1,206141652992,{n}\n",
+        '{{"card0": {{"VRAM Total Memory (B)": "206141652992", "VRAM Total Used Memory (B)": "{n}"}}}}',
+        '{{\n  "card0": {{\n    "VRAM Total Used Memory (B)": "{n}"\n  }}\n}}\n',
         "GPU[0]\t\t: VRAM Total Memory (B): 206141652992\nGPU[0]\t\t: VRAM Total Used Memory (B): {n}\n",
     ],
 )

@@ -104,6 +104,18 @@ def lines(records):
          lines({"current_steps": at, "total_steps": 90, "loss": 1.0, "throughput": 5400.0, "vram_reserved": 40.0,
                 "elapsed_time": f"0:00:{7 + 2 * at:02d}"} for at in range(1, 9)),
          "LLaMA-Factory", {"step_time_s": 2.0, "reserved_bytes": 40 * GIB}),
+        ("metrics.csv",
+         "".join(["device/batches_per_sec,device/flops_per_sec,epoch,step\r\n", ",,0,0\r\n",
+                  *(f"0.5,3e14,0,{at}\r\n" for at in range(1, 8))]).encode(),
+         "Lightning", {"step_time_s": 2.0, "tflops": 300.0}),
+        ("wandb_export.csv",
+         "".join(['"Step","sft-1 - train/memory(GiB)","sft-1 - train/memory(GiB)__MIN","_timestamp"\n',
+                  *(f'"{at}","2.5","1.5","{START + 2 * at}"\n' for at in range(1, 8))]).encode(),
+         "ms-swift", {"step_time_s": 2.0, "reserved_bytes": 2.5 * GIB}),
+        ("wandb-events.jsonl",
+         lines({"_timestamp": START + at, "system.gpu.0.memoryAllocatedBytes": at * GIB, "system.gpu.0.gpu": 98}
+               for at in range(1, 8)),
+         "JSON lines", {"used_bytes": 7 * GIB}),
         ("automodel.jsonl", lines({"step": at, "loss": 1.0, "tps": 16384.0, "tps_per_gpu": 2048.0} for at in range(8)),
          "NeMo Automodel", {"tokens_per_s_per_device": 2048.0}),
         ("trainer_state.json",
@@ -121,6 +133,30 @@ def test_records_of_every_kind(tmp_path, name, data, framework, figures):
         assert kind_of(path) == METRICS
         found = read_metrics(path)
         assert (found.framework, found.figures) == (framework, pytest.approx(figures, rel=1e-5))
+
+
+def test_the_driver_shows_memory_in_the_datastore_of_wandb(tmp_path):
+    """Samples of the system have items of their own beside the histories."""
+    sample = chunk(3, chunk(1, b"gpu.1.memoryAllocatedBytes") + varint(16 << 3 | 2) + varint(11) + b"70000000000")
+    other = chunk(3, chunk(1, b"gpu.process.1.memoryAllocatedBytes") + varint(16 << 3 | 2) + varint(4) + b"9e99")
+    stats = chunk(7, sample + other)
+    path = tmp_path / "run-a.wandb"
+    path.write_bytes(wandb(history(6)) + struct.pack("<IHB", 0, len(stats), 1) + stats)
+    assert read_metrics(path).figures == {"step_time_s": pytest.approx(2.0), "used_bytes": 7e10}
+
+
+def test_records_of_two_runs(tmp_path):
+    """LLaMA-Factory appends to the file of the run before: the last run is answered, and it is said."""
+    path = tmp_path / "trainer_log.jsonl"
+    path.write_bytes(
+        b"".join(
+            lines({"current_steps": at, "elapsed_time": f"0:{at * s // 60:02d}:{at * s % 60:02d}"} for at in steps)
+            for s, steps in ((30, range(1, 50)), (20, range(1, 25)))
+        )
+    )
+    found = read_metrics(path)
+    assert (found.figures, found.steps[1]) == ({"step_time_s": 20.0}, 24)
+    assert found.notes[0].startswith("Steps begin again at 1 after 49")
 
 
 def test_a_folder_of_an_offline_run(tmp_path, capsys):
@@ -152,6 +188,7 @@ WHOLE = {
     "a.jsonl": lambda: lines(history(40, peak_memory_alloc=1.0)),
     "a.tfevents": lambda: events(40, tflops=1.0),
     "a.wandb": lambda: wandb(history(40, peak_memory_alloc=1.0)),
+    "a.csv": lambda: b"step,tflops,name\n" + b"".join(b"%d,2.0,%050d\n" % (at, at) for at in range(40)),
 }
 
 
@@ -165,7 +202,8 @@ def test_a_run_that_was_killed_is_read_up_to_its_end(tmp_path, capsys, name, pac
     path.write_bytes(data)
     full = read_metrics(path)
     assert full.notes == ()
-    cuts = range(len(data) // 2, len(data) - 1, max(1, len(data) // 60))
+    trailer = 8 * packed  # of gzip, which has no data
+    cuts = range(len(data) // 2, len(data) - trailer - 1, max(1, len(data) // 60))
     for cut in cuts:
         path.write_bytes(data[:cut])
         found = read_metrics(path)
@@ -184,6 +222,8 @@ def test_a_run_that_was_killed_is_read_up_to_its_end(tmp_path, capsys, name, pac
         ("a.jsonl", lines(history(2)) + b'{"train/loss": \n', "a.jsonl:3: not valid JSON"),
         ("a.jsonl", lines(history(2)) + b'{"train/loss": \n{}', "a.jsonl:3: not valid JSON"),
         ("a.jsonl", lines(history(2)) + b"[1]\n", "a.jsonl:3: wants a record of metrics"),
+        ("a.csv", b"step,tflops\n1,2.0\n2,2.0,3\n", "a.csv:3: has 3 cells, and the titles are 2"),
+        ("a.csv", b"step,tflops\n1,2.0\n2," + b"9" * 200_000 + b"\n", "a.csv:3: not a row of a CSV table"),
         ("a.jsonl", b'{"accuracy": 1.0}\n', "JSON lines without a metric that is known"),
         ("a.tfevents", events(3, tflops=1.0) + b"\xff" * 40, "event 5, at byte .*: cut short or damaged"),
         ("a.tfevents", events(1, tflops=1.0)[:38], "event 1, at byte 0: cut short or damaged"),
