@@ -125,13 +125,19 @@ class AgeReport(Strict):
 
 
 class WeightsReport(Strict):
-    """One update of the weights of generation: bytes of the fullest device and node, and seconds."""
+    """One update of the weights of generation: seconds, and bytes of the fullest device and node (NVLink domain).
+
+    It is ``flows`` over links; what all of them put on ``slowest_link`` takes ``slowest_link_seconds``.
+    """
 
     method: str
     seconds: float
     whole_bytes: float
     received_per_device_bytes: float
     received_per_node_bytes: float
+    flows: int = 0
+    slowest_link: str = ""
+    slowest_link_seconds: float = 0.0
 
 
 class PostTrainingFigures(Strict):

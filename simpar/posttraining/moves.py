@@ -2,23 +2,11 @@
 
 Layers are rows and tensor-parallel parts are columns of a grid (experts have a grid of their own, whose columns are
 experts). A device of either side holds a rectangle of it; under ZeRO-3 a rank holds an equal share of its rectangle. So
-for every rollout device the bytes that it needs and does not have, those of them that its node has, and those that come
-from other nodes are sums over cells, and hold for any two layouts.
+for every rollout device the bytes that it needs and does not have, those of them that its place has, and those that
+come from other places are sums over cells, and hold for any two layouts. A place is what its devices reach each other
+in without a network: a node, or all nodes of an NVLink domain.
 
-    time = latency + max(port: from its node, NICs of the receiving node, NICs of the sending nodes) + copies in memory
-
-The parts overlap layer by layer, as buckets of tensors go. With "gathered" a device needs the whole grid, and engines
-apart get it by broadcasts of one rank [NeMo-RL, nemo_rl/utils/packed_tensor.py; vLLM, examples of weight transfer: NCCL
-from rank 0]. NCCL sends a broadcast along a ring, where each node passes on what it receives while more arrives. So W
-bytes enter every node and leave every one but the last once, however many there are:
-
-    W / min(NICs of the first node, NICs of a receiving node) + a hop for each node.
-
-Where one rank of the first node is in the ring, alone, its NICs are those next to its device: nodes have a NIC for each
-device, or share a few. Engines on the node that trains receive over its own links.
-
-With "resharded" parts differ, and training nodes send every replica its own: R nodes that need W take R W of the NICs
-of all training nodes together.
+Over which links they go, and how long that takes, is :mod:`simpar.posttraining.weight_flows`.
 """
 
 from functools import cached_property
@@ -26,14 +14,14 @@ from functools import cached_property
 import numpy as np
 
 from simpar.architectures.graph import Block, evaluate
-from simpar.cost.collectives.parameters import parameters
 from simpar.dataclass import dataclass
-from simpar.hardware.cluster import Cluster
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.post_training import WeightMoves
 from simpar.posttraining.engine import ServingEngine
-from simpar.units import DTYPE_BYTES, US, Floats, Ints
+from simpar.units import DTYPE_BYTES, Floats, Ints, unique
 
 SENT = DTYPE_BYTES["bf16"]
 """Bytes of a value on its way: engines quantise what they receive."""
@@ -55,8 +43,31 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where the devices of a pool are: ranks of ``cluster`` from ``first``; ``of`` is the place of each, in order."""
+
+    cluster: Cluster
+    first: int
+    of: Ints
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """The devices' numbers in their cluster."""
+        return self.first + np.arange(len(self.of))
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """The places that the pool has devices in, ascending."""
+        return unique(self.of)
+
+    def index(self, place: int) -> Ints:
+        """The devices in a place, as their positions in the pool."""
+        return np.flatnonzero(self.of == place)
+
+
+@dataclass(frozen=True)
 class Received:
-    """Bytes of a weight update: of the fullest device from its own node, of the fullest node from others, and in all.
+    """Bytes of a weight update: of the fullest device from its place, of the fullest place from others, and in all.
 
     ``own`` are those that the fullest device has already, ``needed`` what it keeps of all.
     """
@@ -67,6 +78,27 @@ class Received:
     own: float
     needed: float
     whole: float
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One grid of an update: bytes of its ``cells``, and shares of them.
+
+    By device of the targets what it ``needs`` and has as its ``own``; by place of the targets what some device of it
+    ``wants`` and what lies ``beside`` these; by place of the sources what it has (``held``).
+    """
+
+    cells: Floats
+    needs: Floats
+    own: Floats
+    wants: Floats
+    beside: Floats
+    held: Floats
+
+    @cached_property
+    def held_in_all(self) -> Floats:
+        """Shares that all places of the sources have together."""
+        return np.asarray(self.held.sum(axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -151,91 +183,112 @@ class Resharding:
         return Holding(mine[:, :, None] * dense[:, None, :], mine[:, :, None] * experts[:, None, :])
 
     @cached_property
-    def received(self) -> Received:
-        """Bytes of one update of all replicas."""
-        nodes = self.targets.node_of(np.arange(self.targets.world_size))
-        device, own, node, kept = (np.zeros(n) for n in (len(nodes), len(nodes), int(nodes.max()) + 1, len(nodes)))
+    def places(self) -> tuple[Places, Places]:
+        """Where weights come from and where they go. Raises UserError for pools that no network joins."""
+        mine, theirs = self.sources, self.targets
+        if self.is_same_node:
+            one, other = (Places(each, 0, np.zeros(each.world_size, dtype=np.int64)) for each in (mine, theirs))
+            return one, other
+        if self.is_same_pool:
+            here = Places(mine, 0, mine.domain_of(np.arange(mine.world_size)))
+            return here, here
+        if mine.profile == theirs.profile:
+            both = make_cluster(mine.profile, mine.nodes + theirs.nodes)
+            of, first = both.domain_of(np.arange(both.world_size)), mine.world_size
+            return Places(both, 0, of[:first]), Places(both, first, of[first:])
+        for each in (mine, theirs):
+            if each.profile.scale_out is None:
+                raise UserError(f"hardware {each.profile.name}: has no network; allowed for pools apart: with one")
+        own, apart = (each.domain_of(np.arange(each.world_size)) for each in (mine, theirs))
+        return Places(mine, 0, own), Places(theirs, 0, int(own.max()) + 1 + apart)
+
+    @cached_property
+    def grids(self) -> tuple[Cells, Cells]:
+        """What moves of the two grids."""
+        sources, targets = self.places
+        near = np.searchsorted(sources.numbers, targets.numbers)
+        shared = np.isin(targets.numbers, sources.numbers)
+        result = []
         for grid in (DENSE, EXPERT):
             cells = self.row_bytes[grid][:, None] / self.columns[grid]
-            shard = self.served.of(grid)
-            need = np.ones_like(shard) if self.moves.method == "gathered" else shard
-            have = self.trained.of(grid) if self.is_same_pool else np.zeros_like(shard)
-            in_node = np.minimum(_by_node(have, nodes, np.add), 1.0)
-            wanted = _by_node(need, nodes, np.maximum)
-            own += (need * np.minimum(have, 1.0) * cells).sum(axis=(1, 2))
-            device += (need * (in_node[nodes] - np.minimum(have, 1.0)) * cells).sum(axis=(1, 2))
-            # what comes from other nodes enters once, and goes on inside
-            missing = (need * (1.0 - in_node[nodes]) * cells).sum(axis=(1, 2))
-            device += missing
-            node += (wanted * (1.0 - in_node) * cells).sum(axis=(1, 2))
-            kept += (shard * cells).sum(axis=(1, 2))
-        fullest = int(np.argmax(device))
-        share = self._share
+            shard, have = self.served.of(grid), np.minimum(self.trained.of(grid), 1.0)
+            needs = np.ones_like(shard) if self.moves.method == "gathered" else shard
+            held = np.minimum(_by_place(have, sources.of, np.add), 1.0)
+            beside = np.zeros((len(shared), *held.shape[1:]))
+            beside[shared] = held[near[shared]]
+            own = have if self.is_same_pool else np.zeros_like(shard)
+            wants = _by_place(needs, targets.of, np.maximum)
+            result.append(Cells(cells, needs, own, wants, beside, held))
+        return result[0], result[1]
+
+    @cached_property
+    def by_device(self) -> tuple[Floats, Floats]:
+        """Bytes that every target device receives from its place, and those that come from others."""
+        at = np.searchsorted(self.places[1].numbers, self.places[1].of)
+        near, far = np.zeros(len(at)), np.zeros(len(at))
+        for one in self.grids:
+            beside = one.beside[at]
+            near += (one.needs * np.maximum(beside - one.own, 0.0) * one.cells).sum(axis=(1, 2))
+            far += (one.needs * (1.0 - beside) * one.cells).sum(axis=(1, 2))
+        return near * self.share_sent, far * self.share_sent
+
+    @cached_property
+    def into_place(self) -> Floats:
+        """Bytes that enter every target place from others, once each."""
+        entering = sum((one.wants * (1.0 - one.beside) * one.cells).sum(axis=(1, 2)) for one in self.grids)
+        return np.asarray(entering, dtype=np.float64) * self.share_sent
+
+    def crossing(self, place: int) -> Floats:
+        """Bytes that every source place sends to a target place (by index), in proportion to what it has."""
+        sources, targets = self.places
+        near = sources.numbers == targets.numbers[place]
+        result = np.zeros(len(near))
+        for one in self.grids:
+            entering = one.wants[place] * (1.0 - one.beside[place]) * one.cells
+            others = one.held_in_all - one.held[near].sum(axis=0)
+            each = entering / np.where(others > 0, others, 1.0)
+            result += one.held.reshape(len(near), -1) @ each.ravel()
+        return np.asarray(np.where(near, 0.0, result) * self.share_sent, dtype=np.float64)
+
+    @cached_property
+    def received(self) -> Received:
+        """Bytes of one update of all replicas."""
+        near, far = self.by_device
+        fullest = int(np.argmax(near + far))
+        own = sum(float((one.needs[fullest] * one.own[fullest] * one.cells).sum()) for one in self.grids)
+        kept = sum((self.served.of(at) * one.cells).sum(axis=(1, 2)) for at, one in enumerate(self.grids))
         return Received(
-            from_node=float(device.max()) * share,
-            into_node=float(node.max()) * share,
-            from_others=float(node.sum()) * share,
-            own=float(own[fullest]),
-            needed=float(kept.max()),
+            from_node=float((near + far).max()),
+            into_node=float(self.into_place.max()),
+            from_others=float(self.into_place.sum()),
+            own=own,
+            needed=float(np.max(kept)),
             whole=float(self.row_bytes.sum()),
         )
 
     @property
-    def _share(self) -> float:
+    def share_sent(self) -> float:
         """Bytes that are sent over those of all values."""
         changed = self.moves.changed
         return changed if changed == 1.0 else min(1.0, changed * (1.0 + POSITION_BYTES / SENT))
 
-    @cached_property
-    def time_s(self) -> float:
-        """Seconds of one update of all replicas."""
-        received, target, up = self.received, parameters(self.targets), self.targets.profile.scale_up
-        inside = received.from_node / (up.bandwidth * target["send_efficiency"])
-        over = self._network_s if received.into_node and not self.is_same_node else 0.0
-        latency = (target["base_us"] + self._hops * target["nic_hop_us"]) * US
-        parts = [inside, over]
-        if self.moves.through == "host":
-            held = received.whole / self._copies_apart
-            parts = [
-                over,
-                held * self._share / host_rate(self.sources),
-                received.needed * self._share / host_rate(self.targets),
-            ]
-        copied = (2.0 * received.from_node + 2.0 * received.needed) / self.engine.kernels.bandwidth
-        return float(latency + max(parts) + copied + self.moves.overhead)
-
     @property
-    def _is_broadcast(self) -> bool:
-        """Whether nodes pass on to others what they receive."""
+    def is_broadcast(self) -> bool:
+        """Whether places pass on to others what they receive."""
         return self.moves.method == "gathered" and not self.is_same_pool
 
     @property
-    def _hops(self) -> int:
-        """Nodes that a value goes through, one after the other."""
-        return self.targets.nodes if self._is_broadcast and not self.is_same_node else 1
-
-    @property
-    def _network_s(self) -> float:
-        """Seconds of the busiest NICs."""
-        received, out = self.received, self.targets.profile.scale_out
-        sending = self.sources.profile.scale_out or out
-        assert out is not None, "a pool of several nodes has a network"
-        assert sending is not None, "as has the one that sends to it"
-        rate = out.nics_per_node * out.nic_bandwidth * parameters(self.targets)["nic_efficiency"]
-        nics = sending.nics_per_node
-        if self._is_broadcast and self.moves.senders == "rank":
-            nics = max(1, nics // self.sources.profile.devices_per_node)
-        sent = nics * sending.nic_bandwidth * parameters(self.sources)["nic_efficiency"]
-        if self._is_broadcast:
-            return received.into_node / min(rate, sent)
-        return max(received.into_node / rate, received.from_others / self.sources.nodes / sent)
-
-    @property
-    def _copies_apart(self) -> int:
+    def copies_apart(self) -> int:
         """Training devices that hold one copy of the weights together."""
         layout = self.layout
         ranks = int(layout.tp) * int(getattr(layout, PIPELINE))
         return ranks * int(layout.shards) if int(layout.zero) == 3 else ranks
+
+    @property
+    def copied_s(self) -> float:
+        """Seconds of copies in a device's memory: what arrives is read and written, and what is kept once more."""
+        received = self.received
+        return (2.0 * received.from_node + 2.0 * received.needed) / self.engine.kernels.bandwidth
 
 
 def _columns(part: Ints, parts: int, columns: int) -> Floats:
@@ -244,9 +297,9 @@ def _columns(part: Ints, parts: int, columns: int) -> Floats:
     return covered
 
 
-def _by_node(held: Floats, nodes: Ints, combine: np.ufunc) -> Floats:
-    """Holdings of all devices of a node together; devices of a node follow each other."""
-    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+def _by_place(held: Floats, places: Ints, combine: np.ufunc) -> Floats:
+    """Holdings of all devices of a place together; devices of a place follow each other."""
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
     return np.asarray(combine.reduceat(held, starts, axis=0), dtype=np.float64)
 
 

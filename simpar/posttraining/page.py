@@ -14,7 +14,7 @@ from simpar.posttraining.answer import PostTrainingFigures, PostTrainingResult, 
 from simpar.posttraining.memory import RESERVED
 from simpar.posttraining.picture import COLOUR
 from simpar.posttraining.program import KINDS
-from simpar.posttraining.terminal import headline, tables
+from simpar.posttraining.terminal import headline, tables, weights_rows
 from simpar.report.html import environment, fill_template
 from simpar.report.html.data import Bar
 from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, UPDATE, WAITING, WEIGHT
@@ -62,8 +62,8 @@ def page_data(result: PostTrainingResult) -> dict[str, Any]:
             "cache_tokens": f"{memory.cache_tokens:,}",
             "cache_share": f"{memory.peak_cache_share:.0%}",
         },
-        "texts": tables(figures)[-1][1],
-        "weights": _weights(figures),
+        "texts": dict(tables(figures))["Texts, tokens"],
+        "weights": list(weights_rows(figures)),
         "assumed": figures.assumed,
         "not_modelled": figures.not_modelled,
         "legend": [(f"{kind}: {words}", COLOUR[kind]) for kind, words in KINDS.items()],
@@ -186,17 +186,6 @@ def _side(name: str, side: SideMemory) -> dict[str, Any]:
     }
 
 
-def _weights(figures: PostTrainingFigures) -> list[tuple[str, str]]:
-    moved = figures.weights
-    return [
-        ("how", moved.method),
-        ("takes", format_seconds(moved.seconds)),
-        ("all weights", format_bytes(moved.whole_bytes)),
-        ("into a device", format_bytes(moved.received_per_device_bytes)),
-        ("into a node, over the network", format_bytes(moved.received_per_node_bytes)),
-    ]
-
-
 def series(result: PostTrainingResult) -> dict[str, Any]:
     """Blocks and memory curves in whole nanoseconds and KiB, as the charts of a page take them.
 
@@ -244,10 +233,14 @@ def _blocks(result: PostTrainingResult, codes: Ints, at: int) -> dict[str, list[
     slices = result.timeline.slices
     mine = np.flatnonzero((slices.class_id == at) & (slices.finish_ns > slices.start_ns))
     mine = mine[np.argsort(slices.start_ns[mine], kind="stable")]
-    start = slices.start_ns[mine]
+    start, finish = slices.start_ns[mine], slices.finish_ns[mine]
+    if at == len(result.timeline.classes) - 1:  # flows at the same time are one block
+        _, first, which = np.unique(slices.microbatch[mine], return_index=True, return_inverse=True)
+        finish = np.array([finish[which == each].max() for each in range(len(first))], dtype=np.int64)
+        mine, start = mine[first], start[first]
     return {
         "start": np.diff(start, prepend=0).tolist(),
-        "duration": (slices.finish_ns[mine] - start).tolist(),
+        "duration": (finish - start).tolist(),
         "kind": codes[slices.label[mine]].tolist(),
         "chunk": np.zeros(len(mine), dtype=int).tolist(),
         "microbatch": slices.microbatch[mine].tolist(),

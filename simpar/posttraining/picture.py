@@ -12,6 +12,7 @@ from simpar.posttraining.answer import PostTrainingResult
 from simpar.posttraining.memory import RESERVED
 from simpar.posttraining.program import KINDS
 from simpar.posttraining.terminal import headline, lead_lines
+from simpar.posttraining.weight_flows import FLOW
 from simpar.report.figures import clean, new_figure, save_figure
 from simpar.report.palette import AGAIN, BACKWARD, COMM, FORWARD, HOST, INK
 from simpar.units import GIB, NS_PER_S
@@ -19,7 +20,7 @@ from simpar.units import GIB, NS_PER_S
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOUR = {"generate": FORWARD, "score": AGAIN, "train": BACKWARD, "weights": COMM, "switch": HOST}
+COLOUR = {"generate": FORWARD, "score": AGAIN, "train": BACKWARD, "weights": COMM, FLOW: COMM, "switch": HOST}
 MOST_ROWS = 24
 BAR = 0.8
 

@@ -26,6 +26,7 @@ from simpar.posttraining.program import program_of
 from simpar.posttraining.replica import Replica, ReplicaLimits
 from simpar.posttraining.summary import summarise_history
 from simpar.posttraining.trained import TrainingSide
+from simpar.posttraining.weight_flows import NewWeights, updates_of
 from simpar.program.ir.program import Timing
 from simpar.stacks.stack import Stack
 from simpar.units import Ints, to_ns
@@ -61,9 +62,9 @@ def post_train(
 def simulate_setting(setting: "PostTrainingSetting", engine: str = "auto") -> PostTrainingResult:
     """The answer for both sides of a step. Raises UserError for an unknown engine, and where a sequence cannot fit."""
     history = setting.run()
-    program = program_of(history.intervals, setting.num_replicas)
-    timing: Timing = choose_engine(engine, program)(program)
-    return summarise_history(setting, history, program, timing)
+    steps = program_of(history.intervals, setting.num_replicas, setting.new_weights)
+    timing: Timing = choose_engine(engine, steps.program)(steps.program)
+    return summarise_history(setting, history, steps, timing)
 
 
 def as_section(post_training: Any) -> PostTraining:
@@ -184,13 +185,22 @@ class PostTrainingSetting:
         )  # fmt: skip
 
     @cached_property
-    def resharding(self) -> Resharding:
-        """How weights go from one layout to the other; to both pools at once, of which this is the slower one."""
+    def reshardings(self) -> tuple[Resharding, ...]:
+        """How weights go from the layout that trains to replicas there, and to a pool of their own."""
         layout, cluster, section = self.trained.usual.layout, self.trained.cluster, self.section
         targets = [(cluster, True)] * section.takes_turns + [(self.pool, False)] * section.has_pool
         near = self.shares_node
-        moves = [Resharding(layout, self.served, cluster, to, section.weights, same, near) for to, same in targets]
-        return max(moves, key=lambda one: one.time_s)
+        return tuple(
+            Resharding(layout, self.served, cluster, to, section.weights, same, near and not same)
+            for to, same in targets
+        )  # fmt: skip
+
+    @cached_property
+    def new_weights(self) -> NewWeights:
+        """The flows of new weights, to all pools at once."""
+        moved = self.reshardings
+        on_trainers = tuple(each.is_same_pool for each in moved)
+        return NewWeights(updates_of(moved), on_trainers, self.num_joined, self.section.weights.overhead)
 
     @cached_property
     def switch_s(self) -> float:
@@ -208,7 +218,7 @@ class PostTrainingSetting:
             return int(to_ns(float(sum(update.passes_s.values())))), int(to_ns(float(update.training_s)))
 
         switch_ns = int(to_ns(float(self.switch_s)))
-        return Durations(batch_ns, int(to_ns(float(self.resharding.time_s))), switch_ns, switch_ns)
+        return Durations(batch_ns, self.new_weights.time_ns, switch_ns, switch_ns)
 
     def run(self, *, skips: bool = True) -> History:
         """Simulate the section's steps; without ``skips`` every iteration by itself."""

@@ -24,9 +24,10 @@ from simpar.posttraining.answer import (
 from simpar.posttraining.lengths import draw_step
 from simpar.posttraining.memory import curves, fullest_replica, sides
 from simpar.posttraining.pools import History, Interval
-from simpar.posttraining.program import TRAINING
+from simpar.posttraining.program import TRAINING, StepsProgram
+from simpar.posttraining.weight_flows import FLOW
 from simpar.posttraining.words import assumptions, limits, not_modelled
-from simpar.program.ir.program import Program, Timing
+from simpar.program.ir.program import Timing
 from simpar.report.timeline import RankClass, Slices, Timeline
 from simpar.units import HOUR_S, NS_PER_S, Indices, Ints
 
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
 
 
 def summarise_history(
-    setting: PostTrainingSetting, history: History, program: Program, timing: Timing
+    setting: PostTrainingSetting, history: History, steps: StepsProgram, timing: Timing
 ) -> PostTrainingResult:
-    """The answer for both pools; ``timing`` are the times of the ops of ``program``."""
+    """The answer for both pools; ``timing`` are the times of the ops of their Program."""
     window = measured_window(setting, history)
     speed, parts = _speed(setting, history, window), _parts(setting, history, window)
     generation = _generation(setting, history, window)
     ages = [age for step in history.steps for age in step.ages]
-    received, moves = setting.resharding.received, setting.section.weights
     figures = PostTrainingFigures(
         speed=speed,
         parts_s=parts,
@@ -56,19 +56,13 @@ def summarise_history(
         staleness=AgeReport(
             allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))
         ),
-        weights=WeightsReport(
-            method=moves.method,
-            seconds=setting.resharding.time_s,
-            whole_bytes=received.whole,
-            received_per_device_bytes=received.from_node,
-            received_per_node_bytes=received.into_node,
-        ),
+        weights=_weights(setting),
         limits=tuple(limits(setting, speed, parts, generation)),
         assumed=(*setting.assumed, *assumptions(setting)),
         not_modelled=tuple(not_modelled(setting)),
         setup=_setup(setting),
     )
-    drawn = timeline_of(setting, program, timing)
+    drawn = timeline_of(setting, steps, timing)
     return PostTrainingResult(figures, drawn, curves(setting, history), fullest_replica(history))
 
 
@@ -182,6 +176,22 @@ def _lengths(setting: PostTrainingSetting, history: History) -> LengthsReport:
     )
 
 
+def _weights(setting: PostTrainingSetting) -> WeightsReport:
+    """One update; bytes are those of the pool whose devices or places receive most."""
+    received = [each.received for each in setting.reshardings]
+    link, seconds = setting.new_weights.slowest
+    return WeightsReport(
+        method=setting.section.weights.method,
+        seconds=setting.new_weights.time_s,
+        whole_bytes=received[0].whole,
+        received_per_device_bytes=max(each.from_node for each in received),
+        received_per_node_bytes=max(each.into_node for each in received),
+        flows=sum(len(each.flows) for each in setting.new_weights.updates),
+        slowest_link=link,
+        slowest_link_seconds=seconds,
+    )
+
+
 def _setup(setting: PostTrainingSetting) -> dict[str, object]:
     trained = setting.trained
     return {
@@ -196,24 +206,31 @@ def _setup(setting: PostTrainingSetting) -> dict[str, object]:
     }
 
 
-def timeline_of(setting: PostTrainingSetting, program: Program, timing: Timing) -> Timeline:
-    """Every op on each of its streams, at the times that an engine gave it."""
-    stream, op = program.streams.owners(), program.streams.item
-    ops, none = program.ops, np.full(len(op), -1, dtype=np.int64)
-    owner = program.stream_class[stream]
+def timeline_of(setting: PostTrainingSetting, steps: StepsProgram, timing: Timing) -> Timeline:
+    """Every interval on each of its streams, and flows of weights on theirs, at the times that an engine gave them."""
+    program = steps.program
+    kinds = np.array([label.kind for label in program.labels])
+    ops, start_ns = program.ops, timing.start_ns.copy()
+    whole = len(steps.first)
+    start_ns[:whole] = timing.start_ns[steps.first]
+    drawn = (np.arange(len(ops)) < whole) | (kinds[ops.label] == FLOW)
+    placed = np.flatnonzero(drawn[program.streams.item])
+    stream, op = program.streams.owners()[placed], program.streams.item[placed]
+    owner, none = program.stream_class[stream], np.full(len(op), -1, dtype=np.int64)
+    last = len(program.class_names) - 1
 
     def column(values: Indices) -> Ints:
         return np.asarray(values[op], dtype=np.int64)
 
     slices = Slices(
         class_id=np.asarray(owner, dtype=np.int64),
-        stream=(np.asarray(owner) > 0).astype(np.int64),
-        start_ns=column(timing.start_ns),
+        stream=np.asarray((owner > 0).astype(np.int64) + (owner == last), dtype=np.int64),
+        start_ns=column(start_ns),
         finish_ns=column(timing.finish_ns),
         label=column(ops.label),
         stage=none,
         microbatch=column(ops.microbatch),
-        size_bytes=np.zeros(len(op), dtype=np.int64),
+        size_bytes=column(ops.work_bytes),
         inner=none,
     )
     devices = setting.section.rollout.devices
@@ -223,6 +240,7 @@ def timeline_of(setting: PostTrainingSetting, program: Program, timing: Timing) 
         *(
             RankClass(f"replica {at}", at + 1, first + at * devices, devices) for at in range(setting.num_replicas)
         ),
+        RankClass(program.class_names[last], last, 0, 1),
     )  # fmt: skip
     arrows = np.zeros((0, 2), dtype=np.int64)
-    return Timeline(slices, program.labels, classes, ("training", "generation"), arrows)
+    return Timeline(slices, program.labels, classes, ("training", "generation", "links"), arrows)

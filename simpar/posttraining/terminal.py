@@ -52,6 +52,7 @@ def tables(figures: PostTrainingFigures) -> tuple[tuple[str, ReportTable], ...]:
         ("Where a step of a replica goes (mean over replicas)", _generation(figures)),
         ("Memory of the fullest device", _memory(figures)),
         ("Texts, tokens", _lengths(figures)),
+        ("New weights for generation", _weights(figures)),
     )
 
 
@@ -149,3 +150,20 @@ def _lengths(figures: PostTrainingFigures) -> ReportTable:
             ),
         ],
     )  # fmt: skip
+
+
+def weights_rows(figures: PostTrainingFigures) -> Iterator[tuple[str, str]]:
+    """How new weights move, in words."""
+    moved = figures.weights
+    yield "how", moved.method
+    yield "take", format_seconds(moved.seconds)
+    yield "all of them", format_bytes(moved.whole_bytes)
+    yield "into a device", format_bytes(moved.received_per_device_bytes)
+    yield "into a node, over the network", format_bytes(moved.received_per_node_bytes)
+    yield "flows over links", f"{moved.flows}"
+    if moved.slowest_link:
+        yield moved.slowest_link, format_seconds(moved.slowest_link_seconds)
+
+
+def _weights(figures: PostTrainingFigures) -> ReportTable:
+    return ReportTable([text("one arrival"), ""], list(weights_rows(figures)))

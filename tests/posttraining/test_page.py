@@ -35,7 +35,8 @@ def test_rows_of_the_chart_add_up_to_the_answer(result):
         ]
         return sum(spans) / 1e9 / 2
 
-    training, *replicas = data["stages"]
+    training, *replicas, links = data["stages"]
+    assert seconds([links], "weights on links") > 0
     assert seconds([training], "updates") == pytest.approx(figures.parts_s.training)
     assert seconds([training], "passes over responses") == pytest.approx(sum(figures.parts_s.passes.values()))
     assert len(replicas) == figures.generation.replicas

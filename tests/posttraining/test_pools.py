@@ -36,7 +36,7 @@ def test_engines_give_the_times_at_which_things_happened(seed, section_of, repli
         section, replicas, scores_ns=10**6, training_ns=draw.choice([0, 10**8, 5 * 10**9]),
         weights_ns=draw.choice([0, 5 * 10**7]), turn_ns=10**7,
     )  # fmt: skip
-    program, ordered = program_of(history.intervals, len(replicas)), in_order(history.intervals)
+    program, ordered = program_of(history.intervals, len(replicas)).program, in_order(history.intervals)
     for name in ("sweep", "plain", "reference"):
         timing = choose_engine(name, program)(program)
         assert timing.start_ns.tolist() == [each.start_ns for each in ordered]

@@ -30,7 +30,7 @@ def test_a_step_is_answered_by_the_figures_of_the_library(ask, rl_state):
     assert "rollout engine" not in parts["numbers"]["html"]["memory_table"]  # it sleeps
     assert "cache" in parts["numbers"]["html"]["memory_table"]
     rows = [stage["name"] for stage in parts["drawn"]["series"]["stages"]]
-    assert rows == ["training", *(f"replica {at}" for at in range(8))]
+    assert rows == ["training", *(f"replica {at}" for at in range(8)), "new weights"]
     assert "Both pools" in parts["drawn"]["html"]["timeline"]
     assert {field["key"] for field in parts["section"]} == {key for key in LEAVES if "histogram" not in key}
     assert "micro_batch" in [choice["name"] for choice in parts["choices"]]
