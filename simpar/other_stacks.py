@@ -7,17 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.frameworks import TARGETS
 from simpar.frameworks.framework import StackFramework
 from simpar.inputs import as_plan
 from simpar.neighbours import target_of, trial_of
+from simpar.plan.plan import Plan
 from simpar.report.parts import Trial
 from simpar.report.result import Result
 from simpar.scenario import to_cluster_section
 from simpar.simulation import simulate
-from simpar.stacks.stack import DEFAULT_STACK, load_stack
+from simpar.stacks.stack import ADAPTER_STACK, DEFAULT_STACK, load_stack
 
-BESIDE_DEFAULT = ("torchtitan",)
-"""Stacks that are simulated beside the default one. Each is the name of its export target, too."""
+BESIDE = {DEFAULT_STACK: ("torchtitan",), ADAPTER_STACK: ("torchtune",)}
+"""Stacks that are simulated beside a default one. Each is the name of its export target, too, where it has one."""
+SHARDS = "its recipes shard everything, --zero 3, or train on one device"
+"""What torchtune offers."""
 
 
 def with_other_stacks(result: Result, inputs: Mapping[str, Any]) -> Result:
@@ -31,9 +35,10 @@ def with_other_stacks(result: Result, inputs: Mapping[str, Any]) -> Result:
     >>> [trial.change for trial in with_other_stacks(simpar.simulate(**inputs), inputs).why.stacks]
     ['--stack torchtitan']
     """
-    if inputs.get("stack") or as_plan(inputs["plan"]).stack or result.setup.plan["stack"] != DEFAULT_STACK:
+    asked = as_plan(inputs["plan"])
+    if inputs.get("stack") or asked.stack or result.setup.plan["stack"] != asked.usual_stack:
         return result
-    stacks = tuple(_under(name, inputs) for name in BESIDE_DEFAULT)
+    stacks = tuple(_under(name, inputs) for name in BESIDE[asked.usual_stack])
     return replace(result, why=result.why.model_copy(update={"stacks": stacks}))
 
 
@@ -43,7 +48,15 @@ def _under(name: str, inputs: Mapping[str, Any]) -> Trial:
     try:
         other = simulate(**{**inputs, "stack": name, "with_timeline": False})
         placed = other.plan.model_copy(update={"cluster": to_cluster_section(other.setup.cluster)})
-        asked = StackFramework.asked(name, placed, target_of(inputs), load_stack(name))
+        reasons = _not_offered(name, placed, inputs)
     except UserError as error:
         return Trial(change=change, refused=str(error))
-    return trial_of(change, other, f"{name}: {'; '.join(asked.reasons)}" if asked.reasons else "")
+    return trial_of(change, other, f"{name}: {'; '.join(reasons)}" if reasons else "")
+
+
+def _not_offered(name: str, plan: Plan, inputs: Mapping[str, Any]) -> list[str]:
+    """Why the framework of a stack cannot run a plan."""
+    if name in TARGETS:
+        return StackFramework.asked(name, plan, target_of(inputs), load_stack(name)).reasons
+    shards = plan.mesh.replicas == plan.mesh.world_size and (plan.zero == 3 or plan.mesh.world_size == 1)
+    return [] if shards else [SHARDS]

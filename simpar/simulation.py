@@ -35,7 +35,7 @@ from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.sampling import sample
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED
 
@@ -126,11 +126,9 @@ def refuse_whole_vocabulary(stack: Stack) -> None:
 def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
     """The software stack that runs a plan, as the plan has it execute steps. Raises UserError.
 
-    It is the given one, else the plan's, else the default.
+    It is the given one, else the plan's, else the usual one.
     """
-    return apply_execution_choices(
-        stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan
-    )
+    return apply_execution_choices(stack if isinstance(stack, Stack) else load_stack(stack or plan.usual_stack), plan)
 
 
 def make_job(

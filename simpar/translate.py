@@ -32,7 +32,7 @@ from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario
 from simpar.simulation import make_job, simulate
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_seconds
 
@@ -293,7 +293,7 @@ class ExportPredictor:
 
     def _compare_with_own(self, result: Result) -> str:
         """How a step compares with the plan's own step."""
-        stack = self.source.stack.name if self.source.stack else self.source.plan.stack or DEFAULT_STACK
+        stack = self.source.stack.name if self.source.stack else self.source.plan.usual_stack
         try:
             own = self._own_result
         except UserError as error:

@@ -45,9 +45,19 @@ def test_a_plan_that_another_framework_does_not_offer_has_no_figure_of_it() -> N
 
 def test_of_several_settings_that_another_framework_does_not_offer_the_names_are_said() -> None:
     """The line stands above the answer: why each is not offered is what its export says."""
-    asked = inputs(zero=1, lora_rank=16, precision="fp16")
+    asked = inputs(zero=1, frozen_layers=16, precision="fp16")
     (line,) = assumptions(with_other_stacks(simpar.simulate(**asked), asked))
-    assert line.endswith("torchtitan does not offer this plan (precision = fp16, tuning.lora_rank = 16, zero = 1)")
+    assert line.endswith("torchtitan does not offer this plan (precision = fp16, tuning.frozen_layers = 16, zero = 1)")
+
+
+@pytest.mark.parametrize(("zero", "said"), [(3, "with torchtune: "), (0, "torchtune does not offer this plan (")])
+def test_adapters_have_a_default_stack_of_their_own(zero: int, said: str) -> None:
+    """Megatron-Core trains none; torchtune does where it shards everything."""
+    asked = inputs(zero=zero, lora_rank=16, frozen_dtype="nf4")
+    result = with_other_stacks(simpar.simulate(**asked), asked)
+    (line,) = assumptions(result)
+    assert line.startswith(f"huggingface stack (--stack sets another); {said}")
+    assert result.step_time_s == simpar.simulate(**asked, stack="huggingface").step_time_s
 
 
 @pytest.mark.parametrize("way", ["argument", "plan"])

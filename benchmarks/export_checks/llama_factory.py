@@ -23,7 +23,9 @@ def check(exported: Exported) -> None:
     plan = json.loads(exported.files["plan.json"])
     check_arguments(training, exported)
     assert "/" in model.model_name_or_path
-    assert tuning.finetuning_type == "full"
+    rank = plan["tuning"]["lora_rank"]
+    assert (tuning.finetuning_type, tuning.lora_rank) == (("full", 8) if rank is None else ("lora", rank))
+    assert model.quantization_bit == {"nf4": 4, "int8": 8}.get(plan["tuning"]["frozen_dtype"])
     own = not model.disable_gradient_checkpointing
     assert own == (plan["memory"]["recompute"] == "full" and plan["data_parallel"]["zero"] < 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def check(exported: Exported) -> None:
     assert script.dataset_name
     assert "/" in model.model_name_or_path
     assert training.max_length > 0
+    tuning = json.loads(exported.files["plan.json"])["tuning"]
+    assert model.use_peft == (tuning["lora_rank"] is not None)
+    assert not model.use_peft or (model.lora_r, model.load_in_4bit) == (
+        tuning["lora_rank"], tuning["frozen_dtype"] == "nf4",
+    )  # fmt: skip
     check_arguments(training, exported)
 
 

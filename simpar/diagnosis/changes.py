@@ -26,7 +26,7 @@ from simpar.plan.choices.choice import Change
 from simpar.plan.plan import Plan
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate, stack_for
-from simpar.stacks.stack import DEFAULT_STACK, Stack
+from simpar.stacks.stack import Stack
 from simpar.uncertainty.ties import draw_related_errors
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, change_stack, replace_field, result_of
 from simpar.validation.rows import Case
@@ -272,7 +272,7 @@ def _shares(parts: TimeBreakdown, step_s: float) -> list[float]:
 
 def _stack_of(scenario: Scenario, result: Result) -> str:
     """The stack by the name or file with which it was asked for."""
-    return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
+    return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or scenario.plan.usual_stack)
 
 
 def make_fitted_inputs(inputs: Mapping[str, Any], tuning: ParameterOverrides, name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from simpar.plan.optimizers import DEFAULT_OPTIMIZER
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 
 OPEN = (
     "alike", "bridge_launch", "deepspeed_states", "framework", "match", "megatron_log", "nanogpt_read", "nearest",
@@ -157,11 +157,7 @@ class ExportDraft:
 
     def _recorded(self) -> str:
         recorded_words = describe_prediction(self.whole.predicted or {})
-        return (
-            f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {recorded_words}"
-            if recorded_words
-            else ""
-        )
+        return f"{self.whole.usual_stack}, for which the plan was made: {recorded_words}" if recorded_words else ""
 
 
 @cache

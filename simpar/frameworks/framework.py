@@ -34,7 +34,8 @@ class StackFramework:
             lost = losses_of(plan, workload, stack, name)
         except UserError as refused:
             error = str(refused)
-        return StackFramework(name, stack, workload, lost, error, load_target(name).runs_all)
+        target = load_target(name)
+        return StackFramework(name, stack, workload, lost, error, target.runs_all or target.adapts(plan))
 
     @property
     def reasons(self) -> list[str]:
@@ -65,10 +66,12 @@ def losses_of(plan: Plan, workload: Workload, stack: Stack, name: str) -> tuple[
 def framework_of(plan: Plan, workload: Workload, stack: Stack) -> StackFramework | None:
     """The framework that a stack belongs to: of its targets, the one that loses least of a plan with its dp.
 
-    Targets that write only a part of what their stack does are asked if it has no other; those that cannot be asked
-    about the model come last. None if no target has the stack.
+    Targets that write only a part of what their stack does are asked if it has no other, and of a plan with adapters
+    those that have them, if any does; those that cannot be asked about the model come last. None if no target has the
+    stack.
     """
     names = targets_of(stack.known_as)
-    whole = [name for name in names if load_target(name).runs_all]
+    whole = [name for name in names if load_target(name).adapts(plan)]
+    whole = whole or [name for name in names if load_target(name).runs_all]
     asked = [StackFramework.asked(name, plan, workload, stack) for name in whole or names]
     return min(asked, key=lambda each: (bool(each.error), len(each.lost)), default=None)

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.graph import ModelGraph
+from simpar.architectures.tuning import TUNED, add_adapters
+from simpar.plan.choices.tuning import Tuning
 
 HUB = {
     "gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
@@ -35,6 +37,18 @@ Trainers refuse to train them as they are.
 """
 
 
-def as_shipped(graph: ModelGraph) -> bool:
-    """Whether a model equals the shipped model of its name, in sizes and in every detail."""
-    return replace(load_model(graph.name), name="") == replace(graph, name="")
+def as_shipped(graph: ModelGraph, tuning: Tuning | None = None) -> bool:
+    """Whether a model equals the shipped model of its name, in sizes and in every detail.
+
+    One that has the adapters of a plan's ``tuning`` already is compared with the shipped one with these.
+    """
+    shipped = load_model(graph.name)
+    if tuning is not None and graph.facts.get(TUNED):
+        shipped = add_adapters(
+            shipped,
+            rank=tuning.lora_rank,
+            targets=tuning.lora_targets,
+            frozen_layers=tuning.frozen_layers,
+            frozen_dtype=tuning.frozen_dtype,
+        )
+    return replace(shipped, name="") == replace(graph, name="")

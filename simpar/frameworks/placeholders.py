@@ -8,6 +8,8 @@ EPS = 1e-8
 WEIGHT_DECAY = 0.1
 CLIPPED_NORM = 1.0
 STEPS = 100
+LORA_ALPHA = 2
+"""Alpha of adapters, in ranks."""
 
 
 def momentum(optimizer: str) -> float | None:

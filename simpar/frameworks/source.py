@@ -22,7 +22,7 @@ from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import Perturbations, Scenario, load_scenario, to_cluster_section
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 from simpar.tracing.code import is_code
 
 CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"
@@ -161,7 +161,7 @@ def _cluster(plan: Plan, facts: SourceFlags, degraded: Mapping[str, float]) -> C
 def _checked(plan: Plan, target: Workload, cluster: Cluster | None, differing: Perturbation) -> ExportSource:
     """Check the plan as its stack would run it; open fields stay open, except dp and the schedule."""
     try:
-        stack = load_stack(plan.stack or DEFAULT_STACK)
+        stack = load_stack(plan.usual_stack)
     except UserError as error:
         raise UserError(f"{error}; or give the stack that the plan was made for: --stack FILE") from None
     found_for = stack if plan.stack else None

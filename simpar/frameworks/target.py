@@ -18,6 +18,7 @@ from simpar.plan.routing import Balance
 Options = dict[str, Any]
 FEATURES = {
     "offload": "options say what a plan offloads; else that is lost",
+    "tuning": "options say what of a model is trained; else that is lost",
     **dict.fromkeys(
         (each.name for each in CHOICES if each.section == "execution"),
         "options say what a plan chose there; else that is lost",
@@ -192,6 +193,10 @@ class Target:
     def runs_all(self) -> bool:
         """Whether it runs all that its stack does."""
         return "a part" not in self.features
+
+    def adapts(self, plan: Plan) -> bool:
+        """Whether a plan trains a part of its model, and options of the target say which."""
+        return plan.tuning.is_used and "tuning" in self.features
 
     def stack_for(self, plan: Plan) -> str:
         """The stack whose habits a plan has in the target: its own if the target starts it, else the target's."""

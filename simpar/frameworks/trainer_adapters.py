@@ -20,6 +20,7 @@ TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_target_
            "lora_modules", "trainable", "lora_target_all_linear_layers")  # fmt: skip
 USUAL_TARGETS = ("q_proj", "v_proj")
 """What PEFT adapts of most families if it is not told (peft, ``utils/constants.py``)."""
+USUAL_DROPOUT = 0.05  # of TRL's, Qwen's and ms-swift's arguments
 QKV, GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 PROJECTIONS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in Tuning().lora_targets},

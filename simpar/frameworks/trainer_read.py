@@ -21,6 +21,7 @@ from simpar.frameworks.trainer_adapters import (
     KINDS,
     PARAMETERS,
     TARGETS,
+    USUAL_DROPOUT,
     USUAL_TARGETS,
     WORD,
     adapts_experts,
@@ -76,7 +77,6 @@ PLUGINS = {"LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin"}
 """Plugins of Axolotl whose options say all that they change."""
 BLOCKS = 64
 """Pieces of a loss whose logits are never stored (cut cross entropy)."""
-USUAL_DROPOUT = 0.05  # of TRL's, Qwen's and ms-swift's arguments
 LEFT_OPEN = (2, 4)
 """Parts of the longest sequence that data may be: padded to the longest of a micro-batch."""
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from simpar.frameworks import hugging_face, placeholders, rules
+from simpar.frameworks import hugging_face, placeholders, rules, trainer_tuning
 from simpar.frameworks.hub import HUB, QUANTISED, as_shipped
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.recipes import nest_names
@@ -147,7 +147,7 @@ def optimizer_name(s: Subject) -> str:
 
 def released(s: Subject) -> Iterator[Loss]:
     """Losses for a model without a name on the hub."""
-    if s.graph.name not in HUB or not as_shipped(s.graph):
+    if s.graph.name not in HUB or not as_shipped(s.graph, s.plan.tuning):
         yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
 
 
@@ -212,6 +212,7 @@ def notes(s: Subject) -> Iterator[str]:
         yield "`use_liger_kernel` needs `liger-kernel`."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+    yield from trainer_tuning.adapter_notes(s)
 
 
 def _transformers_files(s: Subject, given: Options) -> Mapping[str, str]:
@@ -236,6 +237,7 @@ def _transformers_notes(s: Subject) -> Iterator[str]:
 def _trl_losses(s: Subject) -> Iterator[Loss]:
     """Losses of the Trainer, and weights that ``trl sft`` loads as they are."""
     yield from released_losses(s)
+    yield from trainer_tuning.adapter_losses(s, says_dtype=True)
     if s.graph.name in QUANTISED:
         yield Loss("model", s.graph.name, "its weights on the hub have 4 or 8 bits, which no option of it widens")
 
@@ -249,6 +251,7 @@ def _trl_options(s: Subject) -> Options:
         "max_length": s.training.seq_len,
         "packing": True,
         **arguments(s),
+        **trainer_tuning.in_trl(s),
     } | _attention(s)
 
 
@@ -266,10 +269,12 @@ def _axolotl_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
     yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
     yield from sharded_losses(s)
-    if s.plan.numerics.master_weights:
+    yield from trainer_tuning.adapter_losses(s)
+    trains_all = s.plan.tuning.lora_rank is None  # adapters are fp32
+    if s.plan.numerics.master_weights and trains_all:
         precision = s.plan.numerics.precision
         yield Loss("master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32")
-    if s.plan.data_parallel.zero < 2 and s.dp > 1 and s.plan.numerics.precision != "fp32":
+    if s.plan.data_parallel.zero < 2 and s.dp > 1 and s.plan.numerics.precision != "fp32" and trains_all:
         why = "without FSDP gradients and moments have the dtype of the parameters, which the exporter does not know"
         yield Loss("zero", s.plan.data_parallel.zero, f"{why}: zero 2 or 3, or fp32")
     if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
@@ -300,6 +305,7 @@ def _axolotl_options(s: Subject) -> Options:
         "gradient_checkpointing": full and data.zero < 2,
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
         **fused_options(s),
+        **trainer_tuning.in_axolotl(s),
     } | _attention(s)
     if (chunks := s.plan.execution.loss_chunks) is not None:
         result |= {"chunked_cross_entropy": True, "chunked_cross_entropy_num_chunks": chunks}
@@ -315,6 +321,12 @@ def _axolotl_options(s: Subject) -> Options:
     }
 
 
+def _llama_factory_losses(s: Subject) -> Iterator[Loss]:
+    """Losses of the Trainer and of its adapters."""
+    yield from released_losses(s)
+    yield from trainer_tuning.adapter_losses(s)
+
+
 def _llama_factory_options(s: Subject) -> Options:
     """The Trainer's options, and LLaMA-Factory's own.
 
@@ -326,7 +338,7 @@ def _llama_factory_options(s: Subject) -> Options:
         "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
         "stage": "pt",
         "do_train": True,
-        "finetuning_type": "full",
+        **trainer_tuning.in_llama_factory(s),
         "dataset": "c4_demo",
         "cutoff_len": s.training.seq_len,
         "packing": True,
@@ -363,25 +375,26 @@ TRL = replace(
     version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
     losses=_trl_losses,
     options=_trl_options,
+    features=(*TRANSFORMERS.features, "tuning"),
     files=config_and_launchers("sft.yaml", "-m trl.scripts.sft", "--config sft.yaml"),
     notes=notes,
 )
 AXOLOTL = replace(
     TRL,
     name="axolotl",
-    description="Axolotl: its YAML, full parameters under FSDP",
+    description="Axolotl: its YAML, all parameters or adapters, under FSDP",
     version="Axolotl 0.19.0 (AxolotlInputConfig)",
     losses=_axolotl_losses,
     options=_axolotl_options,
-    features=(*TRANSFORMERS.features, "loss_chunks"),
+    features=(*TRL.features, "loss_chunks"),
     files=config_and_launchers("axolotl.yaml", "-m axolotl.cli.train", "axolotl.yaml"),
 )
 LLAMA_FACTORY = replace(
     TRL,
     name="llama-factory",
-    description="LLaMA-Factory: the YAML of llamafactory-cli train, full parameters",
+    description="LLaMA-Factory: the YAML of llamafactory-cli train, all parameters or adapters",
     version="LLaMA-Factory 0.9.5 (hparams)",
-    losses=released_losses,
+    losses=_llama_factory_losses,
     options=_llama_factory_options,
     files=config_and_launchers("train.yaml", "-m llamafactory.launcher", "train.yaml"),
     how="The data set `c4_demo` is in the folder `data` of its repository; name your own with `dataset_dir`.",

@@ -9,7 +9,7 @@ from simpar.layout.layout import Layout, stated_choices
 from simpar.plan.choices.context_parallel import suit
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 
 
 def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
@@ -32,7 +32,7 @@ def complete_plan(plan: Plan, target: Workload) -> Plan:
 
     It is checked under the stack that it names, else the default. Raises UserError as :func:`decide` does.
     """
-    stack = load_stack(plan.stack or DEFAULT_STACK)
+    stack = load_stack(plan.usual_stack)
     layout = decide(plan, target, stack)
     names = ["schedule", *(name for decider in BY_DEVICES for name in decider.decides)]
     if not stack.numerics.update.keeps_gradients:

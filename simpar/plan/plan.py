@@ -30,6 +30,7 @@ from simpar.plan.choices.tensor_parallel import TensorParallel
 from simpar.plan.choices.tuning import Tuning
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import default_schedule
+from simpar.stacks.stack import ADAPTER_STACK, DEFAULT_STACK
 from simpar.units import Count
 
 if TYPE_CHECKING:
@@ -164,6 +165,16 @@ class Plan(FlatKeys):
             except AttributeError as error:
                 nearest = "" if name.startswith("_") else files.suggest(name, dir(self))
                 raise AttributeError(f"{error}{nearest}") from None
+
+    @property
+    def usual_stack(self) -> str:
+        """The name of the software stack: the plan's own, else the usual one of those who train what it trains.
+
+        >>> Plan(tp=8).usual_stack, Plan(lora_rank=16).usual_stack
+        ('megatron', 'huggingface')
+        """
+        adapts = self.tuning.lora_rank is not None and self.tuning.frozen_dtype != "fp8"
+        return self.stack or (ADAPTER_STACK if adapts else DEFAULT_STACK)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *SECTION_OF]

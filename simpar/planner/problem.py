@@ -28,7 +28,7 @@ from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import to_cluster_section
 from simpar.simulation import apply_tuning
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
 
 ANY = "any"
@@ -217,7 +217,7 @@ def make_problem(
     graph = apply_tuning(base, as_model(model, training.seq_len))
     if assumed:
         graph = graph.assuming(assumed)
-    habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
+    habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable, base))
     graph = with_documents(graph, training)
     asked = {name_of(name) for name in constraints.fixed}
     open_again: dict[str, Any] = {
@@ -228,10 +228,10 @@ def make_problem(
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 
-def _stack_of(portable: str | None) -> str:
+def _stack_of(portable: str | None, base: Plan) -> str:
     """The stack of an export target; the usual one without a target. Raises UserError for an unknown target."""
     if portable in (None, ANY):
-        return DEFAULT_STACK
+        return base.usual_stack
     from simpar.frameworks import load_target
 
     return load_target(str(portable)).stack

@@ -445,6 +445,8 @@ class Stack(Described):
 
 
 DEFAULT_STACK = "megatron"
+ADAPTER_STACK = "huggingface"
+"""The stack of those who train adapters, where none is named: Megatron-Core trains none, and no weights of 4 bits."""
 
 
 @once_if_shipped("stacks")

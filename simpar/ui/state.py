@@ -29,7 +29,7 @@ from simpar.posttraining.trained import TrainingSide
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, to_cluster_section
 from simpar.settings import with_value
-from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.stacks.stack import Stack, load_stack
 from simpar.ui.section import FILES, HARDWARE, KEYS, MODELS, SECTION, value_at, with_section
 
 SOURCE = "the page"
@@ -214,7 +214,7 @@ def ask(scenario: Scenario) -> ResolvedRequest:
     """A scenario with its parts loaded; recently used parts are cached. Raises UserError."""
     model = json.dumps(scenario.model, sort_keys=True)
     cluster = (scenario.cluster.model_dump_json(), json.dumps(scenario.perturbation.degraded_links, sort_keys=True))
-    stack = load_stack(scenario.stack or scenario.plan.stack or DEFAULT_STACK)
+    stack = load_stack(scenario.stack or scenario.plan.usual_stack)
     return ResolvedRequest(scenario, _graph(model, scenario.training), _cluster(*cluster), stack)
 
 

@@ -39,8 +39,8 @@ def trained(graph):
 
 
 def step(cluster=H100, model="llama-3-8b", training=TRAINING, **plan):
-    """One simulated step."""
-    return simpar.simulate(model, cluster, simpar.Plan(**plan), training, with_timeline=False)
+    """One simulated step, whose adapters have 16 bits and a copy in 32."""
+    return simpar.simulate(model, cluster, simpar.Plan(stack="megatron", **plan), training, with_timeline=False)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_tied_table_counts_once_where_both_ends_meet(model: str) -> None:
 def test_a_frozen_tied_table_counts_once_too() -> None:
     """Under adapters: the whole model in bf16, and nothing of it but adapters has gradients."""
     graph, rank = load_model("llama-3.2-1b"), 4
-    adapted = simulate(graph, load_cluster("dgx-h100", 1), Plan(lora_rank=rank, dp=8), TRAINING)
+    adapted = simulate(graph, load_cluster("dgx-h100", 1), Plan(lora_rank=rank, dp=8, stack="megatron"), TRAINING)
     known = adapted.memory.stages[0]
     trained = known.optimizer_states_bytes / 12
     assert 0 < trained < 0.01 * graph.num_parameters()

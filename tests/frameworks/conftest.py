@@ -52,6 +52,8 @@ PLANS = {
     "offloaded-late": {"dp": 8, "zero": 1, "offload_optimizer": "cpu", "offload_delayed": True},
     "offloaded-activations": {"dp": 8, "zero": 2, "offload_activations": 0.5},
     "bf16-gradients": {"dp": 8, "zero": 1, "grad_dtype": "bf16"},
+    "lora": {"dp": 8, "lora_rank": 16, "lora_targets": ("q_proj", "v_proj")},
+    "qlora-sharded": {"dp": 8, "zero": 3, "lora_rank": 16, "frozen_dtype": "nf4"},
 }
 
 MIXTURES = {

@@ -53,7 +53,9 @@ CHOICES = {
     "grad_dtype": ("fp32", "bf16"), "master_weights": (True, False), "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False), "bucket_bytes": ("25 MiB",), "loss_chunks": (4,),
     "cp_method": ("ring", "all_gather", "ulysses"), "offload_optimizer": ("cpu",), "offload_parameters": ("cpu",),
-    "attention_kernel": ("flash2", "sdpa"), "reshard_after_forward": (True, False),
+    "attention_kernel": ("flash2", "sdpa"), "reshard_after_forward": (True, False), "lora_rank": (8, 16),
+    "lora_targets": (("q_proj", "v_proj"), ("o_proj", "gate_proj", "up_proj", "down_proj")),
+    "lora_dropout": (0.0, 0.1), "frozen_dtype": ("nf4", "int8", "fp32", "fp8"),
 }  # fmt: skip
 OF_EXPERTS = {
     "ep": (1, 2, 4), "etp": (1,), "capacity_factor": (1.5,), "ep_overlap": (True,), "token_dispatch": ("per_node",),
@@ -62,8 +64,12 @@ OF_EXPERTS = {
 
 NEEDED = {"axolotl": {"master_weights": False, "zero": 3}, "maxtext": {"recompute": "full"}}
 """What every plan has that a target can express."""
-BESIDE = {"schedule": {"pp": 2}, "vpp": {"pp": 2}}
+ADAPTED = {name: {"lora_rank": 16} for name in ("lora_targets", "lora_dropout", "frozen_dtype")}
+BESIDE = {"schedule": {"pp": 2}, "vpp": {"pp": 2}, **ADAPTED}
 """What a choice means nothing without, or is refused."""
+
+BUCKETS_APART = 1e-3
+"""Part of a step by which buckets of torch's DDP, as trainers are read, differ from the stack's for few gradients."""
 
 
 @cache
@@ -156,7 +162,8 @@ def assert_same(target, plan, back, unsaid=()):
     there = expected.flat_values()
     found = found.with_values(**{name: there.get(name) for name in unsaid})
     if found.flat_values() != there:
-        assert predicted(found, graph, stack) == predicted(expected, graph, stack)
+        near = BUCKETS_APART if plan.tuning.is_used else 0.0
+        assert predicted(found, graph, stack) == pytest.approx(predicted(expected, graph, stack), rel=near, abs=0.0)
 
 
 def test_every_target_that_is_read_is_tried():

@@ -138,7 +138,7 @@ def test_frozen_weights_are_on_the_host_as_they_are_stored(dtype, each):
 
     Llama-3 8B has 6,979,321,856 values in matrices of layers, 1,050,673,152 in two tables and 266,240 in norms.
     """
-    plan = {"zero": 3, "lora_rank": 8, "frozen_dtype": dtype, "recompute": "full", "micro_batch": 1}
+    plan = {"zero": 3, "lora_rank": 8, "frozen_dtype": dtype, "recompute": "full", "stack": "megatron"}
     away = {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
     here, there = (step("llama-3-8b", **plan, **moved) for moved in ({}, away))
     whole, adapters = 6_979_321_856 * each + 2 * (1_050_673_152 + 266_240), 20_971_520

@@ -111,7 +111,7 @@ def test_a_layout_that_does_not_fit_is_shouted(result, terminal):
         ({"kind": "single_process"}, "dp8, micro-batch 1 x 2, bf16, one process for all devices, megatron stack"),
         ({"zero": 3, "hsdp": 2}, "dp8, micro-batch 1 x 2, ZeRO-3, bf16, HSDP of 2 replicas, megatron stack"),
         ({"tp": 4, "sync": "diloco"}, "tp4 dp2, micro-batch 1 x 8, bf16, diloco, megatron stack"),
-        ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1 x 2, LoRA 8 on nf4, bf16, megatron stack"),
+        ({"lora_rank": 8, "frozen_dtype": "nf4"}, "dp8, micro-batch 1 x 2, LoRA 8 on nf4, bf16, huggingface stack"),
         ({"frozen_layers": 1}, "dp8, micro-batch 1 x 2, 1 frozen layer, bf16, megatron stack"),
     ],
 )

@@ -317,7 +317,10 @@ def cast_term(layout: Layout, stack: Stack, matrices: Numbers, *, sharded: Flags
 
 
 def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layout: Layout) -> Numbers:
-    """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3, none where they are fetched."""
+    """Bytes of frozen weights, in the compute dtype or packed; none where they are fetched.
+
+    They are sharded under ZeRO-3, unless gathered parameters stay.
+    """
     if layout.offload_parameters != "none":
         return 0.0
     width = widths.compute
@@ -327,7 +330,7 @@ def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, lay
         size = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
         if not which:
             size = size - twice * width * dims["vocab"] * dims["hidden"]
-        total = total + size / np.where(np.asarray(layout.zero) == 3, shards, 1)
+        total = total + size / np.where((np.asarray(layout.zero) == 3) & ~keeps_parameters(layout), shards, 1)
     return total
 
 
