@@ -70,7 +70,8 @@ def kind_of(path: str | Path) -> str:
     if head[:2] == GZIP:
         return TRACE  # its reader reports what is wrong
     if head[:1] == _PICKLE:
-        return SNAPSHOT if b"segments" in head[:SNAPSHOT_START] or b"device_traces" in head else FLIGHT
+        start = head[:SNAPSHOT_START]
+        return SNAPSHOT if b"segments" in start or b"total_size" in start or b"device_traces" in head else FLIGHT
     text = _text_of(head)
     if is_run_report(text):
         return REPORT

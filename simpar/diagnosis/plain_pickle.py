@@ -4,15 +4,22 @@ import gzip
 import io
 import pickle
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import GZIP
-from simpar.units import GIB
+from simpar.units import GIB, MIB
 
 MOST_BYTES = GIB
-FAULTS = (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError, MemoryError)
+FAULTS = (
+    pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError, MemoryError,
+    OverflowError,
+)  # fmt: skip
+MOST_GROWTH, ROOM = 128, 256 * MIB
+"""Bytes of memory for a byte of a pickle at most, above some room: an empty dict of one byte takes 64 and its place."""
 
 
 class _Plain(pickle.Unpickler):
@@ -37,10 +44,33 @@ def read_bytes(path: str | Path, what: str) -> bytes:
     return content
 
 
+@contextmanager
+def _limited(more_bytes: int) -> Iterator[None]:
+    """Let this process take so much more address space, where the system tells: few bytes may ask for much."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        limit = pages * resource.getpagesize() + more_bytes
+        least = min(each for each in (limit, *before) if each != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+    except (ImportError, OSError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def load_plain(content: bytes, path: str | Path, what: str) -> Any:
     """The plain data of a pickle. Raises UserError for one that is damaged or names code."""
     try:
-        return _Plain(io.BytesIO(content)).load()
+        # CPython prints a SystemError of its own where it has no memory for a bytearray
+        with _limited(MOST_GROWTH * len(content) + ROOM), redirect_stderr(io.StringIO()):
+            return _Plain(io.BytesIO(content)).load()
     except FAULTS as error:
-        reason = str(error).splitlines()[0] if str(error) else "cut short"
+        silent = "asks for more memory than it has data" if isinstance(error, MemoryError) else "cut short"
+        reason = str(error).splitlines()[0] if str(error) else silent
         raise UserError(f"{path}: is not a valid {what} ({reason})") from None

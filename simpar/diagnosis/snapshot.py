@@ -85,12 +85,12 @@ class SnapshotRun:
 def read_snapshot(path: str | Path) -> SnapshotRun:
     """The device with most memory in a snapshot. Raises UserError for any other file."""
     data = load_plain(read_bytes(path, WHAT), path, WHAT)
-    segments = data.get("segments") if isinstance(data, dict) else None
+    segments = data.get("segments") if isinstance(data, dict) else data  # torch.cuda.memory_snapshot() is the list
     if not isinstance(segments, list):
         raise UserError(f"{path}: has no segments: not a {WHAT}")
     try:
-        return _read(str(path), segments, data.get("device_traces") or [])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        return _read(str(path), segments, data.get("device_traces") or [] if isinstance(data, dict) else [])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise UserError(f"{path}: is malformed ({error!r}): not a {WHAT}") from None
 
 

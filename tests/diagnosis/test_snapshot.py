@@ -144,6 +144,35 @@ class Runs:
         return os.mkdir, ("executed",)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04\x8c\x08segmentsr\xff\xff\xff\x7f.",  # the place of a memo of 2**32, in 32 GiB
+        b"\x80\x04\x8c\x08segments\x8e" + b"\xff" * 8 + b"abc.",
+        b"\x80\x05\x8c\x08segments\x96" + b"\xff" * 7 + b"\x3fabc.",
+        pickle.dumps({"segments": [{"device": 0, "total_size": 10**400, "blocks": []}]}),
+        pickle.dumps({"segments": [{"device": 0, "total_size": float("inf"), "blocks": []}]}),
+        pickle.dumps({"segments": [{"device": -1, "total_size": 5, "blocks": []}], "device_traces": [[{}]] * 2}),
+        b"\x80\x04\x8c\x08segmentsPname\n.",
+        b"\x80\x04\x8c\x08segments\x82\x01.",
+    ],
+)
+def test_a_few_bytes_that_ask_for_much(tmp_path, capsys, data):
+    """Refused in one line, before memory is taken."""
+    path = tmp_path / "memory.pickle"
+    path.write_bytes(data)
+    assert cli.run(["explain", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "memory.pickle: is " in line
+
+
+def test_the_list_of_segments_alone(saved):
+    """What torch.cuda.memory_snapshot() returns, without a history."""
+    found = read_snapshot(saved(snapshot()["segments"]))
+    assert explain(saved(snapshot()["segments"])).snapshot == found
+    assert (found.allocated_bytes, found.at_peak) == (120 * MIB, False)
+
+
 def test_files_that_are_none(saved, tmp_path, monkeypatch):
     """Code is not executed; cut, other and malformed pickles are refused in one line."""
     monkeypatch.chdir(tmp_path)

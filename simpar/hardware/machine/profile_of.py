@@ -54,15 +54,15 @@ def import_profile(
 ) -> ImportedProfile:
     """One profile, to be written to ``folder``, from files that all describe the same cluster.
 
-    By default ``like`` is the shipped profile with the same device, number of devices and fabric, if there is exactly
-    one. Raises UserError for a file of an unknown kind, for files that contradict each other, and where no single
-    shipped profile is like the cluster.
+    By default ``like`` is the shipped profile of the instances that a file names, or that with the same device, number
+    of devices and fabric, if there is exactly one. Raises UserError for a file of an unknown kind, for files that
+    contradict each other, and where no single shipped profile is like the cluster.
     """
     readings = _read(paths, partition)
     facts, unread = join_readings(readings)
     unread = [*unread, *(line for reading in readings for line in reading.unread)]
     devices = _devices(readings)
-    base = like or _only_one(devices, facts, readings)
+    base = like or next((each.like for each in readings if each.like), "") or _only_one(devices, facts, readings)
     profile = files.parse(ClusterProfile, load_profile(base, "clusters", "hardware")[0], also=(LIKE,))
     own = profile.device if isinstance(profile.device, str) else profile.device.name
     if len(devices) == 1 and devices[0] != own:

@@ -36,7 +36,7 @@ class Reading:
     """One file: ``facts`` by dotted field of a profile, and names of the shipped ``devices`` that it may have.
 
     ``nodes`` are the names of the nodes described, None where the file names none; ``unread`` are sentences about what
-    could not be read.
+    could not be read. ``like`` is the shipped profile of the instances that it names ("": it names none).
     """
 
     kind: str
@@ -45,6 +45,7 @@ class Reading:
     links: Links | None = None
     devices: tuple[str, ...] = ()
     nodes: frozenset[str] | None = None
+    like: str = ""
     unread: list[str] = field(default_factory=list)
 
     def say(self, key: str, value: float | str, sure: int = MOST) -> None:

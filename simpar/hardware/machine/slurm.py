@@ -1,4 +1,6 @@
-"""What Slurm knows: ``scontrol show nodes`` (devices, memory), ``topology.conf`` and ``.yaml`` (nodes below a switch).
+"""What Slurm knows: ``scontrol show nodes`` (devices, memory), its topology (nodes below a switch).
+
+That is a ``topology.conf`` or ``.yaml``, or what ``scontrol show topology`` prints.
 
 Formats: slurm.schedmd.com/topology.conf.html, topology.yaml.html and scontrol.html. Names of parameters are
 read in any case, lists of hosts as Slurm writes them (``n[01-16,20]``).
@@ -15,6 +17,8 @@ from simpar.files import bundled, read_yaml
 from simpar.hardware.machine.reading import Reading
 from simpar.plain import printable
 
+SHOWN = {"level", "blockindex", "blocksize"}
+"""What ``scontrol show topology`` says beside a topology.conf."""
 NODES, TREE, YAML_TREE = "scontrol show nodes", "topology.conf", "topology.yaml"
 MOST_HOSTS = 200_000
 Node = TypeVar("Node")
@@ -175,23 +179,36 @@ def _tree(text: str, file: str) -> tuple[dict[str, list[str]], list[str], dict[s
     leaves: dict[str, list[str]] = {}
     above: list[str] = []
     blocks: dict[str, list[str]] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in _joined_lines(text):
         words = line.partition("#")[0].split()
         said = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
         place = f"{file}:{number}"
-        if not said or "blocksizes" in said:
+        if not said or "blocksizes" in said or "aggregatedblock" in said:
             continue
-        if unknown := said.keys() - {"switchname", "blockname", "nodes", "switches", "linkspeed"}:
+        if unknown := said.keys() - {"switchname", "blockname", "nodes", "switches", "linkspeed", *SHOWN}:
             raise UserError(f"{place}: {printable(min(unknown))} is not a parameter of topology.conf")
-        if "blockname" in said:
+        if "switches" in said and "switchname" in said:  # scontrol shows its nodes, too
+            above.append(said["switchname"])
+        elif "blockname" in said:
             blocks[said["blockname"]] = list(hosts_of(said.get("nodes", ""), place))
         elif "nodes" in said and "switchname" in said:
             leaves[said["switchname"]] = list(hosts_of(said["nodes"], place))
-        elif "switches" in said and "switchname" in said:
-            above.append(said["switchname"])
         else:
             raise UserError(f"{place}: wants SwitchName or BlockName, and Nodes or Switches")
     return leaves, above, blocks
+
+
+def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; those that end in a backslash go on in the next."""
+    begun, first = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        first = first or number
+        begun += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            yield first, begun
+            begun, first = "", 0
+    if begun:
+        yield first, begun
 
 
 def _yaml_tree(text: str, reading: Reading) -> tuple[dict[str, list[str]], list[str], dict[str, list[str]]]:

@@ -1,14 +1,15 @@
 """The tables of ``rocm-smi --showtopo`` and ``amd-smi topology``: how every AMD device reaches every other.
 
 Formats: ROCm/rocm_smi_lib (python_smi_tools/rocm_smi.py, sections "Hops between two GPUs" and "Link Type between two
-GPUs") and ROCm/amdsmi (amdsmi_cli, "HOPS TABLE" and "LINK TYPE TABLE"). Neither says which device it is, how many links
-two devices share, or which cards are near.
+GPUs") and ROCm/amdsmi (amdsmi_cli, "HOPS TABLE" and "LINK TYPE TABLE", and its JSON). Neither says which device it is,
+how many links two devices share, or which cards are near.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
 from simpar.errors import UserError
+from simpar.files import read_json
 from simpar.hardware.machine.reading import Links, Reading
 from simpar.hardware.machine.topo_matrix import islands
 from simpar.plain import printable
@@ -23,14 +24,18 @@ Table = Mapping[str, Sequence[str]]
 
 
 def is_tables(text: str) -> bool:
-    """Whether a text has the table of link types."""
+    """Whether a text has the table of link types, or amd-smi's JSON."""
+    if text.lstrip().startswith(("[", "{")):
+        return '"link_type"' in text and '"num_hops"' in text
     return any(match["what"].lower() == "link type" for match in _HEADING.finditer(text))
 
 
 def read_tables(text: str, file: str) -> Reading:
     """Devices of a node, and whether xGMI joins every two of them. Raises UserError for a damaged table."""
-    links = _table(text, "link type", _LINK, file)
-    hops = _table(text, "hops", _HOPS, file)
+    if text.lstrip().startswith(("[", "{")):
+        links, hops = _of_json(text, file)
+    else:
+        links, hops = _table(text, "link type", _LINK, file), _table(text, "hops", _HOPS, file)
     result = Reading(KIND, file)
     result.say("devices_per_node", len(links))
     names = list(links)
@@ -46,6 +51,23 @@ def read_tables(text: str, file: str) -> Reading:
         result.unread.append("scale_up: xGMI does not join every pair of GPUs; a profile has as many links between all")
     result.unread.append("network cards: the tables have none")
     return result
+
+
+def _of_json(text: str, file: str) -> tuple[Table, Table]:
+    """Kinds of links and hops of every pair, from ``amd-smi topology --json``. Raises UserError."""
+    data = read_json(text, file)
+    listed = data.get("topology", data.get("gpu_data")) if isinstance(data, dict) else data
+    try:
+        names = {str(each["bdf"]): each["links"] for each in listed}
+        links = {name: [str(link["link_type"]) for link in of] for name, of in names.items()}
+        hops = {name: [str(link["num_hops"]) for link in of] for name, of in names.items()}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a topology of amd-smi ({error!r})") from None
+    for table, wanted in ((links, _LINK), (hops, _HOPS)):
+        wrong = next((cell for of in table.values() for cell in of if not wanted.fullmatch(cell)), None)
+        if wrong is not None or not names or any(len(of) != len(names) for of in table.values()):
+            raise UserError(f"{file}: not a topology of amd-smi, which names every device's link to every one")
+    return links, hops
 
 
 def _one_hop(hops: Table) -> bool:

@@ -8,8 +8,10 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.machine.kubernetes import is_nodes, read_nodes
+from simpar.hardware.machine.profile_of import import_profile
 
 NVIDIA = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
+INSTANCE = "node.kubernetes.io/instance-type"
 EKS = {**NVIDIA, "node.kubernetes.io/instance-type": "p5.48xlarge"}
 LEAVES = (
     "topology.k8s.aws/network-node-layer-3", "cloud.google.com/gce-topology-subblock",
@@ -73,6 +75,66 @@ def test_a_cluster_of_eks_becomes_a_profile(tmp_path):
     ours = load_cluster(output).profile
     assert (ours.scale_out.kind, ours.scale_out.nics_per_node) == ("efa", 32)
     assert "like: aws-p5" in output.read_text()
+
+
+@pytest.mark.parametrize(
+    ("labels", "capacity", "like", "device"),
+    [
+        ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb", INSTANCE: "a3-megagpu-8g"}, {}, "gcp-a3-mega",
+         "h100-sxm-80gb"),
+        ({INSTANCE: "Standard_ND96isr_H100_v5"}, {}, "dgx-h100", "h100-sxm-80gb"),
+        ({INSTANCE: "BM.GPU.H100.8"}, {}, "h100-roce-400", "h100-sxm-80gb"),
+        ({INSTANCE: "Standard_ND96isr_MI300X_v5"}, {"amd.com/gpu": "8"}, "mi300x-8", "mi300x"),
+        ({"cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice", INSTANCE: "ct5p-hightpu-4t"},
+         {"google.com/tpu": "4"}, "tpu-v5p-pod", "tpu-v5p"),
+        ({INSTANCE: "trn1.32xlarge"}, {"aws.amazon.com/neuron": "16"}, "trn1", "trainium1"),
+    ],
+)  # fmt: skip
+def test_a_profile_by_the_type_of_instances(tmp_path, labels, capacity, like, device):
+    """Clouds that install no discovery of devices say the instance: its shipped profile, and its device."""
+    path = tmp_path / "nodes.json"
+    path.write_text(nodes(4, labels, **({"gpus": 0} if capacity else {}), **capacity))
+    made = import_profile([str(path)], "ours", folder=tmp_path)
+    assert made.data["like"] == like
+    (tmp_path / "ours.yaml").write_text(made.text())
+    assert load_cluster(tmp_path / "ours.yaml").device.name == device
+
+
+def test_nodes_as_people_paste_them():
+    """A table with labels, whose devices are those of the instance where no label counts them; a description."""
+    table = (
+        "NAME   STATUS   ROLES    AGE   VERSION   LABELS\n"
+        "n1     Ready    <none>   9d    v1.31.1   gpu=a,node.kubernetes.io/instance-type=p4d.24xlarge\n"
+        "n2     Ready    <none>   9d    v1.31.1   gpu=a,node.kubernetes.io/instance-type=p4d.24xlarge\n"
+        "cpu    Ready    <none>   9d    v1.31.1   gpu=a,node.kubernetes.io/instance-type=m5.large\n"
+    )
+    described = (
+        "Name:               n1\nRoles:              <none>\n"
+        "Labels:             node.kubernetes.io/instance-type=p5.48xlarge\n"
+        "                    nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3\nTaints:             <none>\n"
+        "Capacity:\n  memory:                 2097152000Ki\n  nvidia.com/gpu:         8\n"
+        "  vpc.amazonaws.com/efa:  32\nAllocatable:\n  nvidia.com/gpu:         7\n"
+    )
+    listed, one = read_nodes(table, "x"), read_nodes(described + described.replace("n1", "n2"), "x")
+    assert is_nodes(table)
+    assert is_nodes(described)
+    assert (listed.like, listed.nodes, listed.facts["devices_per_node"].value) == ("aws-p4d", {"n1", "n2"}, 8)
+    assert (one.like, one.nodes, one.devices) == ("aws-p5", {"n1", "n2"}, ("h100-sxm-80gb",))
+    told = {key: fact.value for key, fact in one.facts.items()}
+    assert told == {
+        "devices_per_node": 8, "scale_out.kind": "efa", "scale_out.nics_per_node": 32,
+        "host.memory_bytes": "2048000 MiB",
+    }  # fmt: skip
+
+
+def test_devices_that_are_given_out_many_times_or_in_parts():
+    """Slices of time are no devices, and parts of devices are left out."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED", "nvidia.com/gpu.count": "8"}
+    shared = read_nodes(nodes(2, labels, gpus=32), "x")
+    assert (shared.devices, shared.facts["devices_per_node"].value) == (("a100-sxm-80gb",), 8)
+    parts = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "56"}
+    with pytest.raises(UserError, match=r"no node with GPUs .*nodes with parts of GPUs \(NVIDIA-A100-SXM4-80GB-MIG"):
+        read_nodes(nodes(2, parts, gpus=56), "x")
 
 
 def test_nodes_as_yaml():

@@ -83,6 +83,24 @@ def test_the_tree_says_how_many_nodes_a_leaf_has():
     assert any(line.startswith("29 of 32 nodes below leaf switches are not among") for line in found.unread)
 
 
+def test_a_tree_as_scontrol_shows_it():
+    """Switches above the leaves name nodes, too, and blocks their place; lines of a file may go on in the next."""
+    shown = (
+        "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-8]\nSwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[9-16]\n"
+        "SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-16] Switches=s[0-1]\n"
+    )
+    assert read_tree(shown, "x").facts["scale_out.nodes_per_leaf"].value == 8
+    split = "SwitchName=s0 \\\n  Nodes=n[1-4]\nSwitchName=s1 Nodes=n[5-8]\nSwitchName=top \\\n Switches=s[0-1]"
+    assert read_tree(split, "x").facts["scale_out.nodes_per_leaf"].value == 4
+    with pytest.raises(UserError, match="x:2: node is not a parameter"):
+        read_tree("SwitchName=s0 Nodes=n1\nSwitchName=s1 \\\n Node=n2\n", "x")
+    blocks = (
+        "BlockName=b1 BlockIndex=0 Nodes=n[1-18] BlockSize=18\nBlockName=b2 BlockIndex=1 Nodes=n[19-36] BlockSize=18\n"
+        "AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-36] BlockSize=36\n"
+    )
+    assert any("blocks of 18 nodes" in line for line in read_tree(blocks, "x").unread)
+
+
 def test_blocks_are_said_and_not_taken_for_racks():
     """A block is a domain only where NVLink joins it."""
     found = read_tree("BlockName=b1 Nodes=t[01-18]\nBlockName=b2 Nodes=t[19-36]\nBlockSizes=18,36\n", "x")

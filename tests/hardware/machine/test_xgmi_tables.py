@@ -1,5 +1,7 @@
 """Tables of rocm-smi and amd-smi: what they tell, and what is damaged."""
 
+import json
+
 import pytest
 
 from simpar.errors import UserError
@@ -52,6 +54,33 @@ def test_a_mesh():
     assert (found.facts["devices_per_node"].value, found.links) == (8, Links("topo.txt", 7, switched=False))
     found = read_tables(AMD_SMI, "topo.txt")
     assert (found.facts["devices_per_node"].value, found.links) == (2, Links("topo.txt", 1, switched=False))
+
+
+def listed(far="XGMI", hops=1, devices=4):
+    """What amd-smi topology --json prints."""
+    names = [f"0000:{at:02x}:00.0" for at in range(devices)]
+    return json.dumps(
+        [
+            {"gpu": one, "bdf": names[one], "links": [
+                {"gpu": other, "bdf": names[other], "link_type": "SELF" if one == other else far,
+                 "num_hops": 0 if one == other else hops} for other in range(devices)]}
+            for one in range(devices)
+        ],
+        indent=4,
+    )  # fmt: skip
+
+
+def test_the_json_of_amd_smi():
+    """As its tables."""
+    assert is_tables(listed())
+    assert read_tables(listed(), "x").links == Links("x", 3, switched=False)
+    assert read_tables(listed(hops=2), "x").links is None
+    assert read_tables(listed(far="PCIE"), "x").facts["scale_up.kind"].value == "pcie"
+    for text in ('[{"bdf": "a", "link_type": 1, "num_hops": 1}]', listed(far="NVLINK"), listed().replace("links", "x")):
+        with pytest.raises(UserError, match="x: not a topology of amd-smi"):
+            read_tables(text, "x")
+    with pytest.raises(UserError, match=r"x:.*not valid JSON"):
+        read_tables(listed()[:-40], "x")
 
 
 def test_groups_and_ways_over_others():
