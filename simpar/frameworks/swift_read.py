@@ -3,6 +3,7 @@
 Defaults are those of ``swift/megatron/arguments/megatron_args.py`` at modelscope/ms-swift 3602360.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -78,12 +79,12 @@ def read(text: str, name: str) -> Imported:
     """The plan of a command of ms-swift on Megatron-LM. Raises UserError naming file, argument and value."""
     pretrains = False  # a YAML is of sft or pt: of the more common
     if is_config(name):
-        given = _arguments(_of_config(mapping(text, name)), name)
+        given = _arguments(_of_config(mapping(text, name), name), name)
     else:
         words = command_of(text, name, _starts)
         pretrains = "pt" in words
         files = [word for word in words if is_config(word) and not word.startswith("-")][:1]
-        given = _arguments([word for file in files for word in _of_config(load_beside(file, name))] + words, name)
+        given = _arguments([word for file in files for word in _of_config(load_beside(file, name), file)] + words, name)
     if given.values.get("--task-type") == ["causal_lm"]:
         given.text("--task-type")
     asked = given.path("--model") or _converted(given)
@@ -123,12 +124,21 @@ def _converted(given: Arguments) -> str | None:
     return None if named is None else named.removesuffix("-mcore")
 
 
-def _of_config(data: Mapping[str, Any]) -> list[str]:
-    """The words that a YAML or JSON stands for: ``megatron sft FILE``."""
+def _of_config(data: Mapping[str, Any], source: str) -> list[str]:
+    """The words that a YAML or JSON stands for: ``megatron sft FILE``; a mapping is one word in JSON.
+
+    Raises UserError for a model that is a section, as other frameworks have it.
+    """
+    if isinstance(data.get("model"), dict):
+        raise UserError(f"{source}: model is a section: allowed: a name, as YAML of ms-swift has it")
     words: list[str] = []
     for key, value in data.items():
-        if value is not None and not isinstance(value, dict):
-            words += [f"--{key}", *(str(each) for each in (value if isinstance(value, list) else [value]))]
+        listed = value if isinstance(value, list) else [value]
+        if value is not None:
+            words += [
+                f"--{key}",
+                *(json.dumps(each, default=str) if isinstance(each, dict) else str(each) for each in listed),
+            ]
     return words
 
 

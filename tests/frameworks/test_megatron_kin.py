@@ -115,6 +115,14 @@ def test_megatron_of_swift():
     assert launch_of(f"NNODES=$N NPROC_PER_NODE=4 {SWIFT}", "a command").world_size is None
 
 
+def test_sections_of_a_yaml_of_swift_are_words():
+    """They were dropped: a file of another framework was answered with ms-swift's defaults and no word unread."""
+    told = read("model: Qwen/Qwen3-8B\ndistributed: {tp_size: 2}\n", "a.yaml", "megatron-swift")
+    assert told.words.unread == {"--distributed": '{"tp_size": 2}'}
+    with pytest.raises(UserError, match=r"a\.yaml: model is a section: allowed: a name"):
+        read("model:\n  _target_: x\ndistributed: {tp_size: 2}\n", "a.yaml", "megatron-swift")
+
+
 def test_another_head_of_swift_decides():
     """A classifier has no logits of the vocabulary; the next token's loss is what is read."""
     reader = load_reader("megatron-swift")

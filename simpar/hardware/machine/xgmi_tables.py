@@ -7,6 +7,7 @@ how many links two devices share, or which cards are near.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import read_json
@@ -56,7 +57,7 @@ def read_tables(text: str, file: str) -> Reading:
 def _of_json(text: str, file: str) -> tuple[Table, Table]:
     """Kinds of links and hops of every pair, from ``amd-smi topology --json``. Raises UserError."""
     data = read_json(text, file)
-    listed = data.get("topology", data.get("gpu_data")) if isinstance(data, dict) else data
+    listed: Any = data.get("topology", data.get("gpu_data")) if isinstance(data, dict) else data
     try:
         names = {str(each["bdf"]): each["links"] for each in listed}
         links = {name: [str(link["link_type"]) for link in of] for name, of in names.items()}
