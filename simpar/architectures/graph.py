@@ -19,6 +19,8 @@ Dims = Mapping[str, Numbers]
 Number = TypeVar("Number", bound=Numbers)
 Size = tuple[tuple[int, tuple[str, ...]], ...]
 
+WHOLE = "whole_scopes"
+"""The fact of a graph that names the scopes of towers which tensor parallelism does not divide."""
 SHARDED_DIMS = (
     "heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups", "linear_heads",
     "linear_key_heads", "o_groups",
@@ -453,6 +455,17 @@ class ModelGraph:
     def scopes(self) -> tuple[Mapping[str, int], ...]:
         """The dims of every tower: those of the model's own blocks first."""
         return tuple({block.scope: block.view(self.dims) for block in self._in_order}.values())
+
+    @property
+    def divided_scopes(self) -> tuple[Mapping[str, int], ...]:
+        """The dims of every tower that tensor parallelism divides."""
+        blocks = (block for block in self._in_order if block.scope not in self.whole_scopes)
+        return tuple({block.scope: block.view(self.dims) for block in blocks}.values())
+
+    @property
+    def whole_scopes(self) -> tuple[str, ...]:
+        """Scopes of the towers that every tensor-parallel rank holds and computes whole."""
+        return tuple(self.facts.get(WHOLE, ()))
 
     @property
     def _in_order(self) -> tuple[Block, ...]:

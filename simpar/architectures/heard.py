@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from simpar.architectures.graph import Block, ModelGraph, Operator, Size
 from simpar.architectures.speech import Sound, front, without_key_biases
 from simpar.architectures.transformer import Style
-from simpar.architectures.vision import Patches, ProjectorStep, Vision, dims_of, tower_of
+from simpar.architectures.vision import Patches, ProjectorStep, Vision, dims_of, is_divided, tower_of, undivided
 from simpar.dataclass import dataclass
 
 SCOPES = {"vision": "audio", "connector": "audio_connector"}
@@ -59,11 +59,12 @@ def hearing(name: str, heard: Heard, language: ModelGraph) -> ModelGraph:
     blocks = [_renamed(block) for block in tower_of(tower)]
     if not heard.key_biases:
         blocks = [without_key_biases(block) for block in blocks]
+    facts = language.facts if is_divided(tower) else undivided(language, tuple(SCOPES.values()))
     dims = {_dim(each): size for each, size in dims_of(tower, language.dims["hidden"]).items()}
     return replace(
         language, name=name, dims={**language.dims, **dims, **heard.lengths},
         blocks={**{block.name: block for block in blocks}, **language.blocks},
-        layers=(*(block.name for block in blocks), *language.layers),
+        layers=(*(block.name for block in blocks), *language.layers), facts=facts,
     )  # fmt: skip
 
 

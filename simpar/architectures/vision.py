@@ -8,8 +8,9 @@ sequences of the language model keep the training's length [Liu et al. 2023, arX
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.graph import INPUT, WHOLE, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.products import HIDDEN, TOKENS, project
 from simpar.architectures.transformer import LayerVariant, Shape, Style, add, layer, layers_with_windows, norm
 from simpar.dataclass import dataclass
@@ -21,6 +22,8 @@ WIDTH: Size = term("vision.hidden")
 VISUAL: Size = term("batch", "visual.seq")
 VISUAL_STREAM: Size = term("batch", "visual.seq", "text_hidden")
 INNER: Size = term("ffn")
+RANKS = 8
+"""Tensor-parallel ranks by which the sizes of a tower divide, or no rank has a part of it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,23 @@ def before_language_model(name: str, vision: Vision, language: ModelGraph) -> Mo
     layers = (*(block.name for block in tower), *language.layers)
     blocks = {**{block.name: block for block in tower}, **language.blocks}
     dims = {**language.dims, **dims_of(vision, language.dims["hidden"])}
-    return replace(language, name=name, dims=dims, blocks=blocks, layers=layers)
+    facts = language.facts if is_divided(vision) else undivided(language, ("vision", "connector"))
+    return replace(language, name=name, dims=dims, blocks=blocks, layers=layers, facts=facts)
+
+
+def is_divided(vision: Vision) -> bool:
+    """Whether tensor parallelism divides a tower: 8 ranks can divide its heads, its MLP and its rows.
+
+    Others are whole on every rank, as frameworks run them that take a tower as it is. Features that are tapped join
+    rows of the language model one by one, so such towers are divided.
+    """
+    sizes = vision.shape.heads, vision.shape.ffn, vision.patches.images * vision.patches.count
+    return bool(vision.taps) or not any(size % RANKS for size in sizes)
+
+
+def undivided(language: ModelGraph, scopes: tuple[str, ...]) -> dict[str, Any]:
+    """The facts of a language model with a tower of these scopes that tensor parallelism does not divide."""
+    return {**language.facts, WHOLE: (*language.whole_scopes, *scopes)}
 
 
 def dims_of(vision: Vision, hidden: int) -> dict[str, int]:

@@ -136,7 +136,7 @@ class _Sizes:
     @property
     def _whole_rows(self) -> bool | Flags:
         """Whether sequence parallelism is on: the residual stream has fewer rows than the tensor region."""
-        return self.dims.tensor["seq"] > self.dims.sequence["seq"]
+        return not self.dims.is_whole and self.dims.tensor["seq"] > self.dims.sequence["seq"]
 
     def _saved(self) -> Numbers:
         """Bytes of all saved tensors, logits as the loss keeps them, scores of unfused attention, and habits."""
@@ -257,7 +257,8 @@ class _Sizes:
         each = [evaluate((size,), local) for size in op.columns]
         parts = [part for part, (times, _) in zip(each, op.columns, strict=True) for part in [part / times] * times]
         rows = evaluate(op.rows, local) * self.width
-        sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if is_row_parallel(op) else 1.0
+        scattered = is_row_parallel(op) and not self.dims.is_whole
+        sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if scattered else 1.0
         return [rows * part * sequence for part in parts]
 
     def _framework_copies(self) -> Numbers:

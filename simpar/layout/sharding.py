@@ -37,16 +37,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RankDims:
-    """Dims of region "tensor", of region "sequence" and (for mixtures of experts) of region "expert" on one rank."""
+    """Dims of region "tensor", of region "sequence" and (for mixtures of experts) of region "expert" on one rank.
+
+    ``whole`` are scopes of towers that every tensor-parallel rank computes whole; ``is_whole``: these are one's dims.
+    """
 
     tensor: Dims
     sequence: Dims
     expert: Dims | None = None
+    whole: tuple[str, ...] = ()
+    is_whole: bool = False
 
     def of_block(self, block: Block) -> RankDims:
         """The dims as a block of another tower names them."""
         expert = None if self.expert is None else block.view(self.expert)
-        return RankDims(block.view(self.tensor), block.view(self.sequence), expert)
+        is_whole = block.scope in self.whole
+        return RankDims(block.view(self.tensor), block.view(self.sequence), expert, self.whole, is_whole)
 
     def of(self, op: Operator) -> Dims:
         """The dims in which the sizes of an operator's output are evaluated."""
@@ -62,12 +68,17 @@ def rank_dims(graph: ModelGraph, layout: Layout, training: Training, *, load: fl
     """
     dims = dims_of(graph, layout, training, load=load)
     expert = None if dims.expert is None else _numbers(dims.expert)
-    return RankDims(_numbers(dims.tensor), _numbers(dims.sequence), expert)
+    return RankDims(_numbers(dims.tensor), _numbers(dims.sequence), expert, dims.whole)
 
 
 def _ends(name: str, kind: str) -> bool:
     """Whether a dim is of a kind, in the model or in a scope."""
     return name.rpartition(".")[2] == kind
+
+
+def _inside(name: str, scopes: tuple[str, ...]) -> bool:
+    """Whether a dim is one of some towers."""
+    return name.rpartition(".")[0] in scopes
 
 
 def _numbers(dims: Dims) -> Dims:
@@ -85,7 +96,8 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     """
     tp, cp = np.asarray(layout.tp), np.asarray(layout.cp)
     whole = {**shape_dims(graph, training.seq_len), "batch": layout.micro_batch, "seq": training.seq_len}
-    tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
+    towers = graph.whole_scopes
+    tensor = {name: _local_size(name, size, 1 if _inside(name, towers) else tp, cp) for name, size in whole.items()}
     tensor |= context_dims(layout)
     tensor["whole_vocab"] = graph.dims.get("vocab", 0)
     etp = layout.expert_tensor_parallel
@@ -93,12 +105,14 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
         tensor |= {name: size // np.asarray(layout.ep) for name, size in graph.dims.items() if _ends(name, "experts")}
         tensor |= {name: size // etp for name, size in graph.dims.items() if _ends(name, "expert_ffn")}
     ranks = np.where(np.asarray(layout.sequence_parallel, bool), tp, 1)
-    sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
+    sequence = {
+        name: size // ranks if is_rows(name) and not _inside(name, towers) else size for name, size in tensor.items()
+    }
     if not graph.is_mixture:
-        return RankDims(tensor, sequence)
+        return RankDims(tensor, sequence, whole=towers)
     share = max_rank_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
     rows = np.minimum(sequence["seq"] * etp, tensor["seq"])  # whole where they are on every tensor-parallel rank
-    return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
+    return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share}, towers)
 
 
 def before_tensor_parallelism(graph: ModelGraph, local: Dims) -> Dims:
@@ -107,11 +121,11 @@ def before_tensor_parallelism(graph: ModelGraph, local: Dims) -> Dims:
     return {name: graph.dims[name] if name.rpartition(".")[2] in divided else size for name, size in local.items()}
 
 
-def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.int64]) -> Numbers:
+def _local_size(name: str, size: Numbers, tp: NDArray[np.int64] | int, cp: NDArray[np.int64]) -> Numbers:
     """A dim on one rank: heads, ffn and vocabulary divided by ``tp``, rows by ``cp``."""
     kind = name.rpartition(".")[2]
     if kind == "vocab":
-        return np.where(tp > 1, -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE, size)
+        return np.where(np.asarray(tp) > 1, -(-size // (VOCAB_MULTIPLE * tp)) * VOCAB_MULTIPLE, size)
     if kind == "kv_heads":
         heads: Numbers = np.maximum(size // tp, 1)
         return heads

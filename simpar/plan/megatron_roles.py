@@ -1,6 +1,6 @@
 """Megatron's roles for every operator on a mesh (dp, tp), in the words of a stage with a sharding of its own."""
 
-from simpar.architectures.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
+from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
 from simpar.plan.plan import Plan
 from simpar.plan.stages import BlockSharding, StagePlan
 
@@ -42,6 +42,8 @@ def _first_axis(block: BlockSharding) -> BlockSharding:
 
 
 def _sharding(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
+    if block.scope in graph.whole_scopes:
+        return _whole(block, stream, graph)
     ends = "replicate" if block is graph.head else stream
     return BlockSharding(
         input=("batch", stream),
@@ -49,6 +51,15 @@ def _sharding(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
         operators={op.name: ("batch", _role(op, stream)) for op in block.operators},
         memory=("batch", stream),
     )
+
+
+def _whole(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
+    """Of a tower that is not divided: all of it on every rank, but for the operator that joins its rows to the text."""
+    ends = "replicate" if f"{block.scope}.seq" in graph.dims else stream
+    roles = {op.name: ("batch", "replicate") for op in block.operators}
+    roles[block.operators[-1].name] = ("batch", ends)
+    begins = "replicate" if any(INPUT in op.inputs for op in block.operators) else stream
+    return BlockSharding(input=("batch", begins), output=("batch", ends), operators=roles, memory=("batch", stream))
 
 
 def _role(op: Operator, stream: str) -> str:

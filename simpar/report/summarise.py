@@ -17,6 +17,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS, PIPELINE
+from simpar.plan.choices.tensor_parallel import has_tensor_ranks
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, max_rank_load, max_rank_load_deviation, sample_loads
 from simpar.program.job import TrainingJob
@@ -378,7 +379,11 @@ def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
     graph, seq_len = job.graph, job.training.seq_len
     rows = graph.dims.get("positions") or seq_len
     longer = f"a longer table of positions: its config has {rows:,} rows, a sequence {seq_len:,} tokens"
-    assumed = [*graph.assumed, *([longer] if rows < seq_len else []), *([of_plan] if of_plan else [])]
+    towers = [scope for scope in graph.whole_scopes if f"{scope}.seq" in graph.dims]
+    whole = f"{' and '.join(towers)} tower whole on every tensor-parallel rank (8 does not divide all of its sizes)"
+    ranks = has_tensor_ranks(int(job.layout.tp), job.layout.stages)
+    said = {longer: rows < seq_len, whole: bool(towers) and ranks, of_plan: bool(of_plan)}
+    assumed = [*graph.assumed, *(words for words, holds in said.items() if holds)]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),

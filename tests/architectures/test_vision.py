@@ -10,8 +10,12 @@ from simpar.architectures.flops import attention_flop_per_token, matmul_flop_per
 from simpar.architectures.graph import evaluate
 from simpar.architectures.hf_config import read
 from simpar.errors import UserError
+from simpar.program.blocks.block_view import RankBlock
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.steps import block_steps
+from simpar.simulation import make_job
 
-VISION = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+VISION = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8}
 TEXT = {
     "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8,
     "intermediate_size": 256, "num_hidden_layers": 4,
@@ -29,6 +33,11 @@ STACKED = {
 def llava(**more):
     """A small vision tower before a small Llama."""
     return read({"model_type": "llava", "vision_config": VISION, "text_config": TEXT, **more}, "small-llava")
+
+
+def odd(**more):
+    """The same with a tower of four heads, as many as eight ranks cannot divide."""
+    return llava(vision_config={**VISION, "num_attention_heads": 4}, **more)
 
 
 def stacked(**more):
@@ -106,6 +115,42 @@ def test_a_frozen_tower_is_not_trained_and_keeps_nothing():
     assert saved == pytest.approx(16 * 2 * (products + scores))
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("patches", [576, 577])
+def test_a_tower_that_eight_ranks_cannot_divide_is_whole_on_each(patches, sequence_parallel):
+    """Its parameters are held by all ranks; only gradients of visual tokens move, where the text's rows are spread."""
+    plan = simpar.Plan(tp=8, sequence_parallel=sequence_parallel)
+    seen, text = (
+        simpar.simulate(odd(images_per_sequence=images, patches_per_image=patches), CLUSTER, plan, TRAINING)
+        for images in (1, 0)
+    )
+    tower = odd().num_parameters() - odd(images_per_sequence=0).num_parameters()
+    held = [each.memory.stages[0].parts_bytes["parameters"] for each in (seen, text)]
+    assert held[0] - held[1] == 2 * tower
+    moved = [each.communication["tp"].bytes_per_rank for each in (seen, text)]
+    assert moved[0] - moved[1] == sequence_parallel * 16 * 2 * 128 * patches  # microbatches, bf16, hidden size
+    assert any("vision tower whole on every tensor-parallel rank" in said for said in seen.setup.model["assumed"])
+    alone = simpar.simulate(odd(patches_per_image=patches), CLUSTER, simpar.Plan(), TRAINING)
+    assert not any("whole" in said for said in alone.setup.model["assumed"])
+    assert seen.speed.model_flops_per_step == pytest.approx(alone.speed.model_flops_per_step)
+
+
+def test_ranks_do_all_work_of_a_tower_that_they_do_not_divide():
+    """The layers of the tower take a rank as long with 8 ranks as with one; those of a divided one do not."""
+    whole, divided = odd(), llava()
+    seconds = {}
+    for name, graph in (("whole", whole), ("divided", divided)):
+        for tp in (1, 8):
+            job = make_job(graph, CLUSTER, simpar.Plan(tp=tp, micro_batch=1), TRAINING, "megatron")
+            view = RankView.of(job)
+            block = graph.blocks["vision_layer"]
+            steps = block_steps(RankBlock.of(block, view)).forward.steps
+            seconds[name, tp] = sum(step.duration_s for step in steps if step.collective is None)
+            assert any(step.collective for step in steps) == ((name, tp) == ("divided", 8))
+    assert seconds["whole", 8] == seconds["whole", 1]
+    assert seconds["divided", 8] < seconds["divided", 1]
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_tower_has_a_mesh_of_its_own(frozen):
     """Two replicas of the tower before three of the language model, each in two: tokens of all go over."""
@@ -156,12 +201,15 @@ def test_fields_of_the_tower_that_are_not_understood_are_named():
 
 @pytest.mark.parametrize(
     ("plan", "seq_len", "words"),
-    [({"tp": 8}, 1024, "attention heads 4"), ({}, 512, "seq_len = 512: small-llava has 576 visual tokens a sequence")],
+    [
+        ({"tp": 8}, 4096, "attention heads 4"),
+        ({}, 512, "seq_len = 512: small-qwen3-vl has 576 visual tokens a sequence"),
+    ],
 )
 def test_what_a_tower_does_not_allow_is_refused(plan, seq_len, words):
-    """A vision tower of 4 heads refuses tp = 8 although the language model has 8."""
+    """A tower of 4 heads that is tapped refuses tp = 8 although the language model has 8."""
     with pytest.raises(UserError, match=words):
-        simpar.simulate(llava(), CLUSTER, simpar.Plan(**plan), simpar.Training(seq_len=seq_len, global_batch=8))
+        simpar.simulate(stacked(), CLUSTER, simpar.Plan(**plan), simpar.Training(seq_len=seq_len, global_batch=8))
 
 
 @pytest.mark.parametrize(

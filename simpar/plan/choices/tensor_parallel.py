@@ -98,7 +98,7 @@ def tensor_refusals(tp: Counts, target: Workload, sequence_parallel: bool | Flag
     )
     longest = graph.facts.get("longest", seq_len)
     yield np.asarray(seq_len > longest), lambda: beyond_positions(graph.name, seq_len, longest)
-    for dims in graph.scopes:
+    for dims in graph.divided_scopes:
         yield from _divided_dims(tp, dims, int(dims.get("seq", seq_len)), sequence_parallel)
 
 
@@ -153,7 +153,7 @@ def _target(problem: Question) -> Workload:
 
 
 def _sequence_fits(rows: Columns) -> Flags:
-    lengths = {int(dims.get("seq", rows.problem.training.seq_len)) for dims in rows.problem.graph.scopes}
+    lengths = {int(dims.get("seq", rows.problem.training.seq_len)) for dims in rows.problem.graph.divided_scopes}
     legal = rows["tp"] > 1
     for length in sorted(lengths):
         legal = legal & (length // rows["cp"] % rows["tp"] == 0)

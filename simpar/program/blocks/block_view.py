@@ -156,16 +156,28 @@ class RankBlock(BlockView):
 
     @property
     def _stream(self) -> str:
-        return "S" if self.view.sequence_parallel else "R"
+        return "S" if self.view.sequence_parallel and not self.view.dims.is_whole else "R"
+
+    def _joins_text(self, op: Operator) -> bool:
+        """Whether an operator of a tower that is not divided puts its tokens between those of the text, which are."""
+        own_rows = f"{self.block.scope}.seq" in self.job.graph.dims
+        return self.view.dims.is_whole and not own_rows and op is self.block.operators[-1]
 
     def _reads(self, op: Operator, written: States) -> States:
-        """Partial sums are read as their sum; operators of region "tensor" read the stream whole; the rest as it is."""
+        """Partial sums are read as their sum; operators of region "tensor" read the stream whole; the rest as it is.
+
+        Of a tower that every rank computes whole, the text takes its rows: their gradients are gathered.
+        """
+        if self.view.dims.is_whole:
+            return ("S",) if self._joins_text(op) and self.view.sequence_parallel else ("R",)
         if written == ("P",):
             return (self._stream,)
         whole = op.region == "tensor" and written == (self._stream,)
         return ("X",) if whole and op.kind not in ("embedding", "loss") else written
 
     def _writes(self, op: Operator) -> States:
+        if self.view.dims.is_whole:
+            return ("R",)
         if is_row_parallel(op) or op.looks_up_vocabulary:
             return ("P",)
         return ("F",) if op.region == "tensor" else (self._stream,)

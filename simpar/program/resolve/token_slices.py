@@ -29,7 +29,7 @@ def slice_view(view: RankView, begin: int, end: int) -> RankView:
     own = rank_dims(job.graph, job.layout, job.training.model_copy(update={"seq_len": end - begin}))
     seen = {"context": end, "before": begin}
     expert = None if own.expert is None else {**own.expert, **seen}
-    return replace(view, dims=RankDims({**own.tensor, **seen}, {**own.sequence, **seen}, expert))
+    return replace(view, dims=RankDims({**own.tensor, **seen}, {**own.sequence, **seen}, expert, own.whole))
 
 
 def slice_ends(slices: tuple[int, ...]) -> list[tuple[int, int]]:
