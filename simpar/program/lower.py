@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
+
+from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
@@ -38,6 +41,10 @@ class Lowered:
     slots: Slots
     op_of_slot: Indices
     stage_of_class: Ints
+
+    def of_slots(self, of_ops: NDArray[Any]) -> NDArray[Any]:
+        """A column over ops for every slot; the same one where every slot became an op of its own."""
+        return of_ops if len(of_ops) == len(self.op_of_slot) else of_ops[self.op_of_slot]
 
     def with_colours(self, colours: Ints) -> Lowered:
         """The step lowered again, where only ranks of one colour, int64[world], may be alike; any number of ops."""

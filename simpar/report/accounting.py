@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
 from simpar.plan.choices.mesh import PIPELINE
-from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps
-from simpar.report.chains import binding_predecessors, to_ticks
+from simpar.report.chains import binding_predecessors
 from simpar.report.idle import IDLE_REASONS, OWN_CAUSES, IdleTime, Participation, Waiting
+from simpar.report.loops import to_ticks, weigh
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
-from simpar.units import NS_PER_S, Floats, Indices, Ints
+from simpar.units import NS_PER_S, Flags, Floats, Indices, Ints
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Program, Timing
@@ -76,7 +76,7 @@ class Accounts:
 
         int64[num_classes, kinds of COMMUNICATION].
         """
-        result = self.idle.part.busy_ns(self.timing)
+        result = self.idle.part.busy_ns()
         result[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 0])
         return result
 
@@ -183,8 +183,8 @@ def account(
     columns = enumerate(zip(ops, last_ops.tolist(), strict=True))
     gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess, last) for class_id, (each, last) in columns])
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
-    idle = IdleTime.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
-    causes, waits, exposed = _of_ops(lowered, facts), idle.waits_ns(num), idle.exposed_ns(num)
+    idle = IdleTime.of(lowered, timing, gaps, excess, Participation.of(lowered, timing), most_slow_ns)
+    causes, waits, exposed = _of_ops(facts), idle.waits_ns(num), idle.exposed_ns(num)
     for number, kind in enumerate(OWN_CAUSES):
         causes[:, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[:, number]
     causes[:, CAUSES.index("bubble")] += waits[:, BUBBLE]
@@ -194,7 +194,7 @@ def account(
     return Accounts(lowered.op_of_slot, timing, facts, causes, end_ns, window, recompute, slowdown, binding, idle)
 
 
-def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
+def _of_ops(facts: SlotFacts) -> Ints:
     """Time of the ops on the compute streams of all classes, by cause: int64[num_classes, num_causes]."""
     cause = np.array([CAUSES.index(_CAUSE_OF_KIND.get(kind, "compute")) for kind in facts.kind.tolist()])
     of_node = np.zeros((len(cause), len(CAUSES)), dtype=np.int64)
@@ -202,9 +202,7 @@ def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
     for column, part in enumerate(PARTS):
         of_node[:, CAUSES.index(_CAUSE_OF_KIND[part])] += facts.parts[:, column]
     result = facts.summed(np.where(facts.on_compute[:, None], of_node, 0))
-    rows = np.flatnonzero(facts.on_compute[facts.node])
-    np.add.at(result, (lowered.slots.class_id[rows], cause[facts.node[rows]]), facts.duration_ns[rows])
-    return result
+    return result + facts.time_by(np.where(facts.on_compute, cause, -1), len(CAUSES))
 
 
 _PASS, _UPDATE, _FIRST_SORT = range(3)
@@ -220,68 +218,62 @@ def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[dict[
     whole step: if a class's passes take a tenth more than the mean rank's, so does each of them. Communication, hidden
     or not, is compared with the class that has least of it.
     """
-    rows, exposed = facts.rows, facts.exposed_inside_ns
+    rows, node, exposed = facts.rows, facts.node, facts.exposed_inside_ns.sum(axis=1).astype(np.float64)
+    passes, updates = (facts.on_compute & np.isin(facts.kind, kinds) for kinds in ((*PASSES, HOST), ("optimizer",)))
     own = dict[int, Floats]()
 
-    def add(cause: int, mine: slice, ns: Floats) -> None:
-        if ns.any():
-            own.setdefault(cause, np.zeros(len(facts.node)))[mine] = to_ticks(ns)
+    def add(cause: int, mine: slice, ticks: Floats) -> None:
+        if ticks.any():
+            own.setdefault(cause, np.zeros(len(node)))[mine] = ticks
+
+    def alone_ns(which: Flags, mine: slice) -> Floats:
+        """Time of slots of some nodes without exposed communication in their blocks; 0 for others."""
+        return np.where(which[node[mine]], facts.duration_ns[mine] - exposed[node[mine]], 0.0)
 
     for class_id in np.flatnonzero(slowdown > 1).tolist():
-        mine, passes = rows[class_id], _alone_ns(facts, rows[class_id], (*PASSES, HOST))
-        kernels = passes - facts.parts[:, PARTS.index("host")][facts.node[mine]]
-        add(SLOW, mine, np.where(passes > 0, kernels, 0.0) * (1 - 1 / slowdown[class_id]))
-
-    def kernels_ns(mine: slice) -> tuple[Floats, Floats]:
-        """Passes of a class, without what it is slow by, and its updates."""
-        passes = _alone_ns(facts, mine, (*PASSES, HOST))
-        return passes - own[SLOW][mine] if SLOW in own else passes, _alone_ns(facts, mine, ("optimizer",))
-
-    sort = _sorts(lowered, facts)
-    totals = [[float(each.sum()) for each in kernels_ns(mine)] for mine in rows]
-    share = _shares(lowered, facts, sort, list(zip(*totals, strict=True)))
+        mine = rows[class_id]
+        alone = alone_ns(passes, mine)
+        kernels = alone - facts.parts[:, PARTS.index("host")][node[mine]]
+        add(SLOW, mine, to_ticks(np.where(alone > 0, kernels, 0.0) * (1 - 1 / slowdown[class_id])))
+    sort = _sorts(facts)
+    totals_ns = [facts.time_by(np.where(which, 0, -1), 1)[:, 0].astype(np.float64) for which in (passes, updates)]
+    for total_ns, which in zip(totals_ns, (passes, updates), strict=True):
+        total_ns -= facts.summed(np.where(which, facts.exposed_inside_ns.sum(axis=1), 0))
+    if SLOW in own:
+        totals_ns[0] -= [own[SLOW][mine].sum() for mine in rows]
+    share, nothing = _shares(lowered, facts, sort, totals_ns), np.zeros(len(exposed))
     for mine, of_class in zip(rows, share, strict=True):
         if of_class[_PASS] or of_class[_UPDATE]:
-            passes, updates = kernels_ns(mine)
-            add(UNEQUAL, mine, passes * of_class[_PASS] + updates * of_class[_UPDATE])
+            factor = passes * of_class[_PASS] + updates * of_class[_UPDATE]
+            if SLOW in own and own[SLOW][mine].any():
+                kernels = alone_ns(passes, mine) - own[SLOW][mine]
+                add(UNEQUAL, mine, to_ticks(kernels * of_class[_PASS] + alone_ns(updates, mine) * of_class[_UPDATE]))
+            else:
+                add(UNEQUAL, mine, weigh(node[mine], facts.duration_ns[mine], exposed, factor, nothing))
         groups = np.append(of_class[_FIRST_SORT:], 0.0)
         if groups.any():
-            inside = (exposed * groups[_INSIDE]).sum(axis=1)
-            add(GROUPS, mine, inside[facts.node[mine]] + facts.duration_ns[mine] * groups[sort[mine]])
+            inside = (facts.exposed_inside_ns * groups[_INSIDE]).sum(axis=1)
+            add(GROUPS, mine, weigh(node[mine], facts.duration_ns[mine], nothing, groups[sort], inside))
+    sort = sort[node]
     if len(lowered.program) < len(facts.node):  # of several slots of an op, the first one counts
         made = np.flatnonzero(np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1))
         own, sort = {cause: ns[made] for cause, ns in own.items()}, sort[made]
     return own, share[:, _FIRST_SORT:], sort
 
 
-def _alone_ns(facts: SlotFacts, mine: slice, kinds: Sequence[str]) -> Floats:
-    """Time of slots of some kinds on the compute stream without exposed communication in their blocks; 0 for others."""
-    node = facts.node[mine]
-    alone = facts.duration_ns[mine] - facts.exposed_inside_ns.sum(axis=1)[node]
-    return np.where((facts.on_compute & np.isin(facts.kind, kinds))[node], alone, 0.0)
-
-
-def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
-    """Index in _SORTS of every slot, -1 if it is not communication."""
+def _sorts(facts: SlotFacts) -> NDArray[np.int8]:
+    """Index in _SORTS of every node, -1 if it is not communication."""
     kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
-    result = np.array(kinds, dtype=np.int8)[facts.node]
-    tied = [group.kind == EMBEDDING_GROUP for group in lowered.quotient.groups]
-    if any(tied):
-        result[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
-    return result
+    return np.where(facts.is_tied, _SORTS.index("tied embedding"), kinds).astype(np.int8)
 
 
-def _shares(
-    lowered: Lowered, facts: SlotFacts, sort: NDArray[np.int8], kernels_ns: Sequence[Sequence[float]]
-) -> Floats:
+def _shares(lowered: Lowered, facts: SlotFacts, sort: NDArray[np.int8], kernels_ns: Sequence[Floats]) -> Floats:
     """The share of a class's time that goes beyond other ranks', float64[num_classes, 2 + sorts].
 
     The columns are passes and updates, which take ``kernels_ns`` by class, and every sort of communication.
     """
-    times = np.zeros((len(facts.rows), len(_SORTS)), dtype=np.int64)
-    times[:, _INSIDE] = facts.summed(facts.inside[:, :, 0])
-    at = np.flatnonzero(sort >= 0)
-    np.add.at(times, (lowered.slots.class_id[at], sort[at]), facts.duration_ns[at])
+    times = facts.time_by(sort, len(_SORTS))
+    times[:, _INSIDE] += facts.summed(facts.inside[:, :, 0])
     totals = np.column_stack([*kernels_ns, times])
     usual = totals.min(axis=0)
     usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.quotient.multiplicity)[:_FIRST_SORT]

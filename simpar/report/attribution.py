@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from simpar.dataclass import dataclass
 from simpar.program.ir.program import Timing
+from simpar.report import loops
 from simpar.report.chains import nearest_flagged, sum_along
 from simpar.units import Flags, Floats, Indices, Ints
 
@@ -79,9 +80,12 @@ class GapPieces:
 
     @staticmethod
     def joined(parts: Sequence[GapPieces]) -> GapPieces:
-        """All pieces, ordered by gap; within a gap the last piece comes first."""
+        """All pieces of some that are ordered alike: by gap, within a gap the last piece first."""
+        some = [part for part in parts if len(part.gap)] or parts[:1]
+        if len(some) == 1:
+            return some[0]
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in GapPieces.__dataclass_fields__
+            name: np.concatenate([getattr(part, name) for part in some]) for name in GapPieces.__dataclass_fields__
         }
         order = np.lexsort((-columns["end"], columns["gap"]))
         return GapPieces(**columns).take(order)
@@ -94,18 +98,7 @@ class GapPieces:
 
 def follow_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
     """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
-    parts: list[GapPieces] = []
-    active, until = np.arange(len(gaps)), gaps.end
-    at: Indices = gaps.behind
-    while len(active):
-        known = at >= 0
-        active, at, until = active[known], at[known], until[known]
-        start, begin = timing.start_ns[at], gaps.begin[active]
-        rows = np.flatnonzero(until > np.maximum(start, begin))
-        parts.append(GapPieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
-        more = start > begin
-        active, at, until = active[more], binding[at[more]], start[more]
-    return GapPieces.joined(parts or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
+    return GapPieces(*loops.follow_gaps(gaps.begin, gaps.end, gaps.behind, timing.start_ns, binding))
 
 
 @dataclass(frozen=True)

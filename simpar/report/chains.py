@@ -1,30 +1,21 @@
 """Chains of binding predecessors: what every op waited for last, and what lies behind it.
 
 Large Programs take compiled loops (`chains.c`), others numpy. Both give the same numbers: sums are of multiples of
-1 / TICKS_PER_NS, which floats add up exactly in any order.
+1 / TICKS_PER_NS ns (:mod:`simpar.report.loops`), which floats add up exactly in any order.
 """
 
 import ctypes
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from simpar.native import NativeLibrary, int32_column, int64_column, pointers
 from simpar.program.ir.program import Program, Timing, stream_edges
 from simpar.units import Flags, Floats, Indices, Ints
 
 LIBRARY = NativeLibrary(Path(__file__).with_suffix(".c"), worth=500_000)  # ops
-TICKS_PER_NS = 64
-"""Sums of a step of up to 39 hours are exact."""
 A_STEP = 500
 """The ops that take as long as one step back from a few of them."""
-
-
-def to_ticks(ns: ArrayLike) -> Floats:
-    """Nanoseconds rounded to what :func:`sum_along` adds up exactly."""
-    result: Floats = np.rint(np.asarray(ns, np.float64) * TICKS_PER_NS) / TICKS_PER_NS
-    return result
 
 
 def binding_predecessors(program: Program, timing: Timing) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +24,7 @@ from simpar.report.attribution import (
     place_shares,
     split_waiting,
 )
+from simpar.report.loops import unite
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.units import Flags, Floats, Indices, Ints
 
@@ -51,20 +53,22 @@ class Participation:
     kinds: tuple[str, ...]
     kind_of_op: NDArray[np.int16]
     class_of_op: Indices
+    timing: Timing
+    _unions: dict[str, UnderWay] = field(default_factory=dict)
 
     @staticmethod
-    def of(lowered: Lowered) -> Participation:
+    def of(lowered: Lowered, timing: Timing) -> Participation:
         """Participation from the slots of all classes and the dependencies on messages."""
         program, slots = lowered.program, lowered.slots
         kinds = tuple(dict.fromkeys((*OWN_CAUSES, *(label.kind for label in program.labels))))
         of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int16)
         kind_of_op, class_of_op = of_label[program.ops.label], program.ops.class_id
-        joined = np.flatnonzero((kind_of_op < len(OWN_CAUSES))[lowered.op_of_slot])
+        joined = np.flatnonzero(lowered.of_slots(kind_of_op < len(OWN_CAUSES)))
         message = np.flatnonzero((kind_of_op == OWN_CAUSES.index(PIPELINE))[program.dependencies.item])
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
         op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
         class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
-        return Participation(op, class_id, lowered.quotient.num_classes, kinds, kind_of_op, class_of_op)
+        return Participation(op, class_id, lowered.quotient.num_classes, kinds, kind_of_op, class_of_op, timing)
 
     @cached_property
     def _of_others(self) -> Ints:
@@ -81,17 +85,25 @@ class Participation:
             result |= self._of_others[at] == key
         return np.asarray(result)
 
-    def under_way(self, kind: str, timing: Timing) -> UnderWay:
+    def under_way(self, kind: str) -> UnderWay:
         """The time during which every class takes part in an op of a kind in OWN."""
-        rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN_CAUSES.index(kind)), timing.makespan_ns + 1
-        op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
-        return UnderWay.of(timing.start_ns[op] + offset, timing.finish_ns[op] + offset, span)
+        if kind not in self._unions:
+            rows, span = np.flatnonzero(self._kind == OWN_CAUSES.index(kind)), self.timing.makespan_ns + 1
+            op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
+            times = self.timing.start_ns[op] + offset, self.timing.finish_ns[op] + offset
+            self._unions[kind] = UnderWay.of(*times, span)
+        return self._unions[kind]
 
-    def busy_ns(self, timing: Timing) -> Ints:
+    @cached_property
+    def _kind(self) -> NDArray[np.int16]:
+        """The kind of the op of every pair."""
+        return self.kind_of_op[self.op]
+
+    def busy_ns(self) -> Ints:
         """Time during which an op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
         class_id, zero = np.arange(self.num_classes), np.zeros(self.num_classes, dtype=np.int64)
-        each = (self.under_way(kind, timing) for kind in COMMUNICATION)
-        return np.stack([one.between_ns(class_id, zero, zero + timing.makespan_ns) for one in each], axis=1)
+        each = (self.under_way(kind) for kind in COMMUNICATION)
+        return np.stack([one.between_ns(class_id, zero, zero + self.timing.makespan_ns) for one in each], axis=1)
 
 
 @dataclass(frozen=True)
@@ -106,11 +118,7 @@ class UnderWay:
     @staticmethod
     def of(start: Ints, finish: Ints, span: int) -> UnderWay:
         """The unions of intervals given in any order."""
-        order = np.argsort(start, kind="stable")
-        start, reached = start[order], np.maximum.accumulate(finish[order])
-        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1])[: len(start)])
-        last = np.append(first[1:], len(start))[: len(first)] - 1
-        start, finish = start[first], reached[last]
+        start, finish = unite(start, finish)
         length = finish - start
         return UnderWay(start, finish, np.cumsum(length) - length, span)
 
@@ -166,7 +174,7 @@ class IdleTime:
         """
         pieces = follow_back(gaps, timing, excess.binding)
         takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
-        own, waits = _with_own_in_parallel(gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing)
+        own, waits = _with_own_in_parallel(gaps, pieces.take(takes_part), pieces.take(~takes_part), part)
         stage = lowered.stage_of_class
         sort = excess.sort[own.op]
         paid: Floats = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns
@@ -234,7 +242,7 @@ class IdleTime:
 
 
 def _with_own_in_parallel(
-    gaps: Gaps, own: GapPieces, waits: GapPieces, part: Participation, timing: Timing
+    gaps: Gaps, own: GapPieces, waits: GapPieces, part: Participation
 ) -> tuple[GapPieces, GapPieces]:
     """Count waiting for others' collectives as the rank's own, as far as it runs one of the kind in the same gap.
 
@@ -248,8 +256,9 @@ def _with_own_in_parallel(
             continue
         theirs, counted = waits.take(rows), own.take(part.kind_of_op[own.op] == number)
         need = _per_gap(theirs, theirs.length_ns, gaps)
-        spare = part.under_way(kind, timing).between_ns(gaps.class_id, gaps.begin, gaps.end)
-        extra = np.minimum(need, spare - _per_gap(counted, counted.length_ns, gaps))
+        extra, some = np.zeros_like(need), np.flatnonzero(need)
+        spare = part.under_way(kind).between_ns(gaps.class_id[some], gaps.begin[some], gaps.end[some])
+        extra[some] = np.minimum(need[some], spare - _per_gap(counted, counted.length_ns, gaps)[some])
         parts = dict(place_shares(theirs, np.stack([extra, need - extra], axis=1)))
         own = GapPieces.joined([own, parts[0]])
         kept.append(parts[1])

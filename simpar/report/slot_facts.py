@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from simpar.plan.choices.mesh import COMMUNICATION as KINDS_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.blocks.segments import Segment
+from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.program.structure.templates import TemplateNode
+from simpar.report.loops import tally
 from simpar.units import Indices, Ints
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ class SlotFacts:
     ``rows`` are the slots of every class. The other columns are over the nodes of all distinct templates in turn:
     whether they are on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
     compute stream of a block. ``inside`` int64[nodes, INSIDE, 2] are busy ns and bytes of collectives in blocks,
-    ``size_bytes`` the bytes of a node's own collective. ``streaming_ns`` int64[nodes] is the time of memory-bound
-    kernels on the compute stream, inside passes.
+    ``size_bytes`` the bytes of a node's own collective, ``is_tied`` whether it sums gradients of tied embeddings.
+    ``streaming_ns`` int64[nodes] is the time of memory-bound kernels on the compute stream, inside passes.
     """
 
     node: Indices
@@ -50,29 +52,40 @@ class SlotFacts:
     parts: Ints
     inside: Ints
     size_bytes: Ints
+    is_tied: NDArray[np.bool_]
     streaming_ns: Ints
 
-    @property
+    @cached_property
     def exposed_inside_ns(self) -> Ints:
         """Time for which the blocks of each node wait for their own collectives: int64[nodes, INSIDE]."""
         return self.parts[:, [PARTS.index(kind) for kind in INSIDE]]
 
     @cached_property
-    def _counts(self) -> tuple[Ints, ...]:
-        """How many slots of each class belong to each node, up to the last node that the class has."""
-        return tuple(np.bincount(self.node[mine]) for mine in self.rows)
+    def tallies(self) -> tuple[tuple[Ints, Ints], ...]:
+        """How many slots of each class belong to each node, and their time, up to the last node that the class has."""
+        return tuple(tally(self.node[mine], self.duration_ns[mine]) for mine in self.rows)
 
     def summed(self, of_node: Ints) -> Ints:
         """A column over nodes, int64[nodes, ...], summed over the slots of every class: int64[num_classes, ...]."""
-        return np.array([count @ of_node[: len(count)] for count in self._counts], dtype=np.int64)
+        return np.array([count @ of_node[: len(count)] for count, _ in self.tallies], dtype=np.int64)
+
+    def time_by(self, group: NDArray[np.signedinteger[Any]], groups: int) -> Ints:
+        """The time of the slots of every class by group of nodes: int64[num_classes, groups], for ``group`` [nodes].
+
+        Slots of nodes of group -1 do not count.
+        """
+        result = np.zeros((len(self.rows), groups + 1), dtype=np.int64)
+        for row, (_, total_ns) in zip(result, self.tallies, strict=True):
+            np.add.at(row, group[: len(total_ns)], total_ns)
+        return result[:, :groups]
 
 
 def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     """The facts of all slots, in their order."""
-    op, slots = lowered.op_of_slot, lowered.slots
+    slots = lowered.slots
     nodes: list[TemplateNode] = []
     first: dict[int, int] = {}  # classes share templates
-    result = np.empty(len(op), dtype=np.int32)
+    result = np.empty(len(lowered.op_of_slot), dtype=np.int32)
     rows = tuple(slots.of_class(class_id) for class_id in range(len(lowered.actions)))
     for mine, actions in zip(rows, lowered.actions, strict=True):
         for template in actions.templates:
@@ -84,13 +97,14 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     parts, inside, streaming_ns = _contents(nodes, streaming_operators(lowered.job.graph))
     return SlotFacts(
         node=result,
-        duration_ns=(timing.finish_ns - timing.start_ns)[op],
+        duration_ns=lowered.of_slots(timing.finish_ns - timing.start_ns),
         rows=rows,
         on_compute=np.array([COMPUTE in node.streams for node in nodes], dtype=bool),
         kind=np.array([node.kind for node in nodes], dtype=np.str_),
         parts=parts,
         inside=inside,
         size_bytes=np.array([_bytes_moved(node) for node in nodes], dtype=np.int64),
+        is_tied=np.array([node.collective is not None and node.collective.group == EMBEDDING_GROUP for node in nodes]),
         streaming_ns=streaming_ns,
     )
 

@@ -9,7 +9,8 @@ from simpar.native import NativeLibrary
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Timing
 from simpar.report import chains
-from simpar.report.chains import binding_predecessors, chain_to, nearest_flagged, sum_along, to_ticks
+from simpar.report.chains import binding_predecessors, chain_to, nearest_flagged, sum_along
+from simpar.report.loops import TICKS_PER_NS, to_ticks
 from tests.compilers import needs_compiler
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -76,8 +77,8 @@ def test_sums_along_chains(seed, count, back):
     def total(op):
         ticks = 0
         while op >= 0:
-            ticks, op = ticks + int(values[op] * chains.TICKS_PER_NS), int(binding[op])
-        return ticks / chains.TICKS_PER_NS
+            ticks, op = ticks + int(values[op] * TICKS_PER_NS), int(binding[op])
+        return ticks / TICKS_PER_NS
 
     assert ours.tolist() == [total(op) for op in range(count)]
 

@@ -19,6 +19,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.traffic import QuotientNetwork
+from simpar.program.emission.write_ops import LIBRARY, AlikeColumns, alike_columns, write_ops
 from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Template, TemplateNode
@@ -166,8 +167,14 @@ class Emitter:
 
     def finish(self) -> tuple[Program, Slots, Indices]:
         """The Program of all slots, the slots, and the op that each slot became (int32[num_slots])."""
-        network, quotient, streams = self.network, self.network.quotient, tuple(self._streams)
+        quotient, streams = self.network.quotient, tuple(self._streams)
         self._begins = np.cumsum(self._begins)
+        if library := LIBRARY.load_for(int(self._begins[-1])):
+            parts = [self._alike(classes, actions) for classes, actions in self._added]
+            written = write_ops(library, parts, self._begins, len(streams), quotient)
+            of_slots = {name: written.slots[name] for name in ("class_id", "action", "node", "group")}
+            program = self._program(written.ops, written.dependencies, written.placed, written.memory)
+            return program, Slots(**of_slots), written.slots["op"]
         columns = self._columns()
         slots = Slots(columns["class_id"], columns.pop("action"), columns.pop("node"), columns.pop("group"))
         op, kept = _merge(slots, quotient)
@@ -181,19 +188,54 @@ class Emitter:
         stream += owner * len(streams)
         placed = Csr.of(stream, op[slot], len(streams) * quotient.num_classes)
         owner, slot, at_finish, delta, category = self._joined("memory", np.int64)
-        program = Program(
-            ops=OpTable(**columns),
+        memory = MemoryTable(op[slot], at_finish.astype(bool), owner, delta, category)
+        return self._program(OpTable(**columns), dependencies, placed, memory), slots, op
+
+    def _program(self, ops: OpTable, dependencies: Csr, streams: Csr, memory: MemoryTable) -> Program:
+        quotient, names = self.network.quotient, tuple(self._streams)
+        return Program(
+            ops=ops,
             dependencies=dependencies,
-            streams=placed,
-            stream_names=streams * quotient.num_classes,
-            stream_class=np.repeat(np.arange(quotient.num_classes), len(streams)),
-            routes=network.program_routes(),
-            memory=MemoryTable(op[slot], at_finish.astype(bool), owner, delta, category),
+            streams=streams,
+            stream_names=names * quotient.num_classes,
+            stream_class=np.repeat(np.arange(quotient.num_classes), len(names)),
+            routes=self.network.program_routes(),
+            memory=memory,
             labels=tuple(Label(*key) for key in self._labels),
             class_names=tuple(f"class {index}" for index in range(quotient.num_classes)),
             multiplicity=quotient.multiplicity,
         )
-        return program, slots, op
+
+    def _alike(self, classes: Ints, actions: ClassActions) -> AlikeColumns:
+        """What :func:`write_ops` reads of classes with the same actions."""
+        tables, template = self._tables_of(actions), actions.template
+        lengths = np.array([table.ops.shape[1] for table in tables])
+        starts = np.cumsum(lengths[template]) - lengths[template]
+        labels, label_at = self._label(actions)
+        uses, use = _uses(tables)
+        flows = [self.network.flows(classes, each) for each in uses]
+        columns = {name: [table.rows[name] for table in tables] for name in _WIDTH}
+        waiting, freeing = (_tile(columns.pop(name), template, starts, _NODES[name]) for name in ("awaits", "frees"))
+        fixed_ns = [table.ops[_OPS.index("fixed_ns")] for table in tables]
+        return alike_columns(
+            classes,
+            template=template,
+            microbatch=actions.microbatch,
+            stage=actions.stage,
+            label_at=label_at,
+            start=starts,
+            source_class=actions.source_class,
+            source_action=actions.source_action,
+            node_at=np.append(0, np.cumsum(lengths)),
+            fixed_ns=np.concatenate(fixed_ns),
+            use=use,
+            label=labels,
+            flow=np.array(flows, dtype=np.int64),
+            **{name: np.concatenate(rows, axis=1) for name, rows in columns.items()},
+            **{f"{name}_at": np.cumsum([0, *(each.shape[1] for each in rows)]) for name, rows in columns.items()},
+            exit=np.array([each.exit for each in actions.templates]),
+            buffer=_buffer_rows(waiting, freeing),
+        )
 
     def _columns(self) -> dict[str, Any]:
         """Columns of all slots by name; their rows (dependencies and so on) are kept by class for :meth:`_joined`."""

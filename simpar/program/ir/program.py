@@ -200,10 +200,12 @@ def solo_durations_ns(program: Program) -> Ints:
 
 def check_countable(program: Program) -> None:
     """Refuse a step whose ops, run one after the other, exceed 64 bits of nanoseconds. Raises BeyondIntegers."""
-    fixed = replace(program.ops, work_bytes=np.zeros_like(program.ops.work_bytes))
-    flows = replace(program.ops, fixed_ns=np.zeros_like(program.ops.fixed_ns))
-    parts = [solo_durations_ns(replace(program, ops=ops)).astype(np.float64) for ops in (fixed, flows)]
-    to_ns(float(sum(part.sum() for part in parts)) / NS_PER_S)
+    ops = program.ops
+    flows = np.flatnonzero(ops.work_bytes)
+    columns = {name: getattr(ops, name)[flows] for name in OpTable.__dataclass_fields__}
+    alone = OpTable(**columns | {"fixed_ns": np.zeros(len(flows), dtype=np.int64)})
+    drained = solo_durations_ns(replace(program, ops=alone))
+    to_ns(float(ops.fixed_ns.sum(dtype=np.float64) + drained.sum(dtype=np.float64)) / NS_PER_S)
 
 
 def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
