@@ -127,15 +127,16 @@ def _num_rows(node: TemplateNode) -> int:
 def _rows(node: TemplateNode, *, condense: bool) -> _Rows:
     """What stands for the node's own changes of memory."""
     if isinstance(node, UnitsBegin):
-        levels = node.whole.passes[0].levels()
+        levels = node.whole.passes[0].levels
         delta = levels[node.last] - (levels[node.first - 1] if node.first else 0)
-        opens, closes = node.first == 0, node.last == len(levels) - 1
-        beside = [change for change in _beside(node.whole) if (closes if change.at_finish else opens)]
+        opens, closes, beside = node.first == 0, node.last == len(levels) - 1, list[MemoryChange]()
+        if opens or closes:
+            beside = [change for change in _beside(node.whole) if (closes if change.at_finish else opens)]
         return _table(np.zeros(1), delta[None], beside)
     assert isinstance(node, PassNode), "other nodes are not opened"
     shares, deltas, end_ns = list[Floats](), list[Ints](), 0.0
     for one, instants in node.instants_ns():
-        levels, end_ns = one.levels(), float(instants[-1])
+        levels, end_ns = one.levels, float(instants[-1])
         kept = _extremes(levels) if condense or node.repeats > MOST_ROUNDS else np.arange(len(levels))
         shares.append(instants[kept])
         deltas.append(np.diff(levels[kept], axis=0, prepend=np.zeros((1, 2), dtype=np.int64)))
@@ -164,6 +165,8 @@ def _table(share: Floats, delta: Ints, beside: list[MemoryChange]) -> _Rows:
     """Rows in all categories, with changes beside the passes at either end."""
     wide = np.zeros((len(share) + len(beside), len(MEMORY_CATEGORIES)), dtype=np.int64)
     wide[: len(share), _OPENED] = delta
+    if not beside:
+        return _Rows(share, wide)
     for at, change in enumerate(beside, len(share)):
         wide[at, MEMORY_CATEGORIES.index(change.category)] = round(change.delta_bytes)
     share = np.append(share, [float(change.at_finish) for change in beside])

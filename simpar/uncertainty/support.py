@@ -5,6 +5,7 @@ of device tells little about another stack, and nothing about another kind of de
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from simpar.dataclass import dataclass
 from simpar.units import number_of
@@ -97,6 +98,11 @@ class Support:
 
 def support_of(traits: Traits, evidence: Sequence[Evidence]) -> Support:
     """The support of a prediction: how many pairs of source and family share each of its aspects."""
+    return _support_of(traits, tuple(evidence))
+
+
+@lru_cache(maxsize=256)
+def _support_of(traits: Traits, evidence: tuple[Evidence, ...]) -> Support:
     shared = {
         aspect: _pairs(each for each in evidence if shares(traits, each.traits))
         for aspect, (shares, _) in ASPECTS.items()

@@ -142,10 +142,10 @@ def test_levels_of_a_pass_by_hand() -> None:
     """
     units = (unit(10, 3, 5, 2), unit(20, 0, 1, 4))
     forward, backward = UnitPass("forward", units), UnitPass("backward", units[::-1])
-    assert forward.levels().tolist() == [[10, 5], [30, 1], [30, 0]]
-    assert backward.levels().tolist() == [[0, 4], [-20, 5], [-30, 0]]
+    assert forward.levels.tolist() == [[10, 5], [30, 1], [30, 0]]
+    assert backward.levels.tolist() == [[0, 4], [-20, 5], [-30, 0]]
     split = UnitPass("input_gradient", units[::-1])
-    assert split.levels().tolist() == [[0, 4], [0, 4], [0, 0]]  # keeps what the forward saved, with the account's peak
+    assert split.levels.tolist() == [[0, 4], [0, 4], [0, 0]]  # keeps what the forward saved, with the account's peak
     assert [(c.at_finish, c.delta_bytes, c.category) for c in forward.memory] == [
         (False, 30, "activations"), (False, 1, "transient"), (True, -1, "transient"),
     ]  # fmt: skip

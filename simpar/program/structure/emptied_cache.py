@@ -27,7 +27,7 @@ def moving_bytes(builder: ActionBuilder, schedule: Schedule, pipeline_rank: int)
         if key not in known:
             letter, stage = key
             units = tuple(builder.unit(piece) for piece in builder.pieces[stage])
-            levels = UnitPass(PASSES[letter], units if letter == "F" else units[::-1]).levels().sum(axis=1)
+            levels = UnitPass(PASSES[letter], units if letter == "F" else units[::-1]).levels.sum(axis=1)
             known[key] = float(levels.max()), float(levels[-1])
         highest, left = known[key]
         most, kept = max(most, kept + highest), kept + left

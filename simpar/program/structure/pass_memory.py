@@ -6,6 +6,7 @@ highest level that of its parts; unit by unit, saved tensors come and go with th
 
 from collections.abc import Sequence
 from dataclasses import field
+from functools import cached_property
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class UnitPass:
         """Its memory as one op."""
         return backward_memory(self.kind, self.units) if self.kind in BACKWARDS else forward_memory(self.units)
 
+    @cached_property
     def levels(self) -> Ints:
         """Bytes above those before the pass, int64[units + 1, 2]: (activations, transient) during each unit, after it.
 
