@@ -31,6 +31,8 @@ DIMENSIONS = "dtpce"
 ALLOWED = "BACKEND:SIZES, such as sglang:d4t2, fsdp:d8 or megatron:(attn:d4p2t2|ffn:d4p2e4)"
 GENERATES = ("sglang", "vllm")
 KEPT = ("ref.path", "critic.path")
+PLACES = {"critic": "critic", "ref": "reference", "teacher": "teacher"}
+"""Names of the section for parts that may have devices of their own."""
 """Words that decide about memory during an update, and that the whole step answers."""
 TOGETHER = "colocation"
 TURNS = ("max_turns", "tir.max_turns", "workflow.max_turns")
@@ -98,7 +100,6 @@ def rollout(given: Options, longest: tuple[int, int]) -> RolloutSide:
     notes: list[str] = []
     samples, prompts = given.whole("gconfig.n_samples") or 1, given.whole("train_dataset.batch_size") or 1
     has_critic = any(key.startswith("critic.") for key in given)
-    _check_places(given, notes, has_critic=has_critic)
     policy = given.text(f"{ACTOR}path")
     section: dict[str, Any] = {
         "algorithm": "ppo" if has_critic else "grpo",
@@ -122,6 +123,7 @@ def rollout(given: Options, longest: tuple[int, int]) -> RolloutSide:
     if str(given.get(f"{ACTOR}weight_update_mode") or "xccl") == "disk":
         notes.append(f"{ACTOR}weight_update_mode = disk: new weights are timed through the hosts' memory and network")
         section["weights"]["through"] = "host"
+    section["passes"] |= _apart(given, {**section["passes"], "critic": has_critic}, notes)
     _note_others(given, notes)
     if given.get(f"{ROLLOUT}scheduling_strategy.type") == TOGETHER:
         return RolloutSide(without_nothing(section), longest, None, KEPT, tuple(notes))
@@ -176,13 +178,24 @@ def _engine(given: Options, engine: Allocation, prompts: int, samples: int) -> d
     }
 
 
-def _check_places(given: Options, notes: list[str], *, has_critic: bool) -> None:
-    """Note a reference on devices of its own. Raises UserError for a critic there, which trains beside the actor."""
-    if has_critic and given.get("critic.scheduling_strategy.type") != TOGETHER:
-        raise UserError(f"{given.source}: critic.scheduling_strategy.type: a critic on devices of its own, which is "
-                        f"trained beside the actor: allowed: {TOGETHER} with the actor, or no critic")  # fmt: skip
-    if any(key.startswith("ref.") for key in given) and given.get("ref.scheduling_strategy.type") != TOGETHER:
-        notes.append("the reference has devices of its own: here its pass runs on those of the actor")
+def _apart(given: Options, passes: Mapping[str, Any], notes: list[str]) -> dict[str, int]:
+    """Devices of their own of models that are not beside the actor, in the words of the section.
+
+    Raises UserError for a critic whose devices are not told, for it trains beside the actor.
+    """
+    result = {}
+    for part, name in PLACES.items():
+        if not passes[name] or given.get(f"{part}.scheduling_strategy.type") == TOGETHER:
+            continue
+        backend = str(given.get(f"{part}.backend") or "")
+        if backend:
+            result[f"{name}_devices"] = allocation_of(backend, given.source).devices
+        elif part == "critic":
+            raise UserError(f"{given.source}: critic.backend: missing, a critic on devices of its own; allowed: "
+                            f"BACKEND:SIZES, or critic.scheduling_strategy.type = {TOGETHER}")  # fmt: skip
+        else:
+            notes.append(f"the {name} has devices of its own: here its pass runs on those of the actor")
+    return result
 
 
 def _teacher(given: Options, notes: list[str]) -> str | None:
@@ -192,8 +205,6 @@ def _teacher(given: Options, notes: list[str]) -> str | None:
     model = shipped(named)
     if model is None:
         notes.append(f"left out: the pass of the teacher {named}, which is not shipped")
-    elif given.get("teacher.scheduling_strategy.type") != TOGETHER:
-        notes.append("the teacher has devices of its own: here its pass runs on those of the actor")
     return model
 
 

@@ -3,6 +3,7 @@
 Defaults are those of ``openrlhf/cli/train_ppo_ray.py`` at OpenRLHF/OpenRLHF 3c3be623.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from simpar.errors import UserError
@@ -14,7 +15,6 @@ KEPT = (
     "colocate_actor_ref", "train.colocate_actor_ref",
 )  # fmt: skip
 """Words that decide about memory during an update, and that the whole step answers."""
-PLACES = ("critic", "reward", "ref")
 
 
 def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bool) -> RolloutSide:
@@ -26,7 +26,6 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
     together = bool(given.on("train.colocate_all", "colocate_all_models"))
     estimator = str(given.one("algo.advantage.estimator", "advantage_estimator") or "gae")
     is_ppo, notes = estimator == "gae", list[str]()
-    _check_places(given, notes, is_ppo=is_ppo, together=together)
     reward = str(given.one("reward.model_name_or_path", "reward_pretrain") or "")
     is_remote = given.one("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path") is not None
     if is_remote:
@@ -61,6 +60,7 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
     }
     if not together:
         section |= {"placement": "split", **_ahead(given)}
+        section["passes"] |= _apart(given, section["passes"], is_ppo=is_ppo)
     apart = None if together else (engines * tp, min(8, engines * tp))
     parts = [given.number(f"{part}_max_len") or 1024 for part in ("prompt", "generate")]
     lengths = parted(longest) if is_dotted else (parts[0], parts[1])
@@ -76,14 +76,19 @@ def _ahead(given: TrainerArguments) -> dict[str, Any]:
                                                                          "partial_rollout"))}}  # fmt: skip
 
 
-def _check_places(given: TrainerArguments, notes: list[str], *, is_ppo: bool, together: bool) -> None:
-    """Note a reference on devices of its own. Raises UserError for a critic there, which trains beside the actor."""
-    if together:
-        return
+def _apart(given: TrainerArguments, passes: Mapping[str, Any], *, is_ppo: bool) -> dict[str, Any]:
+    """Devices of their own that models have where not all share some, in the words of the section."""
+
+    def devices(part: str) -> int:
+        nodes = given.number(f"{part}.num_nodes", f"{part}_num_nodes") or 1
+        return nodes * (given.number(f"{part}.num_gpus_per_node", f"{part}_num_gpus_per_node") or 8)
+
+    has_reward, result = passes["reward"] is not None, dict[str, Any]()
+    if passes["reference"] and not given.on("train.colocate_actor_ref", "colocate_actor_ref"):
+        result["reference_devices"] = devices("ref")
     if is_ppo:
-        raise UserError(
-            f"{given.source}: a critic on devices of its own, which is trained beside the actor: allowed: "
-            "--colocate_all_models, or an estimator without a critic"
-        )
-    if not given.on("train.colocate_actor_ref", "colocate_actor_ref"):
-        notes.append("reference and reward have devices of their own: here their passes run on those of the actor")
+        result["critic_devices"] = devices("critic")
+    together = is_ppo and bool(given.on("train.colocate_critic_reward", "colocate_critic_reward"))
+    if has_reward:
+        result |= {"reward_beside_critic": True} if together else {"reward_devices": devices("reward")}
+    return result

@@ -20,9 +20,6 @@ def rollout(given: Arguments) -> RolloutSide:
     if prompts is None:
         raise UserError(f"{given.source}: no --rollout-batch-size: allowed: it, the prompts of a step")
     estimator = given.text("--advantage-estimator") or "grpo"
-    if estimator == "ppo":
-        raise UserError(f"{given.source}: --advantage-estimator ppo: a critic on devices of its own; allowed: grpo and "
-                        "its kin")  # fmt: skip
     has_static = given.has("--sglang-mem-fraction-static")
     notes = [
         told
@@ -39,6 +36,7 @@ def rollout(given: Arguments) -> RolloutSide:
     wants_reference = given.has("--use-kl-loss") or (given.rate("--kl-coef") or 0.0) > 0
     checkpoint = "".join(given.values.get("--hf-checkpoint", [])[:1])
     section: dict[str, Any] = {
+        "algorithm": "ppo" if estimator == "ppo" else "grpo",
         "prompts": prompts,
         "samples": given.number("--n-samples-per-prompt") or 1,
         "rollout": {
@@ -53,7 +51,11 @@ def rollout(given: Arguments) -> RolloutSide:
             "senders": None if together else "rank",
             "offload": together and not given.has("--no-offload-train"),
         },
-        "passes": {"old_policy": not given.has("--use-rollout-logprobs"), "reference": wants_reference},
+        "passes": {
+            "old_policy": not given.has("--use-rollout-logprobs"),
+            "reference": wants_reference,
+            "critic_devices": _critic_devices(given) if estimator == "ppo" else None,
+        },
     }
     apart = None
     if not together:
@@ -65,6 +67,15 @@ def rollout(given: Arguments) -> RolloutSide:
         if PurePath(given.script).name == "train_async.py":
             section["synchrony"] = {"steps_off": 1}
     return RolloutSide(without_nothing(section), _lengths(given), apart, KEPT, tuple(notes))
+
+
+def _critic_devices(given: Arguments) -> int | None:
+    """Devices of the critic's own, which releases with words for them give it; later ones have it beside the actor."""
+    nodes, each = (given.number(f"--critic-num-{what}") for what in ("nodes", "gpus-per-node"))
+    if nodes is None and each is None:
+        return None
+    usual = given.number("--actor-num-nodes") or 1, given.number("--actor-num-gpus-per-node") or 8
+    return (nodes or usual[0]) * (each or usual[1])
 
 
 def _replica(given: Arguments) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def rollout(given: Options, trainer: str, policy: str, longest: tuple[int, int])
     _note_others(given, notes)
     section: dict[str, Any] = {
         "algorithm": "ppo" if is_ppo else "grpo",
-        "samples": samples,
+        "samples": samples * (given.whole(f"{ROLLOUT}n_agent") or 1),  # Search-R1's, which repeats prompts by it
         "lengths": {"padding": "none" if _is_on(given, UNPADDED, usual=True) else "context"},
         "epochs": given.whole(f"{ACTOR}ppo_epochs") or 1,
         "rollout": _replica(given),
@@ -93,7 +93,7 @@ def _reward(given: Options, notes: list[str]) -> str | None:
 
 def _note_others(given: Options, notes: list[str]) -> None:
     """What generation does that the section does not say."""
-    if _is_on(given, f"{ROLLOUT}multi_turn.enable", usual=False):
+    if _is_on(given, f"{ROLLOUT}multi_turn.enable", usual=False) or given.get(f"{ROLLOUT}n_agent"):
         notes.append(IN_TURNS)
     if _is_on(given, "algorithm.filter_groups.enable", usual=False):
         notes.append(FILTERED)

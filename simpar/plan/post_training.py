@@ -12,6 +12,8 @@ from simpar.calls import Strict
 from simpar.units import US, Count, PositiveFraction, Seconds
 
 ALGORITHMS = ("grpo", "ppo")
+APART = ("critic", "reference", "reward", "teacher")
+"""Models that may have devices of their own."""
 Placement = Literal["colocated", "split", "hybrid"]
 Padding = Literal["none", "longest", "context"]
 
@@ -181,6 +183,9 @@ class ScoringPasses(Strict):
     too, and PPO without a name has one like the policy. ``reward_s`` is the time to score one response by rules, on as
     many of the host's processes as there are devices. ``micro_batch`` is that of passes, which keep nothing for a
     backward pass; by default that of updates.
+
+    ``critic_devices`` and its kin are devices of a model's own, of the training hardware, in the policy's layout: it
+    scores there, and a critic is trained there, beside the policy. ``reward_beside_critic``: on those of the critic.
     """
 
     old_policy: bool = True
@@ -192,6 +197,34 @@ class ScoringPasses(Strict):
     micro_batch: Count | None = Field(
         default=None, description="sequences of a pass's micro-batch; default that of the plan"
     )
+    critic_devices: Count | None = Field(default=None, description="devices of the critic's own")
+    reference_devices: Count | None = Field(default=None, description="devices of the reference's own")
+    reward_devices: Count | None = Field(default=None, description="devices of the reward model's own")
+    teacher_devices: Count | None = Field(default=None, description="devices of the teacher's own")
+    reward_beside_critic: bool = False
+
+    @property
+    def pools(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+        """Models on devices of their own, those that share some together, and the number of these."""
+        result = []
+        for name in APART:
+            devices = getattr(self, f"{name}_devices")
+            if devices is not None:
+                beside = ("reward",) if name == "critic" and self.reward_beside_critic else ()
+                result.append(((name, *beside), devices))
+        return tuple(result)
+
+    @model_validator(mode="after")
+    def _devices_of_models(self) -> Self:
+        there = {"reference": self.reference, "reward": self.reward, "teacher": self.teacher}
+        for name, model in there.items():
+            if getattr(self, f"{name}_devices") is not None and not model:
+                raise ValueError(f"{name}_devices: allowed with a {name}")
+        if self.reward_beside_critic and (
+            not self.reward or self.critic_devices is None or self.reward_devices is not None
+        ):
+            raise ValueError("reward_beside_critic: allowed with reward and critic_devices, without reward_devices")
+        return self
 
 
 class PostTraining(Strict):
@@ -199,7 +232,8 @@ class PostTraining(Strict):
 
     ``placement`` "colocated": training and generation take turns on the same devices; "split": each has its own;
     "hybrid": they take turns, and further devices only generate.
-    ``epochs`` are the times that a batch is trained on. ``steps`` are simulated, with lengths drawn from ``seed``.
+    ``epochs`` are the times that a batch is trained on. ``steps`` are measured, with lengths drawn from ``seed``; k
+    updates off policy, as many more as make whole cycles of k + 1 (responses of one step are trained on in the others).
     """
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
@@ -221,6 +255,12 @@ class PostTraining(Strict):
         return self.prompts * self.samples
 
     @property
+    def measured_steps(self) -> int:
+        """Steps whose mean is the answer: those asked for, in whole cycles of batches that follow each other."""
+        cycle = self.synchrony.steps_off + 1
+        return -(-self.steps // cycle) * cycle
+
+    @property
     def takes_turns(self) -> bool:
         """Whether training devices generate, too."""
         return self.placement != "split"
@@ -232,6 +272,9 @@ class PostTraining(Strict):
 
     @model_validator(mode="after")
     def _groups_and_pools(self) -> Self:
+        passes = self.passes
+        if passes.critic_devices is not None and self.algorithm != "ppo" and passes.critic is None:
+            raise ValueError("passes.critic_devices: allowed with a critic: algorithm ppo, or passes.critic")
         if self.algorithm == "grpo" and self.samples < 2:
             raise ValueError("samples = 1: a group of one has no advantage under grpo: allowed: 2 or more, or ppo")
         if self.has_pool != (self.rollout.nodes is not None):

@@ -33,11 +33,12 @@ class StepSpeed(Strict):
 class TrainingParts(Strict):
     """Seconds of a mean step on the training devices: they sum to the step.
 
-    ``waiting`` is for responses (colocated: the time of generation itself), ``switch`` what moves states to the host
-    and back where pools take turns.
+    ``waiting`` is for responses (colocated: the time of generation itself), ``elsewhere`` for passes of models on
+    devices of their own, ``switch`` what moves states to the host and back where pools take turns.
     """
 
     waiting: float
+    elsewhere: float = 0.0
     switch: float
     passes: dict[str, float]
     training: float
@@ -140,6 +141,20 @@ class WeightsReport(Strict):
     slowest_link_seconds: float = 0.0
 
 
+class ModelDevices(Strict):
+    """Devices of models of their own, and what these do in a mean step, in seconds that sum to it.
+
+    ``passes`` are scores, ``training`` the critic's updates, ``waiting`` the rest.
+    """
+
+    models: tuple[str, ...]
+    devices: int
+    passes: float
+    training: float
+    waiting: float
+    memory: SideMemory
+
+
 class PostTrainingFigures(Strict):
     """All figures of an answer."""
 
@@ -150,6 +165,7 @@ class PostTrainingFigures(Strict):
     memory: BothMemories
     staleness: AgeReport
     weights: WeightsReport
+    models_apart: tuple[ModelDevices, ...] = ()
     limits: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
@@ -159,7 +175,8 @@ class PostTrainingFigures(Strict):
     def fits(self) -> bool:
         """Whether both sides fit."""
         host = self.memory.host
-        return self.memory.generation.fits and self.memory.training.fits and (host is None or host.fits)
+        others = all(each.memory.fits for each in self.models_apart)
+        return self.memory.generation.fits and self.memory.training.fits and (host is None or host.fits) and others
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,7 +24,9 @@ def step_bound_s(setting: PostTrainingSetting) -> float:
     context = setting.trained.training.seq_len
     turns = took.to_training + took.to_generation + took.weights
     ahead = section.synchrony.steps_off
-    steps = [draw_step(section, context, step) for step in range(section.steps + (2 * ahead + 1 if ahead else 0))]
+    steps = [
+        draw_step(section, context, step) for step in range(section.measured_steps + (2 * ahead + 1 if ahead else 0))
+    ]
     if ahead:
         least = _shortest(steps, section.prompts, by_longest=not setting.trained.is_packed)
         return (sum(took.batch(least)) + turns) / NS_PER_S

@@ -151,6 +151,8 @@ def _lost(setting: PostTrainingSetting, *names: str) -> Iterator[str]:
     for name in ("teacher", "reward"):
         if (model := getattr(section.passes, name)) is not None:
             yield f"passes.{name} = {model}"
+    for models, devices in section.passes.pools:
+        yield f"passes.{models[0]}_devices = {devices}"
     if _is_narrow(setting) and not _has_blocks(PRECISIONS[section.rollout.precision]):
         yield f"rollout.precision = {section.rollout.precision} (both frameworks scale weights by blocks)"
     engine, usual = section.rollout.engine, RolloutEngine()

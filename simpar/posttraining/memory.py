@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from simpar.posttraining.answer import SideMemory
-from simpar.posttraining.pools import History, Interval
-from simpar.posttraining.program import TRAINING
+from simpar.posttraining.pools import TRAINING, History, Interval
 from simpar.units import NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
@@ -22,9 +22,21 @@ def sides(setting: PostTrainingSetting) -> dict[str, SideMemory]:
     return result if host is None else {**result, "host": host}
 
 
+def apart(setting: PostTrainingSetting) -> dict[str, SideMemory]:
+    """The fullest device of every pool of other models' own, by the names of these."""
+    return {
+        name: SideMemory(
+            parts_bytes={"models": each.peak_bytes},
+            capacity_bytes=each.capacity_bytes,
+            fits=each.peak_bytes <= each.capacity_bytes,
+        )
+        for name, each in zip(setting.beside, setting.trained.apart, strict=True)
+    }
+
+
 def why_unfit(setting: PostTrainingSetting) -> str:
     """Which side does not fit, in words; "" if both do. Raises UserError where no sequence fits."""
-    for name, side in sides(setting).items():
+    for name, side in {**sides(setting), **apart(setting)}.items():
         if not side.fits:
             return (
                 f"{name} needs {format_bytes(side.total_bytes)} of {format_bytes(side.capacity_bytes)} and does not fit"
@@ -45,7 +57,7 @@ def curves(setting: PostTrainingSetting, history: History) -> dict[str, Curve]:
     up to what its sequences have when the next one ends; what the engine reserves is a curve of its own.
     """
     fullest = fullest_replica(history)
-    turns = [each for each in history.intervals if each.stream == TRAINING and each.kind != "weights"]
+    turns = _whole_turns(history)
     return {
         "training": _trained_over_time(setting, turns),
         "generation": _served_over_time(setting, history, fullest),
@@ -57,6 +69,13 @@ def fullest_replica(history: History) -> int:
     """The first of the replicas that fill most blocks of their cache."""
     counts = history.counts
     return max(range(len(counts)), key=lambda at: (counts[at].peak_blocks, -at))
+
+
+def _whole_turns(history: History) -> list[Interval]:
+    """What training devices do but for weights; passes last until updates begin, for which others are waited for."""
+    turns = [each for each in history.intervals if each.stream == TRAINING and each.kind != "weights"]
+    begin = {each.step: each.start_ns for each in turns if each.kind == "train"}
+    return [replace(each, finish_ns=begin[each.step]) if each.kind == "score" else each for each in turns]
 
 
 def _trained_over_time(setting: PostTrainingSetting, turns: list[Interval]) -> Curve:
@@ -85,7 +104,7 @@ def _reserved_over_time(setting: PostTrainingSetting, history: History, at: int)
 
 def _asleep(setting: PostTrainingSetting, history: History, at: int, awake: float) -> list[tuple[float, float]]:
     """A curve of what an engine frees, if it sleeps, while a replica's devices do something else than to generate."""
-    away = [each for each in history.intervals if each.joins > at and each.kind != "weights"]
+    away = [each for each in _whole_turns(history) if each.joins > at]
     still = 0.0 if setting.section.weights.sleep else awake
     return _stepped(away, dict.fromkeys(("switch", "score", "train"), still), awake)
 

@@ -24,14 +24,17 @@ from simpar.posttraining.lengths import StepLengths
 from simpar.posttraining.replica import PromptSample, Replica, Served
 from simpar.units import Ints
 
+TRAINING = -1
+"""The stream of the devices that train the policy; those of other models have the numbers below."""
 Kind = Literal["generate", "switch", "score", "train", "weights"]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Something on the stream of training (-1) or of a replica; on those of the first ``joins`` replicas, too.
+    """Something on the stream of training (-1), of other models' devices or of a replica.
 
-    ``waits_for`` are (replica, time): generation until then must be over before it starts.
+    It is on the streams of the first ``joins`` replicas, too. ``waits_for`` are (stream, time): what that stream does
+    until then must be over before it starts.
     """
 
     stream: int
@@ -47,14 +50,16 @@ class Interval:
 class Durations:
     """Nanoseconds of what is not generation.
 
-    ``batch`` gives those of scoring and of training for the lengths of a batch. ``to_training`` and ``to_generation``
-    are those of the turns that colocated pools take, ``weights`` those of new weights.
+    ``batch`` gives those of scoring and of training for the lengths of a batch, ``beside`` the same of every pool of
+    other models' own devices. ``to_training`` and ``to_generation`` are those of the turns that colocated pools take,
+    ``weights`` those of new weights.
     """
 
     batch: Callable[[Ints], tuple[int, int]]
     weights: int
     to_training: int = 0
     to_generation: int = 0
+    beside: Callable[[Ints], tuple[tuple[int, int], ...]] = lambda _: ()
 
 
 @dataclass
@@ -134,6 +139,7 @@ class Pools:
         self.steps: list[TrainedStep] = []
         self.known: dict[int, StepLengths] = {}
         self.version, self.samples, self.cut = 0, 0, 0
+        self.beside_free: dict[int, int] = defaultdict(int)
 
     # releasing prompts
 
@@ -245,7 +251,7 @@ class Pools:
         """All steps of the section, and as many before as a run off policy needs to become steady."""
         self.release(0)
         turns = self._in_turns() if self.section.takes_turns else self._split()
-        for _ in range(self.section.steps + self.section.synchrony.steps_off):
+        for _ in range(self.section.measured_steps + self.section.synchrony.steps_off):
             self.steps.append(next(turns))
         end_ns = self.steps[-1].weights_ns
         counts = tuple(
@@ -267,18 +273,45 @@ class Pools:
             self.cuts[at].add(time_ns)
         return tuple(last.items())
 
-    def _train(self, groups: list[Group], free_ns: int, ready_ns: int) -> TrainedStep:
-        """Score and train on a batch as soon as the training devices are free."""
+    def _train(self, groups: list[Group], free_ns: int, ready_ns: int, taken: tuple[int, int]) -> TrainedStep:
+        """Score and train on a batch as soon as the training devices are free.
+
+        Other models' devices begin when it is ``taken``: at a time, and since when there were the present weights.
+        """
         step, lengths = len(self.steps), self._lengths(groups)
         scores_ns, training_ns = self.took.batch(lengths)
         start_ns = max(free_ns, ready_ns)
         middle_ns = start_ns + scores_ns
         waits = self._begin(groups)
-        self.intervals.append(Interval(-1, "score", start_ns, middle_ns, step, self.joined, waits))
-        finish_ns = middle_ns + training_ns
-        self.intervals.append(Interval(-1, "train", middle_ns, finish_ns, step, self.joined))
+        self.intervals.append(Interval(TRAINING, "score", start_ns, middle_ns, step, self.joined, waits))
+        scored = self._score_beside(lengths, taken, waits)
+        all_ns = max([middle_ns, *(end_ns for _, end_ns in scored)])
+        finish_ns = all_ns + training_ns
+        self.intervals.append(Interval(TRAINING, "train", all_ns, finish_ns, step, self.joined, scored))
+        for at, (_, update_ns) in enumerate(self.took.beside(lengths)):
+            stream = TRAINING - 1 - at
+            self.beside_free[stream] = dict(scored)[stream]
+            if update_ns:
+                self.beside_free[stream] = all_ns + update_ns
+                after = ((TRAINING, middle_ns), *scored)
+                self.intervals.append(Interval(stream, "train", all_ns, all_ns + update_ns, step, 0, after))
         ages = tuple(self.version - group.version for group in groups)
         return TrainedStep(ready_ns, start_ns, finish_ns, finish_ns, int(lengths.sum()), len(lengths), ages)
+
+    def _score_beside(
+        self, lengths: Ints, taken: tuple[int, int], waits: tuple[tuple[int, int], ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """Passes on other models' devices: (stream, end) of each."""
+        since = ((TRAINING, taken[1]),) if taken[1] else ()
+        ends = []
+        for at, (scores_ns, _) in enumerate(self.took.beside(lengths)):
+            stream = TRAINING - 1 - at
+            begin_ns = max(self.beside_free[stream], *taken)
+            ends.append((stream, begin_ns + scores_ns))
+            self.intervals.append(
+                Interval(stream, "score", begin_ns, ends[-1][1], len(self.steps), 0, (*waits, *since))
+            )  # fmt: skip
+        return tuple(ends)
 
     def _until_batch(self) -> tuple[list[Group], int]:
         """Generate until a batch is there: its groups, and when the last of their samples ended."""
@@ -293,16 +326,18 @@ class Pools:
         free_ns, again = 0, self.section.synchrony.recompute_cache
         while True:
             groups, ready_ns = self._until_batch()
-            ready_ns = max(ready_ns, free_ns)
+            ended_ns, ready_ns = ready_ns, max(ready_ns, free_ns)
             mine, step = range(self.joined), len(self.steps)
             now_ns = self.stop(mine, ready_ns, recompute=True)
             for at in mine:
                 self.replicas[at].is_held = True
             turned_ns = now_ns + self.took.to_training
-            self.intervals.append(Interval(-1, "switch", now_ns, turned_ns, step, self.joined, self._begin(groups)))
-            trained = self._train(groups, turned_ns, turned_ns)
+            self.intervals.append(
+                Interval(TRAINING, "switch", now_ns, turned_ns, step, self.joined, self._begin(groups))
+            )
+            trained = self._train(groups, turned_ns, turned_ns, (ended_ns, free_ns))
             back_ns = trained.finish_ns + self.took.to_generation
-            self.intervals.append(Interval(-1, "switch", trained.finish_ns, back_ns, step, self.joined))
+            self.intervals.append(Interval(TRAINING, "switch", trained.finish_ns, back_ns, step, self.joined))
             self._generate_until(back_ns)
             free_ns = self._renew(self.stop(self.apart, back_ns, recompute=again), step)
             yield replace(trained, ready_ns=ready_ns, weights_ns=free_ns)
@@ -310,7 +345,7 @@ class Pools:
     def _renew(self, now_ns: int, step: int) -> int:
         """New weights reach all replicas, which stand still; returns when they have them."""
         end_ns = now_ns + self.took.weights
-        self.intervals.append(Interval(-1, "weights", now_ns, end_ns, step, len(self.replicas)))
+        self.intervals.append(Interval(TRAINING, "weights", now_ns, end_ns, step, len(self.replicas)))
         self.version += 1
         for at, replica in enumerate(self.replicas):
             self.cuts[at].add(replica.now_ns)
@@ -324,7 +359,7 @@ class Pools:
         synchrony, free_ns = self.section.synchrony, 0
         while True:
             groups, ready_ns = self._until_batch()
-            trained = self._train(groups, free_ns, ready_ns)
+            trained = self._train(groups, free_ns, ready_ns, (ready_ns, free_ns))
             self._generate_until(trained.finish_ns)
             if synchrony.in_flight:
                 now_ns = self.stop(self.apart, trained.finish_ns, recompute=synchrony.recompute_cache)

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from simpar.dataclass import dataclass
-from simpar.posttraining.pools import Interval
+from simpar.posttraining.pools import TRAINING, Interval
 from simpar.posttraining.weight_flows import FLOW, NewWeights, WeightLinks
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Program
 from simpar.units import Ints
 
-TRAINING = -1
 KINDS = {
     "generate": "responses", "switch": "states to or from the host", "score": "passes over responses",
     "train": "updates", "weights": "to all replicas", FLOW: "weights on links",
@@ -40,8 +39,13 @@ class StepsProgram:
     first: Ints
 
 
-def program_of(intervals: Sequence[Interval], replicas: int, weights: NewWeights | None = None) -> StepsProgram:
-    """The Program of intervals; where ``weights`` says how they move, each of their arrivals is flows over links."""
+def program_of(
+    intervals: Sequence[Interval], replicas: int, weights: NewWeights | None = None, beside: Sequence[str] = ()
+) -> StepsProgram:
+    """The Program of intervals; where ``weights`` says how they move, each of their arrivals is flows over links.
+
+    ``beside`` names other models' devices, whose streams are numbered down from that of training.
+    """
     build = ProgramBuilder()
     training = build.add_class("training")
     streams = {TRAINING: build.add_stream("training", training)}
@@ -49,6 +53,10 @@ def program_of(intervals: Sequence[Interval], replicas: int, weights: NewWeights
     for at in range(replicas):
         classes[at] = build.add_class(f"replica {at}")
         streams[at] = build.add_stream("generation", classes[at])
+    for at, name in enumerate(beside):
+        stream = TRAINING - 1 - at
+        classes[stream] = build.add_class(name)
+        streams[stream] = build.add_stream("training", classes[stream])
     ordered = in_order(intervals)
     moved = [weights is not None and each.kind == "weights" for each in ordered]
     labels = [build.label(Label(each.kind, KINDS[each.kind])) for each in ordered]

@@ -385,7 +385,9 @@ class _BoundedSearch:
             return step_s
         price = price_of(self.space.cluster)
         assert price is not None, "checked before"
-        return step_s * choice.nodes * self.space.cluster.profile.devices_per_node * price / HOUR_S
+        beside = sum(devices for _, devices in self.space.section.passes.pools)
+        devices = choice.nodes * self.space.cluster.profile.devices_per_node + beside
+        return step_s * devices * price / HOUR_S
 
     def answer(self) -> PostTrainingSearch:
         """Bound all points, simulate in the order of bounds."""

@@ -62,7 +62,7 @@ def post_train(
 def simulate_setting(setting: "PostTrainingSetting", engine: str = "auto") -> PostTrainingResult:
     """The answer for both sides of a step. Raises UserError for an unknown engine, and where a sequence cannot fit."""
     history = setting.run()
-    steps = program_of(history.intervals, setting.num_replicas, setting.new_weights)
+    steps = program_of(history.intervals, setting.num_replicas, setting.new_weights, setting.beside)
     timing: Timing = choose_engine(engine, steps.program)(steps.program)
     return summarise_history(setting, history, steps, timing)
 
@@ -209,16 +209,27 @@ class PostTrainingSetting:
             return 0.0
         return self.trained.states_bytes / host_rate(self.trained.cluster)
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of the pools of other models' own devices."""
+        return tuple(" and ".join(models) for models, _ in self.section.passes.pools)
+
     @cached_property
     def durations(self) -> Durations:
         """What everything but generation takes."""
 
-        def batch_ns(lengths: Ints) -> tuple[int, int]:
-            update = self.trained.batch(lengths)
+        def taken_ns(side: TrainingSide, lengths: Ints) -> tuple[int, int]:
+            update = side.batch(lengths)
             return int(to_ns(float(sum(update.passes_s.values())))), int(to_ns(float(update.training_s)))
 
+        def batch_ns(lengths: Ints) -> tuple[int, int]:
+            return taken_ns(self.trained, lengths)
+
+        def beside_ns(lengths: Ints) -> tuple[tuple[int, int], ...]:
+            return tuple(taken_ns(side, lengths) for side in self.trained.apart)
+
         switch_ns = int(to_ns(float(self.switch_s)))
-        return Durations(batch_ns, self.new_weights.time_ns, switch_ns, switch_ns)
+        return Durations(batch_ns, self.new_weights.time_ns, switch_ns, switch_ns, beside_ns)
 
     def run(self, *, skips: bool = True) -> History:
         """Simulate the section's steps; without ``skips`` every iteration by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from simpar.posttraining.answer import (
     GenerationReport,
     IterationsReport,
     LengthsReport,
+    ModelDevices,
     PostTrainingFigures,
     PostTrainingResult,
     StepSpeed,
@@ -22,9 +24,9 @@ from simpar.posttraining.answer import (
     WeightsReport,
 )
 from simpar.posttraining.lengths import draw_step
-from simpar.posttraining.memory import curves, fullest_replica, sides
-from simpar.posttraining.pools import History, Interval
-from simpar.posttraining.program import TRAINING, StepsProgram
+from simpar.posttraining.memory import apart, curves, fullest_replica, sides
+from simpar.posttraining.pools import TRAINING, History, Interval
+from simpar.posttraining.program import StepsProgram
 from simpar.posttraining.weight_flows import FLOW
 from simpar.posttraining.words import assumptions, limits, not_modelled
 from simpar.program.ir.program import Timing
@@ -57,6 +59,7 @@ def summarise_history(
             allowed=setting.section.synchrony.steps_off, mean=float(np.mean(ages)), largest=int(max(ages))
         ),
         weights=_weights(setting),
+        models_apart=tuple(_models_apart(setting, history, window)),
         limits=tuple(limits(setting, speed, parts, generation)),
         assumed=(*setting.assumed, *assumptions(setting)),
         not_modelled=tuple(not_modelled(setting)),
@@ -83,12 +86,14 @@ def _speed(setting: PostTrainingSetting, history: History, window: tuple[int, in
     took = (window[1] - window[0]) / NS_PER_S
     measured = history.steps[section.synchrony.steps_off :]
     tokens = sum(step.tokens for step in measured)
-    devices = trained.cluster.world_size + (setting.pool.world_size if section.has_pool else 0)
+    beside = sum(each.cluster.world_size for each in trained.apart)
+    devices = trained.cluster.world_size + beside + (setting.pool.world_size if section.has_pool else 0)
     ends = [window[0], *(step.weights_ns for step in measured)]
     prices = [price_of(trained.cluster), price_of(setting.pool) if section.has_pool else 0.0]
     cost = None
     if prices[0] is not None and prices[1] is not None:
-        hourly = prices[0] * trained.cluster.world_size + prices[1] * (devices - trained.cluster.world_size)
+        own = trained.cluster.world_size + beside
+        hourly = prices[0] * own + prices[1] * (devices - own)
         cost = hourly * took / HOUR_S / len(measured)
     return StepSpeed(
         step_time_s=took / len(measured),
@@ -103,31 +108,60 @@ def _speed(setting: PostTrainingSetting, history: History, window: tuple[int, in
 
 def _parts(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> TrainingParts:
     """The training stream's account of a mean step."""
-    steps = setting.section.steps
+    steps = setting.section.measured_steps
+    mine = tuple(each for each in history.intervals if each.stream == TRAINING)
     by_kind = {
-        kind: _within(tuple(each for each in history.intervals if each.kind == kind), window) / steps
+        kind: _within(tuple(each for each in mine if each.kind == kind), window) / steps
         for kind in ("switch", "score", "train", "weights")
     }
+    elsewhere = _elsewhere_s(history, window) / steps
     update = setting.trained.batch(draw_step(setting.section, setting.trained.training.seq_len, 0).total)
-    scored = sum(update.passes_s.values())
+    whole = sum(update.passes_s.values())
     total = (window[1] - window[0]) / NS_PER_S / steps
     return TrainingParts(
-        waiting=max(0.0, total - sum(by_kind.values())),
+        waiting=max(0.0, total - elsewhere - sum(by_kind.values())),
+        elsewhere=elsewhere,
         switch=by_kind["switch"],
-        passes={name: by_kind["score"] * each / scored for name, each in update.passes_s.items()} if scored else {},
+        passes={name: by_kind["score"] * each / whole for name, each in update.passes_s.items()} if whole else {},
         training=by_kind["train"],
         weights=by_kind["weights"],
     )
 
 
+def _elsewhere_s(history: History, window: tuple[int, int]) -> float:
+    """Seconds in which updates wait for passes on other devices."""
+    mine = [each for each in history.intervals if each.stream == TRAINING]
+    scored = {each.step: each.finish_ns for each in mine if each.kind == "score"}
+    waits = (
+        replace(each, start_ns=scored[each.step], finish_ns=each.start_ns) for each in mine if each.kind == "train"
+    )
+    return _within(tuple(waits), window)
+
+
+def _models_apart(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> Iterator[ModelDevices]:
+    """What other models' own devices do in a mean step."""
+    steps, held = setting.section.measured_steps, apart(setting)
+    total = (window[1] - window[0]) / NS_PER_S / steps
+    for at, (models, devices) in enumerate(setting.section.passes.pools):
+        mine = tuple(each for each in history.intervals if each.stream == TRAINING - 1 - at)
+        passes, training = (
+            _within(tuple(each for each in mine if each.kind == kind), window) / steps for kind in ("score", "train")
+        )
+        waiting, memory = max(0.0, total - passes - training), held[setting.beside[at]]
+        yield ModelDevices(
+            models=models, devices=devices, passes=passes, training=training, waiting=waiting, memory=memory
+        )
+
+
 def _generation(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> GenerationReport:
     """The replicas' account of a mean step."""
     section, counts, replicas = setting.section, history.counts, setting.num_replicas
-    steps = section.steps
+    steps = section.measured_steps
     weights = _within(tuple(each for each in history.intervals if each.kind == "weights"), window) / steps
-    turned = tuple(each for each in history.intervals if each.kind in ("switch", "score", "train"))
-    away = _within(turned, window) / steps * setting.num_joined / replicas
-    spans = tuple(each for each in history.intervals if each.stream != TRAINING)
+    mine = tuple(each for each in history.intervals if each.stream == TRAINING)
+    turned = tuple(each for each in mine if each.kind in ("switch", "score", "train"))
+    away = (_within(turned, window) / steps + _elsewhere_s(history, window) / steps) * setting.num_joined / replicas
+    spans = tuple(each for each in history.intervals if each.stream >= 0)
     generating = _within(spans, window) / steps / replicas
     total = (window[1] - window[0]) / NS_PER_S / steps
     any_s = _union_s(spans, window) / steps
@@ -217,14 +251,15 @@ def timeline_of(setting: PostTrainingSetting, steps: StepsProgram, timing: Timin
     placed = np.flatnonzero(drawn[program.streams.item])
     stream, op = program.streams.owners()[placed], program.streams.item[placed]
     owner, none = program.stream_class[stream], np.full(len(op), -1, dtype=np.int64)
-    last = len(program.class_names) - 1
+    last, replicas = len(program.class_names) - 1, setting.num_replicas
+    is_replica = (owner > 0) & (owner <= replicas)
 
     def column(values: Indices) -> Ints:
         return np.asarray(values[op], dtype=np.int64)
 
     slices = Slices(
         class_id=np.asarray(owner, dtype=np.int64),
-        stream=np.asarray((owner > 0).astype(np.int64) + (owner == last), dtype=np.int64),
+        stream=np.asarray(is_replica + 2 * (owner == last), dtype=np.int64),
         start_ns=column(start_ns),
         finish_ns=column(timing.finish_ns),
         label=column(ops.label),
@@ -239,6 +274,12 @@ def timeline_of(setting: PostTrainingSetting, steps: StepsProgram, timing: Timin
         RankClass("training", 0, 0, setting.trained.cluster.world_size),
         *(
             RankClass(f"replica {at}", at + 1, first + at * devices, devices) for at in range(setting.num_replicas)
+        ),
+        *(
+            RankClass(name, replicas + 1 + at, 0, devices)
+            for at, (name, (_, devices)) in enumerate(
+                zip(setting.beside, setting.section.passes.pools, strict=True)
+            )
         ),
         RankClass(program.class_names[last], last, 0, 1),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simpar.plan.post_training import Rollout
-from simpar.posttraining.answer import PostTrainingFigures, PostTrainingResult, SideMemory
+from simpar.posttraining.answer import ModelDevices, PostTrainingFigures, PostTrainingResult, SideMemory
 from simpar.posttraining.words import replica_words
 from simpar.report.table import ReportTable, print_lines, text
 from simpar.report.words import layout
@@ -50,6 +50,7 @@ def tables(figures: PostTrainingFigures) -> tuple[tuple[str, ReportTable], ...]:
     return (
         ("Where a step of the training devices goes", _training(figures)),
         ("Where a step of a replica goes (mean over replicas)", _generation(figures)),
+        *((f"Where a step of {_named(one)} goes", _apart(one, figures)) for one in figures.models_apart),
         ("Memory of the fullest device", _memory(figures)),
         ("Texts, tokens", _lengths(figures)),
         ("New weights for generation", _weights(figures)),
@@ -83,7 +84,9 @@ def lead_lines(figures: PostTrainingFigures) -> Iterator[tuple[str, str]]:
             f"{format_seconds(generation.waiting)} ({generation.waiting / step:.0%}){age}"
         ),
     )
-    yield "memory", f"{_side('generation', figures.memory.generation)}; {_side('training', figures.memory.training)}"
+    others = "".join(f"; {_side(' and '.join(one.models), one.memory)}" for one in figures.models_apart)
+    both = f"{_side('generation', figures.memory.generation)}; {_side('training', figures.memory.training)}"
+    yield "memory", both + others
 
 
 def _side(name: str, memory: SideMemory) -> str:
@@ -101,6 +104,7 @@ def _training(figures: PostTrainingFigures) -> ReportTable:
 
     def rows() -> Iterator[tuple[str, float]]:
         yield "waiting for responses", parts.waiting
+        yield "waiting for passes on other devices", parts.elsewhere
         yield "states to the host and back", parts.switch
         yield from ((f"pass: {name}", seconds) for name, seconds in parts.passes.items())
         yield "updates", parts.training
@@ -122,6 +126,16 @@ def _generation(figures: PostTrainingFigures) -> ReportTable:
     return _shares(rows(), figures.speed.step_time_s)
 
 
+def _named(one: ModelDevices) -> str:
+    """Models on devices of their own, in words."""
+    return f"{' and '.join(one.models)} on {number_of(one.devices, 'device')} of their own"
+
+
+def _apart(one: ModelDevices, figures: PostTrainingFigures) -> ReportTable:
+    rows = (("passes", one.passes), ("updates", one.training), ("waiting", one.waiting))
+    return _shares(iter(rows), figures.speed.step_time_s)
+
+
 def _memory(figures: PostTrainingFigures) -> ReportTable:
     memory = figures.memory
     table = ReportTable([text("side"), text("part"), "bytes"])
@@ -132,6 +146,9 @@ def _memory(figures: PostTrainingFigures) -> ReportTable:
         for part, size in side.parts_bytes.items():
             table.add(name, part, format_bytes(size))
         table.add(name, "may take", format_bytes(side.capacity_bytes))
+    for one in figures.models_apart:
+        table.add(" and ".join(one.models), "in all", format_bytes(one.memory.total_bytes))
+        table.add(" and ".join(one.models), "may take", format_bytes(one.memory.capacity_bytes))
     share = memory.peak_cache_share
     table.add("cache", "tokens of a replica", f"{memory.cache_tokens:,}")
     table.add("cache", "in use at most", f"{share:.0%}")

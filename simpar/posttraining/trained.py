@@ -18,7 +18,8 @@ from simpar.architectures.graph import Block, ModelGraph
 from simpar.architectures.training import Documents, Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.hardware.cluster import Cluster
+from simpar.hardware.cluster import Cluster, make_cluster
+from simpar.hardware.part import part_of_node
 from simpar.inputs import as_model
 from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
@@ -55,6 +56,16 @@ def frozen(graph: ModelGraph) -> ModelGraph:
     )
 
 
+def _devices_of(cluster: Cluster, devices: int, field_name: str) -> Cluster:
+    """So many devices of the kind of a cluster: a part of a node, or whole nodes. Raises UserError."""
+    whole = cluster.profile.devices_per_node
+    if devices < whole:
+        return make_cluster(part_of_node(cluster.profile, devices), 1)
+    if devices % whole:
+        raise UserError(f"{field_name} = {devices}: allowed: up to {whole}, or a multiple of the {whole} of a node")
+    return make_cluster(cluster.profile, devices // whole)
+
+
 def _plan_of(plan: Plan, graph: ModelGraph) -> Plan:
     """The policy's plan for a model of its step: one without experts is data-parallel where experts would be spread."""
     if graph.is_mixture or (plan.mesh.ep == 1 and plan.mesh.etp is None):
@@ -82,7 +93,10 @@ class BatchCost:
 
 @dataclass(frozen=True)
 class TrainingSide:
-    """The devices that train: what a batch takes on them, and the memory of their fullest rank."""
+    """The devices that train: what a batch takes on them, and the memory of their fullest rank.
+
+    ``only`` are the models of devices of their own, on which the policy is not; () are the devices of the policy.
+    """
 
     graph: ModelGraph
     cluster: Cluster
@@ -90,7 +104,23 @@ class TrainingSide:
     training: Training
     section: PostTraining
     stack: Stack | str | None = None
+    only: tuple[str, ...] = ()
     _steps: dict[tuple[str, int, int], Result] = field(init=False, default_factory=dict)
+
+    @cached_property
+    def apart(self) -> "tuple[TrainingSide, ...]":
+        """Devices of their own that some models have. Raises UserError for impossible numbers."""
+        result, plan = [], self.plan.model_copy(update={"mesh": self.plan.mesh.model_copy(update={"dp": None})})
+        for models, devices in self.section.passes.pools:
+            pool = _devices_of(self.cluster, devices, f"post_training.passes.{models[0]}_devices")
+            result.append(TrainingSide(self.graph, pool, plan, self.training, self.section, self.stack, models))
+        return tuple(result)
+
+    def has(self, model: str) -> bool:
+        """Whether a model is on these devices."""
+        if self.only:
+            return model in self.only
+        return not any(model in models for models, _ in self.section.passes.pools)
 
     @cached_property
     def updates(self) -> int:
@@ -162,11 +192,11 @@ class TrainingSide:
         padding = 1.0 - tokens / (rows * self.updates * row)
         scored = self._pass_rows(rows * self.updates)
         passes = {name: self._simulated(name, scored, row).step_time_s for name in self.passes}
-        training_s = self.step(rows, row).step_time_s
-        if self.critic is not None:
+        training_s = 0.0 if self.only else self.step(rows, row).step_time_s
+        if self.trains_critic:
             training_s += self._simulated("critic update", rows, row).step_time_s
         training_s *= self.updates * self.section.epochs
-        if self.section.passes.reward_s:
+        if self.section.passes.reward_s and not self.only:
             passes["reward rules"] = self.section.passes.reward_s * -(-len(lengths) // self.cluster.world_size)
         return BatchCost(passes, training_s, rows, padding)
 
@@ -175,6 +205,11 @@ class TrainingSide:
         """The critic's model: that of the section, under PPO the policy's own; None for algorithms without one."""
         given = self.section.passes.critic
         return given or (self.graph.name if self.section.algorithm == "ppo" else None)
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether a critic is trained on these devices."""
+        return self.critic is not None and self.has("critic")
 
     @property
     def critic_layout(self) -> Layout:
@@ -186,11 +221,11 @@ class TrainingSide:
         """Scoring passes and their models; None is the policy's own."""
         chosen = self.section.passes
         wanted = {
-            "old log-probabilities": (chosen.old_policy, None),
-            "reference": (chosen.reference, None),
-            "reward": (chosen.reward is not None, chosen.reward),
-            "teacher": (chosen.teacher is not None, chosen.teacher),
-            "values": (self.critic is not None, chosen.critic),
+            "old log-probabilities": (chosen.old_policy and not self.only, None),
+            "reference": (chosen.reference and self.has("reference"), None),
+            "reward": (chosen.reward is not None and self.has("reward"), chosen.reward),
+            "teacher": (chosen.teacher is not None and self.has("teacher"), chosen.teacher),
+            "values": (self.trains_critic, chosen.critic),
         }
         return {name: model for name, (is_wanted, model) in wanted.items() if is_wanted}
 
@@ -238,7 +273,7 @@ class TrainingSide:
     @cached_property
     def usual_row(self) -> int:
         """Tokens of the longest row of the steps that are simulated."""
-        count = self.section.steps + self.section.synchrony.steps_off
+        count = self.section.measured_steps + self.section.synchrony.steps_off
         return max(
             self.row_tokens(draw_step(self.section, self.training.seq_len, step).total) for step in range(count)
         )  # fmt: skip
@@ -251,8 +286,8 @@ class TrainingSide:
     @cached_property
     def states_bytes(self) -> float:
         """Bytes of a device that stay between updates: parameters, gradients, states; those of other models too."""
-        held = self.usual.memory.static_memory_bytes
-        if self.critic is not None:
+        held = 0.0 if self.only else self.usual.memory.static_memory_bytes
+        if self.trains_critic:
             held += self._simulated("critic update", self.usual_rows, self.usual_row).memory.static_memory_bytes
         others = [name for name in self.passes if name not in ("old log-probabilities", "values")]
         return held + sum(self._scored(name).memory.static_memory_bytes for name in others)
@@ -267,9 +302,16 @@ class TrainingSide:
 
         A pass of wider micro-batches may take more than the update's tensors; its parameters are among the states.
         """
-        own = self.usual.memory
-        tensors = [own.peak_reserved_bytes - own.static_memory_bytes]
-        if self.section.passes.micro_batch is not None:
-            memories = [self._scored(name).memory for name in self.passes]
-            tensors += [each.peak_reserved_bytes - each.static_memory_bytes for each in memories]
+        results = [] if self.only else [self.usual]
+        if self.only and self.trains_critic:
+            results.append(self._simulated("critic update", self.usual_rows, self.usual_row))
+        if self.only or self.section.passes.micro_batch is not None:
+            results += [self._scored(name) for name in self.passes]
+        tensors = [each.memory.peak_reserved_bytes - each.memory.static_memory_bytes for each in results]
         return self.states_bytes + max(tensors)
+
+    @cached_property
+    def capacity_bytes(self) -> float:
+        """Bytes that a device may take."""
+        shown = self._scored(next(iter(self.passes))) if self.only else self.usual
+        return float(shown.memory.capacity_bytes)

@@ -39,6 +39,7 @@ def limits(
             "generation": parts.waiting,
             "training": parts.training,
             "scoring": sum(parts.passes.values()),
+            "waiting for passes on other devices": parts.elsewhere,
             "moving states to the host and back": parts.switch,
             "moving weights": parts.weights,
         }
@@ -87,6 +88,8 @@ def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
         f"responses {how} {trained.usual_row:,} tokens, {trained.usual_rows:,} rows an update, "
         f"{number_of(trained.updates, 'update')} a step"
     )
+    if setting.beside:
+        yield f"{'; '.join(setting.beside)}: on devices of their own, in the policy's layout with other replicas"
     replicas = setting.num_replicas
     if section.prompts < replicas:
         yield f"{section.prompts} groups on {replicas} replicas: groups are divided, and replicas share no prompt"
@@ -109,5 +112,7 @@ def not_modelled(setting: PostTrainingSetting) -> Iterator[str]:
         yield "interrupted sequences of training devices wait for these, and do not move to others"
     if any(layer.window < setting.trained.training.seq_len for layer in setting.served.cached_layers.values()):
         yield "layers with a sliding window keep all tokens in the cache"
+    if setting.section.passes.pools:
+        yield "responses and scores on their way between devices of several models"
     if setting.trained.critic is not None:
         yield "the critic has the output projection of its model in place of a value head"

@@ -116,6 +116,9 @@ def test_a_config_is_read_whole(beside):
         ("actor.weight_update_mode=disk", {"weights": {"offload": False, "through": "host"}}),
         ("critic.path=Qwen/Qwen2.5-0.5B critic.scheduling_strategy.type=colocation",
          {"algorithm": "ppo", "passes": {"old_policy": True, "reference": False, "critic": "qwen2.5-0.5b"}}),
+        ("critic.path=Qwen2.5-0.5B critic.backend=fsdp:d2 actor.kl_ctl=1 ref.scheduling_strategy= ref.backend=fsdp:d4",
+         {"algorithm": "ppo", "passes": {"old_policy": True, "reference": True, "critic": "qwen2.5-0.5b",
+                                         "critic_devices": 2, "reference_devices": 4}}),
         ("rollout.backend=vllm:d2t2 vllm.enforce_eager=true vllm.no_enable_prefix_caching=false",
          {"rollout": {"tp": 2, "pp": 1, "ep": 1, "engine": {
              "max_sequences": 128, "memory_fraction": 0.7, "graphs": False, "prefix_sharing": True}}}),
@@ -188,7 +191,7 @@ def test_what_decides(beside, words, deciding):
     ("words", "said"),
     [
         ("rollout.backend=fsdp:d4", "rollout.backend = fsdp:d4: allowed: sglang and vllm with d, t and p"),
-        ("critic.path=a", "a critic on devices of its own, which is trained beside the actor: allowed: colocation"),
+        ("critic.path=a", "critic.backend: missing, a critic on devices of its own; allowed: BACKEND:SIZES"),
         ("sglang.enable_dp_attention=true", "sglang.enable_dp_attention: allowed: false"),
         ("sglang.ep_size=3", "sglang.ep_size = 3: allowed: 1, or the tensor-parallel 1"),
         ("sglang.mem_fraction_static=x", "sglang.mem_fraction_static = x: allowed: a number"),

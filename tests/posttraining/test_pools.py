@@ -13,9 +13,13 @@ from simpar.posttraining.replica import PromptSample
 from tests.gate import some
 
 
-def run(section, replicas, *, scores_ns=0, training_ns=0, weights_ns=0, turn_ns=0, apart=1):
+def run(section, replicas, *, scores_ns=0, training_ns=0, weights_ns=0, turn_ns=0, apart=1, beside=()):
     """The history of a section with fixed durations; of hybrid placements ``apart`` replicas only generate."""
-    took = Durations(lambda lengths: (scores_ns * len(lengths), training_ns), weights_ns, turn_ns, turn_ns)
+
+    def batch(lengths):
+        return scores_ns * len(lengths), training_ns
+
+    took = Durations(batch, weights_ns, turn_ns, turn_ns, lambda _: beside)
     joined = {"colocated": len(replicas), "hybrid": len(replicas) - apart, "split": 0}[section.placement]
     return Pools(section, replicas, lambda step: draw_step(section, 1000, step), took, joined).run()
 
@@ -35,8 +39,10 @@ def test_engines_give_the_times_at_which_things_happened(seed, section_of, repli
     history = run(
         section, replicas, scores_ns=10**6, training_ns=draw.choice([0, 10**8, 5 * 10**9]),
         weights_ns=draw.choice([0, 5 * 10**7]), turn_ns=10**7,
+        beside=[(draw.choice([0, 10**9]), draw.choice([0, 3 * 10**9])) for _ in range(draw.randrange(3))],
     )  # fmt: skip
-    program, ordered = program_of(history.intervals, len(replicas)).program, in_order(history.intervals)
+    names = ["critic", "reference"]
+    program, ordered = program_of(history.intervals, len(replicas), None, names).program, in_order(history.intervals)
     for name in ("sweep", "plain", "reference"):
         timing = choose_engine(name, program)(program)
         assert timing.start_ns.tolist() == [each.start_ns for each in ordered]
@@ -119,3 +125,11 @@ def test_the_cache_over_time_is_empty_when_the_batch_has_ended(section_of, repli
         assert [time for time, _ in curve] == sorted(time for time, _ in curve)
         assert max(used for _, used in curve) <= replica.counts.peak_blocks
         assert curve[-1] == (max(time for time, _ in curve), 0)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_whole_cycles_of_batches_are_measured(ahead, section_of):
+    """Off policy long and short steps take turns, as many as there are batches under way."""
+    section = section_of(placement="split", synchrony={"steps_off": ahead, "in_flight": True}, steps=4)
+    assert section.measured_steps % (ahead + 1) == 0 <= section.measured_steps - 4 <= ahead
+    assert section_of(steps=5).measured_steps == 5

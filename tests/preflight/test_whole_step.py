@@ -75,6 +75,7 @@ def test_the_answer_is_that_of_the_section(capsys):
     ("words", "finds"),
     [
         ("", {"algorithm": "grpo", "prompts": 16, "samples": 4, "epochs": 1}),
+        (f"{R}.n_agent=3", {"samples": 12}),
         (f"{A}.ppo_epochs=2", {"epochs": 2, "lengths": {"padding": "none"}}),
         ("actor_rollout_ref.model.use_remove_padding=False", {"lengths": {"padding": "context"}}),
         ("algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen2.5-1.5B",
@@ -138,8 +139,15 @@ def test_what_openrlhf_says():
     together = side(f"{RLHF} --colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep", "openrlhf")
     assert together.apart is None
     assert together.section["weights"] == {"sleep": True, "offload": True}
-    refused = read(RLHF.replace("group_norm", "gae"), "train.sh", "openrlhf").rollout.refused
-    assert "a critic on devices of its own" in refused
+    words = RLHF.replace("group_norm", "gae").replace("--remote_rm_url a.py", "")
+    apart = side(f"{words} --critic_num_gpus_per_node 2 --reward_pretrain Qwen/Qwen2.5-1.5B", "openrlhf").section
+    assert (apart["algorithm"], apart["passes"]["critic_devices"], apart["passes"]["reward_devices"]) == ("ppo", 2, 8)
+    more = f"{words} --reward_pretrain Qwen/Qwen2.5-1.5B --colocate_critic_reward --init_kl_coef 0.1 --ref_num_nodes 2"
+    passes = side(more, "openrlhf").section["passes"]
+    assert passes["reward_beside_critic"]
+    assert (passes["reference_devices"], passes["critic_devices"]) == (16, 8)
+    beside = side(f"{more} --colocate_actor_ref", "openrlhf").section["passes"]
+    assert "reference_devices" not in beside
 
 
 def test_what_slime_says():
@@ -153,6 +161,10 @@ def test_what_slime_says():
     apart = side(SLIME.replace("train.py", "train_async.py").replace("--colocate", "--rollout-num-gpus 4"), "slime")
     assert apart.apart == (4, 4)
     assert apart.section["synchrony"] == {"steps_off": 1}
+    critic = side(f"{SLIME} --advantage-estimator ppo", "slime").section
+    assert (critic["algorithm"], "critic_devices" in critic["passes"]) == ("ppo", False)
+    alone = f"{SLIME} --advantage-estimator ppo --critic-num-nodes 2 --critic-num-gpus-per-node 4"
+    assert side(alone, "slime").section["passes"]["critic_devices"] == 8
 
 
 def test_words_about_memory_are_answered():
