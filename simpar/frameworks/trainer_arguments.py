@@ -17,7 +17,7 @@ from simpar.frameworks.shell_untold import UntoldValue, how_to_give
 from simpar.frameworks.shell_words import ALL_ARGUMENTS, UNKNOWN
 from simpar.frameworks.words import OFF, RATES, ReadWords, WordTable, plain, rate_of
 
-PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt")
+PROGRAMS = ("llamafactory-cli", "trl", "axolotl", "unsloth", "swift", "litgpt", "autotrain")
 """Programs that start a training script themselves; their first word says what they do."""
 INSTALLS = ("install", "uninstall", "download")
 """Words of package managers, behind which names are those of packages."""

@@ -127,12 +127,10 @@ UNREAD = (
            config=_all("architecture", "llm_backbone", "problem_type")),
     Unread("trlX", text=_imports("trlx"), config=lambda data: (
         _in("train", "total_steps", "seq_length")(data) and "tokenizer" in data and "scheduler" in data)),
-    Unread("AutoTrain", r"autotrain", config=_all("task", "base_model", "params")),
     Unread("Ludwig", r"ludwig", config=_all("input_features", "output_features")),
     Unread("MLX LM", r"mlx_lm(\..*)?", config=lambda data: {"iters", "model"} <= set(data) and bool(
         {"lora_layers", "num_layers", "lora_parameters", "fine_tune_type"} & set(data))),
     Unread("MindFormers", r"run_mindformer\.py", config=_all("runner_config", "context")),
-    Unread("Picotron", config=lambda data: _in("distributed", "tp_size", "cp_size")(data) and "training" in data),
 )  # fmt: skip
 """In the order in which they are asked, before the readers."""
 

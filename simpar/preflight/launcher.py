@@ -90,7 +90,10 @@ OF_DEFAULTS = "accelerate starts the devices of this machine, unless its default
 OF_CLI = "llamafactory-cli starts the devices of this machine, unless CUDA_VISIBLE_DEVICES or NNODES says otherwise."
 """The note on its command without a launcher or a variable (``launcher.py``: torchrun on all devices)."""
 UNTOLD = {"deepspeed": OF_MACHINE, "accelerate": OF_DEFAULTS}
-STARTS_ITSELF = ("llama-factory", "trl", "axolotl")
+OF_AUTOTRAIN = "autotrain starts the devices of this machine that CUDA_VISIBLE_DEVICES shows."
+OF_PROGRAM = {"llamafactory-cli": OF_CLI, "autotrain": OF_AUTOTRAIN}
+"""The notes on commands of front ends that start all devices of the machine."""
+STARTS_ITSELF = ("llama-factory", "trl", "axolotl", "autotrain")
 """Front ends that start the ranks of one node themselves."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "tune": "torchrun",
            "accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}  # fmt: skip
@@ -336,9 +339,9 @@ def _sizes(
         notes.append(f"{alone} starts one node: no number of them is given to it, and nothing starts it on {nodes}.")
     if alone in UNTOLD:
         notes.append(UNTOLD[alone])
-    if not told and per_node is None and "llamafactory-cli" in map(_name, words):
+    if not told and per_node is None and (of_all := next(filter(None, map(OF_PROGRAM.get, map(_name, words))), None)):
         nodes = 1
-        notes.append(OF_CLI)
+        notes.append(of_all)
     if alone or (nodes is None and ranks is None and _starts_alone(told, target, per_node)):
         nodes, ranks = 1, None if alone else ranks
     return nodes, per_node, ranks

@@ -33,7 +33,8 @@ TARGETS = {
     **{name: (name, "train.sh") for name in ("verl", "slime", "openrlhf")},
     "nemo-1": ("nemo-1", "gpt.yaml"), "automodel": ("automodel", "recipe.yaml"), "maxtext": ("maxtext", "train.sh"),
     "gpt-neox": ("gpt-neox", "20B.yml"), "llm-foundry": ("llm-foundry", "mpt.yaml"),
-    "lingua": ("lingua", "llama.yaml"), "olmo": ("olmo", "OLMo.yaml"),
+    "lingua": ("lingua", "llama.yaml"), "autotrain": ("autotrain", "config.yml"),
+    "picotron": ("picotron", "config.json"), "olmo": ("olmo", "OLMo.yaml"),
     "nemo-rl": ("nemo-rl", "grpo.yaml"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
@@ -159,7 +160,7 @@ WRITERS = {
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
     "maxtext": maxtext,
     **dict.fromkeys(
-        ("nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry", "lingua", "olmo"),
+        ("nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry", "lingua", "olmo", "autotrain", "picotron"),
         lambda facts: json.dumps(nest_names(facts)),
     ),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,

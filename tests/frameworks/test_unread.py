@@ -62,7 +62,6 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("torchrun torchrun_main.py --model_config configs/llama_7b.json --batch_size 16", "GaLore's torchrun_main.py"),
         ("accelerate launch train_text_to_image_lora.py --pretrained_model_name_or_path a --max_length 8", "diffusers"),
         ("torchrun llm_studio/train.py -Y cfg.yaml", "H2O LLM Studio"),
-        ("autotrain llm --train --model a --batch-size 1 --block-size 1024", "AutoTrain"),
         ("ludwig train --config model.yaml", "Ludwig"),
         ("mlx_lm.lora --model a --train --batch-size 4", "MLX LM"),
         ("python run_mindformer.py --config a.yaml --run_mode finetune", "MindFormers"),
@@ -103,7 +102,6 @@ def test_a_command_is_refused_by_name(command, name):
             "ArcticTraining",
         ),
         ({"per_device_batch_size": 1, "diffusion_scheduler_config": {}, "remat_policy": "FULL"}, "MaxDiffusion"),
-        ({"distributed": {"tp_size": 2, "cp_size": 1}, "training": {}}, "Picotron"),
         ({"experiment_name": "a", "trial_name": "b", "model": {"path": "c"}}, "AReaL before its configs of one actor"),
         (
             {"architecture": {}, "llm_backbone": "a", "problem_type": "b", "training": {"batch_size": 3}},
@@ -121,7 +119,6 @@ def test_a_command_is_refused_by_name(command, name):
             },
             "NVIDIA's Nemotron (overrides of a recipe of Megatron-Bridge)",
         ),
-        ({"task": "llm-sft", "base_model": "a", "params": {"block_size": 2048, "batch_size": 1}}, "AutoTrain"),
         ({"input_features": [], "output_features": [], "adapter": {"type": "lora"}}, "Ludwig"),
         ({"model": "a", "train": True, "iters": 600, "num_layers": 16, "batch_size": 4}, "MLX LM"),
         ({"runner_config": {"batch_size": 4}, "context": {}, "parallel_config": {}}, "MindFormers"),
