@@ -31,7 +31,8 @@ OF_TRAINER = {
 """Its parameters, by the names that arguments of trainers have."""
 BITS = {"int4": "load_in_4bit", "int8": "load_in_8bit"}
 """How frozen weights are loaded, by ``quantization``, which has no effect where there are no adapters."""
-USUAL = {"quantization": "int4", "block_size": 1024, "model_max_length": 2048, "gradient_accumulation": 4}
+USUAL_BITS, USUAL_BLOCK, USUAL_LENGTH, USUAL_STEPS = "int4", 1024, 2048, 4
+"""``quantization``, ``block_size``, ``model_max_length`` and ``gradient_accumulation`` where nothing is said."""
 HABITS = Habits(
     "autotrain", recompute=True, states="fp32", attention="sdpa", micro_batch=2,
     adapters=Adapters(16, Tuning().lora_targets, frozen="fp32", dropout=0.05),
@@ -111,18 +112,17 @@ def _check_backend(given: TrainerArguments) -> None:
 
 def _suppose(given: TrainerArguments) -> None:
     """Put in what AutoTrain makes of its parameters: bits, blocks and accumulation. Raises UserError."""
-    bits = given.one("quantization") if "quantization" in given else USUAL["quantization"]
+    bits = given.one("quantization") if "quantization" in given else USUAL_BITS
     if bits not in (None, "none", *BITS):
         raise given.refused("quantization", f"{', '.join(BITS)}, null")
     if given.on("use_peft") and bits in BITS:
         given.suppose(**{BITS[str(bits)]: True})
     if isinstance(given.values_.get("block_size"), list):
         raise given.refused("block_size", "a number")
-    most = given.number("model_max_length") or USUAL["model_max_length"]
-    length = min(int(given.number("block_size") or USUAL["block_size"]), int(most))
-    given.values_["block_size"] = length
+    most = given.number("model_max_length") or USUAL_LENGTH
+    given.values_["block_size"] = min(given.number("block_size") or USUAL_BLOCK, most)
     given.values_.pop("model_max_length", None)
-    given.suppose(gradient_accumulation_steps=USUAL["gradient_accumulation"], group_texts=True)
+    given.suppose(gradient_accumulation_steps=USUAL_STEPS, group_texts=True)
 
 
 def _starts(words: Sequence[str]) -> bool:

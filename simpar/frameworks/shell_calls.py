@@ -22,6 +22,8 @@ WRAPPERS = (
 """Commands that start another command."""
 PLAIN = ("exec", "nohup", "time", "command", "sudo")
 """Those of them that have no say in what is started."""
+BEFORE_VARIABLES = ("env", "time", "sudo")
+"""Commands behind which variables are set for what they start."""
 PRINTING = ("echo", "printf", "cat", "tee", "sed", "grep", "ls")
 """Commands that only print their words, or a file's: what they name is not started."""
 SCRIPTS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".slrm", ".job", ".sub")
@@ -108,20 +110,19 @@ def begins_as_script(path: str) -> bool:
 
 
 def without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """A command without ``env``, and the variables that it sets, also as the ``--export`` of Slurm does."""
+    """A command without ``env`` and what has no say in it, and the variables set, also by the ``--export`` of Slurm."""
     own = dict[str, str]()
-    while words and words[0] == "env":
-        flags = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+    while words and words[0] in ("env", *PLAIN):
+        flags = list(takewhile(lambda word: word.startswith("-"), words[1:])) if words[0] != "sudo" else []
         rest = words[1 + len(flags) + flags.count("-u") :]
-        given = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word) is not None, rest))
+        is_set = words[0] in BEFORE_VARIABLES
+        given = list(takewhile(lambda word: re.match(r"[A-Za-z_]\w*=", word) is not None, rest if is_set else []))
         own |= dict(word.split("=", 1) for word in given)
         words = rest[len(given) :]
     if words and PurePath(words[0]).name in ("srun", *JOBS):
         own |= _exported(words)
     if words and PurePath(words[0]).name == "ray":
         own |= _of_ray_job(words)
-    while words[:1] and words[0] in PLAIN:
-        words = words[1:]
     return words, own
 
 

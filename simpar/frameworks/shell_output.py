@@ -217,7 +217,7 @@ def _basename(words: list[str], _: str) -> str | None:
 
 
 def _wc(words: list[str], given: str) -> str | None:
-    counts = {"-l": given.count("\n"), "-w": len(given.split())}
+    counts = {"-l": given.count("\n"), "-w": len(given.split()), "-c": len(given.encode()), "-m": len(given)}
     return f"{counts[words[0]]}\n" if len(words) == 1 and words[0] in counts else None
 
 
@@ -226,6 +226,8 @@ def _tr(words: list[str], given: str) -> str | None:
         return None
     if words[0] == "-d":
         return "".join(each for each in given if each not in _SETS.get(words[1], words[1]))
+    if words[0] in ("-cd", "-dc"):
+        return "".join(each for each in given if each in _SETS.get(words[1], words[1]))
     cases = {("[:lower:]", "[:upper:]"): str.upper, ("a-z", "A-Z"): str.upper,
              ("[:upper:]", "[:lower:]"): str.lower, ("A-Z", "a-z"): str.lower}  # fmt: skip
     if change := cases.get((words[0], words[1])):

@@ -9,7 +9,7 @@ from simpar.frameworks.reader import value_of
 
 NODES = ("--nodes", "-N")
 PARTS = ("--het-group", "--pack-group")
-TASKS, TASKS_OF_NODE = ("--ntasks", "-n"), ("--ntasks-per-node",)
+TASKS, TASKS_OF_NODE = ("--ntasks", "-n"), ("--ntasks-per-node", "--tasks-per-node")
 DEVICES, DEVICES_OF_NODE, DEVICES_OF_TASK = ("--gpus", "-G"), ("--gpus-per-node", "--gres"), ("--gpus-per-task",)
 _GLUED = re.compile(r"(-[NnGc])(\d\S*)")
 _COUNT = re.compile(r"(?:gpu:|[\w-]+:)*(\d+)(?:\(.*\))?")
@@ -78,12 +78,16 @@ def nodes_of(words: Sequence[str]) -> int | None:
     return 1 if is_of_node and tasks is None else None
 
 
-def devices_of_node(words: Sequence[str]) -> int | None:
-    """Devices of a node that are asked for by task; None if they are not."""
+def devices_of_node(words: Sequence[str], nodes: int | None) -> int | None:
+    """Devices of a node that are asked for by task, or in all; None if they are not.
+
+    ``nodes`` are those that something else says; one where nothing does.
+    """
     of_task, of_node = (count_of(value_of(words, names)) for names in (DEVICES_OF_TASK, TASKS_OF_NODE))
-    tasks, nodes = count_of(value_of(words, TASKS)), count_of(value_of(words, NODES))
+    tasks, nodes = count_of(value_of(words, TASKS)), count_of(value_of(words, NODES)) or nodes
     each = of_node or (tasks and nodes and tasks // nodes) or 1
-    return of_task * each if of_task else None
+    whole = count_of(value_of(words, DEVICES))
+    return of_task * each if of_task else whole and max(1, whole // (nodes or 1))
 
 
 def variables_of(words: Sequence[str]) -> dict[str, list[str]]:

@@ -292,8 +292,8 @@ def _sizes(
     notes: list[str],
 ) -> tuple[int | None, int | None, int | None]:
     """Nodes, ranks of each, and ranks in all, as launchers and variables tell them; what is assumed is noted."""
-    of_ranks = [PER_NODE, RANKS]
-    if any(launcher in OF_A_NODE for launcher, _ in told):
+    of_ranks, is_of_node = [PER_NODE, RANKS], any(launcher in OF_A_NODE for launcher, _ in told)
+    if is_of_node:
         of_ranks = [
             {name: flags if name in OF_A_NODE else _but(flags, TASKS) for name, flags in known.items()}
             for known in of_ranks
@@ -312,8 +312,8 @@ def _sizes(
     nodes = nodes or (1 if left_out(words, of_here=True) else None)
     if (sets := next((words for launcher, words in told if launcher == "jsrun"), None)) is not None:
         ranks = ranks or ranks_of_jsrun(sets)
-    if per_node is None and ranks is None:
-        per_node = _of_mapping(told) or listed_devices(told) or slurm.devices_of_node(batch)
+    if per_node is None and (ranks is None or is_of_node):
+        per_node = _of_mapping(told) or listed_devices(told) or slurm.devices_of_node(batch, nodes)
     if (slices := next((words for launcher, words in told if launcher == "xpk"), None)) is not None:
         ranks = ranks or _chips(slices)
     torchrun = next((words for launcher, words in told if launcher == "torchrun"), None)
@@ -325,7 +325,9 @@ def _sizes(
             if variable is None:
                 notes.append("torchrun starts one process of a node, because --nproc-per-node is not given.")
         elif UNKNOWN.search(own):
-            notes.append(f"--nproc-per-node {own}: only running would tell; taken as all devices of a node.")
+            per_node = per_node or visible_devices(environment, words)
+            which = "that variables show" if per_node else "of a node"
+            notes.append(f"--nproc-per-node {own}: only running would tell; taken as all devices {which}.")
         elif own in ALL_OF_NODE:
             per_node = per_node or visible_devices(environment, words)
     elif per_node is None and ranks is None:
