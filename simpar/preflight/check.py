@@ -162,13 +162,11 @@ class Checked:
     @property
     def patch(self) -> str:
         """The unified diff of the text to the one with the best neighbour's flags; "" if there is none to write."""
-        from difflib import unified_diff
+        from simpar.preflight.patch import unified
 
-        best, name = self.best, self.given.where
-        if best is None or best.change.text is None:
-            return ""
-        old, new = (f"{text.rstrip()}\n".splitlines(keepends=True) for text in (self.given.text.text, best.change.text))
-        return "".join(unified_diff(old, new, f"a/{name}", f"b/{name}"))
+        best = self.best
+        text = None if best is None else best.change.text
+        return "" if text is None else unified(self.given.text.text, text, self.given.where)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, in SI units."""

@@ -106,8 +106,13 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
         text = applied(whole)
         edits = edits if text is None else whole
     if text is None:
-        possible = tuple(edit for edit in edits if _is_possible(given, edit))
-        return Patched(possible, None, tuple(_unsaid(given, possible, wanted, problem)))
+        possible = [edit for edit in edits if _is_possible(given, edit)]
+        unsaid = tuple(_unsaid(given, possible, wanted, problem))
+        for edit in list(possible):
+            fewer = [each for each in possible if each is not edit]
+            if unsaid and tuple(_unsaid(given, fewer, wanted, problem)) == unsaid:
+                possible = fewer
+        return Patched(tuple(possible), None, unsaid)
     for edit in list(edits):
         fewer = [each for each in edits if each is not edit]
         if (shorter := applied(fewer)) is not None:
@@ -148,13 +153,23 @@ def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
 
 
 def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any], *, is_own: bool = True) -> Iterator[Edit]:
-    """The differences between the options of two plans."""
+    """The differences between the options of two plans; what is set wins over what is gone."""
+    edits = list(_differences(given, old, new, is_own=is_own))
+    is_set = {edit.name for edit, is_gone in edits if not is_gone}
+    yield from (edit for edit, is_gone in edits if not (is_gone and edit.name in is_set))
+
+
+def _differences(
+    given: Text, old: Mapping[str, Any], new: Mapping[str, Any], *, is_own: bool
+) -> Iterator[tuple[Edit, bool]]:
+    """Edits for options that differ, and whether the option is gone."""
     for name in (*new, *(name for name in old if name not in new)):
         typed = f"--{name.removeprefix('--')}" if given.syntax == "shell" else name
         if name not in new:
-            yield from _as_arguments(given, Edit(typed, is_gone=True), is_own=is_own)
+            yield from ((edit, True) for edit in _as_arguments(given, Edit(typed, is_gone=True), is_own=is_own))
         elif name not in old or old[name] != new[name]:
-            yield from _as_arguments(given, Edit(typed, _written(new[name], given.syntax)), is_own=is_own)
+            edited = Edit(typed, _written(new[name], given.syntax))
+            yield from ((edit, False) for edit in _as_arguments(given, edited, is_own=is_own))
 
 
 def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[str, Any]) -> Iterator[Edit]:

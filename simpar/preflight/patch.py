@@ -7,12 +7,15 @@ caller reads the result again (:mod:`simpar.preflight.flags`): a text that does 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from difflib import unified_diff
 from typing import Any
 
 from simpar.dataclass import dataclass
 
 SWITCH = None
 """The value of a flag without a value."""
+NO_NEW_LINE = "\\ No newline at end of file"
+"""What a patch has below a last line that does not end."""
 _WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"'();|&\\]+)"""
 
 
@@ -219,3 +222,11 @@ def _entry(text: str, mapping: Any, names: list[str], value: str) -> str | None:
 
 PATCHERS: Mapping[str, Patcher] = {"shell": shell, "toml": toml, "yaml": tree, "json": tree}
 """Patchers by the syntax of the text."""
+
+
+def unified(old: str, new: str, name: str) -> str:
+    """The unified diff of a file of a ``name`` whose text changes; its end stays as it is, without a new line, too."""
+    end = old[len(old.rstrip()) :]
+    before, after = (list(filter(None, re.split(r"(?<=\n)", text))) for text in (old, f"{new.rstrip()}{end}"))
+    changed = unified_diff(before, after, f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n{NO_NEW_LINE}\n" for line in changed)
