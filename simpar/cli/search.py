@@ -307,23 +307,23 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
 
 
 def _over(text: str) -> tuple[str, list[Any]]:
-    """An axis of a grid and its values."""
+    """An axis of a grid and its values; ``global_batch`` and ``global-batch`` are one."""
     from simpar.files import choose
 
     axis, _, listed = text.partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
     if not items:
         raise UserError(f"--over {text}: wants axis=value,value, such as nodes=1,2,4")
-    choose(axis.strip(), OVER, "axis of --over")
-    if axis.strip() in ("model", "hardware"):
-        return axis.strip(), items
-    if axis.strip() in SWITCHES:
+    name = choose(axis.strip().replace("_", "-"), OVER, "axis of --over")
+    if name in ("model", "hardware"):
+        return name, items
+    if name in SWITCHES:
         if not set(items) <= {"true", "false"}:
             raise UserError(f"--over {text}: allowed: true, false")
-        return axis.strip(), [item == "true" for item in items]
+        return name, [item == "true" for item in items]
     if not all(item.isdigit() and int(item) for item in items):
         raise UserError(f"--over {text}: allowed: whole numbers from 1")
-    return axis.strip(), [int(item) for item in items]
+    return name, [int(item) for item in items]
 
 
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:

@@ -66,9 +66,10 @@ def _write(result: Sweep, title: str, values: Mapping[str, Any]) -> None:
 
 
 def parse(text: str) -> tuple[str, Sequence[str]]:
-    """Key and values of "key=value,value". Raises UserError."""
+    """Key and values of "key=value,value"; keys may be written as their flags are. Raises UserError."""
     key, _, listed = text.partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
     if not key.strip() or not items:
         raise UserError(f"--over {text}: wants key=value,value, such as bucket_bytes=25MB,100MB")
-    return key.strip(), items
+    name = key.strip()
+    return name if "." in name else name.replace("-", "_"), items

@@ -29,9 +29,10 @@ class Certainty(Strict):
     probability that every rank fits, and ``fit_causes`` gives the share of each cause in the memory that must stay free
     for it (the shares sum to 1; empty in older files). ``support`` counts the pairs of source and model family that
     share every trait with the job, of which ``ordinary_support`` are runs as most people do them and the others were
-    tuned for a publication; ``unsupported`` lists in words the traits that no run shows. ``layout_spread`` is
-    the spread (a mean absolute error) of the logarithm of the step between layouts of one job. ``own_runs`` counts
-    similar layouts from which its profiles were learnt.
+    tuned for a publication; ``support_sources`` names their sources, most runs first (empty in older files);
+    ``unsupported`` lists in words the traits that no run shows. ``layout_spread`` is the spread (a mean absolute error)
+    of the logarithm of the step between layouts of one job. ``own_runs`` counts similar layouts from which its profiles
+    were learnt.
     """
 
     step_time_interval_s: tuple[float, float]
@@ -40,6 +41,7 @@ class Certainty(Strict):
     fit_causes: dict[str, float] = Field(default_factory=dict)
     support: int
     ordinary_support: int = 0
+    support_sources: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0
     own_runs: int = 0
@@ -136,6 +138,7 @@ def certainty_of(
         fit_causes=riskiest.fit_causes,
         support=support.all,
         ordinary_support=support.ordinary,
+        support_sources=support.sources,
         unsupported=(*support.missing(), *unmeasured),
         layout_spread=error.layout,
         own_runs=sum(own.layouts for own in match_runs(traits, own_runs)),

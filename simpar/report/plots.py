@@ -137,6 +137,8 @@ def plot_memory(result: Result) -> Figure:
     """
     from matplotlib.patches import Patch
 
+    from simpar.report.words import memory_state
+
     view = _overview(result)
     stages = _with_memory(view)
     columns = min(4, len(stages))
@@ -158,7 +160,7 @@ def plot_memory(result: Result) -> Figure:
         panel.set_xlabel(f"time ({unit})", color=INK)
     shown = f", {len(stages)} of {len(view.stages)} stages" if len(stages) < len(view.stages) else ""
     peak = format_bytes(result.peak_memory_bytes)
-    _titles(figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{_sure(result)}{shown}")
+    _titles(figure, result, f"{memory_state(result)}; peak in use {peak}{shown}")
     handles = [_patch(MEMORY_COLOUR[part], part.replace("_", " ")) for part in MEMORY_PARTS]
     handles.append(panels[0, 0].lines[-1])
     if band:
@@ -372,12 +374,6 @@ def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
     low, high = result.certainty.reserved_memory_interval_bytes
     panel.axhspan(low / GIB, high / GIB, facecolor="none", edgecolor=BAND_EDGE, hatch=BAND_HATCH, lw=0.6, zorder=2)
     return low, high
-
-
-def _sure(result: Result) -> str:
-    from simpar.report.words import probably
-
-    return "" if result.certainty is None else f", {probably(result.certainty.fit_probability)} to fit"
 
 
 def _step_words(result: Result) -> str:

@@ -11,7 +11,7 @@ from simpar.formats import SWEEP
 from simpar.report.result import Result
 from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, probably
-from simpar.units import GIB, format_bytes, format_count, format_seconds
+from simpar.units import GIB, PETA, TERA, format_bytes, format_count, format_figure, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,8 +23,15 @@ KEPT_COLUMNS = (
 )  # fmt: skip
 
 NOT_SIMULATED = "not simulated"
+TOKENS, FLOPS = "tokens/s", "model PFLOP/s"
+RATES: dict[str, Callable[[Result], float]] = {
+    TOKENS: lambda result: result.tokens_per_s,
+    FLOPS: lambda result: result.speed.tflops_per_device * result.setup.cluster["devices"] * TERA / PETA,
+}
+"""What tells which choice is faster, by its name."""
 MORE_FIGURES: dict[str, Callable[[Result], str]] = {
-    "tokens/s": lambda result: format_count(result.tokens_per_s),
+    TOKENS: lambda result: format_count(result.tokens_per_s),
+    FLOPS: lambda result: format_figure(RATES[FLOPS](result)),
     "bubble": lambda result: f"{result.bubble_fraction:.1%}",
 }
 """Columns of a table where choices differ in them."""
@@ -64,9 +71,11 @@ class Sweep:
     def best(self) -> Swept | None:
         """The combination with most tokens/s among those that fit; None if none does.
 
-        Of one batch, this is the one with the shortest step.
+        Of one batch, this is the one with the shortest step. Several models are compared by the FLOP/s that train
+        them, of which a token of a larger one needs more.
         """
-        fitting = ((-row.result.tokens_per_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits)
+        rate = RATES[compared_by(self.rows)]
+        fitting = ((-rate(row.result), at) for at, row in enumerate(self.rows) if row.result and row.result.fits)
         _, at = min(fitting, default=(0.0, None))
         return None if at is None else self.rows[at]
 
@@ -92,6 +101,12 @@ class Sweep:
             return f"<Sweep: {len(self.rows)} combinations, none fits>"
         step = format_seconds(best.result.step_time_s)
         return f"<Sweep: {len(self.rows)} combinations; best {choice_text(best.choice)}: {step}>"
+
+
+def compared_by(rows: Sequence[Swept]) -> str:
+    """The name of the rate by which choices are compared."""
+    models = {row.result.setup.model.get("name") for row in rows if row.result}
+    return FLOPS if len(models) > 1 else TOKENS
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:
@@ -129,7 +144,7 @@ def table(rows: Sequence[Swept]) -> ReportTable:
     Where batches differ there are tokens/s, and where there are pipelines their bubble. On a narrow terminal
     communication is omitted first, then the interval.
     """
-    more = _figures_that_differ([row.result for row in rows if row.result])
+    more = _figures_that_differ([row.result for row in rows if row.result], compared_by(rows))
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     interval = Column("90 % interval", spare=len(kinds) + 1)
     sent_by = (Column(f"{kind} busy / exposed", spare=at) for at, kind in enumerate(kinds, start=1))
@@ -153,11 +168,11 @@ def table(rows: Sequence[Swept]) -> ReportTable:
     return result
 
 
-def _figures_that_differ(results: Sequence[Result]) -> list[str]:
-    """Of MORE_FIGURES those that a comparison needs."""
+def _figures_that_differ(results: Sequence[Result], rate: str) -> list[str]:
+    """Of MORE_FIGURES those that a comparison by a ``rate`` needs."""
     tokens = {result.setup.training["global_batch"] * result.setup.training["seq_len"] for result in results}
     bubbles = any(result.bubble_fraction for result in results)
-    return ["tokens/s"] * (len(tokens) > 1) + ["bubble"] * bubbles
+    return [rate] * (len(tokens) > 1 or rate != TOKENS) + ["bubble"] * bubbles
 
 
 def si_table(rows: Sequence[Swept]) -> ReportTable:
@@ -186,10 +201,11 @@ def save_sweep(rows: Sequence[Swept], path: str | Path, title: str, intro: str =
     """Write a page: a grid for two keys, and a list to choose from, shaded by the step time of what fits."""
     from simpar.report.html.choices import ChoiceFacts, save_choices
 
+    rate = compared_by(rows)
     facts = [
         ChoiceFacts(
             shade=_shade(row, rows),
-            rate=row.result.tokens_per_s if row.result else 0.0,
+            rate=RATES[rate](row.result) if row.result else 0.0,
             memory_gib=row.result.memory.peak_reserved_bytes / GIB if row.result else 0.0,
             fits=bool(row.result and row.result.fits),
         )
@@ -202,7 +218,7 @@ def save_sweep(rows: Sequence[Swept], path: str | Path, title: str, intro: str =
         "intro": intro,
         "grid": _grid(rows),
         "table": table(rows),
-        "rate": "tokens/s",
+        "rate": rate,
         "keys": len(rows[0].choice),
     }
     save_choices(page, facts, path)
@@ -230,10 +246,11 @@ def _cell(row: Swept, rows: Sequence[Swept]) -> dict[str, str]:
 
 def _shade(row: Swept, rows: Sequence[Swept]) -> str:
     """The shade of a cell: the fastest that fits is darkest, half its rate is white; empty if it does not fit."""
-    rates = [one.result.tokens_per_s for one in rows if one.result and one.result.fits]
+    rate = RATES[compared_by(rows)]
+    rates = [rate(one.result) for one in rows if one.result and one.result.fits]
     if row.result is None or not row.result.fits:
         return "0"
-    return f"{max(0.0, 2 - max(rates) / row.result.tokens_per_s) * 0.5:.3f}"
+    return f"{max(0.0, 2 - max(rates) / rate(row.result)) * 0.5:.3f}"
 
 
 def print_sweep(sweep: Sweep, console: Console) -> None:
@@ -250,5 +267,5 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
     if chunks := chunks_text(sweep.rows):
         console.print(chunks, soft_wrap=True, markup=False)
     if best:
-        most = " (most tokens/s)" if "tokens/s" in shown.titles else ""
-        console.print(f"* fastest that fits{most}")
+        rate = compared_by(sweep.rows)
+        console.print(f"* fastest that fits{f' (most {rate})' if rate in shown.titles else ''}")

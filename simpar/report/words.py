@@ -249,13 +249,24 @@ def describe_certainty(result: Result) -> list[str]:
         return [*notes]
     shared = "in stack, device, kind of model, bits and lengths"
     runs = "runs of one model family from one source" if known.support == 1 else f"{known.support} sets of runs"
-    first = f"measured runs stand behind this answer: {runs} like it {shared}"
+    first = f"measured runs stand behind this answer: {runs} like it {shared}{_sources(known)}"
     if not known.support:
         first = f"no measured run stands behind all of this answer: none is like it {shared}"
     if known.support:
         first += f"; {_population(known)}"
     own = f"{number_of(known.own_runs, 'layout')} like it taught its profiles"
     return [*notes, first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
+
+
+SOURCES_NAMED = 3
+"""Sources of measured runs that a report names; the others are counted."""
+
+
+def _sources(known: Certainty) -> str:
+    """Which runs these are, in brackets: by their sources, as the page of validation lists them."""
+    named, rest = ", ".join(known.support_sources[:SOURCES_NAMED]), known.support_sources[SOURCES_NAMED:]
+    more = f" and {number_of(len(rest), 'more source')}" if rest else ""
+    return f" ({named}{more})" if named else ""
 
 
 def _population(known: Certainty) -> str:

@@ -71,8 +71,8 @@ ASPECTS: dict[str, tuple[Shares, str]] = {
 class Support:
     """Numbers of distinct pairs of source and family that share each aspect of a prediction, or ``all`` aspects.
 
-    ``ordinary`` of the latter are of runs as most people do them. ``runs`` is the number of runs of its stack, whatever
-    their sources.
+    ``ordinary`` of the latter are of runs as most people do them; ``sources`` are those of all, most runs first.
+    ``runs`` is the number of runs of its stack, whatever their sources.
     """
 
     traits: Traits
@@ -80,6 +80,7 @@ class Support:
     all: int
     runs: int
     ordinary: int = 0
+    sources: tuple[str, ...] = ()
 
     def missing(self) -> Iterator[str]:
         """In words, the aspects that no measured run shows, or only those of one source and family."""
@@ -109,7 +110,9 @@ def _support_of(traits: Traits, evidence: tuple[Evidence, ...]) -> Support:
     }
     alike = [each for each in evidence if all(share(traits, each.traits) for share, _ in ASPECTS.values())]
     runs = sum(each.runs for each in evidence if each.traits.stack == traits.stack)
-    return Support(traits, shared, _pairs(alike), runs, _pairs(each for each in alike if each.ordinary))
+    ordinary = _pairs(each for each in alike if each.ordinary)
+    sources = dict.fromkeys(each.source for each in sorted(alike, key=lambda each: -each.runs))
+    return Support(traits, shared, _pairs(alike), runs, ordinary, tuple(sources))
 
 
 def _pairs(evidence: Iterable[Evidence]) -> int:

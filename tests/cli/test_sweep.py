@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
+from simpar.cli.search import _over as grid_axis
 from simpar.cli.sweep import parse
 from simpar.report.result import Result
 from simpar.verbs import scenario_key
@@ -87,6 +88,22 @@ def test_batches_are_compared_by_tokens_and_pipelines_by_their_bubble(capsys):
     said = capsys.readouterr().out
     assert "bubble" in said
     assert "tokens/s" not in said
+
+
+def test_models_are_compared_by_the_flop_that_train_them(capsys):
+    """A token of a larger model needs more: the smallest is not the fastest for being small."""
+    job = ["simulate", "--hardware", "dgx-h100", "--seq-len", "1024", "--global-batch", "256", "--zero", "1"]
+    assert cli.run([*job, "--over", "model=gpt2,gpt2-xl"]) == 0
+    said = capsys.readouterr().out
+    assert "* fastest that fits (most model PFLOP/s)" in said
+    assert next(line for line in said.splitlines() if line.startswith("* ")).split()[1] == "gpt2-xl"
+
+
+def test_keys_may_be_written_as_their_flags(capsys):
+    """Bare ones; and axes of a grid of searches as keys."""
+    assert parse("global-batch=8,16") == ("global_batch", ["8", "16"])
+    assert parse("perturbation.degraded_links.a-b=0.5")[0] == "perturbation.degraded_links.a-b"
+    assert grid_axis("global_batch=8,16") == ("global-batch", [8, 16])
 
 
 def test_schedules_run_chunks_of_their_own(tmp_path, capsys):

@@ -16,7 +16,9 @@ from simpar.report.certainty import step_time_error
 from simpar.report.result import Result
 from simpar.report.terminal import print_report
 from simpar.report.words import describe_certainty, memory_state, probably
+from simpar.scenario import load_scenario
 from simpar.uncertainty.support import Traits
+from simpar.units import number_of
 
 
 @cache
@@ -172,6 +174,21 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
         assert told.startswith("memory margin for 95 %: ")
         assert ("uneven experts" in told) == (result is mixture)
         assert f"{100 * causes['stack']:.0f} % memory of the framework that is not modelled" in told
+
+
+def test_the_sources_of_the_runs_behind_an_answer_are_named() -> None:
+    """As the page of validation lists them, three at most; files that were written before have none."""
+    result = simpar.simulate(**load_scenario("gpt3-175b-64-a100").inputs(), with_timeline=False)
+    assert result.certainty is not None
+    sources = result.certainty.support_sources
+    assert 3 < len(sources) <= result.certainty.support
+    (said,) = [line for line in describe_certainty(result) if line.startswith("measured runs stand behind this answer")]
+    assert f"({', '.join(sources[:3])} and {number_of(len(sources) - 3, 'more source')})" in said
+    data = json.loads(result.to_json())
+    assert data.pop("support_sources") == [*sources]
+    read = Result.from_dict(data)
+    assert read.certainty is not None
+    assert read.certainty.support_sources == ()
 
 
 def test_files_that_do_not_say_causes_are_read() -> None:

@@ -11,7 +11,7 @@ from simpar.report.certainty import Certainty
 from simpar.report.plots import KINDS_OF_PLOT, plot, plot_timelines, save_plot
 from simpar.report.result import Result
 from simpar.report.roofline_chart import spread
-from simpar.units import GIB
+from simpar.units import GIB, format_bytes
 from tests.gate import some
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
@@ -172,7 +172,9 @@ def test_intervals_are_drawn_where_they_are_known(result):
     assert band.get_y() == pytest.approx(0.9 * peak / GIB)
     assert band.get_height() == pytest.approx(0.3 * peak / GIB)
     assert figure.axes[0].get_ylim()[1] > 1.2 * peak / GIB
-    assert any("61 % sure to fit" in text.get_text() for text in figure.texts)
+    [said] = [text.get_text() for text in figure.texts if "61 % sure" in text.get_text()]
+    assert said.startswith(f"fits: {format_bytes(peak)} of ")
+    assert said.endswith(f"peak in use {format_bytes(result.memory.peak_memory_bytes)}")
     bare = replace(result, why=result.why.model_copy(update={"certainty": None}))
     assert not plot(bare, "breakdown").axes[0].collections
     assert not [patch for axes in plot(bare, "memory").axes for patch in axes.patches if patch.get_hatch()]

@@ -88,8 +88,7 @@ def _how_sure(result: SearchResult) -> Iterator[str]:
     support = result.best.figures.get("support")
     shared = "in stack, device, kind of model, bits and lengths"
     if support:
-        runs = f"{number_of(support, 'pair')} of source and model family"
-        yield f"the interval rests on measured runs like it {shared}: {runs}"
+        yield f"the interval rests on {number_of(support, 'set')} of measured runs like it {shared}"
     elif support == 0:
         yield f"no measured run is like this one {shared}: the interval is wide"
 

@@ -9,6 +9,8 @@
     fits: row.dataset.fits === 'true',
   }));
   const tools = document.getElementById('choose');
+  const unit = document.getElementById('tradeoff').dataset.rate;
+  const by = unit === 'tokens/s' ? '' : ` (most ${unit})`;
   const made = (tag, parent, fields) => Object.assign(parent.appendChild(document.createElement(tag)), fields);
 
   function select(name, options) {
@@ -36,7 +38,7 @@
     shown.sort((a, b) => KEYS[order.value](a) - KEYS[order.value](b) || a.at - b.at);
     table.tBodies[0].replaceChildren(...shown.map((fact) => fact.row));
     const best = shown.filter((fact) => fact.fits && fact.rate).sort((a, b) => b.rate - a.rate)[0];
-    const words = best ? `fastest that fits: ${keys.map((key, column) => `${key} ${best.values[column]}`).join(', ')}: ${best.step}` : 'none fits';
+    const words = best ? `fastest that fits${by}: ${keys.map((key, column) => `${key} ${best.values[column]}`).join(', ')}: ${best.step}` : 'none fits';
     document.getElementById('chosen').textContent = `${shown.length} of ${facts.length} choices; ${words}`;
     draw(shown.filter((fact) => fact.rate && fact.memory), best);
   }
