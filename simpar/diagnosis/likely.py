@@ -14,7 +14,7 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.diagnosis.log_run import ALLOCATED, RESERVED, LogRun
 from simpar.report.result import Result
-from simpar.units import format_seconds
+from simpar.units import format_seconds, number_of
 
 GAP = 1.05
 """Less than that over the prediction is no gap: it is within the error of good predictions."""
@@ -126,6 +126,8 @@ def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again:
         return causes
     if again is not None and (said := _recomputed(log, step_time_s, result, again)):
         return [said, *causes]
+    if pace is None and step_time_s > CLEAR * result.step_time_s:
+        return [_of_few(log, step_time_s - result.step_time_s)]
     if pace is not None and not causes and step_time_s > CLEAR * result.step_time_s and pace.scatter < SCATTER:
         gap = f"every step is {format_seconds(step_time_s - result.step_time_s)} longer than predicted, none stands out"
         causes.append(
@@ -143,6 +145,16 @@ def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again:
             )
         )  # fmt: skip
     return causes
+
+
+def _of_few(log: LogRun, gap_s: float) -> LikelyCause:
+    """What a gap may be where too few steps are logged to see a signature in them."""
+    few = number_of(len(log.times_s), "logged step")
+    return LikelyCause(
+        "eager code, a slow rank or a loader",
+        f"the step is {format_seconds(gap_s)} longer than predicted, and of {few} nobody can tell which",
+        f"{FEWEST} logged steps or more, or a trace of one rank (simpar explain trace-rank0.json)",
+    )
 
 
 def _in_time(pace: Pace) -> Iterator[LikelyCause]:

@@ -209,7 +209,7 @@ def _recompute(layout: Layout, target: Workload) -> Refusals:
         chosen not in (None, count),
         lambda: f"plan.recompute = {policy}: chooses for {chosen} layers: allowed: {count}",
     )
-    last = -1
+    last, allowed = -1, format_divisors(gcd(*layout.stage_layers(count)))
     for layers in layout.stage_layers(count):
         first, last = last + 1, last + layers
         for layer in (first, last) if layers else ():
@@ -217,8 +217,8 @@ def _recompute(layout: Layout, target: Workload) -> Refusals:
             yield (
                 (layer == first and at > 0) or (layer == last and at != size - 1),
                 fixed_reason(
-                    f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
-                    "segments within a stage, that divide its layers"
+                    f"plan.recompute = {policy}: the segment of layer {layer} reaches beyond its stage of {layers} "
+                    f"layers; allowed: segments of {allowed} layers"
                 ),
             )
 

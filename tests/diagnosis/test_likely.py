@@ -71,6 +71,16 @@ def test_sizes_of_signatures():
     assert pace_of(FLAT[:5]) is None
 
 
+def test_few_steps_show_no_signature(result):
+    """A gap of a short log, or of one that prints a mean alone, is said to be open, with what would decide."""
+    step_s = 1.5 * result[0].step_time_s
+    for times in (FLAT[:5] * step_s, []):
+        (found,) = likely_causes(log(times), step_s, *result)
+        assert found.cause == "eager code, a slow rank or a loader"
+        assert f"of {len(times)} logged steps nobody can tell which" in found.signature
+    assert likely_causes(log(FLAT[:5]), 1.07 * result[0].step_time_s, *result) == []
+
+
 def test_no_gap_has_no_cause(result):
     """Steps as predicted, or shorter."""
     step_s = result[0].step_time_s

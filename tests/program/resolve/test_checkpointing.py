@@ -101,7 +101,7 @@ def test_choices_are_spelled_in_runs() -> None:
     ("policy", "said"),
     [
         ("layers:none*31", r"chooses for 31 layers: allowed: 32"),
-        ("segments:16", r"layer 7 is recomputed with layers of another stage"),
+        ("segments:16", r"layer 7 reaches beyond its stage of 8 layers; allowed: segments of 1, 2, 4, 8 layers"),
     ],
 )
 def test_choices_must_match_the_model(policy: str, said: str) -> None:
