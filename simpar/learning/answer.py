@@ -35,6 +35,8 @@ UNEXPLAINED = 0.05
 
 IMPROBABLE = 3.0
 """Spreads beyond which a parameter that was found is reported: one of 400 parts of a kind is as far out."""
+AT_END = 2.0
+"""Spreads beyond which one at the end of its bounds is: one of 20 is as far out, and none beyond."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,18 @@ class Answer:
         }
 
     def improbable(self) -> list[str]:
-        """A line for every parameter that lies farther from its profile than such parts differ."""
+        """A line for every parameter that lies farther from its profile than such parts differ, or where they end."""
         return [
             f"{change['profile']} {change['parameter']} = {change['is']:.4g} is {abs(change['spreads']):.1f} spreads "
             f"from {change['was']:.4g}: hardly any {change['kind']} differs as much, so these runs are slow or fast "
             "for a reason that no parameter has; do not rely on this file for other layouts"
             for change in self.changes()
             if abs(change["spreads"]) > IMPROBABLE
-        ]
+        ] + [line for learned in self._learned for line in _ends(learned)]
+
+    @property
+    def _learned(self) -> list[Learned]:
+        return [self.learned, *([self.memory.learned] if self.memory else [])]
 
     def errors(self) -> dict[str, float]:
         """Median absolute errors of step time in percent: before, after, and of left-out runs."""
@@ -172,7 +178,7 @@ class Answer:
 
     def changes(self) -> list[dict[str, Any]]:
         """Parameters that moved, farthest first; ``spreads`` is the move in units of the shipped profiles' spread."""
-        changes = _changes(self.learned) + (_changes(self.memory.learned) if self.memory else [])
+        changes = [change for learned in self._learned for change in _changes(learned)]
         return sorted(changes, key=lambda change: -abs(float(change["spreads"])))
 
     def _detail(self, at: int, run: Observed) -> dict[str, Any]:
@@ -297,6 +303,19 @@ def _changes(learned: Learned) -> list[dict[str, Any]]:
         }
         for at, (kind, profile, key) in enumerate(prior.names)
         if values[at] != prior.values[at]
+    ]
+
+
+def _ends(learned: Learned) -> list[str]:
+    """A line for every parameter that moved far, to the end of what it can be: runs that want more of it than that."""
+    prior, values = learned.prior, learned.values
+    spreads = np.abs((values - prior.values) / prior.spread)
+    return [
+        f"{profile} {key} = {values[at]:.4g} is the {'least' if values[at] <= prior.low[at] else 'most'} that it can "
+        f"be (it was {prior.values[at]:.4g}): these runs ask for more, for a reason that no parameter has; do not "
+        "rely on this file for other layouts"
+        for at, (_, profile, key) in enumerate(prior.names)
+        if AT_END < spreads[at] <= IMPROBABLE and (values[at] <= prior.low[at] or values[at] >= prior.high[at])
     ]
 
 

@@ -148,6 +148,17 @@ def test_slow_code_is_no_slow_board():
     assert spread_of_part(CLOCK) == pytest.approx((0.845 - 0.721) / 3.29)  # of its interval, nine in ten
 
 
+def test_a_parameter_at_the_end_of_what_it_can_be_is_said():
+    """Steps of half the time want kernels without overhead and more; also where stacks differ by more than they do."""
+    runs = [replace(run, time_s=0.55 * run.time_s) for run in measured({}, FEW)]
+    found = learn(runs)
+    wide = replace(found, prior=replace(found.prior, spread=1.3 * found.prior.spread))
+    (said,) = Answer("runs", Runs(tuple(runs), None, ()), wide).improbable()
+    assert said.startswith("megatron launch.kernel_overhead = 0.7 is the least that it can be (it was 1.0")
+    within = replace(wide, values=np.where(wide.values == 0.7, 0.75, wide.values))
+    assert Answer("runs", Runs(tuple(runs), None, ()), within).improbable() == []
+
+
 def test_spreads_are_those_of_shipped_profiles():
     """Every parameter has one, and stacks differ in theirs by as much as their files do."""
     assert 0.05 < spread_of("device", "sustained_clock") < 0.3

@@ -135,7 +135,11 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
     Raises UserError for none, and for several that have nothing in common.
     """
     if not devices:
-        raise UserError(f"the files do not say which GPU it is: name a shipped profile to start from with --{LIKE}")
+        told = [line for reading in readings for line in reading.unread if line.startswith("device:")]
+        why = f" ({'; '.join(told)})" if told else ""
+        raise UserError(
+            f"the files do not say which GPU it is{why}: name a shipped profile to start from with --{LIKE}"
+        )
     profiles = {
         name: files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
         for name in files.bundled("clusters")

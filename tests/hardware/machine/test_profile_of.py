@@ -88,6 +88,11 @@ def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
     ("files", "like", "words"),
     [
         ({"t.txt": matrix()}, None, "do not say which GPU it is: name a shipped profile"),
+        (
+            {"x.xml": topology(device="0x2fff")},
+            None,
+            r"which GPU it is \(device: PCI 10de:2fff is none that simpar knows",
+        ),
         ({"x.xml": topology(device="0x20b0")}, None, "several shipped profiles are like it.*dgx-a100-40gb "),
         ({"x.xml": topology(device="0x2331", gpus=5)}, None, "no shipped profile is like it"),
         ({"n.txt": node("n1", "gpu:a100:8")}, "dgx-h100", "its device is h100-sxm-80gb, the files have a100"),
