@@ -43,8 +43,12 @@ def files_of(path: str | Path) -> list[str | Path]:
         return [str(report)]
     if files := _traces_in(path):
         return [str(each) for each in files]
-    logs = [sorted(Path(path).glob(pattern)) for pattern in FOLDER_LOGS]
-    first = next(filter(None, logs), [])
+    if not (first := _logs_in(path)):  # W&B, Lightning and others have a folder for every run
+        runs = {each.resolve(): each for each in sorted(Path(path).iterdir()) if each.is_dir() and _logs_in(each)}
+        if len(runs) > 1:
+            names = ", ".join(each.name for each in runs.values())
+            raise UserError(f"{path}: has logs in {len(runs)} folders; allowed: one of them: {names}")
+        first = _logs_in(next(iter(runs))) if runs else []
     if len(first) > 1:
         raise UserError(f"{path}: has {len(first)} logs, {first[0].name} and {first[1].name} among them; name one")
     if not first:
@@ -53,6 +57,11 @@ def files_of(path: str | Path) -> list[str | Path]:
         allowed = f"one of its folders that have traces: {', '.join(inner)}" if inner else "name the files"
         raise UserError(f"{path}: has no profiler trace ({traces}) and no log ({others}); {allowed}")
     return [str(first[0])]
+
+
+def _logs_in(folder: str | Path) -> list[Path]:
+    """The most telling logs of a folder: one, or several of the same kind."""
+    return next(filter(None, (sorted(Path(folder).glob(pattern)) for pattern in FOLDER_LOGS)), [])
 
 
 def _matching(folder: str | Path, patterns: Sequence[str]) -> list[Path]:

@@ -120,7 +120,7 @@ STEP_NAMES = (
 CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
 FOLDER_LOGS = (
     "files/wandb-history.jsonl", "wandb-history.jsonl", "*.wandb", "logging.jsonl", "trainer_log.jsonl",
-    "trainer_state.json", "*tfevents*", "files/output.log", "output.log", "files/wandb-summary.json",
+    "trainer_state.json", "*tfevents*", "metrics.csv", "files/output.log", "output.log", "files/wandb-summary.json",
     "wandb-summary.json", ROWS,
 )  # fmt: skip
 """What a folder of a run may hold, the most telling file first."""

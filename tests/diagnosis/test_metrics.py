@@ -173,6 +173,22 @@ def test_a_folder_of_an_offline_run(tmp_path, capsys):
         explain(tmp_path)
 
 
+def test_a_folder_of_runs(tmp_path):
+    """With one run, to which W&B links beside it, that is meant; of several one must be named."""
+    run = tmp_path / "wandb" / "offline-run-1"
+    run.mkdir(parents=True)
+    (run / "run-a.wandb").write_bytes(wandb(history(6)))
+    (tmp_path / "wandb" / "latest-run").symlink_to(run)
+    (tmp_path / "wandb" / "debug.log").write_text("started")
+    assert explain(tmp_path / "wandb").log.figures == {"step_time_s": pytest.approx(2.0)}
+    other = tmp_path / "wandb" / "version_0"
+    other.mkdir()
+    (other / "metrics.csv").write_text("device/batches_per_sec,step\n" + "".join(f"0.25,{at}\n" for at in range(9)))
+    with pytest.raises(UserError, match=r"has logs in 2 folders; allowed: one of them: .*version_0"):
+        explain(tmp_path / "wandb")
+    assert explain(other).log.figures == {"step_time_s": 4.0}
+
+
 def test_a_state_with_numbers_that_are_none(tmp_path):
     """A run that diverged: Python writes NaN and Infinity, which are no figures."""
     state = {"best_metric": float("inf"), "log_history": [
