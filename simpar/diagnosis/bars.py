@@ -13,7 +13,8 @@ from simpar.diagnosis.log_run import CLOCK, RATE, STEP_TIME, Figures, LoggedStep
 TRAINER, LIGHTNING, TUNE, LOGGABLE = "Hugging Face Trainer", "Lightning", "torchtune", "Levanter"
 HINTS = ("/it", "it/s")
 _RICH = re.compile(
-    r"Epoch (?P<epoch>\d+)/\S+\s+[━╸╺ ]*(?P<done>\d+)/(?P<total>\d+)\s+[\d:]+ • [-\d:]+ +(?P<rate>[\d.]+)(?P<unit>it/s)"
+    r"Epoch (?P<epoch>\d+)/\S+\s+[━╸╺ ]*(?P<done>\d+)/(?P<total>\d+)\s+[\d:]+ • [-\d:]+ +"
+    r"(?P<rate>\d+(?:\.\d+)?)(?P<unit>it/s)"
 )
 """Lightning's RichProgressBar; bars of validation have another name."""
 SPEAKER = re.compile(
@@ -31,11 +32,12 @@ MOST_SPEAKERS = 4
 _BAR = re.compile(
     r"\s*(?P<what>|Train|Training|Steps|Epoch (?P<epoch>\d+)|\d+\|(?P<step>\d+)\|Loss: \S+?):?\s*"
     r"(?:\d{1,3}%\|[^|]*)?\|?\s*(?P<done>\d+)/(?P<total>\d+|\?) "
-    r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+    r"\[(?P<elapsed>[\d:]+)<[^,\]]*, +(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
 )
 """A progress bar of tqdm: s/it where a step takes longer than a second. Bars of loading have other names."""
 _LINE = re.compile(
-    r"Progress on:train (?P<done>[\d.]+)(?P<k>k?)it/(?P<total>[\d.]+k?)it rate:(?P<rate>[\d.]+)(?P<unit>s/it|it/s)"
+    r"Progress on:train (?P<done>\d+(?:\.\d+)?)(?P<k>k?)it/(?P<total>[\d.]+k?)it "
+    r"rate:(?P<rate>\d+(?:\.\d+)?)(?P<unit>s/it|it/s)"
 )
 BATCHES = "Lightning counts batches: a step that accumulates N of them takes N times as long as is said here."
 JUMPED = 3.0

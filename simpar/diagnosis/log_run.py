@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -36,23 +37,29 @@ Figures = Mapping[str, float]
 
 
 class LoggedSteps(dict[int, dict[str, float]]):
-    """Figures by step, of one run: where the numbers of steps fall back, what was logged from there on is dropped.
+    """Figures by step, of one run: where the numbers of steps fall back, what was put from there on is dropped.
 
-    ``again`` is the step at which they began again the last time, and the last one before it.
+    ``again`` is the step at which they began again the last time, and the last one before it. What is set without
+    ``put`` tells nothing of where a run begins.
     """
 
     again: tuple[int, int] | None = None
 
     def put(self, at: int, figures: Mapping[str, float]) -> None:
         """Add figures of a step."""
-        last = next(reversed(self), at)
-        if at < last:
-            later = [each for each in self if each >= at]
+        if at < next(reversed(self._put), at):
+            later = [each for each in self._put if each >= at]
             if len(later) > BEHIND:
                 self.again = (at, max(later))
                 for each in later:
-                    del self[each]
+                    del self[each], self._put[each]
+        self._put[at] = None
         self[at] = {**self.get(at, {}), **figures}
+
+    @cached_property
+    def _put(self) -> dict[int, None]:
+        """The steps that were put, in their order."""
+        return dict.fromkeys(self)
 
     def notes(self) -> list[str]:
         """What a reader must know of several runs in one file."""

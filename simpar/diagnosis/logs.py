@@ -63,6 +63,8 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
 MOST_BEFORE = 1_000_000
 """Lines of a log before its first step: a file without one is refused within seconds, however long it is."""
+_ENDLESS = re.compile(r"\d{300}")
+"""More digits than any number of a log has, or floats can."""
 _LAST_NUMBER = re.compile(r"[\d.,]+\s*$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -153,6 +155,8 @@ def read_log(path: str | Path) -> LogRun:
             if hint in line:
                 break
         else:
+            continue
+        if _ENDLESS.search(line):
             continue
         if not line.endswith("\n") and (values or bars):
             line = _without_cut_number(line, notes)

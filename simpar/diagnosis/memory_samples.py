@@ -32,7 +32,7 @@ RECORDS = re.compile(r'"(VRAM Total Used Memory \(B\)|used_vram|memory\.used)":'
 """What is in the JSON of rocm-smi, amd-smi and gpustat."""
 _OF_LINE = (
     (SMI, re.compile(r"\|\s*(\d+)MiB\s*/\s*\d+MiB\s*\|"), MIB),
-    (DCGM, re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+([\d.eE+]+)"), MIB),
+    (DCGM, re.compile(r"DCGM_FI_DEV_FB_USED\{[^}]*\}\s+(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)"), MIB),
     (GPUSTAT, re.compile(r"^\[\d+\] .*\|\s*(\d+) / *\d+ MB \|"), MIB),
     (ROCM, re.compile(r"VRAM Total Used Memory \(B\)\"?: \"?(\d+)"), 1),
     (AMD, re.compile(r"\bUSED_VRAM: (\d+) MB"), MIB),

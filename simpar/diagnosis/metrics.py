@@ -113,6 +113,8 @@ OF_RUN = {"train_runtime": "runtime", "train_samples_per_second": SAMPLES, "trai
 """What the Trainer logs once, at its end."""
 OF_DEVICE = re.compile(r"(?:system\.)?gpu\.\d+\.memoryAllocatedBytes")
 """W&B's sample of a device's memory, as the driver shows it."""
+BY_SAMPLES = (" vs samples", "_vs_samples")
+"""How Megatron-LM calls what it logs once more, by the number of sequences; some writers put no blanks in names."""
 STEP_NAMES = (
     "train/global_step", "trainer/global_step", "global_step", "step", "current_steps", "global_step/max_steps",
     "steps[global_step/max_steps]", "iteration", "_step", "Step",
@@ -297,7 +299,8 @@ def _events(data: bytes, path: str, notes: list[str]) -> Iterator[Record]:
                 elif field == 2 and isinstance(value, int):
                     step = value
                 elif field == 5 and isinstance(value, bytes):
-                    scalars |= dict(_scalar(each) for of, each in fields(value) if of == 1 and isinstance(each, bytes))
+                    told = (_scalar(each) for of, each in fields(value) if of == 1 and isinstance(each, bytes))
+                    scalars |= {tag: number for tag, number in told if not tag.endswith(BY_SAMPLES)}
         except (WireError, struct.error, UnicodeDecodeError) as error:
             raise UserError(f"{path}: event {number}, at byte {at}: damaged ({error})") from None
         if scalars:
@@ -388,7 +391,7 @@ def _number(value: Any) -> float:
 
 def _clock(value: Any) -> float:
     """Seconds of a clock: a number, or "1:02:03" since the start."""
-    match = re.fullmatch(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)", str(value))
+    match = re.fullmatch(r"(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)", str(value))
     if match is None:
         return _number(value)
     days, hours, minutes, seconds = (int(each or 0) for each in match.groups())

@@ -129,6 +129,27 @@ def test_bars_of_tqdm_loggable(tmp_path):
     assert (found.framework, found.steps, found.figures) == ("Levanter", (2, 1100), {"step_time_s": 2.0})
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        " 5%|#  | 5/30 [00:10<01:00,  ..50s/it]",
+        f" 5%|#  | {'9' * 5000}/30 [00:10<01:00,  2.00s/it]",
+        f" 5%|#  | 5/30 [00:10<01:00,  {'9' * 5000}s/it]",
+        f" iteration {'9' * 5000}/ 50 | elapsed time per iteration (ms): 9000 |",
+        "Progress on:train ..kit/10.0kit rate:2.0s/it remaining:1 elapsed:00:02",
+        'DCGM_FI_DEV_FB_USED{gpu="0"} ..e',
+    ],
+)
+def test_numbers_that_are_none(tmp_path, line):
+    """A damaged line is no step."""
+    path = tmp_path / "train.log"
+    path.write_text(f"{line}\n{bars(20, 30, 2.0)}\n")
+    assert read_log(path).figures == {"step_time_s": 2.0}
+    path.write_text(f"{line}\n")
+    with pytest.raises(UserError, match="has no line of a training step"):
+        read_log(path)
+
+
 @pytest.mark.parametrize("code", ["utf-16", "utf-8-sig"])
 def test_what_powershell_writes(tmp_path, code):
     """Text in 16 bits, with its mark."""

@@ -173,6 +173,26 @@ def test_a_folder_of_an_offline_run(tmp_path, capsys):
         explain(tmp_path)
 
 
+def test_steps_are_not_told_by_what_counts_sequences_or_evaluations(tmp_path):
+    """Megatron-LM logs by the number of sequences, too, and others evaluations by a number of their own: one run."""
+    path = tmp_path / "a.tfevents"
+    whole = events(30, **{"iteration-time": 2.0})
+    start = len(whole) - 30 * (len(whole) - len(events(0))) // 30
+    size = (len(whole) - start) // 30
+    other = [
+        record(b"\x09" + struct.pack("<d", seconds(at)) + encode_present(2, step)
+               + chunk(5, chunk(1, chunk(1, tag.encode()) + b"\x15" + struct.pack("<f", 1.0))))
+        for at in range(1, 31)
+        for tag, step in (("lr vs samples", 64 * at), ("lr_vs_samples", 64 * at), ("eval/loss", at % 5 + 1))
+    ]  # fmt: skip
+    mixed = b"".join(
+        whole[start + size * at : start + size * (at + 1)] + b"".join(other[3 * at : 3 * at + 3]) for at in range(30)
+    )
+    path.write_bytes(whole[:start] + mixed)
+    found = read_metrics(path)
+    assert (found.figures, found.steps, found.notes) == ({"step_time_s": 2.0}, (4, 30), ())
+
+
 def test_a_folder_of_runs(tmp_path):
     """With one run, to which W&B links beside it, that is meant; of several one must be named."""
     run = tmp_path / "wandb" / "offline-run-1"
