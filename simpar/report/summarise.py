@@ -384,11 +384,14 @@ def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
     ranks = has_tensor_ranks(int(job.layout.tp), job.layout.stages)
     said = {longer: rows < seq_len, whole: bool(towers) and ranks, of_plan: bool(of_plan)}
     assumed = [*graph.assumed, *(words for words, holds in said.items() if holds)]
+    fields = ", ".join(graph.details.unread)
+    unread = [f"fields of the model's config that are not understood and play no part: {fields}"] if fields else []
+    notes = [*graph.facts.get("notes", ()), *unread]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),
         "layers": len(graph.layers),
         **({"assumed": assumed} if assumed else {}),
         **{name: int(value) for name, value in graph.dims.items()},
-        **({"notes": list(graph.facts["notes"])} if "notes" in graph.facts else {}),
+        **({"notes": notes} if notes else {}),
     }

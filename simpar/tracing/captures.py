@@ -1,4 +1,4 @@
-"""Captured models of a library, kept on disk by content: a second command neither runs nor imports the library."""
+"""Captured models, kept on disk by content: a second command neither runs nor imports the library or the function."""
 
 import hashlib
 import json
@@ -13,7 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 import simpar
 from simpar.architectures import graph as graphs
 from simpar.architectures.graph import ModelGraph
+from simpar.dataclass import dataclass
 from simpar.kept import cache_folder, keep
+from simpar.tracing import own_code
 from simpar.tracing.library import installed, require_library
 
 FORMAT = 1
@@ -35,6 +37,47 @@ def captured_model(config: Mapping[str, Any], class_name: str, name: str, seq_le
         graph = trace_library(config, class_name, name, seq_len, why)
         keep(path, _adapter().dump_json(graph))
     return replace(graph, name=name)
+
+
+@dataclass(frozen=True)
+class _OfFunction:
+    """What a function of the user's gave, and the stamps of the files on which that hung."""
+
+    reads: Mapping[str, str]
+    graph: ModelGraph
+
+
+def function_model(name: str, seq_len: int) -> ModelGraph:
+    """The graph of the torch module that the user's ``module:function`` returns, for sequences of ``seq_len`` tokens.
+
+    The function runs again where a file that it read, an installed package or the environment has changed. Raises
+    UserError.
+    """
+    path = cache_folder("captures") / f"{_digest({'function': name}, own_code.environment(), seq_len)}.json"
+    loaded = own_code.is_loaded(name)
+    if not loaded and (known := _kept_function(path)) is not None:
+        return known
+    from simpar.tracing.graph import trace_code  # late: it imports torch
+
+    with own_code.watched_reads() as opened:
+        graph = trace_code(name, seq_len)
+    if not loaded:
+        keep(path, _function_adapter().dump_json(_OfFunction(own_code.depended_on(opened), graph)))
+    return graph
+
+
+def _kept_function(path: Path) -> ModelGraph | None:
+    """The graph in a file; None where there is none, or where something on which it hangs has changed."""
+    try:
+        kept = _function_adapter().validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return kept.graph if all(own_code.stamp(each) == known for each, known in kept.reads.items()) else None
+
+
+@lru_cache(maxsize=1)
+def _function_adapter() -> TypeAdapter[_OfFunction]:
+    return TypeAdapter(_OfFunction)
 
 
 def _digest(config: Mapping[str, Any], class_name: str, seq_len: int) -> str:

@@ -28,9 +28,9 @@ def load_model(name: str, *, seq_len: int = DEFAULT_SEQ_LEN) -> ModelGraph:
         config = {} if where == LIBRARY else find_config(where)[0]
         return _captured(config, class_name, name, seq_len, f"model = {name}")
     if is_code(name):
-        from simpar.tracing.graph import trace_code  # late: models of the catalogue need no tracing
+        from simpar.tracing.captures import function_model  # late: models of the catalogue need no tracing
 
-        return trace_code(name, seq_len)
+        return function_model(name, seq_len)
     return load_config(*find_config(name), seq_len=seq_len)
 
 

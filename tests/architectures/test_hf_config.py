@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simpar
 from simpar.architectures.families import DECLARED
 from simpar.architectures.hf_config import read
 from simpar.errors import UserError
+from simpar.report.words import describe_certainty
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -138,3 +140,14 @@ def test_values_of_no_kind_that_a_field_has_are_one_line(kind: str, change: dict
     with pytest.raises(UserError, match=message) as raised:
         read(config, "x")
     assert "\n" not in str(raised.value)
+
+
+def test_reports_name_fields_that_are_not_understood() -> None:
+    """A mechanism that nobody knows is not left out without a word."""
+    training = simpar.Training(seq_len=32, global_batch=8)
+    said = []
+    for config in (LLAMA, {**LLAMA, "attention_type": "magic", "new_field": 7}):
+        result = simpar.simulate(read(config, "own"), "dgx-h100", simpar.Plan(), training, with_timeline=False)
+        said.append([each for each in describe_certainty(result) if "not understood" in each])
+    named = "fields of the model's config that are not understood and play no part: attention_type, new_field"
+    assert said == [[], [named]]
