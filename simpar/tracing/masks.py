@@ -39,7 +39,7 @@ class Constants:
         """Which keys a constant mask [..., queries, keys] lets be seen: those of true, or near 0 in a float mask.
 
         ``hides`` reverses a boolean mask. None where the values are unknown (a buffer that was made at random) or the
-        form is neither full, causal nor a causal window. Each mask is read once, as layers share them.
+        form is neither full, causal nor a window before or around queries. Each mask is read once: layers share them.
         """
         if (name, hides) not in self.masks:
             self.masks[name, hides] = self._mask(name, hides=hides)
@@ -68,7 +68,11 @@ class Constants:
         if bool((seen == causal).all()):
             return Mask(causal=True)
         banded = causal & torch.ones_like(seen).triu(1 - window)
-        return Mask(causal=True, window=window) if bool((seen == banded).all()) else None
+        if bool((seen == banded).all()):
+            return Mask(causal=True, window=window)
+        ahead = int(seen[0].sum()) - 1  # of as many on either side
+        around = torch.ones_like(seen).tril(ahead) & torch.ones_like(seen).triu(-ahead)
+        return Mask(window=window) if bool((seen == around).all()) else None
 
     def value(self, name: str) -> Any:
         """What a call makes, on the CPU; None where that is unknown."""

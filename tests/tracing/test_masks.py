@@ -27,13 +27,26 @@ ONES = torch.ones(6, 6, dtype=torch.bool)
         (ONES, Mask()),
         (ONES.tril(), Mask(causal=True)),
         (ONES.tril().triu(-2), Mask(causal=True, window=3)),
+        (ONES.tril(1).triu(-1), Mask(window=3)),
+        (ONES.tril(1).triu(-2), None),
         (ONES.triu(), None),
         (ONES[:4].tril(), None),
         (torch.where(ONES.tril(), 0.0, -1e9), Mask(causal=True)),
         (torch.where(ONES.tril(), 0.0, -5.0), Mask()),
         (torch.full((6, 6), -1e9), None),
     ],
-    ids=["all", "causal", "window", "later ones", "not square", "added", "a bias hides nothing", "none yet"],
+    ids=[
+        "all",
+        "causal",
+        "window",
+        "on both sides",
+        "more before",
+        "later ones",
+        "not square",
+        "added",
+        "a bias hides nothing",
+        "none yet",
+    ],
 )
 def test_what_a_mask_shows(rows, expected):
     """Of true or near 0; a form that is not known says nothing."""
