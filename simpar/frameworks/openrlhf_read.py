@@ -160,8 +160,9 @@ def _steps(given: TrainerArguments, batch: int) -> Iterator[str]:
 def _weigh_others(given: TrainerArguments) -> None:
     """Take what reference, critic and engine of the rollout keep as read where they have other devices, or leave."""
     whole = given.on("colocate_all_models", "train.colocate_all")
+    is_async = given.on("train.async_enable", "async_train")  # then engines have devices of their own
     beside = given.on("colocate_actor_ref", "train.colocate_actor_ref")
-    if not whole or given.on("vllm_enable_sleep", "vllm.enable_sleep"):
+    if not whole or is_async or given.on("vllm_enable_sleep", "vllm.enable_sleep"):
         given.one("vllm_gpu_memory_utilization", "vllm.gpu_memory_utilization")
     has_reference = given.one("init_kl_coef", "algo.kl.init_coef") not in (0, 0.0)
     is_away = given.on("ref_reward_offload", "ref.offload")

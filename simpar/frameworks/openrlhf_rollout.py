@@ -24,6 +24,7 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
         raise UserError(f"{given.source}: no vllm_num_engines: allowed: it, for engines of vLLM generate")
     tp = given.number("vllm.tensor_parallel_size", "vllm_tensor_parallel_size") or 1
     together = bool(given.on("train.colocate_all", "colocate_all_models"))
+    is_apart = not together or bool(given.on("train.async_enable", "async_train"))
     estimator = str(given.one("algo.advantage.estimator", "advantage_estimator") or "gae")
     is_ppo, notes = estimator == "gae", list[str]()
     reward = str(given.one("reward.model_name_or_path", "reward_pretrain") or "")
@@ -46,7 +47,7 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
             },
         },
         "weights": {
-            "senders": None if together else "rank",
+            "senders": "rank" if is_apart else None,
             "sleep": bool(given.on("vllm.enable_sleep", "vllm_enable_sleep")),
             "offload": bool(given.on("ds.enable_sleep", "deepspeed_enable_sleep")),
         },
@@ -58,13 +59,20 @@ def rollout(given: TrainerArguments, policy: str, longest: int, *, is_dotted: bo
             else None,
         },
     }
-    if not together:
+    if is_apart:
         section |= {"placement": "split", **_ahead(given)}
+    if not together:
         section["passes"] |= _apart(given, section["passes"], is_ppo=is_ppo)
-    apart = None if together else (engines * tp, min(8, engines * tp))
+    apart = (engines * tp, min(8, engines * tp)) if is_apart else None
     parts = [given.number(f"{part}_max_len") or 1024 for part in ("prompt", "generate")]
-    lengths = parted(longest) if is_dotted else (parts[0], parts[1])
+    lengths = _parted(given, longest) if is_dotted else (parts[0], parts[1])
     return RolloutSide(without_nothing(section), lengths, apart, KEPT, tuple(notes))
+
+
+def _parted(given: TrainerArguments, longest: int) -> tuple[int, int]:
+    """The longest prompt and response of samples of so many tokens."""
+    response = given.number("rollout.max_new_tokens")
+    return (longest - response, response) if response and response < longest else parted(longest)
 
 
 def _ahead(given: TrainerArguments) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.megatron_arguments import Arguments
-from simpar.frameworks.rollout_side import FILTERED, PROMPT_SHARE, RolloutSide, parted, without_nothing
+from simpar.frameworks.rollout_side import FILTERED, PROMPT_SHARE, RolloutSide, parted, shipped, without_nothing
 
 KEPT = ("sglang-mem-fraction-static",)
 """Words that decide about memory during an update, and that the whole step answers."""
@@ -32,6 +32,8 @@ def rollout(given: Arguments) -> RolloutSide:
         )
         if {flag for flag in flags if given.has(flag)}
     ]  # fmt: skip
+    if _is_taught(given) == "sglang":
+        notes.append("left out: the passes of the teacher, which a server of its own computes")
     together = given.has("--colocate")
     wants_reference = given.has("--use-kl-loss") or (given.rate("--kl-coef") or 0.0) > 0
     checkpoint = "".join(given.values.get("--hf-checkpoint", [])[:1])
@@ -54,6 +56,7 @@ def rollout(given: Arguments) -> RolloutSide:
         "passes": {
             "old_policy": not given.has("--use-rollout-logprobs"),
             "reference": wants_reference,
+            "teacher": shipped(checkpoint, given.source) if _is_taught(given) == "megatron" else None,
             "critic_devices": _critic_devices(given) if estimator == "ppo" else None,
         },
     }
@@ -67,6 +70,11 @@ def rollout(given: Arguments) -> RolloutSide:
         if PurePath(given.script).name == "train_async.py":
             section["synchrony"] = {"steps_off": 1}
     return RolloutSide(without_nothing(section), _lengths(given), apart, KEPT, tuple(notes))
+
+
+def _is_taught(given: Arguments) -> str | None:
+    """What computes a teacher's log-probabilities: Megatron, with a model of the policy's sizes, or a server."""
+    return given.text("--opd-type") if given.has("--use-opd") else None
 
 
 def _critic_devices(given: Arguments) -> int | None:

@@ -166,14 +166,15 @@ def _generation(setting: PostTrainingSetting, history: History, window: tuple[in
     total = (window[1] - window[0]) / NS_PER_S / steps
     any_s = _union_s(spans, window) / steps
     busy = max(1, sum(each.busy_ns for each in counts))
+    waiting = max(0.0, total - generating - weights - away)
     return GenerationReport(
         replicas=replicas,
         devices_per_replica=section.rollout.devices,
         generating=generating,
-        waiting=max(0.0, total - generating - weights - away),
+        waiting=waiting,
         weights=weights,
         away=away,
-        tail=max(0.0, any_s - generating),
+        tail=min(waiting, max(0.0, any_s - generating)),
         tokens_per_s=sum(each.generated for each in counts) / busy * NS_PER_S * replicas,
         inside=IterationsReport(
             iterations=sum(each.iterations for each in counts) / replicas / len(history.steps),

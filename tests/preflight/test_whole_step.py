@@ -136,9 +136,17 @@ def test_what_openrlhf_says():
     assert found.section["synchrony"] == {"steps_off": 1, "in_flight": False}
     assert found.section["rollout"]["engine"]["memory_fraction"] == 0.95
     assert (found.section["prompts"], found.section["passes"]["reference"]) == (32, False)
-    together = side(f"{RLHF} --colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep", "openrlhf")
+    in_turns = RLHF.replace(" --async_train", "")
+    together = side(f"{in_turns} --colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep", "openrlhf")
     assert together.apart is None
     assert together.section["weights"] == {"sleep": True, "offload": True}
+    dotted = "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-4B --vllm.num_engines 2 "
+    dotted += "--actor.num_gpus_per_node 2 --data.max_len 8192 --rollout.max_new_tokens 6000 --train.colocate_all "
+    dotted += "--algo.advantage.estimator reinforce_baseline --rollout.n_samples_per_prompt 8"
+    beside, engines = (side(f"{dotted}{words}", "openrlhf") for words in ("", " --train.async_enable"))
+    assert (beside.longest, beside.apart, engines.apart) == ((2192, 6000), None, (2, 2))
+    assert engines.section["placement"] == "split"
+    assert not any(key.endswith("_devices") for key in engines.section["passes"])
     words = RLHF.replace("group_norm", "gae").replace("--remote_rm_url a.py", "")
     apart = side(f"{words} --critic_num_gpus_per_node 2 --reward_pretrain Qwen/Qwen2.5-1.5B", "openrlhf").section
     assert (apart["algorithm"], apart["passes"]["critic_devices"], apart["passes"]["reward_devices"]) == ("ppo", 2, 8)
@@ -161,6 +169,8 @@ def test_what_slime_says():
     apart = side(SLIME.replace("train.py", "train_async.py").replace("--colocate", "--rollout-num-gpus 4"), "slime")
     assert apart.apart == (4, 4)
     assert apart.section["synchrony"] == {"steps_off": 1}
+    taught = side(f"{SLIME} --use-opd --opd-type megatron --opd-teacher-load a", "slime").section["passes"]
+    assert taught["teacher"] == "qwen3-4b"
     critic = side(f"{SLIME} --advantage-estimator ppo", "slime").section
     assert (critic["algorithm"], "critic_devices" in critic["passes"]) == ("ppo", False)
     alone = f"{SLIME} --advantage-estimator ppo --critic-num-nodes 2 --critic-num-gpus-per-node 4"
