@@ -1,6 +1,7 @@
 """Values of a scenario by dotted key: those given with --set, and those that are required."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -33,7 +34,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {text}: needs dotted.key=value, such as plan.zero=1")
-    return key.strip(), _scalar(text, value)
+    read = _scalar(text, value)
+    return key.strip(), list(read) if isinstance(read, list) else read
 
 
 def check_key(kind: type[BaseModel], text: str) -> None:
@@ -45,6 +47,7 @@ def check_key(kind: type[BaseModel], text: str) -> None:
         raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {sections[0]}=...?")
 
 
+@lru_cache(maxsize=1024)
 def _scalar(text: str, value: str) -> Any:
     """A YAML 1.2 scalar, or a flow list of scalars."""
     from ruamel.yaml import YAML

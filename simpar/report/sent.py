@@ -27,8 +27,14 @@ def sent_bytes(lowered: Lowered, class_id: int) -> dict[str, float]:
     counts = np.bincount(actions.template, minlength=len(actions.templates)).tolist()
     result = dict.fromkeys(COMMUNICATION, 0.0)
     of_segment: dict[int, list[tuple[str, float]]] = {}
+    of_use: dict[int, float] = {}
 
     def sent(use: CollectiveUse) -> float:
+        if id(use) not in of_use:
+            of_use[id(use)] = one_sends(use)
+        return of_use[id(use)]
+
+    def one_sends(use: CollectiveUse) -> float:
         if use.op in ALONE:
             return float(use.moved_bytes)
         group = network.group_of(class_id, use.group)

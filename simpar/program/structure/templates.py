@@ -146,7 +146,8 @@ class Template:
     @cached_property
     def opened(self) -> tuple[tuple[int, TemplateNode], ...]:
         """Nodes, with their positions, inside which memory moves, or where it enters units of a pass written out."""
-        return tuple((at, node) for at, node in enumerate(self.nodes) if _is_opened(node))
+        special = [(at, node) for at, node in enumerate(self.nodes) if type(node) is not TemplateNode]
+        return tuple((at, node) for at, node in special if _is_opened(node))
 
 
 def _is_opened(node: TemplateNode) -> bool:

@@ -99,7 +99,7 @@ def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
     """Adapters of 32 layers: all bytes once, and the latency of as many calls as they fill buckets; own calls else."""
     size, rank = 10 * MB, 8
     plan = simpar.Plan(zero=1, micro_batch=1, bucket_bytes=size, overlap_param_gather=True, lora_rank=rank)
-    job = make_job("llama-3-8b", CLUSTER, plan, TRAINING)
+    job = make_job("llama-3-8b", CLUSTER, plan, TRAINING, "megatron")
     entry = lower_job(job, CLUSTER)
     (actions,) = entry.actions
     nodes = [node for index in actions.template for node in actions.templates[index].nodes]
