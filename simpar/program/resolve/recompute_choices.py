@@ -19,6 +19,10 @@ from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.units import Floats
 
+TOLERANCE = 1e-6
+"""By how much, as a share, HiGHS lets a solution exceed a limit."""
+SAVED = "saved_bytes"
+
 
 @dataclass(frozen=True)
 class RecomputeChoice:
@@ -52,10 +56,11 @@ def choose(runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float) -> 
     fast answers it takes the one that needs least memory. Raises Infeasible.
     """
     runs = [LayerRun(run.length, _undominated(run.choices)) for run in runs]
-    held = sorted({choice.held_bytes for run in runs for choice in run.choices})
-    best: tuple[float, float, list[list[tuple[RecomputeChoice, int]]]] | None = None
-    for workspace in held:
-        if workspace > budget_bytes:
+    held = sorted({choice.held_bytes for run in runs for choice in run.choices if choice.held_bytes <= budget_bytes})
+    least_s = [_least_s(runs, in_flight, budget_bytes - workspace, workspace) for workspace in held]
+    best: tuple[float, float, float, list[list[tuple[RecomputeChoice, int]]]] | None = None
+    for bound_s, workspace in sorted(zip(least_s, held, strict=True)):
+        if np.isinf(bound_s) or (best is not None and bound_s > best[0]):
             break
         chosen = _within(runs, in_flight, budget_bytes - workspace, workspace)
         if chosen is None:
@@ -64,11 +69,42 @@ def choose(runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float) -> 
             sum(getattr(choice, name) * count for taken in chosen for choice, count in taken)
             for name in ("again_s", "saved_bytes")
         )
-        if best is None or (seconds, saved + workspace) < best[:2]:
-            best = seconds, saved + workspace, chosen
+        if best is None or (seconds, saved + workspace, workspace) < best[:3]:
+            best = seconds, saved + workspace, workspace, chosen
     if best is None:
         raise Infeasible(f"no choice of what to recompute fits in {budget_bytes:.4g} bytes of activations")
-    return best[2]
+    return best[3]
+
+
+def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, workspace: float) -> float:
+    """A lower bound on the seconds of all mixes of :func:`_within`: infinite where none exists.
+
+    The Lagrangian dual of the mix with fractions of layers, under the limit of one moment m at a time: for any
+    lambda >= 0 it is sum over runs of length min_c (again_s + lambda in_flight saved_bytes) - lambda limit, each per
+    layer; it is largest where the best choice of some run changes. The limit is as wide as HiGHS takes it.
+    """
+    limit = saved_limit + 2 * TOLERANCE * max(saved_limit, 1.0)
+    sizes: list[tuple[int, Floats, Floats]] = []
+    for run in runs:
+        some = [one for one in run.choices if one.held_bytes <= workspace and one.layers <= run.length]
+        again, saved = (np.array([getattr(one, name) / one.layers for one in some]) for name in ("again_s", SAVED))
+        sizes.append((run.length, again, saved))
+    if not all(len(again) for _, again, _ in sizes):
+        return np.inf
+    best = 0.0
+    for flying in in_flight:
+        if sum(length * f * saved.min() for f, (length, _, saved) in zip(flying, sizes, strict=True)) > limit:
+            return np.inf
+        prices = [np.zeros(1)]
+        for f, (_, again, saved) in zip(flying, sizes, strict=True):
+            slower, smaller = again[:, None] - again, f * (saved - saved[:, None])
+            prices.append(slower[(slower > 0) & (smaller > 0)] / smaller[(slower > 0) & (smaller > 0)])
+        price = np.unique(np.concatenate(prices))[:, None]
+        total = -price[:, 0] * limit
+        for f, (length, again, saved) in zip(flying, sizes, strict=True):
+            total += length * (again + price * f * saved).min(axis=1)
+        best = max(best, float(total.max()))
+    return best * (1 - 1e-9)
 
 
 def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, ...]:

@@ -99,6 +99,35 @@ def test_nothing_better_exists(
     assert found <= best + 1e-6
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), budget=st.floats(0, 1.2))
+def test_what_a_bound_leaves_out_would_not_have_been_chosen(seed: int, budget: float) -> None:
+    """The same answer as from a program for every workspace, with large numbers and equal ones."""
+    draw = np.random.default_rng(seed)
+    runs = []
+    for _ in range(draw.integers(1, 4)):
+        unit = float(draw.choice([1.0, 1e9 / 3]))
+        values = np.round(draw.uniform(0, 5, (draw.integers(1, 6), 3)), int(draw.integers(0, 3))) * [unit, unit, 1e-3]
+        single = [RecomputeChoice(f"m{at}", 1, *each) for at, each in enumerate(values.tolist())]
+        full = single[-1]
+        joint = [RecomputeChoice(f"full:{k}", k, full.saved_bytes, k * unit, k * full.again_s) for k in range(2, 6)]
+        runs.append(LayerRun(int(draw.integers(1, 12)), (*single, *joint)))
+    in_flight = draw.integers(0, 9, (int(draw.integers(1, 4)), len(runs))).astype(float)
+    most = max(choice.held_bytes for run in runs for choice in run.choices)
+    most += (in_flight @ [run.length * max(choice.saved_bytes for choice in run.choices) for run in runs]).max()
+
+    def answer() -> list[list[tuple[RecomputeChoice, int]]] | None:
+        try:
+            return choose(runs, in_flight, budget * most)
+        except Infeasible:
+            return None
+
+    ours = answer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute_choices, "_least_s", lambda *_: 0.0)
+        assert ours == answer()
+
+
 def test_what_compiled_code_prints_is_dropped(capfd) -> None:  # type: ignore[no-untyped-def]
     """Also what waits in the buffer of C, while our own words before and behind come through."""
     os.write(1, b"before ")
