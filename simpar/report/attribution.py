@@ -134,18 +134,7 @@ def split_waiting(wait_ns: Ints, surplus: Floats) -> Ints:
     ``surplus`` float64[gaps, 3] is by how much the chain behind a gap exceeds the rank itself in each cause, since the
     step began. What earlier gaps have not been assigned goes to this one, up to its length.
     """
-    result = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
-    gaps = np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1))
-    shares, given = [], [0] * surplus.shape[1]
-    columns = wait_ns[gaps].tolist(), np.rint(surplus[gaps]).astype(np.int64).tolist()
-    for left, wanted in zip(*columns, strict=True):
-        for cause, total in enumerate(wanted):
-            part = min(left, max(0, total - given[cause]))
-            shares.append(part)
-            given[cause] += part
-            left -= part
-    result[gaps] = np.array(shares, dtype=np.int64).reshape(-1, surplus.shape[1])
-    return result
+    return loops.split_waiting(wait_ns, surplus)
 
 
 def place_shares(pieces: GapPieces, shares_ns: Ints) -> Iterator[tuple[int, GapPieces]]:

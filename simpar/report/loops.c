@@ -47,6 +47,22 @@ i64 follow_gaps(i64 gaps, const i64 *begin, const i64 *end, const i64 *behind, c
     return pieces;
 }
 
+/* The waiting of gaps, in time order, by cause: what the surplus of a cause asks for beyond what it was given before. */
+void split_waiting(i64 gaps, i64 causes, const i64 *wait_ns, const double *surplus, i64 *given, i64 *share) {
+    for (i64 gap = 0; gap < gaps; gap++) {
+        int some = 0;
+        for (i64 cause = 0; cause < causes; cause++) some |= surplus[gap * causes + cause] >= 1.0;
+        i64 left = some ? wait_ns[gap] : 0;
+        for (i64 cause = 0; cause < causes; cause++) {
+            const i64 more = (i64)rint(surplus[gap * causes + cause]) - given[cause];
+            const i64 part = left <= 0 || more <= 0 ? 0 : more < left ? more : left;
+            share[gap * causes + cause] = part;
+            given[cause] += part;
+            left -= part;
+        }
+    }
+}
+
 /* Unions of intervals that are visited in `order`, by ascending start; returns how many there are. */
 i64 unite(i64 count, const i64 *order, const i64 *start, const i64 *finish, i64 *first, i64 *last) {
     i64 unions = 0;

@@ -83,6 +83,31 @@ def follow_gaps(
     return gap[order], first[order], until[order], op[order]
 
 
+def split_waiting(wait_ns: Ints, surplus: Floats) -> Ints:
+    """Waiting int64[gaps] in time order by cause, int64[gaps, causes], for a ``surplus`` float64[gaps, causes] in ns.
+
+    A surplus is one since the step began: what earlier gaps were not given goes to a gap, up to its waiting, the first
+    cause first. Gaps in which no surplus reaches a nanosecond are given nothing.
+    """
+    result, causes = np.zeros(surplus.shape, dtype=np.int64), surplus.shape[1]
+    if library := LIBRARY.load_for(len(wait_ns)):
+        given = int64_column(wait_ns), np.ascontiguousarray(surplus, np.float64), np.zeros(causes, dtype=np.int64)
+        sizes = ctypes.c_int64(len(wait_ns)), ctypes.c_int64(causes)
+        library.split_waiting(*sizes, *pointers(*given, result))
+        return result
+    gaps = np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1))
+    shares, so_far = list[int](), [0] * causes
+    columns = wait_ns[gaps].tolist(), np.rint(surplus[gaps]).astype(np.int64).tolist()
+    for left, wanted in zip(*columns, strict=True):
+        for cause, total in enumerate(wanted):
+            part = min(left, max(0, total - so_far[cause]))
+            shares.append(part)
+            so_far[cause] += part
+            left -= part
+    result[gaps] = np.array(shares, dtype=np.int64).reshape(-1, causes)
+    return result
+
+
 def unite(start: Ints, finish: Ints) -> tuple[Ints, Ints]:
     """The unions of intervals int64[n] given in any order: first and last instants, ascending."""
     order = np.argsort(start, kind="stable")

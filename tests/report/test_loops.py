@@ -76,6 +76,23 @@ def test_gaps_are_cut_by_what_lies_behind_them(seed, count, gaps):
 
 
 @needs_compiler
+@given(seed=SEEDS, gaps=st.integers(0, 40), causes=st.integers(1, 3))
+@settings(max_examples=80, deadline=None)
+def test_waiting_is_split_by_what_explains_it(seed, gaps, causes):
+    """No cause is given more than its surplus, no gap more than its waiting, and nothing is left that a cause asks."""
+    draw = np.random.default_rng(seed)
+    wait, surplus = draw.integers(-2, 30, gaps), draw.uniform(-20, 60, (gaps, causes)).round(1)
+    [shares] = both(lambda: loops.split_waiting(wait, surplus))
+    given = np.zeros(causes, dtype=np.int64)
+    for waiting, wanted, share in zip(wait.tolist(), surplus, shares, strict=True):
+        left = max(waiting, 0) if (wanted >= 1.0).any() else 0
+        for cause, part in enumerate(share):
+            assert part == max(0, min(left, round(wanted[cause]) - given[cause]))
+            left -= part
+        given += share
+
+
+@needs_compiler
 @given(seed=SEEDS, count=st.integers(0, 60))
 @settings(max_examples=80, deadline=None)
 def test_unions(seed, count):

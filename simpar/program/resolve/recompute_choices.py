@@ -19,8 +19,10 @@ from simpar.dataclass import dataclass
 from simpar.errors import Infeasible
 from simpar.units import Floats
 
-TOLERANCE = 1e-6
-"""By how much, as a share, HiGHS lets a solution exceed a limit."""
+TOLERANCE = 2.0**-19
+"""By how much, as a share, a solution may exceed a limit: twice what HiGHS lets pass."""
+ROUNDING = 2.0**-30
+"""The share by which sums of floats may differ from the exact ones."""
 SAVED = "saved_bytes"
 
 
@@ -83,7 +85,7 @@ def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, wo
     lambda >= 0 it is sum over runs of length min_c (again_s + lambda in_flight saved_bytes) - lambda limit, each per
     layer; it is largest where the best choice of some run changes. The limit is as wide as HiGHS takes it.
     """
-    limit = saved_limit + 2 * TOLERANCE * max(saved_limit, 1.0)
+    limit = saved_limit + TOLERANCE * max(saved_limit, 1.0)
     sizes: list[tuple[int, Floats, Floats]] = []
     for run in runs:
         some = [one for one in run.choices if one.held_bytes <= workspace and one.layers <= run.length]
@@ -104,7 +106,7 @@ def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, wo
         for f, (length, again, saved) in zip(flying, sizes, strict=True):
             total += length * (again + price * f * saved).min(axis=1)
         best = max(best, float(total.max()))
-    return best * (1 - 1e-9)
+    return best * (1 - ROUNDING)
 
 
 def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, ...]:
