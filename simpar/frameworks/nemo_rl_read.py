@@ -306,7 +306,8 @@ def _owns(data: Mapping[str, Any]) -> bool:
 
 
 IDLE = (
-    "grpo.*", "ppo.*", "sft.*", "dpo.*", "rm.*", "distillation.*", "loss_fn.*", "checkpointing.*", "data.*", "env.*",
+    "grpo.*", "ppo.*", "sft.*", "dpo.*", "rm.*", "distillation.*", "loss_fn.*", "run.*", "checkpointing.*", "data.*",
+    "env.*",
     "logger.*", "cluster.*", "data_plane.*", "reward_penalties.*", "on_policy_distillation*", "policy.tokenizer.*",
     "policy.generation*", "policy.scheduler*", "policy.optimizer.*", "policy.max_grad_norm", "policy.logprob_*",
     "policy.draft.*", "policy.sequence_packing.*", "policy.dynamic_batching.*", "policy.make_sequence*",

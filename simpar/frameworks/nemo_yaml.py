@@ -74,6 +74,8 @@ NEMO_PRECISIONS = {
 }  # fmt: skip
 OTHER_MODELS = {
     "model.encoder.": "T5, an encoder and a decoder", "model.mm_cfg.": "a model of images and text",
+    "model.adapter_tuning.": "adapters of their own layers", "model.ia3_tuning.": "factors of activations (IA3)",
+    "model.p_tuning.": "tables of prompts", "model.prompt_tuning.": "tables of prompts",
     "model.retro.": "retrieval beside a language model", "model.hyena.": "Hyena's filters in place of attention",
 }  # fmt: skip
 """What a config trains that has words of these sections."""

@@ -18,7 +18,7 @@ from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shipped_configs import BY_WIDTH, of_deepspeed
 from simpar.frameworks.swift_rollout import rollout
 from simpar.frameworks.target import Imported, ImportedStep
-from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command
+from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
 from simpar.frameworks.trainer_readers import flat_options
 from simpar.frameworks.trainer_words import PREFERENCE, VISION, WORDS
@@ -43,6 +43,14 @@ def _preset(stage: int, *, away: bool = False) -> Mapping[str, Any]:
     return of_deepspeed(stage, overlaps=False, offloads=("optimizer", "param") if away else (), **BY_WIDTH)
 
 
+BEFORE_3 = {
+    f"default-zero{stage}": of_deepspeed(stage, **sizes) for stage, sizes in (
+        (2, {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}), (3, BY_WIDTH),
+    )
+} | {"zero3-offload": of_deepspeed(3, offloads=("optimizer", "param"), **BY_WIDTH)}  # fmt: skip
+"""Its configs before 3.0, which overlap (``swift/llm/ds_config`` at modelscope/swift d79f47f)."""
+USUAL_TARGETS = ("q_proj", "k_proj", "v_proj")
+"""What DEFAULT and AUTO meant before 3.0: queries, keys and values, of most families one matrix (``LoRATM``)."""
 SWIFT = Habits(
     "swift",
     precision="bf16",
@@ -52,7 +60,8 @@ SWIFT = Habits(
     adapters=Adapters(targets=Tuning().lora_targets, dropout=0.05),
     micro_batch=1,
     presets={f"zero{stage}": _preset(stage) for stage in range(4)}
-    | {f"zero{stage}_offload": _preset(stage, away=True) for stage in (2, 3)},
+    | {f"zero{stage}_offload": _preset(stage, away=True) for stage in (2, 3)}
+    | BEFORE_3,
 )
 """Weights in the dtype of the model's config (bf16 of nearly all), and products in it; adapters of all projections."""
 OF_VISION = ("freeze_vit", "freeze_aligner", "vit_gradient_checkpointing", "vit_lr", "aligner_lr", "max_pixels")
@@ -73,6 +82,9 @@ WORDS = WORDS | WordTable(
         "sft_alpha", "loss_weights", "gkd_*", "predict_with_generate", "max_epochs", "max_new_tokens",
         "log_completions", "max_resample_times", "soft_*", "repetition_*", "reward_model_plugin", "log_entropy",
         "num_generations_eval", "top_entropy_quantile", "delta", "rollout_importance*", "log_rollout*", "max_grad_norm",
+        "train_dataset*", "val_dataset*", "check_dataset_strategy", "self_cognition_sample", "model_revision",
+        "ddp_backend", "use_self_cognition", "dataset_*", "preprocess_num_proc", "add_output_dir_suffix",
+        "only_save_model", "neftune_backend",
         "cosine_*", "sync_ref_model", "ref_model_*", "vllm_server_group_port", "structured_outputs_regex",
     ),
     deciding={
@@ -130,14 +142,25 @@ def _of_command(command: TrainerCommand, environment: Mapping[str, str], name: s
     given = TrainerArguments({**values, **command.flags}, name, command.written)
     given.variables = command.environment
     ranks = environment.get("NPROC_PER_NODE") or values.get("ENV.NPROC_PER_NODE")
-    if not command.launched_by and not ranks and not environment.get("NNODES"):
-        visible = (environment.get("CUDA_VISIBLE_DEVICES") or "0").split(",")
-        if len(visible) > 1:
-            raise UserError(
-                f"{name}: CUDA_VISIBLE_DEVICES = {','.join(visible)} without NPROC_PER_NODE: one process spreads the "
-                "layers over the devices (device_map), which is not modelled; allowed: NPROC_PER_NODE, or one device"
-            )
+    _refuse_spread(command, {**environment, "NPROC_PER_NODE": ranks or ""}, name)
     return _plan(given, _kind(command), command, _world(command, {**environment, "NPROC_PER_NODE": ranks or ""}))
+
+
+def _refuse_spread(command: TrainerCommand, environment: Mapping[str, str], name: str) -> None:
+    """Refuse processes that see several devices each: layers are spread over them (``is_mp``). Raises UserError.
+
+    DeepSpeed shards in their place.
+    """
+    visible = (environment.get("CUDA_VISIBLE_DEVICES") or "0").split(",")
+    told = value_of(command.before, ("--nproc_per_node", "--nproc-per-node")) or environment["NPROC_PER_NODE"]
+    ranks = int(told) if told.isdigit() else 0 if told or command.launched_by or environment.get("NNODES") else 1
+    if not ranks or len(visible) < 2 * ranks or (told and "deepspeed" in command.flags):
+        return
+    said = f"beside NPROC_PER_NODE = {told}" if told else "without NPROC_PER_NODE"
+    raise UserError(
+        f"{name}: CUDA_VISIBLE_DEVICES = {','.join(visible)} {said}: {'each' if told else 'one'} process spreads the "
+        "layers over the devices (device_map), which is not modelled; allowed: NPROC_PER_NODE, or one device"
+    )
 
 
 def _world(command: TrainerCommand, environment: Mapping[str, str]) -> int | None:
@@ -186,7 +209,16 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
 
 def _rename(given: TrainerArguments) -> None:
     """Values of ms-swift by the names that the Trainer and PEFT have for them."""
-    given.suppose(model_name_or_path=given.get("model"))  # its model_name is what the model calls itself
+    own = given.get("model") or given.get("model_id_or_path") or given.get("model_type")  # the last two before 3.0
+    named = str(own).replace("1half", "1.5") if own and own == given.get("model_type") else own
+    given.suppose(model_name_or_path=named)  # its model_name is what the model calls itself
+    targets = words_of(given.one("lora_target_modules") or ([] if "sft_type" not in given else ["DEFAULT"]))
+    if {"DEFAULT", "AUTO"} & set(targets):
+        others = [word for word in targets if word not in ("DEFAULT", "AUTO")]
+        given.values_["lora_target_modules"] = [*USUAL_TARGETS, *others]
+        given.supposed |= set() if "lora_target_modules" in given.written else {"lora_target_modules"}
+    if given.told("tuner_backend") != "peft":
+        given.leave("tuner_backend")
     bits = given.one("quant_bits") if given.one("quant_method") == "bnb" else None
     if bits in (4, 8):
         given.suppose(**{f"load_in_{bits}bit": True})
@@ -220,14 +252,14 @@ def _kind(command: TrainerCommand) -> str:
     script = PurePath(command.script)
     if script.name == "swift":
         return command.loose[0] if command.loose else ""
-    return script.stem if script.suffix == ".py" else command.script.rpartition(".")[2]
+    return script.stem.removeprefix("llm_") if script.suffix == ".py" else command.script.rpartition(".")[2]
 
 
 def _trains(words: Sequence[str]) -> bool:
     command = split_command(words) if words else None
     if command is None:
         return False
-    is_module = re.search(r"swift[./]cli[./](sft|pt|rlhf)(\.py)?$", command.script) is not None
+    is_module = re.search(r"swift[./]cli[./](sft|pt|rlhf)(\.py)?$|(^|/)llm_sft\.py$", command.script) is not None
     return is_module or (PurePath(command.script).name == "swift" and _kind(command) in KINDS)
 
 

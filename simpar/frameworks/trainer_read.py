@@ -42,7 +42,7 @@ from simpar.plan.choices.tuning import Tuning
 from simpar.plan.optimizers import DEFAULT_OPTIMIZER, IN_LIBRARIES
 from simpar.precisions import LONG_NAMES
 
-DROPOUT = ("lora_dropout", "lora_droppout", "peft_config.lora_dropout", "peft_lora_dropout")
+DROPOUT = ("lora_dropout", "lora_dropout_p", "lora_droppout", "peft_config.lora_dropout", "peft_lora_dropout")
 OF_INTERN_VL = "use_llm_lora"  # 0 for none
 RANK = ("lora_r", "lora_rank", "r", "lora_dim", "peft_lora_r", OF_INTERN_VL)
 DTYPE = ("dtype", "torch_dtype", "model_dtype")
@@ -279,7 +279,7 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         result["fused_kernels"] = "compiled"
     elif given.on("use_liger_kernel", "enable_liger_kernel", "use_liger"):
         result |= _liger(given, model)
-    elif axolotl := {ours for ours, key in _AXOLOTL_LIGER.items() if given.on(key)}:
+    elif axolotl := {ours for ours, keys in _AXOLOTL_LIGER.items() if given.on(*keys)}:
         result["fused_kernels"] = "+".join(name for name in LIGER if name in axolotl)
     if given.on("liger_fused_linear_cross_entropy"):
         result["loss_chunks"] = _pieces(model)
@@ -292,8 +292,9 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
     return result
 
 
-_AXOLOTL_LIGER = {"norm": "liger_rms_norm", "activation": "liger_glu_activation", "rope": "liger_rope",
-                  "loss": "liger_cross_entropy"}  # fmt: skip
+_AXOLOTL_LIGER = {"norm": ("liger_rms_norm",), "activation": ("liger_glu_activation", "liger_swiglu"),
+                  "rope": ("liger_rope",), "loss": ("liger_cross_entropy",)}  # fmt: skip
+"""The second name of an activation is that of Axolotl before 0.5."""
 
 
 def _liger(given: TrainerArguments, model: str | None) -> dict[str, Any]:

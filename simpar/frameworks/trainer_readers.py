@@ -42,6 +42,15 @@ PREFERENCE_LOSSES = ("sigmoid", "hinge", "ipo", "simpo", "dpo", "orpo", "cpo", "
                      "dpo_norm")  # fmt: skip
 OF_LATER_STEPS = re.compile(r"step_?[23]\b|step_?[23]_|(dpo|reward_model|rlhf)_finetuning")
 """Folders of DeepSpeed-Chat's steps after supervised fine-tuning."""
+OF_TRAINING = (
+    "do_train",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "train_file",
+)
+"""Arguments of scripts that train, beside ``do_eval`` too."""
 TRL_STAGES = ("sft",)
 SERVES = ("vllm-serve", "vllm_serve")
 """Those of TRL that start an engine of generation, and train nothing."""
@@ -226,7 +235,7 @@ def _has_words_of_sft(given: TrainerArguments, script: str) -> bool:
 def _check_script(given: TrainerArguments, command: TrainerCommand | None) -> None:
     """Refuse scripts that train on preferences or rewards, by their names."""
     script = PurePath(command.script).name if command is not None else ""
-    if given.on("do_predict"):
+    if given.on("do_predict") or (given.on("do_eval") and not any(key in given for key in OF_TRAINING)):
         _check_training(given)
     if trains_on_preferences(script):
         raise UserError(f"{given.source}: {script}: {why_refused(script)}; allowed: other scripts")

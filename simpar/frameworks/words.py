@@ -15,7 +15,7 @@ from simpar.dataclass import dataclass
 OFF = ("", "0", "0.0", "false", "no", "none", "null", "off", "[]", "{}")
 """Values, as text, by which a word asks for nothing."""
 MODEL = ("model_name_or_path", "base_model", "model_name", "model_id", "model_path", "pretrained_model_name_or_path",
-         "model", "config_name")  # fmt: skip
+         "model", "model_id_or_path", "config_name")  # fmt: skip
 """Plain names of the option of a trainer that names the model, the first of them first."""
 MAGIC = frozenset("*?[")
 """What makes a name a pattern."""

@@ -177,6 +177,8 @@ def test_words_are_sorted_as_megatrons() -> None:
         ({"model": {}}, "no config of NeMo 1"),
         (changed(hyena={"order": 2}), "model.hyena.order: Hyena's filters in place of attention: not modelled"),
         (changed(retro={"retro_num_neighbors": 2}), "retrieval beside a language model"),
+        (changed(adapter_tuning={"adapter_dim": 50}), "model.adapter_tuning.adapter_dim: adapters of their own layers"),
+        (changed(p_tuning={"encoder_type": "lstm"}), "tables of prompts: not modelled"),
     ],
 )
 def test_what_no_plan_has_is_refused(data: object, message: str) -> None:

@@ -46,6 +46,32 @@ def test_commands(command, finds):
     assert not any(word.startswith("zero_optimization") for word in found.words.used)
 
 
+OLD = "--model_id_or_path qwen/Qwen1.5-7B-Chat --sft_type lora --tuner_backend peft --lora_dropout_p 0.1 --batch_size 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "finds"),
+    [
+        (f"torchrun --nproc_per_node=2 llm_sft.py {OLD} --max_length 2048 --lora_target_modules DEFAULT",
+         {"stack": "ddp", "lora_targets": ["q_proj", "k_proj", "v_proj"], "lora_dropout": 0.1}),
+        (f"NPROC_PER_NODE=2 swift sft {OLD} --max_length 2048",
+         {"lora_targets": ["q_proj", "k_proj", "v_proj"], "lora_rank": 8}),
+        (f"NPROC_PER_NODE=2 swift sft {OLD} --max_length 2048 --lora_target_modules ALL", {"lora_dropout": 0.1}),
+        (f"NPROC_PER_NODE=2 swift sft {OLD} --max_length 2048 --deepspeed default-zero2",
+         {"stack": "deepspeed", "zero": 2, "bucket_bytes": "400000000 B"}),
+        (f"NPROC_PER_NODE=2 swift sft {OLD} --max_length 2048 --deepspeed default-zero3", {"zero": 3}),
+        (f"NPROC_PER_NODE=2 swift sft --max_length 2048 --model_type qwen1half-7b-chat {OLD[40:]}", {"lora_rank": 8}),
+    ],
+)  # fmt: skip
+def test_commands_of_earlier_releases(command, finds):
+    """The names, presets and targets that ms-swift had before 3.0."""
+    found = read(command, "train.sh", "swift")
+    values = {"stack": found.plan.stack, **found.plan.flat_values()}
+    assert {key: values.get(key) for key in finds} == finds
+    assert (found.plan.model, found.plan.training, found.plan.micro_batch) == ("qwen1.5-7b", {"seq_len": 2048}, 1)
+    assert load_reader("swift").words.sort(found.words.used, found.words.unread).is_understood
+
+
 @pytest.mark.parametrize(
     ("start", "steps", "world"), [("", 16, 1), ("NPROC_PER_NODE=8", 2, 8), ("NNODES=4 NPROC_PER_NODE=8", 1, 32)]
 )
@@ -88,6 +114,7 @@ def test_yaml_of_megatron_is_not_taken_for_it(tmp_path):
     [
         ("megatron export --model Qwen/Qwen2.5-7B --tensor_model_parallel_size 2", "export, infer.* train nothing"),
         (f"CUDA_VISIBLE_DEVICES=0,1 {SFT}", "0,1 without NPROC_PER_NODE: one process spreads the layers"),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 {SFT}", "0,1,2,3 beside NPROC_PER_NODE = 2: each process"),
         (f"{SFT} --tuner_type longlora", "adapters of kind longlora: allowed: lora, qlora, full, freeze"),
     ],
 )

@@ -410,6 +410,8 @@ def test_a_batch_of_all_ranks_is_one():
         ("llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen3-8B --do_predict true", "llama-factory",
          "do_train is off: nothing is trained"),
         (f"{TRAIN} --do_predict", "transformers", "do_train is off: nothing is trained"),
+        ("python train.py --model_name_or_path t5-large --do_eval --per_device_eval_batch_size 8 --max_length 64",
+         "transformers", "do_train is off: nothing is trained"),
     ],
 )  # fmt: skip
 def test_what_trains_nothing_is_refused(command, target, message, tmp_path, monkeypatch):
