@@ -406,8 +406,10 @@ def _loaded(given: TrainerArguments) -> str | None:
 
 
 def _is_started_alone(command: TrainerCommand | None) -> bool:
-    """Whether Python itself starts the script, without a launcher."""
-    return command is not None and not command.launched_by and command.script.endswith(".py")
+    """Whether Python itself starts the script, without a launcher, and nobody tells it that it is one of several."""
+    if command is None or command.environment.get("WORLD_SIZE"):
+        return False
+    return not command.launched_by and command.script.endswith(".py")
 
 
 def _notes(given: TrainerArguments, habits: Habits, command: TrainerCommand | None) -> Iterator[str]:

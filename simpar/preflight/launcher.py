@@ -209,8 +209,8 @@ def launch_of(text: str, source: str) -> LaunchCommand:
         )
     is_python = re.fullmatch(r"python[\d.]*", PurePath(next(iter(started), "")).name) is not None
     is_single = is_python and not told and target is not None and not load_reader(target).devices.spawns
-    if is_single and (of_all := _of_environment(environment, ("WORLD_SIZE",))):
-        ranks, is_single = ranks or of_all, False
+    if is_single and (of_all := environment.get("WORLD_SIZE")):
+        ranks, is_single = ranks or _of_environment(environment, ("WORLD_SIZE",)), False
         notes.append(f"WORLD_SIZE={of_all}: python is started as one of {of_all} ranks.")
     text_of = None if config is None else script.text_of_file(config)
     config, config_text = (config, None) if text_of is None else text_of

@@ -99,3 +99,13 @@ def test_a_config_of_accelerate_that_distributes_nothing_starts_one_process(tmp_
     assert devices(f"{start} own.py", model="gpt2", seq_len=512, global_batch=4)[:2] == (1, 1)
     with pytest.raises(UserError, match="--gpus 8: means 8 ranks on dgx-h100; the command says 1 ranks"):
         devices(f"{start} {SFT}", gpus=8)
+
+
+def test_python_that_is_told_a_world_is_one_of_its_ranks():
+    """As many as it says; a number that only running tells is asked for, and never taken as one."""
+    assert devices(f"export WORLD_SIZE=16 RANK=0\npython {SFT}")[:2] == (2, 16)
+    assert devices(f"WORLD_SIZE=1 python {SFT}")[:2] == (1, 1)
+    untold = f"export WORLD_SIZE=$(expr $SLURM_NTASKS / 1)\npython {SFT}"
+    assert devices(untold, nodes=2)[:2] == (2, 16)
+    with pytest.raises(UserError, match="does not say how many nodes it starts"):
+        devices(untold)
