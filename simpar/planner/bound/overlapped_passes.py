@@ -15,10 +15,10 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.keys import KeyBatch
+from simpar.planner.bound.merged_blocks import MergedBlocks, Slowing
 from simpar.planner.bound.passes import PassTimes
 from simpar.program.blocks.phases import Phase
-from simpar.program.blocks.segments import make_segment
-from simpar.program.structure.pairs import exchanges, merge_phases
+from simpar.program.structure.pairs import exchanges
 from simpar.units import Flags, Floats, Ints
 
 
@@ -28,6 +28,7 @@ class OverlappedPasses:
 
     blocks: BlockCosts
     _known: dict[tuple[int, int, str, float], Ints] = field(default_factory=dict)
+    _made: dict[tuple[int, int, int, str], tuple[MergedBlocks, Flags]] = field(default_factory=dict)
 
     def pairs_ns(
         self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str, *, factor: float = 1.0
@@ -56,16 +57,29 @@ class OverlappedPasses:
         known = self._known.setdefault((*kinds, letter, factor), none)
         missing = keys[known[keys] < 0]
         for batch, _, which in self.blocks.batches(missing):
-            both = [self.blocks.kept(batch, one, (kind,))[kind] for kind, one in zip(kinds, f"F{letter}", strict=True)]
-            exact = self._is_exact(batch, [passes.phase for passes in both])
-            for place in which[exact[which]].tolist():
-                phases = [passes.phase.of(place) for passes in both]
-                prices_ns = [passes.prices_ns[:, place] for passes in both]
-                known[batch.keys[place]] = self._merged_ns(phases, prices_ns, factor)
+            merged, exact = self._merged(batch, kinds, letter)
+            if (places := which[exact[which]]).size:
+                known[batch.keys[places]] = merged.merged_ns(places, self._slowing(factor))
             if not exact[which].all():  # others of the batch cost next to nothing, and are asked for later
                 least = np.flatnonzero(~exact)
-                known[batch.keys[least]] = self._least_ns(both, least, factor)
+                known[batch.keys[least]] = self._least_ns(merged.both, least, factor)
         return known[keys]
+
+    def _merged(self, batch: KeyBatch, kinds: tuple[int, int], letter: str) -> tuple[MergedBlocks, Flags]:
+        """Two blocks of a batch that meet, and for which of its keys the Program merges them as here."""
+        place = int(batch.keys[0]), *kinds, letter
+        if place not in self._made:
+            ahead, back = (
+                self.blocks.kept(batch, one, (kind,))[kind] for kind, one in zip(kinds, f"F{letter}", strict=True)
+            )
+            self._made[place] = MergedBlocks.of((ahead, back)), self._is_exact(batch, [ahead.phase, back.phase])
+        return self._made[place]
+
+    def _slowing(self, factor: float) -> Slowing:
+        """How much longer kernels take on a device that is ``factor`` times as slow."""
+        stack = self.blocks.jobs.problem.stack
+        excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
+        return Slowing(factor * stack.launch.kernel_overhead, excess)
 
     def _least_ns(self, both: Sequence[PassTimes], which: Ints, factor: float) -> Ints:
         """:meth:`_blocks_ns` for some keys of a batch: bounded by streams and single passes."""
@@ -78,19 +92,6 @@ class OverlappedPasses:
             return np.asarray(least)
         rounded = sum(len(passes.kernels) for passes in both)  # a slow rank rounds other durations
         return np.asarray(np.maximum(self._least_ns(both, which, 1.0), least - rounded))
-
-    def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints], factor: float) -> int:
-        """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""
-        price = {
-            use: took_ns
-            for phase, each_ns in zip(phases, prices_ns, strict=True)
-            for use, took_ns in zip(phase.collectives, each_ns.tolist(), strict=True)
-        }.__getitem__
-        stack = self.blocks.jobs.problem.stack
-        merge, share = merge_phases(phases[0], phases[1], price)
-        excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
-        slow = factor * stack.launch.kernel_overhead * (1.0 + excess * share)
-        return make_segment(merge, price, slowdown=slow).duration_ns
 
     def _is_exact(self, batch: KeyBatch, phases: Sequence[Phase]) -> Flags:
         """Whether all ranks merge in the order of rank 0: no link is shared by several groups of one kind.

@@ -6,10 +6,11 @@ whole duration stands for it, and adding the offsets back is exact because sums 
 of different classes, and in the uncollapsed Programs that tests compare against.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from functools import reduce
-from typing import TypeVar
+from operator import add
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -110,10 +111,15 @@ def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Nu
     most = max((step.sms for step in phase.steps), default=0.0) if phase.shared else 0.0
     if not most:
         return 1.0
-    lost_ns = sum(step.sms * took for step, took in zip(phase.steps, prices_ns, strict=True))
-    compute_ns = np.maximum(sum(kernels_s) * NS_PER_S, 1.0)
+    lost_ns = in_order(step.sms * took for step, took in zip(phase.steps, prices_ns, strict=True))
+    compute_ns = np.maximum(in_order(kernels_s) * NS_PER_S, 1.0)
     worst = 1.0 / (1.0 - most) if most < 1.0 else np.inf
     return floats(np.minimum(1.0 + lost_ns / compute_ns, worst))
+
+
+def in_order(values: Iterable[Any]) -> Any:
+    """The sum of numbers or arrays, added one after the other: ``sum`` adds floats otherwise from Python 3.12 on."""
+    return reduce(add, values, 0.0)
 
 
 def _parts(steps: Sequence[BlockStep], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, BlockStep, Phase
-from simpar.program.blocks.segments import Priced, Segment
+from simpar.program.blocks.segments import Priced, Segment, in_order
 from simpar.program.structure.hooks import BlockBytes
 from simpar.program.structure.pass_memory import backward_memory, forward_memory
 from simpar.program.structure.templates import Template, TemplateNode
@@ -34,6 +34,18 @@ class Pass:
     segments: tuple[Segment, ...]
 
 
+@dataclass(frozen=True)
+class Strands:
+    """Two passes that run together: steps as (which pass, place) in the order that they keep, strand by strand.
+
+    ``by_turns`` tells passes that exchange tokens; their last strand fills in.
+    """
+
+    phases: tuple[Phase, Phase]
+    strands: tuple[tuple[tuple[int, int], ...], ...]
+    by_turns: bool
+
+
 def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
     """Both phases as one: of the two passes' next steps, the one that can start first comes first.
 
@@ -41,15 +53,8 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
     the forward get AHEAD as their layer. Where either pass exchanges tokens, one pass goes on until it waits for an
     exchange of its own, the backward first, and weight gradients fill in where both wait.
     """
-    phases = (forward, backward)
-    by_turns = exchanges(forward) or exchanges(backward)
-    if by_turns:
-        phases = (in_turn(forward), in_turn(backward))
-    strands = [[(which, at) for at in range(len(phase.steps))] for which, phase in enumerate(phases)]
-    if by_turns:
-        ahead, back = strands
-        filling = [(1, at) for at, step in enumerate(backward.steps) if _fills(step)]
-        strands = [[each for each in back if each not in filling], ahead, filling]
+    taken = strands_of(forward, backward)
+    phases, strands = taken.phases, [list(each) for each in taken.strands]
     # List scheduling [Graham 1969]: of the steps whose predecessors are done, the one that can start first,
     #   start(step) = max(free(stream of step), max over predecessors p of finish(p)),  finish = start + duration,
     # ties going to the strand whose turn it is. The order is a step's place; times are forgotten.
@@ -69,7 +74,7 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         step = phases[which].steps[at]
         merged.append((start, which, at, step))
         finishes[which, at] = free[step.stream] = start + duration(step)
-        if by_turns and not _fills(step):
+        if taken.by_turns and not _fills(step):
             turn = strand
     ordered = sorted(merged, key=lambda entry: entry[0])
     position = {(which, index): at for at, (_, which, index, _) in enumerate(ordered)}
@@ -82,6 +87,20 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         for _, which, _, step in ordered
     ]
     return replace(forward.launched_with(backward, tuple(steps)), shared=True)
+
+
+def strands_of(forward: Phase, backward: Phase) -> Strands:
+    """What two passes that run together keep of their order."""
+    phases = (forward, backward)
+    by_turns = exchanges(forward) or exchanges(backward)
+    if by_turns:
+        phases = (in_turn(forward), in_turn(backward))
+    strands = [[(which, at) for at in range(len(phase.steps))] for which, phase in enumerate(phases)]
+    if by_turns:
+        ahead, back = strands
+        filling = [(1, at) for at, step in enumerate(backward.steps) if _fills(step)]
+        strands = [[each for each in back if each not in filling], ahead, filling]
+    return Strands(phases, tuple(map(tuple, strands)), by_turns)
 
 
 def exchanges(phase: Phase) -> bool:
@@ -126,8 +145,8 @@ def merge_phases(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase,
         return price(step.collective) / NS_PER_S if step.collective else float(step.duration_s)
 
     steps = (*forward.steps, *backward.steps)
-    kernels = sum(duration(step) for step in steps if step.stream == COMPUTE)
-    hidden = sum(duration(step) for step in steps if step.stream != COMPUTE and not step.sms)
+    kernels = in_order(duration(step) for step in steps if step.stream == COMPUTE)
+    hidden = in_order(duration(step) for step in steps if step.stream != COMPUTE and not step.sms)
     return merge(forward, backward, duration), min(1.0, hidden / kernels)
 
 
