@@ -10,10 +10,10 @@ static double larger(double one, double other) { return one > other ? one : othe
 /* When every action ends and its message arrives, by action and row (`rows` of them in each column of numbers).
  *
  * Columns over actions are those of `ActionColumns`. `finish` and `arrival` have a last row of zeros for actions that
- * wait for none. `floors` has `stages` numbers a row, or there are no stages. */
-void sweep(i64 actions, i64 rows, i64 stages, i64 all_sent, const i64 *order, const i64 *before, const i64 *source,
+ * wait for none. `floors` has `stages` numbers a row, or there are no stages; `least` has `held` actions: all or none. */
+void sweep(i64 actions, i64 rows, i64 stages, i64 held, i64 all_sent, const i64 *order, const i64 *before, const i64 *source,
            const i64 *other, const i64 *queue, const i64 *column, const i64 *message, const i64 *opened,
-           const double *durations, const double *messages, const double *floors, double *finish, double *arrival) {
+           const double *durations, const double *messages, const double *floors, const double *least, double *finish, double *arrival) {
     for (i64 i = 0; i < actions; i++) {
         const i64 at = order[i], none = actions;
         const double *on_rank = &finish[(before[at] < 0 ? none : before[at]) * rows];
@@ -25,6 +25,7 @@ void sweep(i64 actions, i64 rows, i64 stages, i64 all_sent, const i64 *order, co
         for (i64 row = 0; row < rows; row++) {
             double end = larger(larger(on_rank[row], input[row]), second[row]) + takes[row];
             if (stages > 0 && opened[at] >= 0) end = larger(end, floors[row * stages + opened[at]]);
+            if (held > 0) end = larger(end, least[at * rows + row]);
             ends[row] = end;
             arrives[row] = (all_sent || sends[row] > 0 ? larger(end, ahead[row]) : end) + sends[row];
         }

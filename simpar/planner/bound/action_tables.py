@@ -100,6 +100,13 @@ class PrecedenceGraph:
         return int(np.flatnonzero(self.rank == rank)[-1])
 
     @cached_property
+    def closing(self) -> Ints:
+        """The first action of every rank that is or begins the last backward of a stage, int64[ranks]."""
+        last = np.flatnonzero(self.boundary & (self.code != F))
+        first = last[np.unique(self.rank[last], return_index=True)[1]]
+        return first - np.isin(first - 1, self.joined)
+
+    @cached_property
     def _reducing(self) -> dict[tuple[int, int, bool], tuple[Ints, list[tuple[int, bool]], Ints]]:
         return self.whole._reducing if self.whole else {}
 
@@ -222,9 +229,14 @@ Pairs = Mapping[tuple[int, str, int], Floats]
 
 
 def finishes_ns(
-    table: PrecedenceGraph, times: Times, hops: Hops, floors: Floats | None = None, pairs: Pairs | None = None
+    table: PrecedenceGraph,
+    times: Times,
+    hops: Hops,
+    floors: Floats | None = None,
+    pairs: Pairs | None = None,
+    least: Floats | None = None,
 ) -> Floats:
-    """When every action ends, float64[actions, n].
+    """When every action ends, float64[actions, n], at the earliest when ``least`` [actions, n] says.
 
     ``times`` holds durations [n, stages] by (letter, boundary) and ``pairs`` [n] those of the table's pairs. ``floors``
     [n, stages] are the earliest ends of the first forwards of stages. Messages of one stream queue behind each other.
@@ -238,9 +250,10 @@ def finishes_ns(
     arrival = np.zeros_like(finish)
     if library := LIBRARY.load_for(finish.size):
         opening = np.zeros((0, 0)) if floors is None else floors
-        numbers = [np.ascontiguousarray(each, np.float64) for each in (durations, messages, opening)]
+        ends = np.zeros((0, 0)) if least is None else least
+        numbers = [np.ascontiguousarray(each, np.float64) for each in (durations, messages, opening, ends)]
         graph = [int64_column(each) for each in table.graph]
-        sizes = [ctypes.c_int64(size) for size in (len(table.code), count, opening.shape[1], int(all_sent))]
+        sizes = [ctypes.c_int64(size) for size in (len(table.code), count, opening.shape[1], len(ends), int(all_sent))]
         library.sweep(*sizes, *pointers(*graph, *numbers, finish, arrival))
         return finish[:-1]
     opened = np.zeros(len(table.code), dtype=bool) if floors is None else table.graph.opened >= 0
@@ -252,6 +265,8 @@ def finishes_ns(
         mine = opened[level]
         if floors is not None and mine.any():
             end[mine] = np.maximum(end[mine], floors.T[table.stage[level][mine]])
+        if least is not None:
+            end = np.maximum(end, least[level])
         finish[level] = end
         took = messages[table.message[level]]
         behind = np.maximum(end, arrival[table.queue[level]])

@@ -4,7 +4,7 @@ The result equals what the sweep engine finds for the row's Program without cont
 are gathered or reduced one by one: there only the row's own gathers and reductions lengthen a pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property
 
@@ -80,11 +80,14 @@ class Sweeps:
         ((key, _),) = self._by_table(np.array([row]))
         return self._table(key, WHOLE).schedule
 
-    def of(self, rows: Ints) -> Floats:
-        """Lower bounds of the steps of rows in nanoseconds, float64[len(rows)]."""
+    def of(self, rows: Ints, least_ns: Mapping[int, Floats] | None = None) -> Floats:
+        """Lower bounds of the steps of rows in nanoseconds, float64[len(rows)].
+
+        ``least_ns`` says by row when its actions end at the earliest, float64[actions], where that is known.
+        """
         result = np.zeros(len(rows))
         for charge, table in self._tabled(rows):
-            result[charge.mine] = self._swept(charge, table)
+            result[charge.mine] = self._swept(charge, table, _least(charge, table, least_ns or {}))
         return result
 
     def tables_ns(self, rows: Ints) -> Floats:
@@ -159,7 +162,7 @@ class Sweeps:
         self._tables[key, apart] = table  # behind all others: the last one used
         return table
 
-    def _swept(self, charge: RowCharge, table: PrecedenceGraph) -> Floats:
+    def _swept(self, charge: RowCharge, table: PrecedenceGraph, least: Floats | None) -> Floats:
         shape, pipelines = charge.shape, self.bounds.pipelines
         times = {
             (letter, boundary): charge.slowed_times(letter, boundary=boundary)
@@ -168,11 +171,14 @@ class Sweeps:
         }
         first = charge.healthy_times(charge.pass_times("F", boundary=True), "F", boundary=True)
         hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, first))
-        finish = finishes_ns(table, times, hops, floors, self._pairs(shape, pipelines.index[charge.rows], table))
+        pairs = self._pairs(shape, pipelines.index[charge.rows], table)
+        finish = finishes_ns(table, times, hops, floors, pairs, least)
         ends = _reduced(charge, table, compute_ends_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         linked = np.maximum(charge.linked_ns(), charge.crowded())
+        if pipelines.blocks.lockstep.happens:
+            linked = np.maximum(linked, charge.released_ns(_closing(table, finish)))
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
     def _pairs(self, shape: PipelineShape, pipes: Ints, table: PrecedenceGraph) -> Pairs:
@@ -204,6 +210,22 @@ def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
         groups.setdefault(configuration.apart, []).append(mine)
     for apart, parts in groups.items():
         yield apart, np.concatenate(parts)
+
+
+def _least(charge: RowCharge, table: PrecedenceGraph, least_ns: Mapping[int, Floats]) -> Floats | None:
+    """When the actions of rows end at the earliest, [actions, n]; None where that is known of none."""
+    rows = charge.rows.tolist()
+    if not any(row in least_ns for row in rows):
+        return None
+    none = np.zeros(len(table.code))
+    return np.stack([least_ns.get(row, none) for row in rows], axis=1)
+
+
+def _closing(table: PrecedenceGraph, finish: Floats) -> Floats:
+    """When the last backwards of ranks begin at the earliest, [n, ranks]: behind what they wait for."""
+    waits = (each[table.closing] for each in (table.before, table.source))
+    ends = (np.where(one[:, None] < 0, 0.0, finish[one]) for one in waits)
+    return np.asarray(np.maximum(*ends).T)
 
 
 def _floors(charge: RowCharge, table: PrecedenceGraph, first: Floats) -> Floats | None:

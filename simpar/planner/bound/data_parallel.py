@@ -109,13 +109,13 @@ class Configuration:
             return BlockCollectives(none, none, none, none)
         uses = [("all_gather", each.gather_group) for each in policy.copies if each.gather_group]
         uses += [(op, group) for each in policy.copies for group, op, _ in each.reduce_ops]
-        known = policy, ahead, self._sizes, tuple(id(self.prices[use]) for use in uses)
+        known = policy, ahead, self.sizes, tuple(id(self.prices[use]) for use in uses)
         if known not in self.shared:
             self.shared[known] = self._moves(policy, ahead)
         return self.shared[known]
 
     @cached_property
-    def _sizes(self) -> bytes:
+    def sizes(self) -> bytes:
         """What decides the sizes of gathers and reductions."""
         return b"".join(each[kind].tobytes() for each in (self.parameters, self.still) for kind in sorted(each))
 

@@ -25,6 +25,7 @@ from simpar.plan.choices.choice import AMONG
 from simpar.plan.choices.mesh import DEGREES, PIPELINE, split_order
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import default_schedule, make_schedule
+from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import Rows, factorize
 from simpar.program.blocks.rank_view import RankView
@@ -84,13 +85,8 @@ class Lockstep:
 
     @cached_property
     def happens(self) -> bool:
-        """Whether ranks share links, and all places of a mesh are alike: as many on every NIC, no link or rank slow."""
-        cluster, problem = self.cluster, self.jobs.problem
-        if cluster.is_mixed or cluster.world_size <= cluster.domain_size or cluster.rigid_ranks > 1:
-            return False
-        own = dict(zip(cluster.blocks, cluster.is_of_device.tolist(), strict=True))
-        shared = cluster.leaves_bind or not (own["nic_tx"] and own["nic_rx"])
-        return shared and not (problem.cluster.scaling or problem.perturbation.slow_ranks)
+        """Whether ranks share links, and all places of a mesh are alike."""
+        return are_links_shared(self.jobs.problem, self.cluster)
 
     def marks(self, rows: Rows) -> list[Ints]:
         """What tells meshes apart among rows whose blocks communicate across domains, int64[rows] each."""
@@ -185,6 +181,18 @@ class Lockstep:
                 numbers.setdefault((group.astype(np.int64).tobytes(), kind.directed), []).append(at)
         every_op = tuple(frozenset(kind.ops) for kind in kinds)
         return MeshGroups(build_quotient(self.cluster, kinds, colour), numbers, every_op)
+
+
+def are_links_shared(problem: Problem, cluster: Cluster) -> bool:
+    """Whether ranks share links and all places of a mesh are alike: as many on every NIC, no link or rank slow.
+
+    ``cluster`` is that of the problem inside a step, with its links whole.
+    """
+    if cluster.is_mixed or cluster.world_size <= cluster.domain_size or cluster.rigid_ranks > 1:
+        return False
+    own = dict(zip(cluster.blocks, cluster.is_of_device.tolist(), strict=True))
+    shared = cluster.leaves_bind or not (own["nic_tx"] and own["nic_rx"])
+    return shared and not (problem.cluster.scaling or problem.perturbation.slow_ranks)
 
 
 def _loaded(groups: MeshGroups, one: int, op: str, lines: Sequence[Line]) -> tuple[Ints, dict[str, float]]:

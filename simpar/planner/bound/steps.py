@@ -362,6 +362,23 @@ class RowCharge:
         ]
         return np.asarray(np.maximum.reduce(bounds))
 
+    def released_ns(self, begun: Floats) -> Floats:
+        """Bounds by NICs of what follows the last backwards, which begin at ``begun`` [n, ranks]; [n, ranks].
+
+        A NIC carries none of it before the first stage behind it begins its last backward, and whichever stage sends
+        the last byte, what that one has left follows.
+        """
+        beside, counts = self._beside, self.shape.of_ranks
+        closing = (self._copied(one, counts, True, REDUCES) for one in self.shape.letters if one in "BW")
+        late, again = (beside.total(self._drained_behind(name)) for name in ("late_reductions", "late_gathers"))
+        reduced = beside.total(np.minimum.reduce(list(closing)))
+        bounds = [
+            busiest_ns(reduced) + beside.least(self.late + self.optimizer),
+            busiest_ns(reduced + late) + beside.least(self.optimizer),
+            busiest_ns(reduced + late + again),
+        ]
+        return np.asarray(beside.least(begun) + np.maximum.reduce(bounds))
+
     @cached_property
     def _beside(self) -> SharedNics:
         """Stages that share NICs."""

@@ -16,6 +16,8 @@ from simpar.hardware.price import price_of
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
 from simpar.plan.sync import replicas_are_independent
+from simpar.planner.bound.lockstep import are_links_shared
+from simpar.planner.certify.openings import Opening, opening_of
 from simpar.planner.problem import Problem
 from simpar.program.footprint import footprints, host_use
 from simpar.program.job import TrainingJob
@@ -60,7 +62,8 @@ class SimulatedPlan:
 
     ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
     stay free, the memory it reports. ``fullness`` is the ratio of need to limit for every pipeline stage, known if
-    replicas step together. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
+    replicas step together. ``opening`` is known where links are shared,
+    until it has been learnt. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
     step that was run, until it is let go; ``report`` calls it, or runs the step again.
     """
 
@@ -73,6 +76,7 @@ class SimulatedPlan:
     fits_as_predicted: bool
     num_ops: int = 0
     fullness: tuple[float, ...] = ()
+    opening: Opening | None = field(default=None, repr=False, compare=False)
     kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
     _result: Result | None = field(default=None, repr=False, compare=False)
 
@@ -159,9 +163,9 @@ def measure(
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
     worth = per_s * step_s
-    simulated = SimulatedPlan(
-        problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), partial(_report, context)
-    )
+    opening = opening_of(lowered, timing) if are_links_shared(problem, cluster.in_training.whole) else None
+    numbers = (step_s, worth, fits, most, predicted, num_ops, tuple(fullest), opening)
+    simulated = SimulatedPlan(problem, plan, *numbers, partial(_report, context))
     if known is not None and key is not None:
         known[key] = replace(simulated, kept=None)
     return simulated

@@ -32,6 +32,7 @@ from simpar.planner.bound.dualpipe import asked_kernels_bound_ns, kernels_bound_
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.steps import StepBounds
 from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, sweep_ns
+from simpar.planner.certify.openings import Openings
 from simpar.planner.certify.token_slices import SliceBounds, select_sliced, with_slices
 from simpar.planner.problem import Problem
 from simpar.planner.space.fit import bytes_with_table, needs
@@ -54,8 +55,7 @@ LAYOUT_AXES = tuple(
     name for name in dict.fromkeys(names_that_decide(BLOCKS) + names_that_decide(SHAPE)) if name != "vpp"
 )
 """Axes in which layouts differ; the others make variants of a layout."""
-MAX_PASS_BOUNDS, MAX_PROMISING = 512, 48
-MANY_MICROBATCHES = 40
+MAX_PASS_BOUNDS, MAX_PROMISING, MANY_MICROBATCHES = 512, 48, 40
 """With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
 
 
@@ -106,6 +106,11 @@ class Frontier:
     def slice_bounds(self) -> SliceBounds:
         """Bounds of rows with token slices."""
         return SliceBounds(self.bounds.pipelines)
+
+    @cached_property
+    def openings(self) -> Openings:
+        """How simulated steps open, and others with them."""
+        return Openings(self.bounds)
 
     @cached_property
     def _family(self) -> Ints:
@@ -167,8 +172,9 @@ class Frontier:
         worth = self.rates.per_s * self.bound_s[rows]
         if self.asked_s is None:
             return worth
-        busy = self.rates.asked_per_s * self.asked_s[rows]
-        return np.minimum(worth + busy, self.rates.most_per_s * self.bound_s[rows])
+        return np.minimum(
+            worth + self.rates.asked_per_s * self.asked_s[rows], self.rates.most_per_s * self.bound_s[rows]
+        )
 
     def prune(self, best: float) -> None:
         """Deactivate rows that cannot beat the incumbent ``best``."""
@@ -187,7 +193,9 @@ class Frontier:
 
     def expected(self, rows: Any) -> Any:
         """What rows are expected to be worth: their bounds, times what steps of their family exceed bounds by."""
-        return self.worth(rows) * self._above[self._family[rows]] if self.meets else self.worth(rows)
+        if not self.meets:
+            return self.worth(rows)
+        return self.worth(rows) * np.where(self.openings.told[rows], 1.0, self._above[self._family[rows]])
 
     def hopeful(self, best: float) -> int | None:
         """Where links are shared, the row that is expected to beat ``best`` by most, of those with tabled bounds.
@@ -335,6 +343,10 @@ class Frontier:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = simulated, self.num_ops + simulated.num_ops
         self._learn(row, simulated.worth / max(float(self.worth(row)), TINY))
+        if simulated.opening and not self.own[row]:
+            alike = self.openings.learn(row, simulated.opening, self._active)
+            self.level[alike] = np.minimum(self.level[alike], TABLED)  # to be swept again
+        simulated.opening = None
         if simulated.kept:
             self._release_steps(simulated)
         if not simulated.fits:
@@ -342,7 +354,7 @@ class Frontier:
 
     def _learn(self, row: int, above: float) -> None:
         """Note by how much the step of a row exceeds its bound."""
-        if self.level[row] == SWEPT and self.meets:
+        if self.level[row] == SWEPT and self.meets and not self.openings.told[row]:
             known = self._above[self._family[row]]
             self._above[self._family[row]] = above if known == 1.0 else min(known, above)
 
@@ -388,10 +400,7 @@ class Frontier:
         """Active rows of a level close to the lowest bound, at most ``most`` of them."""
         rows, worth = self._near()
         mine: Ints = rows[(worth <= BOUND_BAND * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
-        if len(mine) <= most:
-            return mine
-        kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]
-        return kept
+        return mine if len(mine) <= most else np.asarray(mine[np.argpartition(self.worth(mine), most)[:most]])
 
     def _raise(self, rows: Ints, bound_ns: Floats, level: int) -> None:
         bound_s = self.rows.problem.stack.step_s(bound_ns)
@@ -473,8 +482,12 @@ class Frontier:
 
     def _sweep(self, row: int) -> None:
         rows = self._like(row)
-        self._raise(rows, self.sweeps.of(rows), SWEPT)
+        self._raise(rows, self._swept_ns(rows), SWEPT)
         self.swept += len(rows)
+
+    def _swept_ns(self, rows: Ints) -> Floats:
+        """Bounds of rows by their tables and by what is known of their openings."""
+        return np.maximum(self.sweeps.of(rows, self.openings.ends_ns(rows)), self.openings.steps_ns(rows))
 
     def _like(self, row: int) -> Ints:
         """A row and active rows at its level with the same table, those with the lowest bounds."""

@@ -44,12 +44,14 @@ def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkey
     for table in (whole, whole.split(frozenset({("F", True)}))):
         for rows in (1, 5):
             times, hops, floors, pairs = drawn(table, rows, blocking, rows)
-            for given in (None, floors):
+            least = np.random.default_rng(rows).uniform(0.0, 40.0, (len(table.code), rows))
+            for given, ends in ((None, None), (floors, None), (floors, least)):
                 found = []
                 for library in forms():
                     monkeypatch.setattr(action_tables, "LIBRARY", library)
-                    found.append(finishes_ns(table, times, hops, given, pairs))
+                    found.append(finishes_ns(table, times, hops, given, pairs, ends))
                 assert found[0].tobytes() == found[1].tobytes()
+                assert ends is None or (found[0] >= ends).all()
 
 
 @needs_compiler
