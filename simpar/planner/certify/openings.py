@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from simpar.dataclass import dataclass
+from simpar.plan.choices import names_that_decide
+from simpar.plan.choices.choice import BLOCKS, REPLICAS, SHAPE, TRAFFIC
 from simpar.plan.schedules.actions import F
 from simpar.planner.bound.action_tables import PrecedenceGraph
 from simpar.planner.bound.data_parallel import Configuration
@@ -24,7 +26,12 @@ from simpar.program.ir.program import Program, Timing
 from simpar.program.lower import Lowered
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
-LOOSE = ("zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather")
+PASSES = (*names_that_decide(BLOCKS), *names_that_decide(SHAPE))
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
+LOOSE = (
+    *(name for name in names_that_decide(REPLICAS) if name in names_that_decide(TRAFFIC) and name not in PASSES),
+    *OVERLAPS,
+)
 """Axes in which rows may differ that open alike."""
 
 
