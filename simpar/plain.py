@@ -269,8 +269,15 @@ def choose(name: str, options: Iterable[str], what: str, others: OtherNames = NO
     raise UserError(f"unknown {what} {name!r}{meant.removesuffix('?')}{listed}")
 
 
+def _of_one_product(named: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Names that have a part of letters and digits in common with a name, as machines with one device have."""
+    products = {part for each in named for part in each.split("-") if re.fullmatch(r"[a-z]+\d+", part)}
+    return sorted((name for name in names if products & {*name.split("-")}), key=len)
+
+
 def _nearest_of(name: str, names: Iterable[str], others: OtherNames) -> str:
     said = nearest(name, [*names, *others.known], NEAREST, cutoff=LEAST_LIKE)
-    near = list(others.kin) or list(dict.fromkeys(others.known.get(each, each) for each in said))
+    meant = [others.known.get(each, each) for each in said]
+    near = list(others.kin) or list(dict.fromkeys([*meant, *_of_one_product(meant[:1], names)]))[:NEAREST]
     told = f"; nearest: {', '.join(near)}" if near else f"; such as {', '.join(others.usual)}" if others.usual else ""
     return f"{told}; {others.remedy}"

@@ -141,6 +141,7 @@ def test_what_comes_near_a_name_is_shipped_and_the_name_is_not(kind: str) -> Non
         ("clusters", "2xGH200", r"not shipped \(Grace Hopper: .*\); nearest: dgx-h100, hgx-h200; simpar list"),
         ("clusters", "blackwell", "did you mean 'hgx-b200' or 'gb200-nvl72'"),
         ("clusters", "ND96isr", "nearest: dgx-h100, hgx-h200, mi300x-8"),
+        ("clusters", "h1oo", "nearest: dgx-h100, hgx-h100, h100-nvl-8, h100-pcie-8, h100-roce-400; simpar list"),
         (
             "clusters",
             "mac-studio",
