@@ -37,6 +37,7 @@ GZIP = b"\x1f\x8b"
 KEPT = "yaml 1"  # raised when the same text becomes other data
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
 NO_MAPPING = ("model_type", "model_attributes_type")
+LARGER = {"tuple_type": "a list", "list_type": "a list", "dict_type": "a mapping"}
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,9 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
 
 def wording(item: Any) -> str:
     """What a pydantic problem says, in the words of simpar's own."""
+    if kind := LARGER.get(item["type"]):
+        one = f", as [{printable(item['input'])}]" if kind == "a list" and isinstance(item.get("input"), str) else ""
+        return f"allowed: {kind}{one}"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     return message.replace("Input should be ", "allowed: ").partition(", unable to parse")[0]
 

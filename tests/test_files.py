@@ -20,6 +20,7 @@ from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile
 from simpar.json_text import json_places, line_in_json
 from simpar.plain import MAX_NODES
+from simpar.plan.choices.tuning import Tuning
 from simpar.scenario import load_scenario
 
 DEVICE = """name: x
@@ -388,3 +389,9 @@ def test_a_file_of_the_repository_is_seen_from_inside_of_it(tmp_path, monkeypatc
     assert look_beside("configs/z3.json", "train.sh").samefile(repository / "configs" / "z3.json")
     assert look_beside("ds.json", "train.sh") is None
     assert look_beside("configs/z3.json", "the command") is None
+
+
+def test_one_value_for_a_list_is_told_how_to_write_it() -> None:
+    """In the words of a file, not of the library that checks it."""
+    with pytest.raises(UserError, match=r"lora_targets = 'q_proj': allowed: a list, as \[q_proj\]"):
+        parse(Tuning, {"lora_rank": 8, "lora_targets": "q_proj"})

@@ -176,6 +176,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")
     _say_documents(request, ready)
+    _say_left_out(values["text"])
     try:
         with _progress(steps) as advance:
             again = partial(replanner.after, say=_say) if replanner and nodes.count == 1 else None
@@ -199,6 +200,14 @@ def run(plan: str, steps: int, **values: Any) -> int:
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
+
+
+def _say_left_out(text: str | None) -> None:
+    """Say on standard error what of a folder of texts is not trained on."""
+    from simpar.runtime.documents import left_out
+
+    if text is not None and (skipped := left_out([text])):
+        _say(f"--text {text}: not read: {skipped}")
 
 
 def _say_documents(request: Any, ready: Any) -> None:

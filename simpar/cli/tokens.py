@@ -35,7 +35,7 @@ def tokenize(
         held_out = TokenManifest.load(Path(output) / VALIDATION)
         console().print(f"held out: {_said(held_out)}", soft_wrap=True)
     if skipped := left_out(text):
-        console().print(f"not read: {skipped} (files are read if they are named)", soft_wrap=True)
+        console().print(f"not read: {skipped} (files and splits are read if they are named)", soft_wrap=True)
     return 0
 
 

@@ -23,7 +23,7 @@ from simpar.runtime.rows import Chat, Message, Spans
 from simpar.runtime.tokenizer import TokenizerFiles, name_of
 
 TEMPLATE, SPEAKER = "chat_template.jinja", "assistant"
-BEGIN, END = "\x02", "\x03"
+BEGIN, END = "\x02generation begins\x03", "\x02generation ends\x03"
 """Around what stands between the tags of a template; no text of a chat has these."""
 
 

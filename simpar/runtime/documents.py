@@ -6,6 +6,7 @@ What a row may have is said in ``rows``. Whatever is wrong with one is said with
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,12 @@ MARK = "\ufeff"
 PIECE_BYTES = MIB
 """About how much of a plain text is encoded at once."""
 SPLIT = "train"
+SPLITS = {
+    "test": {"test", "testing", "eval", "evaluation"},
+    "validation": {"validation", "valid", "val", "dev"},
+    SPLIT: {"train", "training"},
+}
+"""Words of names of files by the split that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,32 @@ def _files(path: Path) -> list[Path]:
         raise UserError(f"{path}: {path.suffix} is not read; allowed: text, JSON lines, parquet, or a saved dataset")
     if not _is_folder_of_files(path):
         return [path]
-    texts = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix in KNOWN)
+    texts = _texts(path)
     if not texts:
         raise UserError(f"{path}: has no files of text; allowed: {', '.join(KNOWN)}, or a saved dataset")
-    return texts
+    return [each for each in texts if each not in _of_other_splits(path, texts)]
+
+
+def _texts(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.rglob("*") if each.is_file() and each.suffix in KNOWN)
+
+
+def _of_other_splits(folder: Path, texts: Sequence[Path]) -> dict[Path, str]:
+    """Files of a folder that are of splits for validation or tests, with the split, where others are for training."""
+    splits = {each: _split_of(each.relative_to(folder)) for each in texts}
+    if SPLIT not in splits.values():
+        return {}
+    splits |= {each: "no split" for each, split in splits.items() if split is None and each.stem.lower() == "readme"}
+    return {each: split for each, split in splits.items() if split not in (None, SPLIT)}
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that a file is of, by a word of its name or the name of a folder; None if none is named [datasets].
+
+    ``data/train-00000-of-00002.parquet`` as the hub has it, ``test.jsonl``, ``validation/a.txt``.
+    """
+    words = {*re.split(r"[^a-z]+", path.stem.lower()), *(folder.lower() for folder in path.parts[:-1])}
+    return next((split for split, names in SPLITS.items() if words & names), None)
 
 
 def is_plain(path: Path) -> bool:
@@ -83,11 +112,23 @@ def _is_folder_of_files(path: Path) -> bool:
 
 
 def left_out(names: Sequence[str]) -> str:
-    """What lies in named folders and is not read, by the endings of its names; "" for nothing."""
+    """What lies in named folders and is not read, by the endings of its names, and other splits; "" for nothing."""
     folders = [Path(name) for name in names if _is_folder_of_files(Path(name))]
     files = (each for folder in folders for each in folder.rglob("*") if each.is_file() and each.suffix not in KNOWN)
     counts = Counter(each.suffix or "without ending" for each in files if not each.name.startswith("."))
-    return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))
+    for folder in folders:
+        counts.update(f"of {split}" for split in _of_other_splits(folder, _texts(folder)).values())
+    parts = [f"{count} {ending}" for ending, count in sorted(counts.items())]
+    return ", ".join([*parts, *(f"split {split} of {name}" for name in names for split in _other_parts(Path(name)))])
+
+
+def _other_parts(path: Path) -> list[str]:
+    """Parts of a saved dataset that are not for training."""
+    try:
+        parts = json.loads((path / DATASET[1]).read_text(encoding="utf-8"))["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # no dataset with parts, or one that cannot be read, which is said where it is
+    return [str(part) for part in parts if part != SPLIT] if isinstance(parts, list) else []
 
 
 def read(source: SourceFile, render: Render, after: int = 0) -> Iterator[tuple[int, TextDocument]]:

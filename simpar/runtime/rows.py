@@ -61,6 +61,16 @@ Render = Callable[[Chat, str], tuple[str, Spans]]
 
 def document_of(row: Any, place: str, render: Render) -> TextDocument:
     """The document of a row. Raises UserError with its place."""
+    document = _document_of(row, place, render)
+    try:
+        document.text.encode()
+    except UnicodeEncodeError as error:  # JSON can say one, UTF-8 cannot
+        said = f"half of a surrogate pair (\\u{ord(document.text[error.start]):04x})"
+        raise UserError(f"{place}: has {said}, which is no character; allowed: text in UTF-8") from None
+    return document
+
+
+def _document_of(row: Any, place: str, render: Render) -> TextDocument:
     if not isinstance(row, Mapping):
         raise UserError(f"{place}: is {type(row).__name__}; allowed: an object with {ALLOWED}")
     kind = next((key for key in KEYS if row.get(key) is not None), None)

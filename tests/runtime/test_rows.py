@@ -98,6 +98,38 @@ def test_json_files_are_lists_or_lines(tmp_path, words, content):
         documents.list_sources([str(tmp_path / "a.csv")])
 
 
+def test_control_characters_of_a_chat_stay(tmp_path, words):
+    """Whatever marks the renderer uses between a template's tags, what messages say is not taken for one."""
+    (words / "chat_template.jinja").write_text(MARKED)
+    odd = [{"role": "user", "content": "\x02the\x03"}, {"role": "assistant", "content": "\x03cat\x02"}]
+    row = rows.document_of({"messages": odd}, "row", tokenize.Encoder.open(str(words)).render)
+    assert row.counted == ((row.text.index("\x03cat"), row.text.index("cat\x02") + 4),)
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path, words):
+    """JSON can say one, as some crawled texts do; UTF-8 and tokenizers cannot."""
+    for row in ({"text": "a \ud83d b"}, {"prompt": "a", "completion": "\udc00"}):
+        rows_file(tmp_path / "in.jsonl", {"text": "the cat"}, row)
+        for name in (str(words), "bytes"):
+            with pytest.raises(UserError, match=r"in\.jsonl:2: has half of a surrogate pair \(\\ud[c8]"):
+                tokenize.tokenize([str(tmp_path / "in.jsonl")], name, tmp_path / f"out-{len(row)}-{name[0]}", PLAIN)
+
+
+def test_only_the_training_split_of_a_folder_is_read(tmp_path, words):
+    """As the hub names its files, or in folders; what is of other splits is said, and read where it is named."""
+    for name in ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "validation/a.jsonl"):
+        (tmp_path / "hub" / name).parent.mkdir(exist_ok=True, parents=True)
+        rows_file(tmp_path / "hub" / name, {"text": "the cat"})
+    (tmp_path / "hub/README.md").write_text("About these.\n")
+    sources = documents.list_sources([str(tmp_path / "hub")])
+    assert [each.path.name for each in sources] == ["train-00000-of-00001.jsonl"]
+    assert documents.left_out([str(tmp_path / "hub")]) == "1 of no split, 1 of test, 1 of validation"
+    assert documents.list_sources([str(tmp_path / "hub/validation")])
+    (tmp_path / "hub/data/train-00000-of-00001.jsonl").rename(tmp_path / "hub/latest-results.jsonl")
+    assert len(documents.list_sources([str(tmp_path / "hub")])) == 4
+    tokenize.tokenize([str(tmp_path / "hub/data")], str(words), tmp_path / "out", PLAIN)
+
+
 def test_templates_are_rendered_as_transformers_does(tmp_path, words):
     """Its own rendering of the same messages, with the same special tokens."""
     transformers = pytest.importorskip("transformers")
