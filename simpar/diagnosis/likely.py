@@ -14,12 +14,16 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.diagnosis.log_run import ALLOCATED, RESERVED, LogRun
 from simpar.report.result import Result
-from simpar.units import format_seconds, number_of
+from simpar.units import Floats, Ints, format_seconds, number_of
 
 GAP = 1.05
 """Less than that over the prediction is no gap: it is within the error of good predictions."""
 CLEAR = 1.1
-LATE = 1.5
+LATE, FAR, ROBUST = 1.1, 5.0, 1.4826
+"""Steps stand out that last this many times the median, and beyond so many standard deviations of the others; these
+from the median of deviations [Rousseeuw and Croux 1993]."""
+LONG = 1.5
+"""Steps so many times the median stand out where many do, or several in a row: a jump or a drift is none of that."""
 SHARE, DRIFT, SCATTER = 0.02, 0.03, 0.03
 FEWEST = 12
 NOISE = 2.5
@@ -31,12 +35,13 @@ error of a median, 1.25 s / sqrt(n)]."""
 class Pace:
     """How step times follow each other.
 
-    Steps ``LATE`` times as long as the median take ``late_share`` of the time more than it, one of ``late_every``
-    steps (0: irregularly). Of the others, the last quarter is by ``drift`` slower than the first, at once if ``jumps``;
-    ``scatter`` is the standard deviation of their logarithms, without the drift.
+    Steps that stand out, ``late_ratio`` times as long as the median, take ``late_share`` of the time more than it, one
+    of ``late_every`` steps (0: irregularly). Of the others, the last quarter is by ``drift`` slower than the first, at
+    once if ``jumps``; ``scatter`` is the standard deviation of their logarithms, without the drift.
     """
 
     late_share: float = 0.0
+    late_ratio: float = 1.0
     late_every: int = 0
     drift: float = 0.0
     jumps: bool = False
@@ -58,7 +63,7 @@ def pace_of(times_s: Sequence[float]) -> Pace | None:
         return None
     times = np.asarray(times_s, dtype=np.float64)
     usual = float(np.median(times))
-    late = np.flatnonzero(times > LATE * usual)
+    late = _standing_out(times / usual)
     gaps = {int(after - before) for before, after in pairwise(late)}
     share = float((times[late] - usual).sum() / times.sum())
     rest = np.log(np.delete(times, late))
@@ -71,7 +76,17 @@ def pace_of(times_s: Sequence[float]) -> Pace | None:
     jumps = bool(step @ step < 0.5 * (line @ line))
     left = step if jumps else line
     every = gaps.pop() if len(late) > 2 and len(gaps) == 1 else 0
-    return Pace(share, every, float(np.expm1(drift)), jumps, float(left.std()))
+    ratio = float(np.median(times[late])) / usual if len(late) else 1.0
+    return Pace(share, ratio, every, float(np.expm1(drift)), jumps, float(left.std()))
+
+
+def _standing_out(ratios: Floats) -> Ints:
+    """Which steps stand out, by their ratios to the median."""
+    logs = np.log(ratios)
+    scatter = ROBUST * float(np.median(np.abs(logs - np.median(logs))))
+    late: Ints = np.flatnonzero(logs > max(np.log(LATE), FAR * scatter))
+    in_a_row = np.count_nonzero(np.diff(late) == 1)
+    return np.flatnonzero(ratios > LONG) if 4 * len(late) > len(ratios) or 2 * in_a_row > len(late) else late
 
 
 def _in_two(values: np.ndarray, split: int) -> np.ndarray:
@@ -128,8 +143,10 @@ def likely_causes(log: LogRun, step_time_s: float | None, result: Result, again:
         return [said, *causes]
     if pace is None and step_time_s > CLEAR * result.step_time_s:
         return [_of_few(log, step_time_s - result.step_time_s)]
-    if pace is not None and not causes and step_time_s > CLEAR * result.step_time_s and pace.scatter < SCATTER:
-        gap = f"every step is {format_seconds(step_time_s - result.step_time_s)} longer than predicted, none stands out"
+    steady = pace is not None and pace.drift <= DRIFT and pace.scatter < SCATTER
+    if steady and step_time_s > CLEAR * result.step_time_s:
+        longer = f"{format_seconds(step_time_s - result.step_time_s)} longer than predicted"
+        gap = f"the other steps are {longer}, too" if causes else f"every step is {longer}, none stands out"
         causes.append(
             LikelyCause(
                 "eager code", gap,
@@ -159,10 +176,10 @@ def _of_few(log: LogRun, gap_s: float) -> LikelyCause:
 
 def _in_time(pace: Pace) -> Iterator[LikelyCause]:
     if pace.late_share > SHARE:
-        often = f"one of {pace.late_every} steps" if pace.late_every else "steps at irregular distances"
+        often = f"one of {pace.late_every} steps lasts" if pace.late_every else "steps at irregular distances last"
         yield LikelyCause(
             "loader" if not pace.late_every else "loader, checkpoint or evaluation",
-            f"{often} last {LATE:g} times the median or longer: {pace.late_share:.0%} of the time",
+            f"{often} {pace.late_ratio:.2g} times the median: {pace.late_share:.0%} of the time more",
             "the same run on data that cost nothing, without checkpoints: the long steps are gone",
         )
     if pace.drift > DRIFT and pace.jumps:

@@ -15,10 +15,10 @@ NOISE = np.random.default_rng(0).normal(0.0, 0.01, 200)
 FLAT = np.exp(NOISE)
 
 
-def late(every):
-    """Every so many steps, one lasts three times as long."""
+def late(every, ratio=3.0):
+    """Every so many steps, one lasts several times as long."""
     times = FLAT.copy()
-    times[every - 1 :: every] *= 3.0
+    times[every - 1 :: every] *= ratio
     return times
 
 
@@ -47,8 +47,10 @@ def log(times, **figures):
     ("times", "causes"),
     [
         (FLAT, ["eager code", "slow rank"]),
-        (late(20), ["loader, checkpoint or evaluation"]),
-        (irregular(), ["loader"]),
+        (late(20), ["loader, checkpoint or evaluation", "eager code", "slow rank"]),
+        (late(8, 1.3), ["loader, checkpoint or evaluation", "eager code", "slow rank"]),
+        (irregular(), ["loader", "eager code", "slow rank"]),
+        (FLAT * np.where(np.arange(200) < 120, 1.0, 1.2), ["slow rank"]),
         (FLAT * np.linspace(1.0, 1.1, 200), ["clock"]),
         (FLAT * np.where(np.arange(200) < 90, 1.0, 1.1), ["slow rank"]),
     ],
@@ -104,7 +106,7 @@ def test_a_log_beside_a_plan_says_so(tmp_path, capsys):
     (tmp_path / "log.jsonl").write_text("\n".join(rows) + "\n")
     plan = ["--plan", "gpt2-laptop", str(tmp_path / "log.jsonl")]
     assert cli.run(["explain", *plan]) == 0
-    assert "likely loader: steps at irregular distances last 1.5 times" in capsys.readouterr().out
+    assert "likely loader: steps at irregular distances last 3 times" in capsys.readouterr().out
     assert cli.run(["explain", *plan, "--json", str(tmp_path / "said.json")]) == 0
     found = json.loads((tmp_path / "said.json").read_text())
     assert found["likely_causes"][0]["cause"] == "loader"
