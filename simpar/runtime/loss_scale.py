@@ -44,11 +44,14 @@ class LossScale:
             self.state *= torch.tensor([GROWTH, 0.0, 1.0], dtype=torch.float64)
 
 
-def are_finite(gradients: Iterable[Tensor], device: Any, world_size: int) -> bool:
-    """Whether every element is finite on every rank of the job; all of them must call this."""
+def are_finite(gradients: Iterable[Tensor], device: Any, groups: Iterable[Any]) -> bool:
+    """Whether every element is finite on every rank that one is joined to by groups; all of them must call this.
+
+    ``groups`` are axes of a mesh, one after another, or the group of all ranks.
+    """
     bad = torch.zeros((), device=device)
     for gradient in gradients:
         bad += (~torch.isfinite(gradient).all()).to(bad)
-    if world_size > 1:
-        dist.all_reduce(bad)
+    for group in groups:
+        dist.all_reduce(bad, group=group)
     return not bool(bad)

@@ -121,6 +121,12 @@ class Ranks:
         return self.submesh("shard").get_group()
 
     @cached_property
+    def replica_groups(self) -> list[Any]:
+        """Groups, axis by axis, that join the ranks of one replica of the states where replicas step on their own."""
+        shards = [self.shard_group] if self.replicas > 1 else []
+        return [each for each in (self.tensor_group, self.pipeline_group, *shards) if each is not None]
+
+    @cached_property
     def expert_copies_group(self) -> Any:
         """Ranks that hold the same experts; None for one rank."""
         return self._made("expert copies", self.mesh.groups("edp"))

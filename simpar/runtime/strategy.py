@@ -272,9 +272,8 @@ def _refuse_scaled(plan: Plan, graph: ModelGraph | None) -> None:
     for wrong, said in (
         (graph is None, "a model of your own scales its loss itself; allowed: bf16, fp32"),
         (plan.numerics.master_weights is False, "master_weights = false: updates vanish; allowed: true, or bf16"),
-        (replicas_are_independent(plan), f"sync = {data.sync}: replicas would leave out different steps; allowed: bsp"),
+        (data.servers is not None, f"servers = {data.servers}: they keep no scale of a loss; allowed: bf16, fp32"),
         (bool(plan.pipeline.stages), "stages of their own; allowed: bf16, fp32"),
-        (data.kind == "single_process", "kind = single_process; allowed: processes of their own"),
         (bool(plan.offload.offload_delayed), "offload_delayed: it is too late to leave a step out; allowed: false"),
     ):
         if wrong:

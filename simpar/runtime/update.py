@@ -262,7 +262,10 @@ class StepUpdate:
         """Whether there are gradients to update with; those of an unscaled loss are taken as they are."""
         if self.loss_scale is None:
             return True
-        finite = are_finite(self.gradients.values(), self.ranks.device, self.ranks.world_size)
+        alone = self.meeting is not None  # a replica that steps on its own leaves out steps on its own, as it scales
+        every = [dist.group.WORLD] if self.ranks.world_size > 1 else []
+        groups = self.ranks.replica_groups if alone else every
+        finite = are_finite(self.gradients.values(), self.ranks.device, groups)
         self.loss_scale.update(finite=finite)
         return finite
 

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ADAM = ["--optimizer", "adamw", "--learning-rate", "1e-2"]  # counts its updates
 SHAPE = {"seq_len": 16, "global_batch": 4}
 FIRST, STEPS, RATE = 2.0**24, 10, 1.0
+SLOW, APART = 0.1, 1.75 * 2.0**20
+"""A rate, and a first scale from which two replicas leave out different steps."""
 
 
 def test_the_scale_moves_as_torchs():
@@ -38,33 +40,59 @@ def test_the_scale_moves_as_torchs():
     assert ours.left_out == 3
 
 
-def by_one_process(folder, replicas):
-    """Losses and scales of transformers' model in halves, with parameters in fp32 under torch's scaler.
+class OneProcess:
+    """transformers' model in halves, with parameters in fp32 under torch's scaler, on one of ``ranks`` shares of data.
 
     Gradients are means of those of replicas, which overflow in themselves.
     """
-    graph = read(json.loads((folder / "config.json").read_text()), "tiny")
-    source = open_source(Data(), Training(**SHAPE), graph.dims["vocab"], 0)
-    loader = Loader(source, SHAPE["global_batch"], 0, 1, 0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    scaler, losses, scales = torch.amp.GradScaler("cpu", init_scale=FIRST), [], []
-    for step in range(STEPS):
-        total = 0.0
-        for row in torch.from_numpy(loader.batch(step)).split(1):
-            halves = {name: parameter.half() for name, parameter in model.named_parameters()}
-            logits = torch.func.functional_call(model, halves, (row[:, :-1],)).logits.float().flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, row[:, 1:].flatten()) / SHAPE["global_batch"]
-            scaler.scale(loss * replicas).backward()
+
+    def __init__(self, folder, replicas=1, rank=0, ranks=1, first=FIRST, rate=RATE):
+        graph = read(json.loads((folder / "config.json").read_text()), "tiny")
+        source = open_source(Data(), Training(**SHAPE), graph.dims["vocab"], 0)
+        self.loader = Loader(source, SHAPE["global_batch"], rank, ranks, 0)
+        self.replicas, self.rows = replicas, SHAPE["global_batch"] // ranks
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=first)
+
+    def step(self, step):
+        """One step: its loss and the scale that it had."""
+        total, scale = 0.0, self.scaler.get_scale()
+        for row in torch.from_numpy(self.loader.batch(step)).split(1):
+            halves = {name: parameter.half() for name, parameter in self.model.named_parameters()}
+            logits = torch.func.functional_call(self.model, halves, (row[:, :-1],)).logits.float().flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, row[:, 1:].flatten()) / self.rows
+            self.scaler.scale(loss * self.replicas).backward()
             total += float(loss.detach())
-        for parameter in model.parameters():
-            parameter.grad.div_(replicas)
-        scales.append(scaler.get_scale())
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses, scales
+        for parameter in self.model.parameters():
+            parameter.grad.div_(self.replicas)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return total, scale
+
+
+def by_one_process(folder, replicas):
+    """Losses and scales of all steps."""
+    alone = OneProcess(folder, replicas)
+    return zip(*(alone.step(step) for step in range(STEPS)), strict=True)
+
+
+def by_replicas(folder, count, period):
+    """Mean losses of replicas that scale and step on their own, and meet in their mean; the scales of each."""
+    each = [OneProcess(folder, rank=rank, ranks=count, first=APART, rate=SLOW) for rank in range(count)]
+    losses, scales = [], []
+    for step in range(STEPS):
+        done = [one.step(step) for one in each]
+        losses.append(sum(loss for loss, _ in done) / count)
+        scales.append([scale for _, scale in done])
+        if (step + 1) % period == 0:
+            with torch.no_grad():
+                for same in zip(*(one.model.parameters() for one in each), strict=True):
+                    mean = sum(same) / count
+                    for parameter in same:
+                        parameter.copy_(mean)
+    return losses, list(zip(*scales, strict=True))
 
 
 def flags(folder, *more):
@@ -95,6 +123,7 @@ def flags(folder, *more):
             for more in (
                 ["1"], ["2"], ["2", "--zero", "1"], ["2", "--zero", "2"], ["2", "--tp", "2"], ["2", "--pp", "2"],
                 ["2", "--cp", "2"], ["2", "--set", "plan.offload_optimizer=cpu"],
+                ["4", "--dp", "4", "--zero", "3", "--hsdp", "2"],
             )
         ),
     ],
@@ -103,7 +132,7 @@ def test_every_layout_leaves_out_the_same_steps(forked, tmp_path, layout):
     """The first steps overflow; then losses fall as those of one process, whose norms round otherwise."""
     files_of("llama", MODELS["llama"], tmp_path / "in")
     alone = "1" in layout[:2] or {"--tp", "--pp"} & {*layout}
-    losses, scales = by_one_process(tmp_path / "in", 1 if alone else 2)
+    losses, scales = map(list, by_one_process(tmp_path / "in", 1 if alone else int(layout[1])))
     done = forked("run", *flags(tmp_path / "in", "--steps", STEPS, *layout))
     assert done.returncode == 0, done.stderr
     rows = read_log(tmp_path / "log/log.jsonl")
@@ -111,6 +140,41 @@ def test_every_layout_leaves_out_the_same_steps(forked, tmp_path, layout):
     assert scales[0] > scales[1] > scales[-1]
     assert [row["loss"] for row in rows] == pytest.approx(losses, abs=1e-3)
     assert losses[-1] < losses[0] - 0.01
+
+
+@pytest.mark.slow
+def test_one_process_of_replicas_scales_as_one(forked, tmp_path):
+    """All replicas of DataParallel are one batch, whose gradients overflow together."""
+    files_of("llama", MODELS["llama"], tmp_path / "in")
+    done = forked("run", *flags(tmp_path / "in", "--steps", STEPS, "--dp", "2", "--set", "plan.kind=single_process"))
+    assert done.returncode == 0, done.stderr
+    rows = read_log(tmp_path / "log/log.jsonl")
+    scales = [row["loss_scale"] for row in rows]
+    assert scales[0] > scales[1] > scales[-1]
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.01
+
+
+def test_replicas_on_their_own_scale_on_their_own(forked, tmp_path):
+    """Each leaves out the steps in which its own gradients overflow."""
+    files_of("llama", MODELS["llama"], tmp_path / "in")
+    losses, scales = by_replicas(tmp_path / "in", 2, 3)
+    more = (
+        "--nproc",
+        "2",
+        "--sync",
+        "local-sgd",
+        "--set",
+        "plan.sync_every=3",
+        "--loss-scale",
+        APART,
+        "--learning-rate",
+        SLOW,
+    )
+    done = forked("run", *flags(tmp_path / "in", "--steps", STEPS, *more))
+    assert done.returncode == 0, done.stderr
+    rows = read_log(tmp_path / "log/log.jsonl")
+    assert tuple(row["loss_scale"] for row in rows) == scales[0] != scales[1]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -129,7 +193,7 @@ def test_a_checkpoint_keeps_scale_and_steps(forked, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--sync", "local-sgd", "--set", "plan.sync_every=2"], "plan.precision = fp16 with sync = local-sgd"),
+        (["--set", "plan.servers=1"], "plan.precision = fp16 with servers = 1"),
         (["--set", "plan.master_weights=false"], "plan.precision = fp16 with master_weights = false"),
     ],
 )

@@ -62,7 +62,7 @@ def test_zero_decides_what_is_sharded():
     ("values", "words"),
     [
         ({"pp": 2, "dp": 2, "zero": 3, "schedule": "zb-v"}, "plan.zero = 3 with schedule zb-v: .*silently"),
-        ({"precision": "fp16", "sync": "local-sgd", "sync_every": 2, "dp": 4}, "plan.precision = fp16 with sync"),
+        ({"precision": "fp16", "servers": 1, "dp": 4}, "plan.precision = fp16 with servers"),
         ({"precision": "mxfp8"}, "plan.precision = mxfp8"),
         ({"tp": 8, "world_size": 8}, "plan.tp = 8: .*key-value heads; allowed: a divisor of 4"),
         ({"model": "nemotron-3-super"}, "nemotron-3-super: predicts further tokens behind state-space layers"),
