@@ -309,3 +309,18 @@ def test_restarts_are_read_off_what_torchrun_says():
         {"rank": 1, "reason": "was ended by signal 9 (SIGKILL)"}, {"rank": 0, "reason": "failed with exit code 1"},
     ]  # fmt: skip
     assert restarts_of("") == []
+
+
+def test_threads_on_cpus_wait_in_a_loop_for_a_moment_only(tmp_path, monkeypatch):
+    """Other processes' threads are not seen by OpenMP; who sets its policy is asked no further."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    workers = [
+        launch.RankLauncher("module", tmp_path, tmp_path, Machine(device=device, threads=2))
+        for device in ("cpu", "cuda")
+    ]
+    cpu, cuda = (launch._environment(each, NodeRendezvous()) for each in workers)
+    assert (cpu["GOMP_SPINCOUNT"], cpu["KMP_BLOCKTIME"]) == ("1000", "1")
+    assert not {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & cuda.keys()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in launch._environment(workers[0], NodeRendezvous())
