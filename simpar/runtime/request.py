@@ -144,6 +144,7 @@ def make_ready(
         )
     if job.data.apart:
         check_apart(prepared.strategy, graph, compiled=job.machine.compile)
+    _check_idle(job)
     job = tokenised(job)
     _check_tokenizer(job)
     if graph is not None:
@@ -262,6 +263,22 @@ def _check_tokenizer(job: RunJob) -> None:
     if None not in (stated, here) and stated != here:
         name = f"--tokenizer {given}" if used is None else str(used.definition)
         raise UserError(f"{name}: {folder} has tokens of another tokenizer; allowed: the one that they were made with")
+
+
+def _check_idle(job: RunJob) -> None:
+    """Raise UserError for a flag that would do nothing: what it needs is not there."""
+    data, learning, measuring = job.data, job.learning, job.measuring
+    scaled = job.plan.numerics.precision == "fp16"
+    for part, name, flag, needed, with_it in (
+        (data, "validation", "--validation", data.kind == "text", "--text; simpar tokenize holds out of --tokens"),
+        (data, "loss_on", "--loss-on", data.kind == "text", "--text; simpar tokenize says it of --tokens"),
+        (data, "dtype", "--token-dtype", data.kind == "tokens", "--tokens FILE"),
+        (measuring, "evaluate_batches", "--eval-batches", measuring.evaluate_every is not None, "--eval-every N"),
+        (learning, "decay_steps", "--lr-decay", learning.schedule == "wsd", "--lr-schedule wsd"),
+        (learning.sixteen_bits, "loss_scale", "--loss-scale", scaled, "--precision fp16"),
+    ):
+        if getattr(part, name) != type(part).model_fields[name].default and not needed:
+            raise UserError(f"{flag} {getattr(part, name)}: nothing reads it; allowed: with {with_it}")
 
 
 def _check_rounding(job: RunJob) -> None:

@@ -51,6 +51,25 @@ def test_one_process_for_all_replicas_needs_a_device_for_each(monkeypatch):
         request.on_machine(job(device="cuda"), 1, devices=4)
 
 
+@pytest.mark.parametrize(
+    ("flag", "with_it"),
+    [
+        (["--validation", "0.1"], "--text; simpar tokenize holds out of --tokens"),
+        (["--loss-on", "all"], "--text; "), (["--token-dtype", "uint32"], "--tokens FILE"),
+        (["--eval-batches", "3"], "--eval-every N"), (["--lr-decay", "3"], "--lr-schedule wsd"),
+        (["--loss-scale", "8"], "--precision fp16"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_nothing_reads_is_refused(capsys, tmp_path, flag, with_it):
+    """One line that says with what it would be."""
+    assert (
+        cli.run(["run", "gpt2-laptop", "--steps", "1", "--set", "cluster=null", "-o", str(tmp_path / "r"), *flag]) == 2
+    )
+    said = capsys.readouterr().err
+    assert said.startswith(flag[0])
+    assert f"nothing reads it; allowed: with {with_it}" in said
+
+
 def test_servers_take_cores_and_no_devices(monkeypatch):
     """Two ranks have a device each, and a quarter of the cores beside two servers."""
     monkeypatch.setattr(request, "accelerators", lambda: 2)
