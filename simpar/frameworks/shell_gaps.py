@@ -29,6 +29,8 @@ MISSING = "a file that is not here: it may set what decides"
 PRINTED = "only running would tell what it prints: it may set what decides"
 UNTOLD = "only running would tell what stands there: arguments that may decide"
 ARGUMENTS = "a file of arguments that is not read"
+LAUNCHER_SWITCHES = ("--standalone", "--no_python", "--no-python", "--multi_gpu")
+"""Flags of launchers that take no value."""
 OPEN = "the file alone does not decide whether it is given"
 WRAPPED = "a script that is not here starts the launch: it may set what decides"
 
@@ -54,6 +56,8 @@ def gaps_of_command(words: Sequence[str], used: Sequence[str]) -> dict[str, str]
     result, flag, read = dict[str, str](), "", set(map(plain, used)).difference(MODEL)
     at = next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
     result |= {word: WRAPPED for word in words[:at] if is_script_name(word)}
+    pairs = [(before, word) for before, word in pairwise(words[:at]) if _is_untold(word)]
+    result |= {word: UNTOLD for before, word in pairs if not before.startswith("-") or before in LAUNCHER_SWITCHES}
     for word in words[at + 1 :]:
         if word.startswith("-"):
             flag = plain(word)

@@ -48,6 +48,9 @@ def test_a_file_that_is_here_is_no_gap(tmp_path, monkeypatch):
         ("train.py --data 1 ${A} 2 ${B} --lr ${LR}", []),
         ("train.py --tp 8 $@", []),
         ("bash wrap.sh torchrun train.py --tp 8", ["wrap.sh"]),
+        ("torchrun --standalone $(cat,ranks.txt) train.py --tp 8", ["$(cat,ranks.txt)"]),
+        ("torchrun ${DIST_ARGS} train.py --tp 8", ["${DIST_ARGS}"]),
+        ("torchrun --nproc_per_node $(count) train.py --tp 8", []),
         ("docker run --env-file run.env image python train.py --tp 8", ["run.env"]),
     ],
 )
