@@ -27,6 +27,7 @@ def lines(text):
 
 
 OFFLOADED = [label for label in PLANS if any(key.startswith("offload") for key in PLANS[label])]
+TUNED = [label for label in PLANS if "lora_rank" in PLANS[label]]
 
 
 @pytest.mark.parametrize("label", OFFLOADED)
@@ -36,8 +37,15 @@ def test_what_waits_on_the_host_is_refused(label):
         command(**PLANS[label])
 
 
+@pytest.mark.parametrize("label", TUNED)
+def test_adapters_are_refused(label):
+    """By name: Megatron-LM trains none."""
+    with pytest.raises(UserError, match=r"megatron cannot express tuning\.lora_rank"):
+        command(**PLANS[label])
+
+
 @pytest.mark.parametrize(
-    "label", [label for label in PLANS if "schedule" not in PLANS[label] and label not in OFFLOADED]
+    "label", [label for label in PLANS if "schedule" not in PLANS[label] and label not in (*OFFLOADED, *TUNED)]
 )
 def test_a_plan_comes_back(label):
     """Export and import give the same plan, in everything that arguments say; the world size is not in them."""
