@@ -55,6 +55,8 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "with_fp8_subchannel_scaling_mixed": ("e4m3", "blockwise"), "with_nvfp4_mixed": ("e2m1", "nvfp4"),
 }  # fmt: skip
 """8- and 4-bit formats and recipes, by the part of a precision's name after bf16_ or fp16_."""
+GATHERED = ("delayed", "tensorwise", "mxfp8")
+"""Recipes of 8 bits whose precisions keep and gather weights in 8 bits in Bridge (``training/mixed_precision.py``)."""
 PERFORMANCE = {
     "bf16": "bf16_mixed", "fp8_cs": "bf16_with_fp8_current_scaling_mixed", "fp8_mx": "bf16_with_mxfp8_mixed",
     "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed", "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
@@ -157,7 +159,8 @@ def of_config(named: str, config: ConfigCall, path: str, remarks: list[str]) -> 
     else:
         values = _of_provider(values, made, hub, path)
     names = {flag: field for field, flag in _plain().items()}
-    arguments = Arguments(values, path, (*said_notes, *_unsure(given)), names, untold)
+    said_notes += [*_unsure(given), *_of_8_bits(given, config, values)]
+    arguments = Arguments(values, path, tuple(said_notes), names, untold)
     imported = plan_of(arguments, model)
     if built and not model:
         note = f"No shipped model has these sizes; it is built of the recipe (model_type {built[1]['model_type']})."
@@ -245,6 +248,17 @@ def _unsure(given: ConfigReader) -> Iterator[str]:
                 text = value.text if isinstance(value, Unresolved) else f"{value.called}()"
                 short = " ".join(text.split())[:40]
                 yield f"Line {value.line}: {field} = {short}: only running would tell; taken as off."
+
+
+def _of_8_bits(given: ConfigReader, config: ConfigCall, values: Mapping[str, list[str]]) -> Iterator[str]:
+    """A note on what the named precisions of 8 bits of Bridge do that a plan does not say."""
+    recipe, made = "".join(values.get("--fp8-recipe", [])), config.fields.get("mixed_precision")
+    if made is not None and recipe in GATHERED and _name_of_precision(given, made):
+        ends = " and runs the first and the last layers in 16" if recipe == "tensorwise" else ""
+        yield (
+            f"Bridge's precision keeps and gathers weights in 8 bits{ends}: predicted with 2 bytes a weight and all "
+            "layers in 8 bits."
+        )
 
 
 def _allocator(config: ConfigCall) -> dict[str, Any]:

@@ -270,6 +270,27 @@ def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, pre
     assert not [name for name in found.ignored if "mixed_precision" in name or "plugins" in name]
 
 
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        (
+            "bf16_with_fp8_current_scaling_mixed()",
+            ["keeps and gathers weights in 8 bits and runs the first and the last"],
+        ),
+        ('get_mixed_precision_config("bf16_with_mxfp8_mixed")', ["keeps and gathers weights in 8 bits: predicted"]),
+        ("bf16_with_fp8_subchannel_scaling_mixed()", []),
+        ('MixedPrecisionConfig(bf16=True, fp8="hybrid")', []),
+        ("bf16_mixed()", []),
+    ],
+)
+def test_what_precisions_of_8_bits_keep_is_said(precision, said):
+    """Weights and end layers that a plan has no words for."""
+    notes = read(BRIDGE.format(f"    cfg.mixed_precision = {precision}"), "r.py", "megatron-bridge").notes
+    about = [note for note in notes if "8 bits" in note]
+    assert len(about) == len(said)
+    assert all(words in note for words, note in zip(said, about, strict=True))
+
+
 def test_switches_that_another_file_may_set_are_left_open():
     """Of a recipe that builds on one elsewhere, only what is set here is known."""
     line = "    cfg.trainer.strategy.ddp.overlap_param_gather = False"
