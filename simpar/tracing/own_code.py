@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ def _is_installed(name: str) -> bool:
     return name.startswith(_installed_below())
 
 
+@cache
 def _installed_below() -> tuple[str, ...]:
     """Folders of the standard library and of packages."""
+    paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple({os.path.realpath(sysconfig.get_paths()[name]) + os.sep for name in names})
+    return tuple({os.path.realpath(paths[name]) + os.sep for name in names})

@@ -1,28 +1,23 @@
 """Chains of binding predecessors: compiled loops and numpy give the same, and what following each chain gives."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.native import NativeLibrary
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Timing
 from simpar.report import chains
 from simpar.report.chains import binding_predecessors, chain_to, nearest_flagged, sum_along
 from simpar.report.loops import TICKS_PER_NS, to_ticks
-from tests.compilers import needs_compiler
+from tests.compilers import both_ways, needs_compiler
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def both(call):
-    """What numpy gives and what the compiled loops give."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chains, "LIBRARY", NativeLibrary(chains.LIBRARY.source, worth=0))
-        compiled = call()
-        patch.setattr(chains, "LIBRARY", NativeLibrary(chains.LIBRARY.source, worth=0, why_not="not here"))
-        return call(), compiled
+both = partial(both_ways, chains)
 
 
 def random_program(draw, count):

@@ -1,26 +1,21 @@
 """Loops over a step: compiled and numpy give the same to the last bit, and what plain Python gives."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.native import NativeLibrary
 from simpar.report import loops
-from tests.compilers import needs_compiler
+from tests.compilers import both_ways, needs_compiler
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def both(call):
-    """What numpy gives and what the compiled loops give, as lists."""
-    with pytest.MonkeyPatch.context() as patch:
-        results = []
-        for why_not in ("not here", ""):
-            patch.setattr(loops, "LIBRARY", NativeLibrary(loops.LIBRARY.source, worth=0, why_not=why_not))
-            result = call()
-            columns = result if isinstance(result, tuple) else (result,)
-            results.append([(column.dtype.str, column.tolist()) for column in columns])
+    """What numpy and the compiled loops give, which is the same, as lists."""
+    results = []
+    for result in both_ways(loops, call):
+        columns = result if isinstance(result, tuple) else (result,)
+        results.append([(column.dtype.str, column.tolist()) for column in columns])
     assert results[0] == results[1]
     return [values for _, values in results[0]]
 

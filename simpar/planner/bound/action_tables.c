@@ -13,7 +13,8 @@ static double larger(double one, double other) { return one > other ? one : othe
  * wait for none. `floors` has `stages` numbers a row, or there are no stages; `least` has `held` actions: all or none. */
 void sweep(i64 actions, i64 rows, i64 stages, i64 held, i64 all_sent, const i64 *order, const i64 *before, const i64 *source,
            const i64 *other, const i64 *queue, const i64 *column, const i64 *message, const i64 *opened,
-           const double *durations, const double *messages, const double *floors, const double *least, double *finish, double *arrival) {
+           const double *durations, const double *messages, const double *floors, const double *least, double *finish,
+           double *arrival) {
     for (i64 i = 0; i < actions; i++) {
         const i64 at = order[i], none = actions;
         const double *on_rank = &finish[(before[at] < 0 ? none : before[at]) * rows];

@@ -209,8 +209,7 @@ class Emitter:
     def _alike(self, classes: Ints, actions: ClassActions) -> AlikeColumns:
         """What :func:`write_ops` reads of classes with the same actions."""
         tables, template = self._tables_of(actions), actions.template
-        lengths = np.array([table.ops.shape[1] for table in tables])
-        starts = np.cumsum(lengths[template]) - lengths[template]
+        lengths, starts = _slots_of(tables, template)
         labels, label_at = self._label(actions)
         uses, use = _uses(tables)
         flows = [self.network.flows(classes, each) for each in uses]
@@ -279,8 +278,7 @@ class Emitter:
         Nodes are numbered through all templates. In the rows, slots are counted from the first one of the class.
         """
         row, action = _tiling([table.ops for table in tables], actions.template)
-        lengths = np.array([table.ops.shape[1] for table in tables])
-        starts = np.cumsum(lengths[actions.template]) - lengths[actions.template]
+        lengths, starts = _slots_of(tables, actions.template)
         rows = {
             name: _tile([table.rows[name] for table in tables], actions.template, starts, _NODES[name])
             for name in _WIDTH
@@ -342,6 +340,12 @@ class Emitter:
             if id(template) not in self._tables:
                 self._tables[id(template)] = template, _table(template.nodes, self._streams)
         return [self._tables[id(template)][1] for template in actions.templates]
+
+
+def _slots_of(tables: Sequence[_TemplateColumns], template: Ints) -> tuple[Ints, Ints]:
+    """How many slots every template has, and the first slot of every action, counted from its class's."""
+    lengths = np.array([table.ops.shape[1] for table in tables])
+    return lengths, np.cumsum(lengths[template]) - lengths[template]
 
 
 def _uses(tables: Sequence[_TemplateColumns]) -> tuple[list[CollectiveUse], Ints]:

@@ -23,7 +23,6 @@ TOLERANCE = 2.0**-19
 """By how much, as a share, a solution may exceed a limit: twice what HiGHS lets pass."""
 ROUNDING = 2.0**-30
 """The share by which sums of floats may differ from the exact ones."""
-SAVED = "saved_bytes"
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,10 @@ def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, wo
     limit = saved_limit + TOLERANCE * max(saved_limit, 1.0)
     sizes: list[tuple[int, Floats, Floats]] = []
     for run in runs:
-        some = [one for one in run.choices if one.held_bytes <= workspace and one.layers <= run.length]
-        again, saved = (np.array([getattr(one, name) / one.layers for one in some]) for name in ("again_s", SAVED))
-        sizes.append((run.length, again, saved))
-    if not all(len(again) for _, again, _ in sizes):
-        return np.inf
+        if not (some := _within_workspace(run, workspace)):
+            return np.inf
+        each = np.array([(one.again_s / one.layers, one.saved_bytes / one.layers) for one in some])
+        sizes.append((run.length, each[:, 0], each[:, 1]))
     best = 0.0
     for flying in in_flight:
         if sum(length * f * saved.min() for f, (length, _, saved) in zip(flying, sizes, strict=True)) > limit:
@@ -107,6 +105,11 @@ def _least_s(runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, wo
             total += length * (again + price * f * saved).min(axis=1)
         best = max(best, float(total.max()))
     return best * (1 - ROUNDING)
+
+
+def _within_workspace(run: LayerRun, workspace: float) -> list[RecomputeChoice]:
+    """The choices for a run that hold at most ``workspace`` bytes."""
+    return [one for one in run.choices if one.held_bytes <= workspace and one.layers <= run.length]
 
 
 def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, ...]:
@@ -129,12 +132,7 @@ def _within(
     """The fastest mix of choices that hold at most ``workspace`` bytes each; None where every mix saves too much."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    columns = [
-        (number, choice)
-        for number, run in enumerate(runs)
-        for choice in run.choices
-        if choice.held_bytes <= workspace and choice.layers <= run.length
-    ]
+    columns = [(number, choice) for number, run in enumerate(runs) for choice in _within_workspace(run, workspace)]
     of_run = np.array([[number == at for number, _ in columns] for at in range(len(runs))], dtype=float)
     layers = of_run * np.array([choice.layers for _, choice in columns])
     lengths = [run.length for run in runs]
