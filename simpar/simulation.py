@@ -224,13 +224,7 @@ def apply_tuning(plan: Plan, graph: ModelGraph) -> ModelGraph:
         )
     if graph.facts.get(TUNED):
         return graph
-    return add_adapters(
-        graph,
-        rank=tuning.lora_rank,
-        targets=tuning.lora_targets,
-        frozen_layers=tuning.frozen_layers,
-        frozen_dtype=tuning.frozen_dtype,
-    )
+    return add_adapters(graph, **tuning.of_model)
 
 
 def _with_documents(graph: ModelGraph, layout: Layout, training: Training) -> ModelGraph:

@@ -44,11 +44,5 @@ def as_shipped(graph: ModelGraph, tuning: Tuning | None = None) -> bool:
     """
     shipped = load_model(graph.name)
     if tuning is not None and graph.facts.get(TUNED):
-        shipped = add_adapters(
-            shipped,
-            rank=tuning.lora_rank,
-            targets=tuning.lora_targets,
-            frozen_layers=tuning.frozen_layers,
-            frozen_dtype=tuning.frozen_dtype,
-        )
+        shipped = add_adapters(shipped, **tuning.of_model)
     return replace(shipped, name="") == replace(graph, name="")

@@ -1,6 +1,6 @@
 """Choices about what of the model is trained."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,13 @@ class Tuning(Section):
     def is_used(self) -> bool:
         """Whether anything is frozen."""
         return self.lora_rank is not None or self.frozen_layers > 0
+
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """The choices as arguments of :func:`simpar.architectures.tuning.add_adapters`."""
+        names = {"rank": "lora_rank", "targets": "lora_targets"}
+        names |= {name: name for name in ("frozen_layers", "frozen_dtype")}
+        return {argument: getattr(self, name) for argument, name in names.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
