@@ -26,7 +26,8 @@ from simpar.cost.operators import operator_times
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.layout.sharding import RankDims
-from simpar.posttraining.engine import CALL_US, serving_stack
+from simpar.posttraining.engine import CALL_US
+from simpar.posttraining.serving_stack import serving_stack
 
 SYSTEMS = {
     "a100_sxm": ("a100-sxm-80gb", "dgx-a100-80gb"), "h100_sxm": ("h100-sxm-80gb", "dgx-h100"),

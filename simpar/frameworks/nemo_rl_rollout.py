@@ -7,7 +7,15 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.frameworks.policy_update import Options
-from simpar.frameworks.rollout_side import FILTERED, RolloutSide, cache_dtype, number_in, parted, without_nothing
+from simpar.frameworks.rollout_side import (
+    FILTERED,
+    RolloutSide,
+    cache_dtype,
+    number_in,
+    parted,
+    states_of,
+    without_nothing,
+)
 from simpar.frameworks.words import is_off
 
 GENERATION = "policy.generation."
@@ -68,6 +76,7 @@ def _replica(given: Options) -> dict[str, Any]:
         "pp": given.whole(f"{ENGINE}pipeline_parallel_size") or 1,
         "ep": given.whole(f"{ENGINE}expert_parallel_size") or 1,
         "precision": "fp8_blockwise" if told == "fp8" else None,
+        "states": states_of(given.get(f"{KWARGS}mamba_ssm_cache_dtype")),
         "engine": {
             "memory_fraction": number_in(fraction, f"{ENGINE}gpu_memory_utilization", given.source),
             "graphs": is_off(given.get(f"{ENGINE}enforce_eager")),

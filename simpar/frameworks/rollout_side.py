@@ -119,6 +119,12 @@ def cache_dtype(told: Any) -> str | None:
     return "fp8" if str(told).startswith("fp8") else None
 
 
+def states_of(told: Any) -> dict[str, str] | None:
+    """Recurrent states by vLLM's word for their dtype (``mamba_ssm_cache_dtype``); None: as usual."""
+    dtype = {"float32": "fp32", "float16": "bf16", "bfloat16": "bf16"}.get(str(told))
+    return {"dtype": dtype} if dtype else None
+
+
 def number_in(value: Any, what: str, source: str) -> float:
     """A finite number that a text gives. Raises UserError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

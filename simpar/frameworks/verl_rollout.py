@@ -16,6 +16,7 @@ from simpar.frameworks.rollout_side import (
     cache_dtype,
     critic_of,
     reward_of,
+    states_of,
     without_nothing,
 )
 from simpar.frameworks.words import is_off
@@ -114,6 +115,7 @@ def _replica(given: Options) -> dict[str, Any]:
     return {
         **{axis: size[axis] for axis in ("tp", "pp", "ep")},
         "precision": "fp8_blockwise" if given.get(f"{ROLLOUT}quantization") else None,
+        "states": states_of(given.get(f"{told}mamba_ssm_cache_dtype")),
         "engine": {
             "token_budget": budget,
             "max_sequences": min(budget, given.whole(f"{ROLLOUT}max_num_seqs") or 256),

@@ -58,11 +58,15 @@ class Texts(Strict):
     """Lengths of prompts and of responses, drawn independently of each other.
 
     Where they are trained on, ``padding`` "none" packs responses into rows of the context; with "longest" each has a
-    row as long as the longest of its step, with "context" a row of the context.
+    row as long as the longest of its step, with "context" a row of the context. A drawn prompt has at least
+    ``least_prompt`` tokens: by default what the towers of its model make of its images and sounds, and one of text.
     """
 
     prompt: Lengths
     response: Lengths
+    least_prompt: Count | None = Field(
+        default=None, description="tokens of the shortest prompts; default those of images and sounds, and 1"
+    )
     padding: Padding = "none"
 
 
@@ -95,6 +99,20 @@ class RolloutEngine(Strict):
     sequence_overhead: Seconds = 12 * US
 
 
+class RecurrentStates(Strict):
+    """What recurrent layers (Mamba-2, linear attention, short convolutions) keep of a sequence in place of its keys.
+
+    ``dtype`` is that of recurrences, read and written with every token (convolutions keep inputs as they are). With
+    ``shared`` a group keeps the state behind the whole blocks of its prompt, with which its samples begin (SGLang);
+    else every sample computes its prompt, as vLLM 0.11 switches prefix caching off for such models.
+    """
+
+    dtype: Literal["bf16", "fp32"] | None = Field(
+        default=None, description="dtype of states; default bf16, of Kimi Delta Attention fp32"
+    )
+    shared: bool = False
+
+
 class Rollout(Strict):
     """Layout of generation: ``tp`` x ``pp`` devices a replica, as many replicas as there are devices.
 
@@ -109,6 +127,7 @@ class Rollout(Strict):
     ep: Count = 1
     precision: str = Field(default="bf16", description="precision of the weights while generating")
     engine: RolloutEngine = RolloutEngine()
+    states: RecurrentStates = RecurrentStates()
 
     @property
     def stages(self) -> int:

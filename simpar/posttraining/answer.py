@@ -48,15 +48,17 @@ class TrainingParts(Strict):
 class IterationsReport(Strict):
     """What replicas do while they generate; ``iterations`` are those of one replica and step, others of the whole run.
 
-    ``key_share`` of the time goes into reading cached keys and values, ``prompt_share`` into iterations with prompts;
-    the rest reads weights, computes, communicates and launches. Sequences are those of a replica at a time.
-    ``preempted`` gave up their blocks; ``again_tokens`` were computed anew for them and for interrupted ones.
+    ``key_share`` of the time goes into reading cached keys and values, ``state_share`` into reading and writing states
+    of recurrent layers while sequences decode, ``prompt_share`` into iterations with prompts; the rest reads weights,
+    computes, communicates and launches. Sequences are those of a replica at a time. ``preempted`` gave up their blocks;
+    ``again_tokens`` were computed anew for them and for interrupted ones.
     """
 
     iterations: float
     mean_sequences: float
     peak_sequences: int
     key_share: float
+    state_share: float = 0.0
     prompt_share: float
     preempted: int
     again_tokens: int
@@ -107,13 +109,15 @@ class SideMemory(Strict):
 class BothMemories(Strict):
     """Memory of both sides, and of the host of a node with what waits there while generation has the devices.
 
-    ``cache_tokens`` fit in the cache of a replica at a time; ``peak_cache_share`` of it was in use at most.
+    ``cache_tokens`` fit in the cache of a replica at a time (0: no layer has keys), beside no states; recurrent layers
+    keep ``state_bytes`` of a sequence on a device. ``peak_cache_share`` of the cache was in use at most.
     """
 
     generation: SideMemory
     training: SideMemory
     host: SideMemory | None = None
     cache_tokens: int
+    state_bytes: float = 0.0
     peak_cache_share: float
 
 

@@ -11,14 +11,14 @@ Pipeline stages work on parts of the sequences in turn, so that an iteration of 
 stages, and what the last stage has more than the others once for each part but one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from simpar.architectures.graph import AttentionPattern, Block, ModelGraph, Operator, evaluate
+from simpar.architectures.graph import Block, ModelGraph, Operator, evaluate
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.dataclass import dataclass
@@ -30,6 +30,19 @@ from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.post_training import Rollout
 from simpar.posttraining.iterations import NO_WINDOW, SCALE, IterationTimes, Piece
+from simpar.posttraining.replica import ReplicaLimits
+from simpar.posttraining.served import (
+    IMAGES,
+    TOWERS,
+    CachedLayer,
+    cached_layer,
+    check_served,
+    image_tokens,
+    layers_of,
+    left_out,
+)
+from simpar.posttraining.serving_stack import serving_stack
+from simpar.posttraining.states import LayerState, has_state, layer_state, prompt_s, update_s
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR
 from simpar.program.blocks.rank_view import RankView
@@ -37,8 +50,7 @@ from simpar.program.blocks.steps import block_steps
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.job import TrainingJob
 from simpar.simulation import make_job
-from simpar.stacks.stack import ExpertHabits, Fusion, Launch, Stack, StackNumerics
-from simpar.units import DTYPE_BYTES, NS_PER_S, US, Floats, Ints, Numbers, format_bytes, to_ns
+from simpar.units import DTYPE_BYTES, NS_PER_S, Floats, Ints, Numbers, format_bytes, to_ns
 
 SAMPLER_BYTES = 50.0
 """Bytes that sampling moves for a logit where no token is excluded: widened to fp32 (6), divided by the temperature
@@ -51,38 +63,9 @@ SAMPLER_KERNELS = 8
 SAMPLED_BYTES, SCORED_BYTES = 14.0, 4.0
 """Bytes that are held meanwhile for a logit: in 16 bits and fp32, its probability, a random number; and where they come
 back, its log-probability."""
-HOST_PER_KERNEL_S = 12 * US
-"""Time of the host to launch a kernel where nothing is captured: that of the default training stack."""
 CALL_US = 4.1
 """Launch and rendezvous of a collective in a captured graph, microseconds: what measured all-reduces of 512 bytes on 2
 to 8 H100 and H200 take beyond the predicted hops (benchmarks/serving_kernels.py --call)."""
-EXPERT_OVERHEAD = 1.3
-"""Time of fused kernels of experts over that of their operands' way through caches and memory: fitted to 512 to 16,384
-tokens of H100, H200, B200, GB200 and GB300 together (benchmarks/serving_kernels.py --experts)."""
-USUAL_TILES = ((16, 32), (64, 64))
-"""Tiles of fused kernels of experts for shapes that nobody tuned, few tokens and more [SGLang 0.5,
-fused_moe_triton_config.py, get_default_config]."""
-TUNED_TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
-"""Those of shapes that the engine has a tuned file for, by device, experts and width [SGLang and vLLM, configs of
-fused_moe]."""
-
-
-def serving_stack(*, graphs: bool, tuned: bool = False) -> Stack:
-    """What serving engines do: fused norms with the residual's sum, experts that gather their tokens, no gradients.
-
-    The kernel that writes the input of an 8-bit product casts it, except where blocks have scales.
-    """
-    launch = Launch(graphs=("step",)) if graphs else Launch(host_time_per_kernel_s=HOST_PER_KERNEL_S)
-    tiles = TUNED_TILES if tuned else USUAL_TILES
-    experts = ExpertHabits(overhead=EXPERT_OVERHEAD, row_s=0.0, sync_s=0.0, exchange_host_s=0.0)
-    return Stack(
-        name="serving",
-        description="an engine that serves a model",
-        fusion=Fusion(residual=True, expert_tiles=tiles),
-        launch=launch,
-        experts=experts,
-        numerics=StackNumerics(casts_apart=True),
-    )
 
 
 def engine_cluster(cluster: Cluster, devices: int) -> Cluster:
@@ -98,47 +81,6 @@ def engine_cluster(cluster: Cluster, devices: int) -> Cluster:
     if devices >= whole:
         return make_cluster(profile, devices // whole)
     return make_cluster(part_of_node(profile, devices), 1)
-
-
-def check_served(graph: ModelGraph) -> None:
-    """Raise UserError for a model whose decoding is not modelled."""
-    for block in (graph.blocks[name] for name in dict.fromkeys(graph.layers)):
-        if block.scope:
-            raise UserError(f"model {graph.name}: has towers beside the decoder; allowed for rollouts: text decoders")
-        mixers = [op for op in block.operators if op.kind in ("scan", "linear_attention", "indexer")]
-        masks = [op.attention for op in block.operators if op.attention]
-        odd = any(m.chunked or m.selection or m.context != "context" or not m.causal for m in masks)
-        if mixers or odd or len(masks) != 1:
-            raise UserError(
-                f"model {graph.name}: layers {block.name} decode in a way that is not modelled; allowed for rollouts: "
-                "causal attention to all keys, to a sliding window or to latents"
-            )
-
-
-@dataclass(frozen=True)
-class CachedLayer:
-    """The cache of one layer on one device: ``elements`` a token, which ``heads`` heads read with ``flop`` each key."""
-
-    elements: float
-    flop: float
-    window: int
-
-
-def cached_layer(block: Block, dims: RankDims) -> CachedLayer:
-    """What a token of a layer leaves in the cache, and what reading it takes: FLOP 2 a (d_k + d_v) a key for a heads.
-
-    Latents are kept on every tensor-parallel rank, and heads read them with products into and out of the latent, whose
-    weights are those of the layer's product that would widen latents (DeepSeek-AI 2024, arXiv 2405.04434, section
-    2.1.2).
-    """
-    own = dims.of_block(block).tensor
-    mask: AttentionPattern = next(op.attention for op in block.operators if op.attention)
-    window = mask.window or NO_WINDOW
-    if any(op.name == "kv_down" for op in block.operators):
-        latent = float(own["kv_rank"]) + float(own["rotary_dim"])
-        return CachedLayer(latent, 2.0 * float(own["heads"]) * (latent + float(own["kv_rank"])), window)
-    widths = float(evaluate(mask.key_dim, own)) + float(evaluate(mask.value_dim, own))
-    return CachedLayer(float(evaluate(mask.kv_heads, own)) * widths, 2.0 * float(own["heads"]) * widths, window)
 
 
 @dataclass(frozen=True)
@@ -184,9 +126,13 @@ class ServingEngine:
 
     @cached_property
     def layers(self) -> dict[str, int]:
-        """How many layers there are of each kind; those that only training has are left out."""
-        names = [name for name in self.graph.layers if name not in self.graph.auxiliary]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
+        """How many layers the decoder has of each kind."""
+        return layers_of(self.graph, towers=False)
+
+    @cached_property
+    def towers(self) -> dict[str, int]:
+        """The same of towers before it."""
+        return layers_of(self.graph, towers=True)
 
     @cached_property
     def dims(self) -> RankDims:
@@ -202,20 +148,36 @@ class ServingEngine:
 
     @cached_property
     def cached_layers(self) -> dict[str, CachedLayer]:
-        """The cache of every kind of layer."""
-        return {name: cached_layer(self.graph.blocks[name], self.dims) for name in self.layers}
+        """The cache of every kind of layer that has keys."""
+        known = {name: cached_layer(self.graph.blocks[name], self.dims) for name in self.layers}
+        return {name: layer for name, layer in known.items() if layer is not None}
 
-    @property
-    def stage_share(self) -> float:
-        """Layers of the fullest stage over all layers."""
-        total = sum(self.layers.values())
-        return -(-total // self.rollout.stages) / total
+    @cached_property
+    def layer_states(self) -> dict[str, LayerState]:
+        """The state of every kind of layer that has one."""
+        blocks = {name: self.graph.blocks[name] for name in self.layers if has_state(self.graph.blocks[name])}
+        states, width = self.rollout.states, self.kernels.activation_bytes
+        return {
+            name: layer_state(block, self.dims.of_block(block).tensor, states, width) for name, block in blocks.items()
+        }
+
+    def _of_fullest(self, each: Mapping[str, float]) -> float:
+        """The most that layers of one stage have together of something by kind of layer; stages follow each other."""
+        auxiliary = self.graph.auxiliary
+        names = [name for name in self.graph.layers if name in self.layers and name not in auxiliary]
+        size = -(-len(names) // self.rollout.stages)
+        stages = (names[first : first + size] for first in range(0, len(names), size))
+        return max(sum(each.get(name, 0.0) for name in stage) for stage in stages)
 
     @cached_property
     def token_bytes(self) -> float:
-        """Bytes of one token in the cache of one device."""
-        elements = sum(count * self.cached_layers[name].elements for name, count in self.layers.items())
-        return elements * self.cache_bytes * self.stage_share
+        """Bytes of one token in the cache of one device; 0 for a model without attention."""
+        return self._of_fullest({name: each.elements * self.cache_bytes for name, each in self.cached_layers.items()})
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Bytes of the states of one sequence on one device, whatever its length."""
+        return self._of_fullest({name: each.kept_bytes for name, each in self.layer_states.items()})
 
     def _weight_bytes(self, block: Block) -> float:
         """Bytes of a block's weights on one device."""
@@ -233,48 +195,82 @@ class ServingEngine:
     def weights_bytes(self) -> float:
         """Bytes of weights on the fullest device: its layers, and the tables at the ends of the pipeline."""
         graph = self.graph
-        layers = sum(count * self._weight_bytes(graph.blocks[name]) for name, count in self.layers.items())
+        each = {name: self._weight_bytes(graph.blocks[name]) for name in (*self.layers, *self.towers)}
+        layers, towers = self._of_fullest(each), sum(count * each[name] for name, count in self.towers.items())
         first, last = self._weight_bytes(graph.embedding), self._weight_bytes(graph.head)
         if self.rollout.stages > 1:
-            return layers * self.stage_share + max(first, last)
-        return layers + last + (0.0 if graph.tied_embeddings else first)
+            return layers + max(first + towers, last)
+        return layers + towers + last + (0.0 if graph.tied_embeddings else first)
 
     @cached_property
     def workspace_bytes(self) -> float:
-        """Bytes of an iteration's tensors: the stream twice, in and out of the widest product; what sampling holds."""
-        own, choice = self.dims.tensor, self.rollout.engine
+        """Bytes of an iteration's tensors: the stream twice, in and out of the widest product; what sampling holds.
+
+        Towers make as many tokens at a time as the budget has, and what they made is kept until it is read [vLLM 0.11,
+        v1/core/encoder_cache_manager.py].
+        """
+        choice, width = self.rollout.engine, self.kernels.activation_bytes
         rows = choice.token_budget / self.rollout.attention_ranks
-        widest = max(
-            float(evaluate(op.columns, self.dims.of(op)))
-            for name in self.layers
-            for op in self.graph.blocks[name].operators
+        held = SAMPLED_BYTES + SCORED_BYTES * choice.logprobs
+        stream = rows * self._stream_elements(self.layers, float(self.dims.tensor["hidden"]))
+        if self.towers:
+            own = self.dims.tensor
+            made = {name: rows * float(own[f"{name}.seq"] / own[of]) for name, of in IMAGES.items() if of in own}
+            towers = (
+                each * self._stream_elements(self.towers, float(own[f"{name}.hidden"]), name)
+                for name, each in made.items()
+            )
+            stream = max(stream, *towers) + rows * float(own["hidden"])
+        return stream * width + choice.max_sequences * float(self.graph.dims["vocab"]) * held
+
+    def _stream_elements(self, layers: Iterable[str], hidden: float, scope: str = "") -> float:
+        """Elements of a row in layers of a scope: the stream twice, and the widest product."""
+        blocks = (block for name in layers if scope in ("", (block := self.graph.blocks[name]).scope))
+        return 2.0 * hidden + max(
+            float(evaluate(op.columns, self.dims.of_block(block).of(op)))
+            for block in blocks
+            for op in block.operators
             if op.kind == "matmul"
         )
-        stream = rows * (2.0 * float(own["hidden"]) + widest) * self.kernels.activation_bytes
-        held = SAMPLED_BYTES + SCORED_BYTES * choice.logprobs
-        return stream + choice.max_sequences * float(self.graph.dims["vocab"]) * held
 
     @property
     def room_bytes(self) -> float:
         """Bytes of a device that the engine may take, whatever else lies there [vLLM 0.11, v1/worker/gpu_worker.py]."""
         return self.kernels.device.memory_bytes * self.rollout.engine.memory_fraction
 
-    def blocks(self) -> int:
-        """Blocks of the replica's cache. Raises UserError where not even one sequence of the context fits."""
-        block = self.rollout.engine.block
+    @property
+    def block(self) -> int:
+        """Tokens of a block; without keys a sequence has one block, its states."""
+        return self.rollout.engine.block if self.token_bytes else NO_WINDOW
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of a block on one device."""
+        return self.block * self.token_bytes if self.token_bytes else self.state_bytes
+
+    @cached_property
+    def limits(self) -> ReplicaLimits:
+        """What the replica may do at a time. Raises UserError where not even one sequence of the context fits."""
+        engine, states = self.rollout.engine, self.rollout.states
+        held = -(-self.state_bytes // self.block_bytes)
+        shares = engine.prefix_sharing and (states.shared or not held)
+        limits = ReplicaLimits(
+            engine.token_budget, engine.max_sequences, self.block, 0, shares,
+            int(held) if self.token_bytes else 0, int(held) if shares else 0, engine.block,
+        )  # fmt: skip
         free = self.room_bytes - self.weights_bytes - self.workspace_bytes
-        each = max(0, int(free // (block * self.token_bytes)))
-        needed = -(-self.context // block)
+        each = max(0, int(free // self.block_bytes))
+        needed = -(-self.context // self.block) + limits.states + limits.prompt_states
         if each < needed:
             raise UserError(
                 f"post_training.rollout: a device has {format_bytes(max(free, 0.0))} for the cache beside "
                 f"{format_bytes(self.weights_bytes)} of weights and {format_bytes(self.workspace_bytes)} "
                 f"of others, one sequence of {self.context} tokens takes "
-                f"{format_bytes(needed * block * self.token_bytes)}; "
+                f"{format_bytes(needed * self.block_bytes)}; "
                 f"allowed: more tp or {PIPELINE}, a larger engine.memory_fraction, a narrower precision or "
                 "cache_dtype, a shorter training.seq_len"
             )
-        return each * self.rollout.attention_ranks
+        return replace(limits, blocks=each * self.rollout.attention_ranks)
 
     # time
 
@@ -311,11 +307,10 @@ class ServingEngine:
         return RankView(self.job, RankDims(tensor, sequence, expert))
 
     def _block_s(self, block: Block, view: RankView) -> Floats:
-        """Seconds of a block without core attention and loss, for every case of the view."""
-        kept = tuple(op for op in block.operators if op.kind != "loss")
-        inner = replace(block, operators=kept)
+        """Seconds of a block, for every case of the view: of a tower whole, else without core mixers and loss."""
+        inner = replace(block, operators=tuple(op for op in block.operators if op.kind != "loss"))
         phase = block_steps(RankBlock.of(inner, view.of_block(inner))).forward
-        attention = {op.name for op in kept if op.kind == "attention"}
+        attention = frozenset[str]() if block.scope in TOWERS else left_out(inner)
         device: Numbers = 0.0
         for step in phase.steps:
             if step.collective is not None:
@@ -367,8 +362,29 @@ class ServingEngine:
 
     @cached_property
     def _launched_s(self) -> float:
-        """Fixed time of the attention kernels of all layers."""
-        return sum(self.layers.values()) * self.kernels.latency_s
+        """Fixed time of the kernels that decoding sequences' attention and recurrences take in all layers."""
+        kernels = [(name, each.kernels) for name, each in self.cached_layers.items()]
+        kernels += [(name, each.kernels) for name, each in self.layer_states.items()]
+        return sum(self.layers[name] * count for name, count in kernels) * self.kernels.latency_s
+
+    @cached_property
+    def state_s(self) -> float:
+        """Seconds that the states of one decoding sequence add to an iteration."""
+        each = sum(self.layers[name] * update_s(state, self.kernels) for name, state in self.layer_states.items())
+        return each / (self.rollout.stages * self.rollout.attention_ranks)
+
+    def tower_s(self, prompts: int) -> float:
+        """Seconds of the towers for the images and sounds of so many prompts, launched kernel by kernel."""
+        if not self.towers or not prompts:
+            return 0.0
+        made, of = image_tokens(self.graph), {"batch": max(1.0, prompts / self.rollout.attention_ranks)}
+        dims = RankDims(
+            {**self.dims.tensor, **of, "seq": made}, {**self.dims.sequence, **of, "seq": made}, whole=self.dims.whole
+        )
+        eager = self.eager
+        view = RankView(eager.job, dims)
+        each = (count * eager._block_s(self.graph.blocks[name], view) for name, count in self.towers.items())
+        return float(sum(each))
 
     def _passed_s(self, tokens: Ints, sequences: Ints) -> Floats:
         """Seconds of an iteration without core attention: from a graph or kernel by kernel, and what the host adds."""
@@ -385,7 +401,7 @@ class ServingEngine:
         One more sequence never makes an iteration shorter: it could be padded with.
         """
         sequences = np.arange(1, most + 1, dtype=np.int64)
-        seconds = self._passed_s(sequences, sequences) + self._launched_s
+        seconds = self._passed_s(sequences, sequences) + self._launched_s + sequences * self.state_s
         return np.maximum.accumulate(np.concatenate([[0], np.asarray(to_ns(seconds))]))
 
     @cached_property
@@ -393,10 +409,20 @@ class ServingEngine:
         """(Windows, integer rates): parts of a nanosecond that all layers with a window take for one key."""
         by_window: dict[int, float] = {}
         divided = self.rollout.stages * self.rollout.attention_ranks
-        for name, count in self.layers.items():
-            layer = self.cached_layers[name]
-            by_window[layer.window] = by_window.get(layer.window, 0.0) + count * self.key_s(layer) / divided
+        for name, layer in self.cached_layers.items():
+            read_s = self.layers[name] * self.key_s(layer) / divided
+            by_window[layer.window] = by_window.get(layer.window, 0.0) + read_s
         return tuple(by_window), tuple(max(1, round(each * NS_PER_S * SCALE)) for each in by_window.values())
+
+    def _prompt_states_s(self, pieces: Sequence[Piece]) -> float:
+        """Seconds of recurrences over pieces of prompts, each of which begins with a state and leaves one."""
+        divided, total = self.rollout.stages * self.rollout.attention_ranks, 0.0
+        for name, state in self.layer_states.items():
+            block = self.graph.blocks[name]
+            own = self.dims.of_block(block).tensor
+            moved_s = len(pieces) / divided * 2.0 * state.kept_bytes / self.kernels.bandwidth
+            total += self.layers[name] * (prompt_s(block, own, self.kernels, pieces, divided) + moved_s)
+        return total
 
     def _prompt_attention_s(self, pieces: Sequence[Piece]) -> float:
         """Seconds of core attention of pieces of prompts: one kernel a layer, whose queries see what is before them."""
@@ -407,8 +433,8 @@ class ServingEngine:
         pairs = sum(piece.tokens * (piece.before + (piece.tokens + 1) / 2) for piece in pieces)
         divided = self.rollout.stages * self.rollout.attention_ranks
         total = 0.0
-        for name, count in self.layers.items():
-            block, layer = self.graph.blocks[name], self.cached_layers[name]
+        for name, layer in self.cached_layers.items():
+            block = self.graph.blocks[name]
             op: Operator = next(op for op in block.operators if op.attention)
             assert op.attention is not None, "chosen by it"
             own = self.dims.of_block(block).tensor
@@ -419,15 +445,17 @@ class ServingEngine:
             seen = min(pairs / tokens, float(layer.window))
             heads = evaluate(op.attention.kv_heads, own)
             each = self.kernels.attention_time_s(shape, context=longest, seen=seen, backward=False, kv_heads=heads)
-            total += count * float(each)
+            total += self.layers[name] * layer.kernels * float(each)
         return total
 
     def with_prompts_ns(self, sequences: int, pieces: Sequence[Piece]) -> int:
         """Nanoseconds of an iteration of decoding sequences and pieces of prompts; cached keys left out."""
         tokens = sequences + sum(piece.tokens for piece in pieces)
         passed = self._passed_s(np.array([tokens]), np.array([sequences + len(pieces)]))
-        attention = self._prompt_attention_s(pieces) + (self._launched_s if sequences else 0.0)
-        return int(to_ns(float(passed[0]) + attention))
+        mixed = self._prompt_attention_s(pieces) + self._prompt_states_s(pieces)
+        mixed += self.tower_s(sum(piece.before == 0 for piece in pieces))
+        mixed += (self._launched_s if sequences else 0.0) + sequences * self.state_s
+        return int(to_ns(float(passed[0]) + mixed))
 
     @cached_property
     def times(self) -> IterationTimes:

@@ -158,6 +158,8 @@ def _lost(setting: PostTrainingSetting, *names: str) -> Iterator[str]:
     engine, usual = section.rollout.engine, RolloutEngine()
     if engine.graph_tokens != usual.graph_tokens:
         yield f"rollout.engine.graph_tokens = {engine.graph_tokens}"
+    if section.rollout.states.shared:
+        yield "rollout.states.shared = true"
     if section.rollout.hardware:
         yield f"rollout.hardware = {section.rollout.hardware}"
     layout = _layout(setting)
@@ -174,7 +176,8 @@ def _vllm(setting: PostTrainingSetting) -> Options:
             f"post_training.rollout.precision = {rollout.precision}: allowed in exports: {', '.join(DTYPES)}, and "
             "those of 8 bits"
         )
-    return {"block_size": engine.block, "enable_prefix_caching": engine.prefix_sharing}
+    kept = {"mamba_ssm_cache_dtype": DTYPES["fp32"]} if rollout.states.dtype == "fp32" else {}
+    return {"block_size": engine.block, "enable_prefix_caching": engine.prefix_sharing, **kept}
 
 
 def _has_blocks(precision: Precision) -> bool:

@@ -93,13 +93,13 @@ def read_lengths(path: str) -> Ints:
 def check_context(section: PostTraining, context: int) -> None:
     """Raise UserError where prompts or responses are always, or by what is stated, above the ``context``."""
     prompt, response = section.lengths.prompt, section.lengths.response
-    longest = _stated_most(prompt)
+    longest = max(_stated_most(prompt), section.lengths.least_prompt or 1)
     if longest >= context:
         raise UserError(
             f"post_training.lengths.prompt: {longest:.0f} tokens: allowed: below the context, training.seq_len = "
             f"{context}"
         )
-    least = 1 if prompt.mean is not None else longest
+    least = section.lengths.least_prompt or 1 if prompt.mean is not None else longest
     if least + _stated_most(response) > context:
         raise UserError(
             f"post_training.lengths.response: {_stated_most(response):.0f} tokens behind a prompt of {least:.0f}: "
@@ -120,7 +120,7 @@ def draw_step(section: PostTraining, context: int, step: int) -> StepLengths:
     count, samples = section.prompts, section.samples
     prompt = draw(section.lengths.prompt, (count,), (section.seed, 2 * step + PROMPTS))
     response = draw(section.lengths.response, (count, samples), (section.seed, 2 * step + RESPONSES))
-    prompt = np.minimum(prompt, context - 1)
+    prompt = np.minimum(np.maximum(prompt, section.lengths.least_prompt or 1), context - 1)
     room = (context - prompt)[:, None]
     return StepLengths(prompt, np.minimum(response, room), int((response > room).sum()))
 

@@ -54,15 +54,22 @@ def curves(setting: PostTrainingSetting, history: History) -> dict[str, Curve]:
     """Bytes over time of a device that trains, and of one of the replica that fills its cache most.
 
     Where both are the same device, what one side frees the other takes. Of the cache, generation has the part in use,
-    up to what its sequences have when the next one ends; what the engine reserves is a curve of its own.
+    up to what its sequences have when the next one ends; what the engine reserves is a curve of its own. All of them
+    last until the last step has its weights.
     """
     fullest = fullest_replica(history)
-    turns = _whole_turns(history)
+    turns, end_s = _whole_turns(history), history.steps[-1].weights_ns / NS_PER_S
     return {
-        "training": _trained_over_time(setting, turns),
-        "generation": _served_over_time(setting, history, fullest),
-        RESERVED: _reserved_over_time(setting, history, fullest),
+        "training": _until(end_s, _trained_over_time(setting, turns)),
+        "generation": _until(end_s, _served_over_time(setting, history, fullest)),
+        RESERVED: _until(end_s, _reserved_over_time(setting, history, fullest)),
     }
+
+
+def _until(end_s: float, curve: Curve) -> Curve:
+    """A curve with its last value until the end."""
+    last_s, last = curve[-1]
+    return (*curve, (end_s, last)) if last_s < end_s else curve
 
 
 def fullest_replica(history: History) -> int:
@@ -90,7 +97,7 @@ def _served_over_time(setting: PostTrainingSetting, history: History, at: int) -
     """Weights, workspace and the cache in use; nothing while an engine on training devices sleeps."""
     served, section = setting.served, setting.section
     base = served.weights_bytes + served.workspace_bytes
-    block = setting.limits.block * served.token_bytes / section.rollout.attention_ranks
+    block = served.block_bytes / section.rollout.attention_ranks
     points = [(time_ns / NS_PER_S, base + blocks * block) for time_ns, blocks in history.cache[at]]
     points += _asleep(setting, history, at, base)
     return ((0.0, base), *sorted(points, key=lambda point: point[0]))
@@ -135,7 +142,7 @@ def _generation(setting: PostTrainingSetting) -> SideMemory:
 def _parts_served(setting: PostTrainingSetting) -> dict[str, float]:
     """What an engine reserves on a device of a replica, by kind."""
     served, limits = setting.served, setting.limits
-    cache = limits.blocks / setting.section.rollout.attention_ranks * limits.block * served.token_bytes
+    cache = limits.blocks / setting.section.rollout.attention_ranks * served.block_bytes
     return {"weights": served.weights_bytes, "cache": cache, "workspace": served.workspace_bytes}
 
 

@@ -21,6 +21,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.post_training import WeightMoves
 from simpar.posttraining.engine import ServingEngine
+from simpar.posttraining.served import TOWERS
 from simpar.units import DTYPE_BYTES, Floats, Ints, unique
 
 SENT = DTYPE_BYTES["bf16"]
@@ -158,13 +159,19 @@ class Resharding:
         owners = np.concatenate([[0], owner, [(len(counts) - 1) % ranks]])
         mine = (at[PIPELINE][:, None] == owners[None, :]).astype(np.float64)
         sharded = int(layout.zero) == 3
-        dense = _columns(at["tp"], int(layout.tp), self.columns[0]) / (int(layout.shards) if sharded else 1)
+        shards = int(layout.shards) if sharded else 1
+        dense = self._of_rows(_columns(at["tp"], int(layout.tp), self.columns[0])) / shards
         parts = int(layout.ep) * int(layout.expert_tensor_parallel)
         # experts lie over tensor- and data-parallel ranks, the first of which vary fastest
         inner = at["tp"] + int(layout.tp) * at["dp"]
         shards = int(layout.expert_shards) if sharded else 1
         experts = _columns(inner % parts, parts, self.columns[1]) / shards
-        return Holding(mine[:, :, None] * dense[:, None, :], mine[:, :, None] * experts[:, None, :])
+        return Holding(mine[:, :, None] * dense, mine[:, :, None] * experts[:, None, :])
+
+    def _of_rows(self, columns: Floats) -> Floats:
+        """Columns by row, float64[devices, rows, columns]: of towers that tensor parallelism does not divide, all."""
+        whole = np.array([row.scope in self.engine.graph.whole_scopes for row in self.rows])
+        return np.asarray(np.where(whole[None, :, None], 1.0, columns[:, None, :]), dtype=np.float64)
 
     @cached_property
     def served(self) -> Holding:
@@ -173,14 +180,15 @@ class Resharding:
         ranks = np.arange(world) % rollout.devices
         inner = rollout.tp * rollout.attention_ranks
         stage = ranks // inner
-        layers = len(self.rows) - 2
+        towers = sum(row.scope in TOWERS for row in self.rows)  # on the first stage
+        layers = len(self.rows) - 2 - towers
         bound = -(-layers // rollout.stages)
-        owners = np.concatenate([[0], np.arange(layers) // bound, [rollout.stages - 1]])
+        owners = np.concatenate([np.zeros(1 + towers), np.arange(layers) // bound, [rollout.stages - 1]])
         mine = (stage[:, None] == owners[None, :]).astype(np.float64)
-        dense = _columns(ranks % rollout.tp, rollout.tp, self.columns[0])
+        dense = self._of_rows(_columns(ranks % rollout.tp, rollout.tp, self.columns[0]))
         parts = rollout.ep if rollout.ep > 1 else rollout.tp
         experts = _columns((ranks % inner) % parts, parts, self.columns[1])
-        return Holding(mine[:, :, None] * dense[:, None, :], mine[:, :, None] * experts[:, None, :])
+        return Holding(mine[:, :, None] * dense, mine[:, :, None] * experts[:, None, :])
 
     @cached_property
     def places(self) -> tuple[Places, Places]:

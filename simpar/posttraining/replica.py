@@ -4,7 +4,8 @@ Every iteration first gives a token to each running sequence; what is left of th
 order of arrival, in pieces. A sequence is admitted if its prompt's blocks are free; running sequences take a block when
 they need one, and if there is none the one that was admitted last gives up its blocks and waits to be computed anew
 [Kwon et al. 2023, arXiv 2309.06180, section 4.5; Agrawal et al. 2024, arXiv 2403.02310]. With shared prefixes the
-samples of a group hold the whole blocks of their prompt once, and only the first of them computes these.
+samples of a group hold the whole blocks of their prompt once, and only the first of them computes these. States of
+recurrent layers are blocks of a sequence that do not grow.
 
 Between two events (a sequence ends, a block is missing, a window is full, prompts wait) iterations differ in cached
 keys only and are skipped at once (:mod:`simpar.posttraining.iterations`). ``skips=False`` takes them one by one.
@@ -37,23 +38,33 @@ class PromptSample:
 
 @dataclass(frozen=True)
 class ReplicaLimits:
-    """What a replica may do at a time; ``blocks`` of ``block`` tokens are its whole cache."""
+    """What a replica may do at a time; ``blocks`` of ``block`` tokens are its whole cache.
+
+    Recurrent layers keep ``states`` blocks of every sequence, whatever its length, and of every group that shares its
+    prompt ``prompt_states`` more: the state behind it. Prompts are shared up to a multiple of ``shared`` tokens (0: of
+    a block).
+    """
 
     token_budget: int
     max_sequences: int
     block: int
     blocks: int
     prefix_sharing: bool
+    states: int = 0
+    prompt_states: int = 0
+    shared: int = 0
 
 
 @dataclass
 class Served:
-    """What a replica did: tokens and iterations, sequences that gave up their blocks, tokens computed anew, times.
+    """What a replica did: tokens (``decoded`` ones of them not by prompts), iterations, times.
 
-    ``sequence_ns`` is the sum of sequences x time over iterations, ``key_ns`` the time in which they read cached keys.
+    ``preempted`` are sequences that gave up their blocks, ``again_tokens`` those computed anew. ``sequence_ns`` is the
+    sum of sequences x time over iterations, ``key_ns`` the time in which they read cached keys.
     """
 
     generated: int = 0
+    decoded: int = 0
     prompt_tokens: int = 0
     again_tokens: int = 0
     iterations: int = 0
@@ -196,6 +207,7 @@ class Replica:
         counts.sequence_ns += took_ns * sequences
         counts.peak_sequences = max(counts.peak_sequences, sequences)
         counts.generated += len(self.running) * count
+        counts.decoded += len(self.running) * count
 
     def _advance(self, count: int) -> list[PromptSample]:
         """Give ``count`` tokens to every running sequence and take those out that have ended."""
@@ -271,21 +283,29 @@ class Replica:
 
     def _admit(self, sample: PromptSample, done: int) -> Prefill:
         """A waiting sequence gets its blocks; what its group has in the cache is not computed again."""
-        shared = self._prefix_blocks(sample) if sample.group in self.sharing.sequences else 0
+        is_first = sample.group not in self.sharing.sequences
         self.sharing.sequences[sample.group] = self.sharing.sequences.get(sample.group, 0) + 1
-        self.sharing.blocks += shared
-        before = self.limits.block * shared
+        self.sharing.blocks += 0 if is_first else self._prefix_blocks(sample)
+        before = 0 if is_first else self._prefix_tokens(sample)
         tokens = sample.prompt + done - before
         return Prefill(sample, done, before, tokens, tokens if done else 0)
 
+    def _prefix_tokens(self, sample: PromptSample) -> int:
+        """Tokens that the samples of a group compute once; the last token of a prompt is always computed."""
+        whole = self.limits.shared or self.limits.block
+        return (sample.prompt - 1) // whole * whole if self.limits.prefix_sharing else 0
+
     def _prefix_blocks(self, sample: PromptSample) -> int:
-        """Whole blocks that the samples of a group hold together; the last token of a prompt is always computed."""
-        return (sample.prompt - 1) // self.limits.block if self.limits.prefix_sharing else 0
+        """Whole blocks of these."""
+        return self._prefix_tokens(sample) // self.limits.block
 
     def _blocks_to_enter(self, sample: PromptSample, done: int) -> int:
-        """Free blocks that a sequence needs for its prompt, what it has generated, and one token more."""
-        blocks = -(-(sample.prompt + done + 1) // self.limits.block)
-        return blocks - (self._prefix_blocks(sample) if sample.group in self.sharing.sequences else 0)
+        """Free blocks that a sequence needs for its prompt, what it has generated, one token more, and its states."""
+        limits = self.limits
+        blocks = -(-(sample.prompt + done + 1) // limits.block) + limits.states
+        if sample.group in self.sharing.sequences:
+            return blocks - self._prefix_blocks(sample)
+        return blocks + limits.prompt_states
 
     def _release(self, sample: PromptSample) -> None:
         """A sequence leaves its group; the last one takes the prompt's blocks along."""
@@ -302,7 +322,8 @@ class Replica:
         block = self.limits.block
         own = int((-(-(self.cached + more) // block)).sum())
         own += sum(-(-(each.sample.prompt + each.done + 1) // block) for each in self.filling)
-        return own - self.sharing.blocks
+        own += self.limits.states * (len(self.running) + len(self.filling))
+        return own + self.limits.prompt_states * len(self.sharing.sequences) - self.sharing.blocks
 
     def _make_room(self) -> None:
         """Sequences that were admitted last give up their blocks until all others can take their next token."""

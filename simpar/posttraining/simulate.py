@@ -24,6 +24,7 @@ from simpar.posttraining.moves import Resharding, host_rate
 from simpar.posttraining.pools import Durations, History, Pools
 from simpar.posttraining.program import program_of
 from simpar.posttraining.replica import Replica, ReplicaLimits
+from simpar.posttraining.served import image_tokens
 from simpar.posttraining.summary import summarise_history
 from simpar.posttraining.trained import TrainingSide
 from simpar.posttraining.weight_flows import NewWeights, updates_of
@@ -90,6 +91,7 @@ def make_setting(
     section = as_section(post_training)
     plan, assumed = with_units(plan, cluster)
     graph = as_model(model, training.seq_len)
+    section = _with_images(section, graph)
     check_section(cluster, plan, training, section)
     shares_node = pool is not None and _fit_together(cluster, pool)
     if not section.has_pool:
@@ -99,6 +101,14 @@ def make_setting(
     served = ServingEngine.of(graph, pool, section.rollout, training.seq_len)
     side = TrainingSide(graph, cluster, plan, training, section, stack)
     return PostTrainingSetting(section, side, served, pool, (assumed,) if assumed else (), shares_node)
+
+
+def _with_images(section: PostTraining, graph: ModelGraph) -> PostTraining:
+    """The section with prompts that are no shorter than what stands for their images and sounds."""
+    made = image_tokens(graph)
+    if not made or section.lengths.least_prompt is not None:
+        return section
+    return section.model_copy(update={"lengths": section.lengths.model_copy(update={"least_prompt": made + 1})})
 
 
 def _fit_together(cluster: Cluster, pool: Cluster) -> bool:
@@ -179,10 +189,7 @@ class PostTrainingSetting:
     @cached_property
     def limits(self) -> ReplicaLimits:
         """What a replica may do at a time. Raises UserError where it cannot hold one sequence."""
-        engine, blocks = self.section.rollout.engine, self.served.blocks()
-        return ReplicaLimits(
-            engine.token_budget, engine.max_sequences, engine.block, blocks, engine.prefix_sharing
-        )  # fmt: skip
+        return self.served.limits
 
     @cached_property
     def reshardings(self) -> tuple[Resharding, ...]:

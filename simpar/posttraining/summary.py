@@ -52,7 +52,8 @@ def summarise_history(
         lengths=_lengths(setting, history),
         memory=BothMemories(
             **sides(setting),
-            cache_tokens=setting.limits.blocks * setting.limits.block,
+            cache_tokens=setting.limits.blocks * setting.limits.block if setting.served.token_bytes else 0,
+            state_bytes=setting.served.state_bytes,
             peak_cache_share=max(each.peak_blocks for each in history.counts) / setting.limits.blocks,
         ),
         staleness=AgeReport(
@@ -181,6 +182,7 @@ def _generation(setting: PostTrainingSetting, history: History, window: tuple[in
             mean_sequences=sum(each.sequence_ns for each in counts) / busy,
             peak_sequences=max(each.peak_sequences for each in counts),
             key_share=sum(each.key_ns for each in counts) / busy,
+            state_share=sum(each.decoded for each in counts) * setting.served.state_s * NS_PER_S / busy,
             prompt_share=sum(each.prompt_ns for each in counts) / busy,
             preempted=sum(each.preempted for each in counts),
             again_tokens=sum(each.again_tokens for each in counts),

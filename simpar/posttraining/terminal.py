@@ -150,7 +150,10 @@ def _memory(figures: PostTrainingFigures) -> ReportTable:
         table.add(" and ".join(one.models), "in all", format_bytes(one.memory.total_bytes))
         table.add(" and ".join(one.models), "may take", format_bytes(one.memory.capacity_bytes))
     share = memory.peak_cache_share
-    table.add("cache", "tokens of a replica", f"{memory.cache_tokens:,}")
+    if memory.cache_tokens:
+        table.add("cache", "tokens of a replica", f"{memory.cache_tokens:,}")
+    if memory.state_bytes:
+        table.add("cache", "states of a sequence", format_bytes(memory.state_bytes))
     table.add("cache", "in use at most", f"{share:.0%}")
     return table
 

@@ -26,6 +26,7 @@ from simpar.plan.choices.mesh import PIPELINE
 from simpar.plan.plan import Plan
 from simpar.plan.post_training import PostTraining
 from simpar.posttraining.lengths import StepLengths, draw_step
+from simpar.posttraining.served import image_tokens
 from simpar.report.result import Result
 from simpar.simulation import apply_tuning, make_job, simulate
 from simpar.stacks.stack import Stack
@@ -54,6 +55,15 @@ def frozen(graph: ModelGraph) -> ModelGraph:
         embedding=without_training(graph.embedding),
         head=without_training(graph.head),
     )
+
+
+def with_images(graph: ModelGraph, responses: float) -> ModelGraph:
+    """The model with the images and sounds of so many responses in a row; towers of padded rows have one's."""
+    lengths = {name: size for name, size in graph.dims.items() if name.endswith(".seq") and name != "text.seq"}
+    if responses <= 1.0 or not image_tokens(graph):
+        return graph
+    more = {name: max(size, int(size * responses) // EVEN_TOKENS * EVEN_TOKENS) for name, size in lengths.items()}
+    return replace(graph, dims={**graph.dims, **more})
 
 
 def _devices_of(cluster: Cluster, devices: int, field_name: str) -> Cluster:
@@ -251,7 +261,8 @@ class TrainingSide:
         key = ("policy" if own else name), rows, row
         if key not in self._steps:
             values = {"seq_len": row, "global_batch": rows, "documents": self.documents}
-            graph = self._graph_of(name)
+            responses = self.training.global_batch * (self.updates if is_pass else 1)
+            graph = with_images(self._graph_of(name), responses / rows)
             plan, wide = _plan_of(self.plan, graph), self.section.passes.micro_batch
             if is_pass and wide is not None:
                 plan = plan.model_copy(update={"micro_batch": wide})

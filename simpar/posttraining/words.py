@@ -61,9 +61,11 @@ def limits(
 def generation_words(generation: GenerationReport) -> str:
     """What iterations of generation spend their time on."""
     inside = generation.inside
+    states = f"{inside.state_share:.0%} reads and writes states, " if inside.state_share else ""
     return (
-        f"{inside.key_share:.0%} reads cached keys and values, {1.0 - inside.key_share:.0%} weights, products, "
-        f"communication and launches ({inside.prompt_share:.0%} in iterations with prompts)"
+        f"{inside.key_share:.0%} reads cached keys and values, {states}"
+        f"{1.0 - inside.key_share - inside.state_share:.0%} weights, products, communication and launches "
+        f"({inside.prompt_share:.0%} in iterations with prompts)"
     )
 
 
@@ -78,11 +80,18 @@ def replica_words(replica: Rollout | ReplicaChoice) -> str:
 def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
     """What the section left open and what its defaults mean."""
     section, trained = setting.section, setting.trained
+    yield from trained.graph.assumed
     given = section.rollout.engine.model_fields_set
     for name, where in (("overhead", "in every iteration"), ("sequence_overhead", "for every sequence in it")):
         if name not in given:
             added = format_seconds(getattr(section.rollout.engine, name))
             yield f"{added} of the host {where} (post_training.rollout.engine.{name})"
+    yield from _of_states(setting)
+    if (least := section.lengths.least_prompt) and setting.served.towers:
+        yield (
+            f"towers compute a prompt's images and sounds where its first token is computed; prompts have at least "
+            f"{least:,} tokens, theirs and one of text (post_training.lengths.least_prompt)"
+        )
     how = "packed into rows of" if trained.is_packed else "padded to"
     yield (
         f"responses {how} {trained.usual_row:,} tokens, {trained.usual_rows:,} rows an update, "
@@ -95,6 +104,20 @@ def assumptions(setting: PostTrainingSetting) -> Iterator[str]:
         yield f"{section.prompts} groups on {replicas} replicas: groups are divided, and replicas share no prompt"
     if section.rollout.precision != trained.plan.numerics.precision:
         yield f"weights are sent in bf16 and quantised to {section.rollout.precision} where they arrive, in no time"
+
+
+def _of_states(setting: PostTrainingSetting) -> Iterator[str]:
+    """What is taken of states of recurrent layers."""
+    rollout, served = setting.section.rollout, setting.served
+    if not served.state_bytes:
+        return
+    if rollout.states.dtype is None and any(each.kernels for each in served.layer_states.values()):
+        yield "states of recurrent layers in bf16, of Kimi Delta Attention in fp32 (post_training.rollout.states.dtype)"
+    if rollout.engine.prefix_sharing and not rollout.states.shared:
+        yield (
+            "samples of a group compute their prompt each, as engines without shared states do "
+            "(post_training.rollout.states.shared)"
+        )
 
 
 def not_modelled(setting: PostTrainingSetting) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The whole step of a launch of reinforcement learning: generation, passes, updates and new weights.
 
-Launches say all of it but the lengths of texts. Without these, all have the longest that is allowed, and the step of
-shorter ones is told beside it.
+Launches say all of it but the lengths of texts. Without these, all have the longest that is allowed, and the steps of
+shorter prompts and of shorter responses are told beside it.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def whole_step(given: ParsedLaunch, problem: Problem, plan: Plan, hardware: str,
     simulated = partial(_simulated, side, problem, plan, hardware)
     result = simulated(full)
     others = {}
-    if told["response"] is None and (mean := longest["response"] // PART):
-        usual = {**full, "response": {"mean": mean, "p99": longest["response"]}}
-        others[f"responses of {mean} tokens on average, of which 1 in 100 is longer than {longest['response']}"] = (
-            simulated(usual)
-        )
-    return WholeStep(result, others, (*side.notes, *_assumed(told, longest)), side.answers)
+    for name, most in longest.items():
+        if told[name] is None and (mean := most // PART):
+            words = f"{name}s of {mean} tokens on average, of which 1 in 100 is longer than {most}"
+            others[words] = simulated({**full, name: {"mean": mean, "p99": most}})
+    notes = (*side.notes, *_assumed(told, longest), *result.figures.assumed)
+    return WholeStep(result, others, notes, side.answers)
 
 
 def _assumed(told: Mapping[str, Any], longest: Mapping[str, int]) -> Iterator[str]:

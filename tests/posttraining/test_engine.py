@@ -135,14 +135,19 @@ def test_host_bound_engines_gain_from_graphs():
         ({"model": "llama-3-70b"}, r"a device has 0 B for the cache beside 131 GiB of weights .* allowed: more tp"),
         ({"model": "qwen2.5-0.5b", "tp": 4}, "post_training.rollout.tp = 4: does not divide the attention heads 14"),
         ({"model": "llama-3-8b", "ep": 2}, "has no experts; allowed: 1"),
-        ({"model": "nemotron-h-8b"}, "decode in a way that is not modelled; allowed"),
+        (
+            {"model": "llama-4-scout", "tp": 8},
+            "layers layer_moe_chunk_8192 decode in a way that is not modelled; allowed",
+        ),
+        ({"model": "llama-3.2-11b-vision"}, "layers cross_layer decode in a way that is not modelled; allowed"),
+        ({"model": "ernie-4.5-vl-28b-a3b"}, "visual tokens have experts of their own; allowed"),
         ({"model": "llama-3-8b", "tp": 8, "pp": 4}, "a replica of 32 devices: allowed"),
     ],
 )
 def test_what_cannot_be_served_is_refused(choices, said):
     """In one line."""
     with pytest.raises(UserError, match=said):
-        engine(**choices).blocks()
+        _ = engine(**choices).limits
 
 
 def test_tuned_experts_are_faster_in_prompts_alone():

@@ -123,6 +123,15 @@ def test_eight_bits_are_said_as_the_frameworks_say_them():
     assert "kv_cache_dtype=fp8 " in made("verl", cache).files["command.sh"]
 
 
+@pytest.mark.parametrize(("target", "name"), [("verl", "command.sh"), ("nemo-rl", "config.yaml")])
+def test_dtypes_of_states_come_back(target, name):
+    """By vLLM's own word; nothing is said of what is usual."""
+    text = made(target, "post_training.rollout.states.dtype=fp32").files[name]
+    text = text if name != "command.sh" else text.split("\n", 2)[2].replace('"$@"', "")
+    assert read(text, name, target).rollout.section["rollout"]["states"] == {"dtype": "fp32"}
+    assert "mamba" not in made(target).files[name]
+
+
 @pytest.mark.parametrize(
     ("target", "settings", "said"),
     [
@@ -138,6 +147,7 @@ def test_eight_bits_are_said_as_the_frameworks_say_them():
         ("nemo-rl", ("post_training.passes.old_policy=false",), r"cannot say passes.old_policy = false"),
         ("nemo-rl", ("post_training.passes.critic=qwen2.5-1.5b",), r"cannot say passes.critic = qwen2.5-1.5b"),
         ("verl", ("post_training.rollout.engine.graph_tokens=256",), r"cannot say rollout.engine.graph_tokens = 256"),
+        ("verl", ("post_training.rollout.states.shared=true",), r"cannot say rollout.states.shared = true"),
         ("verl", ("post_training.rollout.pp=2",), r"verl: rollouts with pp = 2"),
         ("nemo-rl", ("post_training.algorithm=ppo",), r"algorithm = ppo; allowed: grpo"),
         ("verl", ("post_training.weights.method=resharded",), r"cannot say weights.method = resharded \(--lossy"),

@@ -43,7 +43,17 @@ def test_pools_apart_keep_what_they_have():
     )
     whole = sides(setting)["generation"].total_bytes
     assert {size for _, size in memory[RESERVED]} == {whole}
-    times = [at for curve in memory.values() for at, _ in curve]
-    assert min(times) == 0.0
     for curve in memory.values():
         assert [at for at, _ in curve] == sorted(at for at, _ in curve)
+
+
+@pytest.mark.parametrize("placement", ["colocated", "split", "hybrid"])
+def test_curves_last_as_long_as_the_steps(placement):
+    """From the beginning to the arrival of the last weights, also of what never changes."""
+    rollout = {} if placement == "colocated" else {"nodes": 1}
+    result = simulate_setting(setting_of(placement=placement, rollout=rollout))
+    end_s = sum(result.figures.speed.steps_s)
+    for curve in result.memory.values():
+        assert len(curve) > 1
+        assert curve[0][0] == 0.0
+        assert curve[-1][0] == pytest.approx(end_s, rel=1e-9)

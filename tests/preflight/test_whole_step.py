@@ -68,6 +68,8 @@ def test_the_answer_is_that_of_the_section(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "The whole step step" in said
     assert "with responses of 32 tokens on average, of which 1 in 100 is longer than 128: " in said
+    assert "with prompts of 32 tokens on average, of which 1 in 100 is longer than 128: " in said
+    assert "12.0 us of the host for every sequence in it" in said
     assert "every response is taken to have 128 tokens, the longest allowed (--responses TOKENS" in said
 
 
