@@ -3,6 +3,7 @@
 from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.encoder_in_bubbles import put_encoder_in_bubbles
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import slice_schedule
@@ -11,9 +12,13 @@ from simpar.plan.schedules.terapipe import slice_schedule
 def schedule_of(layout: Layout, training: Training) -> Schedule:
     """The layout's action table: its own CSV, or that of its named schedule for its durations of F, I and W.
 
+    An encoder in the bubbles is in it once its costs are known.
+
     Raises UserError for a table that cannot run or a shape the schedule does not allow.
     """
     table = _whole_table(layout, training)
+    if layout.encoder_costs:
+        return put_encoder_in_bubbles(table, layout.encoder_costs)
     return slice_schedule(table, len(layout.slices)) if layout.slices else table
 
 

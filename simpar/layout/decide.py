@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from simpar.architectures.encoders import encoder_layers
 from simpar.layout.check import check
 from simpar.layout.decider import fill_open_choices
 from simpar.layout.deciders import BY_DEVICES, BY_MODEL, BY_PLAN, BY_STACK, OFFLOAD, state_choices
@@ -23,6 +24,8 @@ def decide(plan: Plan, target: Workload, stack: Stack) -> Layout:
     choices = fill_open_choices(choices, BY_DEVICES, target)
     layout = Layout.of(plan, fill_open_choices(choices, (OFFLOAD,), stack))
     layout = replace(layout, record=layout.record.model_copy(update={"stack": stack.name}))
+    if layout.encoder_in_bubbles:
+        layout = replace(layout, encoder_layers=encoder_layers(target.graph))
     check(layout, target)
     return layout
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import Any
 
+from simpar.architectures.encoders import encoder_layers
 from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
 from simpar.layout.decider import Decider, fill_open_choices
@@ -39,14 +40,16 @@ def _stages_of_their_own(_: object, *, stages: Stages) -> Mapping[str, Any]:
     return {"pp": len(stages)} if stages else {}
 
 
-def _layers(known: tuple[ModelGraph, Stack], *, pp: int, vpp: int, stages: Stages) -> Mapping[str, Any]:
+def _layers(
+    known: tuple[ModelGraph, Stack], *, pp: int, vpp: int, stages: Stages, encoder_in_bubbles: bool
+) -> Mapping[str, Any]:
     """Layers as stages state them, or spread by cost where the stack does so; as evenly as possible, they stay open."""
     graph, stack = known
     if stages:
         return {"layers": tuple(stage.layers for stage in stages)}
     if stack.launch.pipeline_balance != "cost" or pp * vpp == 1:
         return {}
-    return {"layers": layers_by_cost(graph, pp * vpp)}
+    return {"layers": layers_by_cost(graph, pp * vpp, encoder_layers(graph) if encoder_in_bubbles else 0)}
 
 
 def _replicas(target: Workload, *, tp: int, cp: int, pp: int, dp: int | None, stages: Stages) -> Mapping[str, Any]:
@@ -100,7 +103,9 @@ BY_STACK: tuple[Decider[Stack], ...] = (
     Decider(left_to_stacks("tensor_parallel"), ("tp", "stages"), tensor_parallel.by_stack),
     Decider(left_to_stacks("numerics"), ("precision", "optimizer"), numerics.by_stack),
 )
-BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp", "stages"), _layers),)
+BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (
+    Decider(("layers",), ("pp", "vpp", "stages", "encoder_in_bubbles"), _layers),
+)
 SCHEME = Decider[Workload](("sync_every", "staleness", "servers"), ("sync",), _scheme)
 OFFLOAD = Decider[Stack | None](
     ("offload_gradients",), ("offload_optimizer", "zero", "dp", "cp", "stages"), _offloaded_gradients

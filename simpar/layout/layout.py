@@ -76,6 +76,16 @@ class Layout(
         return self._if_sharded(np.maximum(self.expert_copies // self.hsdp, 1), 1)
 
     @property
+    def encoder_width(self) -> Counts:
+        """Ranks that sum gradients of an encoder in the bubbles, which every pipeline rank holds."""
+        return self.width * self.pp
+
+    @property
+    def encoder_shards(self) -> Counts:
+        """Ranks that share one copy of the sharded states of an encoder in the bubbles."""
+        return self._if_sharded(self.encoder_width, 1)
+
+    @property
     def replicas(self) -> Counts:
         """Copies of the model's states: data-parallel ranks, or with ZeRO the shard groups that ``hsdp`` counts."""
         return self._if_sharded(self.hsdp, self.dp)
@@ -103,8 +113,11 @@ class Layout(
         return global_batch // int(self.dp * self.micro_batch)
 
     def stage_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Transformer layers of every virtual stage, in model order; embedding and head come on top."""
-        return self.layers or spread_layers(num_layers, int(self.pp * self.vpp))
+        """Transformer layers of every virtual stage, in model order; embedding and head come on top.
+
+        An encoder in the bubbles belongs to none of them.
+        """
+        return self.layers or spread_layers(num_layers - self.encoder_layers, int(self.pp * self.vpp))
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -173,6 +186,7 @@ def stack_for_layout(stack: Stack, layout: Layout) -> Stack:
     return stack.model_copy(update={"numerics": numerics})
 
 
-_PATHS = {each.name: path_of(each.name) for each in fields(Layout) if each.name not in ("record", "mirrored", "stages")}
+_DERIVED = ("record", "mirrored", "stages", "encoder_layers", "encoder_costs")
+_PATHS = {each.name: path_of(each.name) for each in fields(Layout) if each.name not in _DERIVED}
 """Section and field in a plan of every choice."""
 _SECTIONS = tuple(dict.fromkeys(section for section, _ in _PATHS.values()))

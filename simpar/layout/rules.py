@@ -14,6 +14,7 @@ from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, chosen_layers, modes, of_layer, segment, segment_layers
 from simpar.layout.action_table import schedule_of
+from simpar.layout.encoder import encoder_refusals
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, slices_refusals
 from simpar.plan.choices.target import Refusals, Workload, fixed_reason, format_divisors
@@ -177,7 +178,7 @@ def _batch(layout: Layout, target: Workload) -> Refusals:
 
 
 def _stages(layout: Layout, target: Workload) -> Refusals:
-    pp, vpp, layers = layout.pp, layout.vpp, len(target.graph.layers)
+    pp, vpp, layers = layout.pp, layout.vpp, len(target.graph.layers) - layout.encoder_layers
     stages = pp * vpp
     yield (
         stages > layers + 2,
@@ -209,7 +210,7 @@ def _recompute(layout: Layout, target: Workload) -> Refusals:
         chosen not in (None, count),
         lambda: f"plan.recompute = {policy}: chooses for {chosen} layers: allowed: {count}",
     )
-    last, allowed = -1, format_divisors(gcd(*layout.stage_layers(count)))
+    last, allowed = layout.encoder_layers - 1, format_divisors(gcd(*layout.stage_layers(count)))
     for layers in layout.stage_layers(count):
         first, last = last + 1, last + layers
         for layer in (first, last) if layers else ():
@@ -469,6 +470,7 @@ def _loss(layout: Layout, target: Workload) -> Refusals:
 
 
 RULES: Mapping[str, Rule] = {
+    "encoder": encoder_refusals,
     "tensor": _tensor,
     "context": _context,
     "experts": _experts,

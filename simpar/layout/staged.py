@@ -45,6 +45,7 @@ def feature_refusals(layout: Layout) -> Refusals:
         (bool(layout.vpp > 1), f"plan.vpp = {layout.vpp}: a rank runs one chunk", 1),
         (layout.schedule in HALF_SCHEDULES, f"plan.schedule = {layout.schedule}: has every stage twice", "the others"),
         (layout.runs_slices, "plan.slices: stages run whole sequences", "none"),
+        (layout.encoder_in_bubbles, "plan.encoder_in_bubbles = true: all stages share a mesh", "false"),
         (
             layout.replicas_are_independent,
             f"plan.sync = {layout.sync}: stages reduce inside the step",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from simpar.architectures.graph import ModelGraph
 
 
-def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
+def layers_by_cost(graph: ModelGraph, stages: int, first: int = 0) -> tuple[int, ...] | None:
     """Layers of every stage as nanotron spreads them, where the output projection counts with its parameters.
+
+    The layers before the ``first`` belong to no stage.
 
     A stage is full once the running cost passes its share of the total. Where the head alone fills more than the last
     stage, nanotron leaves the last stages without layers; here each of them except the last one takes a layer from the
     nearest stage before it that has several. None where there are too few layers for that.
     """
-    costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers]
+    costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers[first:]]
     share = (sum(costs) + int(graph.head.parameters(graph.dims))) / stages
     counts, running, stage = [0] * stages, 0.0, 0
     for cost in costs:

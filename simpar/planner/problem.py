@@ -209,6 +209,11 @@ def make_problem(
         raise UserError(
             f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
         )
+    if base.pipeline.encoder_in_bubbles:
+        raise UserError(
+            "plan.encoder_in_bubbles = true: layouts are searched with encoders in the first stages; allowed: false, "
+            "and `simpar simulate PLAN --set plan.encoder_in_bubbles=true` for the plans found"
+        )
     if perturbation.jitter_sigma > 0:
         raise UserError(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "

@@ -1,7 +1,7 @@
 """Peak memory of every class of ranks: states, the simulated peak, allocator and context; and memory of the host."""
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from simpar.cost.memory.static import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
+from simpar.layout.action_table import schedule_of
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import looks_at_costs
 from simpar.program.ir.memory import MemoryUse, memory_uses
@@ -195,9 +196,12 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
     assert isinstance(builder, StageBuilder), "no mixture has roles of its own"
     job, schedule = builder.job, lowered.maker.schedule
     layout, ranks, chunks = job.layout, schedule.num_ranks, int(job.layout.vpp)
+    if layout.encoder_layers:  # the stages of text, without the encoder in their bubbles
+        schedule = schedule_of(replace(layout, encoder_costs=None), job.training)
     own = schedule if layout.schedule == CUSTOM or looks_at_costs(layout.schedule) else None
     pipe = np.array([[ranks], [chunks], [layout.num_microbatches(job.training.global_batch)]])
     layers = {(ranks, chunks): layout.stage_layers(len(graph.layers))}
+    graph = replace(graph, layers=graph.layers[layout.encoder_layers :])
     first = np.zeros(1, dtype=np.int64)
     flight = flights(graph, ((layout.schedule,), first, own), layout.recompute, tuple(pipe), layers, (stage,))
     imbalance = load_error_table().memory.imbalance

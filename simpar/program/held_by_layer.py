@@ -13,7 +13,8 @@ from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.memory_inside import ops_of_nodes
 from simpar.program.structure.pass_memory import BACKWARDS, UnitPass
-from simpar.program.structure.stages import ActionBuilder, StageBlock, StageBuilder
+from simpar.program.structure.pieces import StageBlock
+from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.templates import PassNode, UnitsBegin
 from simpar.units import Ints
 
@@ -111,8 +112,8 @@ def _terms_alone(builder: ActionBuilder, piece: StageBlock) -> dict[tuple[str, s
     if not isinstance(builder, StageBuilder):
         return {}
     job = builder.job
-    ends = (int(piece.block is end) for end in (job.graph.embedding, job.graph.head))
-    held = HeldBlocks(((piece.block, 1),), *ends)
+    first, last = (int(piece.block is end) for end in (job.graph.embedding, job.graph.head))
+    held = HeldBlocks(((piece.block, 1),), first, last, builder.shared_blocks)
     terms = held_memory(job.graph, held, builder.view.tensor, job.layout, job.stack).terms
     return {_key(term): float(np.sum(term.size_bytes)) for term in terms}
 

@@ -17,7 +17,14 @@ from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
 from simpar.program.emission.shared_cores import are_shared, share_cores
-from simpar.program.emission.traffic import QuotientNetwork, group_kinds, hop_kind, late_per_member_s, streams_of
+from simpar.program.emission.traffic import (
+    QuotientNetwork,
+    encoded_bytes,
+    group_kinds,
+    hop_kind,
+    late_per_member_s,
+    streams_of,
+)
 from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.program import Program
 from simpar.program.job import TrainingJob
@@ -139,7 +146,8 @@ def outline(
         kinds, boundaries = stage_kinds(builders, layout.stages), Boundaries(job, builders)
     else:
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, layout.mesh))
-        builders = (StageBuilder(view, schedule.rank_of_stage),) * schedule.num_ranks
+        waiting = tuple(count * encoded_bytes(view) for count in schedule.waiting)
+        builders = (StageBuilder(view, schedule.rank_of_stage, waiting),) * schedule.num_ranks
         kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
     colours = rank_colours(layout, cluster, perturbation, uneven_context=uneven)
     syncs = list({id(each): each.sync for each in builders}.values())

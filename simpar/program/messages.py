@@ -7,13 +7,14 @@ import numpy as np
 from simpar.dataclass import dataclass
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.choices.mesh import PIPELINE
-from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.actions import F, Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
-from simpar.program.emission.traffic import hop_kind, send_bytes
+from simpar.program.emission.traffic import encoded_bytes, hop_kind, send_bytes
 from simpar.program.fold.quotient import Quotient
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, message_kind
-from simpar.program.structure.stages import ActionBuilder, StageBuilder, has_no_backward
+from simpar.program.structure.pieces import has_no_backward
+from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.templates import TemplateNode
 from simpar.units import Ints, unique
 
@@ -32,19 +33,33 @@ class Messages:
     boundaries: Boundaries | None
     _made: dict[tuple[str, int, float, int], tuple[TemplateNode, ...]] = field(init=False, default_factory=dict)
 
-    def of(self, letter: str, stage: int) -> tuple[tuple[CollectiveUse, ...], tuple[TemplateNode, ...]]:
+    def of(self, letter: str, stage: int, hop: int = 0) -> tuple[tuple[CollectiveUse, ...], tuple[TemplateNode, ...]]:
         """What an action does with messages: (:meth:`gathers`, :meth:`sends`)."""
-        return self.gathers(letter, stage), self.sends(letter, stage)
+        return self.gathers(letter, stage), self.sends(letter, stage, hop)
 
-    def sends(self, letter: str, stage: int) -> tuple[TemplateNode, ...]:
-        """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back."""
+    def hops(self, rank: int, code: Ints, stage: Ints, microbatch: Ints) -> Ints:
+        """Pipeline ranks, modulo their number, that each action's message goes ahead, int64[n].
+
+        Where no message of the plan depends on its microbatch, they are 0: two stages say how far it is.
+        """
+        if not self.schedule.ranks_of_first:
+            return np.zeros_like(code)
+        target = np.clip(np.where(code == F, stage + 1, stage - 1), 0, self.schedule.num_stages - 1)
+        hops: Ints = (self.schedule.rank_of(target, microbatch) - rank) % self.schedule.num_ranks
+        return hops
+
+    def sends(self, letter: str, stage: int, hop: int = 0) -> tuple[TemplateNode, ...]:
+        """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back.
+
+        ``hop`` is as in :meth:`hops`.
+        """
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
             return ()
         if letter != "F" and has_no_backward(self.builders[0].pieces[target]):
             return ()
         ranks = self.schedule.rank_of_stage
-        delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
+        delta = hop if self.schedule.ranks_of_first else (ranks[target] - ranks[stage]) % self.schedule.num_ranks
         if delta == 0 and not self._turns(stage, target):
             return ()
         return self._nodes(letter, delta, *self._message(stage, target))
@@ -56,19 +71,21 @@ class Messages:
             return ()
         return self.boundaries.gathers(source, stage)
 
-    def ways(self, stage: Ints, source: Ints) -> Ints:
+    def ways(self, stage: Ints, source: Ints, microbatch: Ints | int = 0) -> Ints:
         """Numbers int64[n], equal only where the same ranks send from stages ``source`` (-1: none) to ``stage``."""
+        if self.schedule.ranks_of_first:
+            return np.where(source < 0, -1, self.schedule.rank_of(source, microbatch))
         if self.boundaries or self.job.layout.mirrored:
             return stage * (self.schedule.num_stages + 1) + source + 1
         return np.append(np.asarray(self.schedule.rank_of_stage, dtype=np.int64), -1)[source]
 
-    def senders(self, quotient: Quotient, classes: Ints, stage: int, source: int) -> Ints:
+    def senders(self, quotient: Quotient, classes: Ints, stage: int, source: int, microbatch: int = 0) -> Ints:
         """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
         mesh, ranks = self.job.layout.mesh, quotient.representative_rank[classes]
         if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
             return quotient.class_of_rank[mesh.opposite(ranks)][:, None]
         if not self.boundaries:
-            there = np.full(1, self.schedule.rank_of_stage[source])
+            there = np.full(1, self.schedule.rank_of(source, microbatch))
             return quotient.class_of_rank[mesh.at_stage(ranks[:, None], there)]
         if stage == source:
             return classes[:, None]
@@ -100,6 +117,8 @@ class Messages:
             return self.boundaries.message(stage, target)
         builder, lower = self.builders[0], min(stage, target)
         assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
+        if self.schedule.ranks_of_first and lower == 0:
+            return encoded_bytes(builder.view), 1
         return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
 
     def _turns(self, stage: int, target: int) -> bool:

@@ -71,9 +71,10 @@ class _Order:
     """The n - 1 actions of a pipeline rank in order, and the tail of the step as the n-th entry.
 
     ``keys`` are the distinct (letter, virtual stage, flags) in order of appearance, ``key`` int64[n - 1] is that of
-    every action. ``stage``, ``microbatch`` (both -1 for the tail) and ``first_layer`` (of the stage) are int64[n].
-    ``ways`` are pairs (stage, stage that it waits for or -1) that differ in who sends, ``way`` int64[n] is that of
-    every entry; its arrival waits for action number ``awaited`` int64[n] (-1: none) of the latter stage's rank.
+    every action; flags hold FLAGS times its hop (:meth:`Messages.hops`). ``stage``, ``microbatch`` (both -1 for the
+    tail) and ``first_layer`` (of the stage) are int64[n]. ``ways`` are (stage, stage that it waits for or -1, a
+    microbatch) that differ in who sends, ``way`` int64[n] is that of every entry; its arrival waits for action number
+    ``awaited`` int64[n] (-1: none) of the latter stage's rank.
     """
 
     keys: list[Key]
@@ -235,13 +236,15 @@ class RankClassBuilder:
             waits, gradient = np.flatnonzero(source >= 0), np.where(forward | last, 0, 1)
             awaited = np.full(len(stage), -1)
             awaited[waits] = self._positions[gradient[waits], source[waits], microbatch[waits]]
-            ways = by_appearance(self.messages.ways(stage, source))
+            ways = by_appearance(self.messages.ways(stage, source, microbatch))
             flags = flags_of(code, here, by_runs=self.builders[rank].sync.by_runs)
-            each, key = _distinct((here * len(LETTERS) + code) * FLAGS + flags)
-            keys = [(LETTERS[one // FLAGS % len(LETTERS)], one // FLAGS // len(LETTERS), one % FLAGS) for one in each]
+            flags += FLAGS * self.messages.hops(rank, code, here, microbatch[:-1])
+            width = FLAGS * self.schedule.num_ranks
+            each, key = _distinct((here * len(LETTERS) + code) * width + flags)
+            keys = [(LETTERS[one // width % len(LETTERS)], one // width // len(LETTERS), one % width) for one in each]
             layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
             first_layer = np.append(layers[here], 0)
-            pairs = np.stack([stage, source], axis=1)[ways.representative].tolist()
+            pairs = np.stack([stage, source, microbatch], axis=1)[ways.representative].tolist()
             self._orders[rank] = _Order(keys, key, stage, microbatch, first_layer, awaited, pairs, ways.class_of)
         return self._orders[rank]
 
@@ -312,8 +315,11 @@ class RankClassBuilder:
         known = int(self.stage_of_class[class_id]), root
         if known not in family.made:
             kinds = {
-                (letter, stage, last): ((letter, alike[stage], last), *self.messages.of(letter, stage))
-                for letter, stage, last in keys
+                (letter, stage, flags): (
+                    (letter, alike[stage], flags % FLAGS),
+                    *self.messages.of(letter, stage, flags // FLAGS),
+                )
+                for letter, stage, flags in keys
             }
             place = {kind: at for at, kind in enumerate(dict.fromkeys(kinds.values()))}
             templates = [family.template(*kind) for kind in place]
@@ -327,7 +333,7 @@ class RankClassBuilder:
     def _family(self, class_id: int, keys: Sequence[Key]) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
-        needed = dict.fromkeys((letter, builder.alike[stage], last) for letter, stage, last in dict.fromkeys(keys))
+        needed = dict.fromkeys((letter, builder.alike[stage], flags % FLAGS) for letter, stage, flags in keys)
         long = not (self.collapse and self.collapsible(class_id))
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:

@@ -39,9 +39,10 @@ def test_stacks_decide_what_choices_say_is_left_to_them() -> None:
 
 
 def test_layouts_have_all_choices() -> None:
-    """Under their names, with stages of their own, what a plan was made for, and whether a pipeline is folded."""
+    """Under their names, with stages of their own, what a plan was made for, and what follows from a choice."""
     names = {each.name for each in fields(Layout)}
-    assert names == {each.name for each in CHOICES} | {"stages", "record", "mirrored"}
+    follows = {"mirrored", "encoder_layers", "encoder_costs"}
+    assert names == {each.name for each in CHOICES} | {"stages", "record"} | follows
 
 
 @pytest.mark.parametrize("name", some(STACKS, STACKS[:4]))

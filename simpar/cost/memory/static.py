@@ -107,11 +107,15 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class HeldBlocks:
-    """Blocks of one pipeline rank and how often it holds each, embedding and head included."""
+    """Blocks of one pipeline rank and how often it holds each, embedding and head included.
+
+    Those of the names ``shared`` are on every pipeline rank.
+    """
 
     blocks: tuple[tuple[Block, Numbers], ...]
     embedding: Numbers
     head: Numbers
+    shared: frozenset[str] = frozenset()
 
     @property
     def ends_meet(self) -> Numbers:
@@ -134,7 +138,10 @@ def parameter_terms(
     whole_gradients = (zero < 2) | reduces_late(layout, stack) | once_a_step(layout, stack)
     spread = sum(part.elements * (np.asarray(part.shard) < part.elements) for part in parts)
     gathered = np.where(keeps_parameters(layout), spread, 0)
-    copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)
+    gathers = (zero == 1) | (zero == 2)
+    copied = np.where(gathers, sum(part.elements + part.shard for part in parts[:2]), 0) * (shards > 1)
+    for part in parts[2:]:
+        copied = copied + np.where(gathers, part.elements + part.shard, 0)
     bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
     rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
     # FSDP adds up what it reduces once a step in the dtype of that reduction [torch, fsdp/_fully_shard/_fsdp_param.py,
@@ -225,23 +232,26 @@ def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout,
 
 
 def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Numbers) -> list[ParameterGroup]:
-    """Two parts: everything but experts, and experts; ``tied`` elements, which two blocks hold, are counted once."""
-    fsdp, shards = layout.kind == "fsdp", (layout.shards, layout.expert_shards)
-    elements: list[Numbers] = [0, 0]
-    shard: list[Numbers] = [0, 0]
-    moments: list[Numbers] = [0, 0]
-    largest: list[Numbers] = [0, 0]
-    fullest: list[Numbers] = [0, 0]
+    """Parts: everything but experts, experts, and what all pipeline ranks hold, if they do.
+
+    ``tied`` elements, which two blocks hold, are counted once.
+    """
+    fsdp, shards = layout.kind == "fsdp", [layout.shards, layout.expert_shards]
+    shards += [layout.encoder_shards] if held.shared else []
+    sums: list[list[Numbers]] = [[0] * len(shards) for _ in range(5)]
+    elements, shard, moments, largest, fullest = sums
     for block, count in held.blocks:
         for expert, states in enumerate(state_bytes(block, dims, layout)):
-            moments[expert] = moments[expert] + count * states
-        own: list[Numbers] = [0, 0]
-        for rows, size, expert in _weights(block, dims, layout.expert_shards):
-            elements[expert] = elements[expert] + count * size
-            each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1)) if fsdp else size
-            shard[expert] = shard[expert] + count * each
-            own[expert] = own[expert] + (np.asarray(count) > 0) * each
-            largest[expert] = np.maximum(largest[expert], (np.asarray(count) > 0) * each)
+            part = 2 if block.name in held.shared else expert
+            moments[part] = moments[part] + count * states
+        own: list[Numbers] = [0] * len(shards)
+        for rows, size, is_expert in _weights(block, dims, layout.expert_shards):
+            part = 2 if block.name in held.shared else is_expert
+            elements[part] = elements[part] + count * size
+            each = -(-rows // shards[part]) * (size // np.maximum(rows, 1)) if fsdp else size
+            shard[part] = shard[part] + count * each
+            own[part] = own[part] + (np.asarray(count) > 0) * each
+            largest[part] = np.maximum(largest[part], (np.asarray(count) > 0) * each)
         fullest = [np.maximum(most, size) for most, size in zip(fullest, own, strict=True)]
     elements[0] = elements[0] - tied
     moments[0] = moments[0] - tied * moment_bytes(layout, other=True)

@@ -33,6 +33,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Refusals, Workload, select_kept
+from simpar.plan.encoder_in_bubbles import EncoderCosts
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import (
     HALF_SCHEDULES,
@@ -82,6 +83,11 @@ class Pipeline(Section):
     pass_costs: tuple[PassCost, PassCost, PassCost] | None = Field(
         default=None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
     )
+    encoder_in_bubbles: bool = Field(
+        default=False,
+        description="whether every pipeline rank holds the encoder of images or sound and runs it in the pipeline's "
+        "bubbles, for some of the microbatches",
+    )
     stages: tuple[StagePlan, ...] | None = Field(
         default=None, description="stages with devices, meshes and shardings of their own"
     )
@@ -118,7 +124,9 @@ class Pipeline(Section):
 class DecidedPipeline:
     """The schedule. ``layers`` None spreads them evenly; ``pass_costs`` None stands for passes that take equally long.
 
-    ``mirrored``: pipeline ranks are those of one half of a schedule with two ends (:mod:`simpar.layout.mirrored`).
+    ``mirrored``: pipeline ranks are those of one half of a schedule with two ends (:mod:`simpar.layout.mirrored`). Of
+    an encoder in the bubbles, ``encoder_layers`` are the first layers of the model (0: none are), and ``encoder_costs``
+    what its places in the schedule are made for (None: not known yet).
     """
 
     schedule: str = default_schedule()
@@ -129,6 +137,9 @@ class DecidedPipeline:
     pass_costs: tuple[float, float, float] | None = None
     stages: tuple[StagePlan, ...] | None = None
     mirrored: bool = False
+    encoder_in_bubbles: bool = False
+    encoder_layers: int = 0
+    encoder_costs: EncoderCosts | None = None
 
     @property
     def runs_slices(self) -> bool:
@@ -356,4 +367,5 @@ CHOICES = in_section(
     Choice("actions", is_exported=True, is_held=False, made_for=(LAYOUT,)),
     Choice("slices", is_held=False),
     Choice("pass_costs", is_exported=True, made_for=(JOB,)),
+    Choice("encoder_in_bubbles"),
 )

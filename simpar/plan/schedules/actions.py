@@ -86,7 +86,9 @@ class Schedule:
 
     In a bidirectional schedule the last ``num_mirrored`` microbatches enter at the other end: every rank also
     holds a copy of the mirrored rank's stages, and runs stage v of those microbatches on rank p - 1 -
-    rank_of_stage[v].
+    rank_of_stage[v]. With an encoder in the bubbles (:mod:`simpar.plan.encoder_in_bubbles`), stage 0 is the encoder,
+    which rank ``ranks_of_first[m]`` runs for microbatch m; ``waiting`` are the most messages from and to it that wait
+    on each rank.
 
     >>> import simpar
     >>> schedule = simpar.make_schedule("interleaved", num_ranks=2, num_microbatches=4, vpp=2)
@@ -99,6 +101,8 @@ class Schedule:
     rank_of_stage: tuple[int, ...]
     ranks: tuple[RankActions, ...]
     num_mirrored: int = 0
+    ranks_of_first: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         actions = sum(len(columns.code) for columns in self.ranks)
@@ -135,6 +139,8 @@ class Schedule:
     def rank_of(self, stage: Any, microbatch: Any) -> Any:
         """The rank that runs a stage for a microbatch; ints, or arrays that broadcast."""
         ahead = np.asarray(self.rank_of_stage)[stage]
+        if self.ranks_of_first:
+            ahead = np.where(np.asarray(stage) == 0, np.asarray(self.ranks_of_first)[microbatch], ahead)
         mirrored = np.asarray(microbatch) >= self.num_microbatches - self.num_mirrored
         ranks = np.where(mirrored, self.num_ranks - 1 - ahead, ahead)
         return int(ranks) if ranks.ndim == 0 else ranks

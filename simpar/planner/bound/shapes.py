@@ -16,8 +16,8 @@ from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import factorize
+from simpar.program.structure.pieces import virtual_stage_pieces
 from simpar.program.structure.receiving import RECEIVING
-from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.units import Floats, Ints
 
 SHAPE_AXES = names_that_decide(SHAPE)

@@ -249,7 +249,7 @@ def _some(template: Layout, columns: dict[str, NDArray[Any]], which: Ints) -> La
 
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
     """Layers of every virtual stage."""
-    choices = {"pp": pp, "vpp": vpp, "stages": None, "layers": None}
+    choices = {"pp": pp, "vpp": vpp, "stages": None, "encoder_in_bubbles": False, "layers": None}
     layout = Layout(**fill_open_choices(choices, BY_MODEL, (problem.graph, problem.stack)))
     return layout.stage_layers(len(problem.graph.layers))
 

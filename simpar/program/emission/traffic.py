@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.architectures.encoders import encoded_elements
 from simpar.architectures.graph import Block
 from simpar.cost.collectives.choice import choose_fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
@@ -33,7 +34,7 @@ from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
-from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.synchronisation import DENSE, ENCODER, EXPERTS, Synchronisation
 from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST_OPS, REDUCE
 from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats, unique
 
@@ -67,7 +68,16 @@ def send_bytes(view: RankView, block: Block) -> Numbers:
     With ``scatter_gather_p2p`` the tensor is scattered over the tensor-parallel ranks without sequence parallelism too
     [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
     """
-    whole = floats(block.output_elements(view.tensor)) * view.compute_bytes
+    return _slice_bytes(view, block.output_elements(view.tensor))
+
+
+def encoded_bytes(view: RankView) -> float:
+    """Bytes that a rank sends of what the encoders in front make of one microbatch, sliced as in :func:`send_bytes`."""
+    return float(_slice_bytes(view, encoded_elements(view.job.graph, view.tensor)))
+
+
+def _slice_bytes(view: RankView, elements: Numbers) -> Numbers:
+    whole = floats(elements) * view.compute_bytes
     sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
     return whole / view.tensor_parallel if sliced else whole
 
@@ -95,6 +105,8 @@ def _ways(schedule: Schedule) -> dict[int, set[str]]:
     """Distances in pipeline ranks (modulo their number) of messages, each with its directions: "ahead", "back"."""
     result: dict[int, set[str]] = {}
     between = np.diff(schedule.rank_of_stage)
+    if schedule.ranks_of_first:  # from every rank's encoder to the first stage behind it
+        between = np.append(between, schedule.rank_of_stage[0] - np.arange(schedule.num_ranks))
     for way, deltas in (("ahead", between), ("back", -between)):
         for delta in sorted(set((deltas % schedule.num_ranks).tolist())):
             result.setdefault(delta, set()).add(way)
@@ -138,13 +150,17 @@ def block_groups(view: RankView) -> list[GroupKind]:
     return kinds
 
 
+_AXES: Mapping[str, str | tuple[str, ...]] = {DENSE: ("dp", "cp"), EXPERTS: "edp", ENCODER: ("dp", "cp", "pp")}
+"""Axes along which ranks hold copies, by kind."""
+
+
 def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
     mesh = sync.job.layout.mesh
     kinds: list[GroupKind] = []
     for each in sync.replicas:
         if each.width == 1:
             continue
-        groups = mesh.groups("edp") if each.kind == EXPERTS else mesh.groups(("dp", "cp"))
+        groups = mesh.groups(_AXES[each.group])
         if sync.single_process:
             return [GroupKind(each.kind, groups, ("scatter", "broadcast", "gather", "reduce"))]
         if sync.alone:  # replicas that step on their own are groups of their own

@@ -12,7 +12,7 @@ from simpar.plan.choices.pipeline import CUSTOM, runs_slices
 from simpar.plan.schedules import looks_at_costs
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.checkpointing import Measure, choose_recomputation
-from simpar.program.resolve.pass_costs import pass_costs
+from simpar.program.resolve.pass_costs import encoder_costs, pass_costs
 from simpar.program.resolve.token_slices import choose_slices
 
 
@@ -57,4 +57,6 @@ def decide_by_cost(job: TrainingJob, cluster: Cluster, measure: Measure) -> Trai
             needed = {name: getattr(layout, name) for name in decider.needs}
             values = decider.values(CostedJob(job, cluster, measure), **needed)
             job = replace(job, layout=replace(layout, **values))
+    if job.layout.encoder_layers:  # no choice: durations say where an encoder's passes stand
+        job = replace(job, layout=replace(job.layout, encoder_costs=encoder_costs(job, cluster)))
     return job

@@ -19,7 +19,7 @@ from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.resolve.recompute_choices import LayerRun, RecomputeChoice, choose
-from simpar.program.structure.stages import StageBlock
+from simpar.program.structure.pieces import StageBlock
 from simpar.units import NS_PER_S, Floats, format_bytes
 
 ROUNDS, MORE_ROUNDS = 20, 3

@@ -10,13 +10,15 @@ import numpy as np
 
 from simpar.dataclass import dataclass
 from simpar.hardware.cluster import Cluster
+from simpar.plan.encoder_in_bubbles import EncoderCosts
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.job import TrainingJob
-from simpar.program.structure.stages import StageBlock, StageBuilder
+from simpar.program.structure.pieces import StageBlock
+from simpar.program.structure.stages import StageBuilder
 from simpar.units import Floats, Ints
 
 DIGITS = 2
@@ -67,10 +69,21 @@ class PassesAlone:
         return result
 
 
+def encoder_costs(job: TrainingJob, cluster: Cluster) -> EncoderCosts:
+    """Nanoseconds of an encoder's passes and of those of the stages behind it, on the first rank of the cluster."""
+    alone = PassesAlone.of(job, cluster)
+    kinds = ("forward", "backward", "input_gradient", "weight_gradient")
+    encoder, *behind = (
+        tuple(sum(alone.duration_ns(piece, kind) for piece in some) for kind in kinds) for some in alone.builder.pieces
+    )
+    return encoder[0], encoder[1], tuple((stage[0], stage[1], stage[2], stage[3]) for stage in behind)
+
+
 def pass_costs(job: TrainingJob, cluster: Cluster) -> tuple[float, float, float]:
     """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links."""
     alone = PassesAlone.of(job, cluster)
-    pieces = [piece for some in alone.builder.pieces for piece in some]
+    behind = alone.builder.pieces[1 if job.layout.encoder_layers else 0 :]  # an encoder in the bubbles is no stage
+    pieces = [piece for some in behind for piece in some]
     kinds = ("forward", "input_gradient", "weight_gradient")
     each = [sum(alone.duration_ns(piece, kind) for piece in pieces) for kind in kinds]
     return relative_costs(np.array(each, dtype=np.float64))

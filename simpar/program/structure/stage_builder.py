@@ -46,7 +46,8 @@ from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.phases import TENSOR, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.job import TrainingJob
-from simpar.program.structure.stages import PASSES, ActionBuilder, StageBlock
+from simpar.program.structure.pieces import StageBlock
+from simpar.program.structure.stages import PASSES, ActionBuilder
 from simpar.program.structure.synchronisation import DENSE, GATHERED, ReplicaRanks, Synchronisation
 from simpar.units import DTYPE_BYTES
 

@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from simpar.architectures import recompute
 from simpar.architectures.graph import Block, Dims, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
-from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
+from simpar.cost.memory.static import HeldBlocks, StaticMemory, Term, held_memory
 from simpar.cost.optimizers import Matrix, lay_out_matrices, matrix_exchange
 from simpar.dataclass import dataclass
 from simpar.layout.sharding import before_tensor_parallelism
@@ -32,8 +30,8 @@ from simpar.program.job import TrainingJob
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import BlockBytes, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merge_phases, pair_template
-from simpar.program.structure.receiving import receiving
-from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
+from simpar.program.structure.pieces import StageBlock, virtual_stage_pieces
+from simpar.program.structure.synchronisation import DENSE, ENCODER, EXPERTS, Synchronisation
 from simpar.program.structure.templates import GATHER, Template, TemplateNode, backward_template, forward_template
 from simpar.units import Ints, to_ns
 
@@ -46,30 +44,10 @@ BOUNDARY, OPENS = 1, 2
 gathered, or the last backward of its stage or run, behind which gradients are reduced. OPENS: it is the first backward
 of a run."""
 FLAGS = 4
-EMBEDDING_LAYER = -1
 HELD_UP = 0.75
 """A host counts as held up where the device takes less than this part of the host's time. The margin is a quarter,
 because the cost of late members is known to about that (from which jobs of the Playbook hold freed outputs)."""
 PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
-
-
-@dataclass(frozen=True)
-class StageBlock:
-    """One block of a stage: its position in the model and whether its activations are recomputed."""
-
-    layer: int
-    block: Block
-    recompute: str
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Block and recomputation: pieces with the same kind do and hold the same."""
-        return self.block.name, self.recompute
-
-
-def has_no_backward(pieces: Sequence[StageBlock]) -> bool:
-    """Whether a stage runs nothing backward and receives no gradients: all its blocks lie before everything trained."""
-    return bool(pieces) and all(piece.block.has_no_backward for piece in pieces)
 
 
 def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
@@ -91,28 +69,6 @@ def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
         result[makes[np.append(changes, -1)]] = BOUNDARY
         result[makes[np.append(0, changes + 1)]] += OPENS
     return result
-
-
-def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[StageBlock, ...], ...]:
-    """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
-    graph, own = job.graph, job.layout.stages
-    counts = job.layout.stage_layers(len(graph.layers))
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    stages = []
-    for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
-        policy = own[stage].recompute if own else job.layout.recompute
-        pieces = [
-            StageBlock(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
-            for layer in range(begin, end)
-        ]
-        if graph.facts.get("reads_passed") and 0 < begin < end:
-            pieces[0] = replace(pieces[0], block=receiving(pieces[0].block, graph.blocks[graph.layers[begin - 1]]))
-        if stage == 0:
-            pieces.insert(0, StageBlock(EMBEDDING_LAYER, graph.embedding, "none"))
-        if stage == len(counts) - 1:
-            pieces.append(StageBlock(len(graph.layers), graph.head, "none"))
-        stages.append(tuple(pieces))
-    return tuple(stages)
 
 
 @dataclass
@@ -156,11 +112,13 @@ class ActionBuilder(ABC):
     The first rank class decides in which order pairs of passes are merged, for all classes. What a rank runs and holds
     for a block is up to its view: of a uniform plan or of a stage in Megatron's roles on a mesh of its own
     (:class:`StageBuilder`), or of a stage whose operators have roles of their own
-    (:class:`simpar.program.structure.stage_builder.RolesBuilder`).
+    (:class:`simpar.program.structure.stage_builder.RolesBuilder`). ``waiting_bytes`` are, by pipeline rank, messages
+    from and to an encoder in the bubbles that wait to be read.
     """
 
     view: RankView | StageView
     rank_of_stage: tuple[int, ...]
+    waiting_bytes: tuple[float, ...] = ()
     _steps: dict[tuple[str, str], BlockSteps] = field(init=False, default_factory=dict)
     _units: dict[tuple[str, str], BlockBytes] = field(init=False, default_factory=dict)
     _units_of: dict[int, list[BlockBytes]] = field(init=False, default_factory=dict)
@@ -364,8 +322,9 @@ class ActionBuilder(ABC):
         return pricing.segments[asked]
 
     def held(self, pipeline_rank: int) -> list[StageBlock]:
-        """Pieces of all virtual stages of a pipeline rank."""
-        stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
+        """Pieces of all virtual stages of a pipeline rank; of an encoder in the bubbles, on every rank."""
+        shared = 0 if self.job.layout.encoder_layers else -1
+        stages = [at for at, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank or at == shared]
         return [piece for stage in stages for piece in self.pieces[stage]]
 
     def parameters_of_rank(self, pipeline_rank: int) -> dict[str, float]:
@@ -388,7 +347,7 @@ class ActionBuilder(ABC):
         """
         blocks, graph = [piece.block for piece in self.held(pipeline_rank)], self.job.graph
         each = [self._frozen(block) for block in blocks]
-        result = {kind: sum(one.get(kind, 0.0) for one in each) for kind in (DENSE, EXPERTS)}
+        result = {kind: sum(one.get(kind, 0.0) for one in each) for kind in (DENSE, EXPERTS, ENCODER)}
         if graph.tied_embeddings and graph.embedding.has_no_backward and {graph.embedding, graph.head} <= set(blocks):
             result[DENSE] -= self._frozen(graph.embedding)[DENSE]
         return result
@@ -429,6 +388,8 @@ class StageBuilder(ActionBuilder):
     def _frozen(self, block: Block) -> dict[str, float]:
         width = self.sync.compute_bytes
         dense, experts = block.frozen_bytes(self.view.tensor, width)
+        if block.name in self.shared_blocks:
+            return {ENCODER: float(dense) / width}
         return {DENSE: float(dense) / width, EXPERTS: float(experts) / width}
 
     def _at_once(self, block: Block) -> float:
@@ -437,7 +398,14 @@ class StageBuilder(ActionBuilder):
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         dims = self.view.tensor
         experts = sum(float(block.trained_experts(dims)) for block in blocks)
-        return {DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts, EXPERTS: experts}
+        shared = sum(float(block.trained_parameters(dims)) for block in blocks if block.name in self.shared_blocks)
+        every = sum(float(block.trained_parameters(dims)) for block in blocks)
+        return {DENSE: every - experts - shared, EXPERTS: experts, ENCODER: shared}
+
+    @cached_property
+    def shared_blocks(self) -> frozenset[str]:
+        """Names of the blocks that all pipeline ranks hold: those of an encoder in the bubbles."""
+        return frozenset(self.job.graph.layers[: self.job.layout.encoder_layers])
 
     @cached_property
     def tied(self) -> tuple[str, float]:
@@ -484,9 +452,13 @@ class StageBuilder(ActionBuilder):
         ends = tuple(count[end.name] for end in (job.graph.embedding, job.graph.head))
         alike = (*count.items(), *ends)
         if alike not in self._static:
-            held = HeldBlocks(tuple((block, count[name]) for name, block in known.items()), *ends)
+            counted = tuple((block, count[name]) for name, block in known.items())
+            held = HeldBlocks(counted, ends[0], ends[1], self.shared_blocks)
             self._static[alike] = held_memory(job.graph, held, self.view.tensor, job.layout, job.stack)
-        return self._static[alike]
+        if not self.waiting_bytes:
+            return self._static[alike]
+        waiting = Term("transient", "what comes from and to the encoder and waits", self.waiting_bytes[pipeline_rank])
+        return StaticMemory((*self._static[alike].terms, waiting))
 
     def _partial_sum_bytes(self, pipeline_rank: int) -> float:
         graph, dims = self.job.graph, self.view.tensor

@@ -38,7 +38,8 @@ from simpar.program.structure.host_update import HostUpdate
 from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, TemplateNode
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
-DENSE, EXPERTS = "dp", "edp"
+DENSE, EXPERTS, ENCODER = "dp", "edp", "dp_encoder"
+"""Kinds of ranks with copies: of everything else, of experts, and of an encoder that all pipeline ranks hold."""
 GATHERED = ".gathered"
 """Suffix of the kind of replicas whose parameters are sharded between uses, beside others of the same group."""
 
@@ -83,7 +84,7 @@ class ReplicaRanks:
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The data-parallel behaviour of a job inside a step, for each kind of ``replicas`` (all but experts; experts).
+    """The data-parallel behaviour of a job inside a step, for each kind of ``replicas`` (the others; experts; encoder).
 
     Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step. Other axes cut a tensor over
     ``cut`` ranks.
@@ -101,6 +102,8 @@ class Synchronisation:
         replicas = [ReplicaRanks.of(DENSE, int(layout.width) // apart_in, layout)]
         if job.graph.is_mixture:
             replicas.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
+        if layout.encoder_layers:
+            replicas.append(ReplicaRanks.of(ENCODER, int(layout.encoder_width), layout))
         return Synchronisation(job, tuple(replicas), int(layout.tp))
 
     @cached_property

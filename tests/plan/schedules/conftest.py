@@ -47,14 +47,23 @@ class Run:
 
 
 def run_table(
-    schedule: Any, f: float = 1, b: float = 1, w: float = 1, *, c: float = 0, pair: float | None = None
+    schedule: Any,
+    f: float = 1,
+    b: float = 1,
+    w: float = 1,
+    *,
+    c: float = 0,
+    pair: float | None = None,
+    encoder: tuple[float, float] | None = None,
 ) -> Run:
     """Run every rank's list in order; a message takes ``c`` between different ranks and blocks nobody.
 
-    ``pair`` is the duration of an overlapped forward and backward; None adds theirs up.
+    ``pair`` is the duration of an overlapped forward and backward; None adds theirs up. Stage 0 may be an ``encoder``
+    with a forward and a backward of its own durations.
     """
     rows = [_units(schedule, rank) for rank in range(schedule.num_ranks)]
     cost = {"F": f, "B": b + w, "I": b, "W": w}
+    own = cost if encoder is None else dict(zip("FB", encoder, strict=True))
     start: dict[Key, float] = {}
     finish: dict[Key, float] = {}
     clock, position = [0.0] * len(rows), [0] * len(rows)
@@ -68,7 +77,7 @@ def run_table(
                 if None in ready:
                     break
                 begin = max([clock[rank], *ready])
-                took = sum(cost[key[0]] for key in unit)
+                took = sum(own[key[0]] if key[1] == 0 else cost[key[0]] for key in unit)
                 if len(unit) > 1 and pair is not None:
                     took = pair
                 for key in unit:

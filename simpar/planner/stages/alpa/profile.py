@@ -30,8 +30,9 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.job import TrainingJob
 from simpar.program.structure.hooks import LOOK_AHEAD
+from simpar.program.structure.pieces import StageBlock
 from simpar.program.structure.stage_builder import RolesBuilder, StageView, gathered_stream_bytes
-from simpar.program.structure.stages import SegmentPrices, StageBlock
+from simpar.program.structure.stages import SegmentPrices
 from simpar.units import NS_PER_S, US, Floats, Ints
 
 PRICES = (0.0, 0.03, 0.2, 1.0, 10.0)
