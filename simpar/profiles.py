@@ -28,6 +28,8 @@ Read = TypeVar("Read")
 LEARNED = "learned"
 LIKE = "like"
 ORIGIN = ("provenance", "sources")
+EXACT = 15
+"""Digits of quantities that are written out: all that a byte count of a host's memory has."""
 DIGITS = 12  # of quantities, so that a file that is read again gives the same predictions
 REVISION = 1
 """Revision of the meaning of parameters; raised when a formula changes so that learnt values mean something else."""
@@ -125,7 +127,7 @@ def _inherited(
     if own_device:
         given.pop("device", None)
     elsewhere = {**base.elsewhere, **{at: f"{base.source}:{line}" for at, line in base.line_of.items()}}
-    merged = _laid_over(given, own) | _origin(given, own)
+    merged = lay_over(given, own) | _origin(given, own)
     elsewhere |= document.elsewhere
     return replace(document, data=merged, lines=document.line_of, elsewhere=elsewhere)
 
@@ -153,13 +155,13 @@ def share_of_nics(devices: int, whole: int, nics: int) -> int:
     return max(1, nics * devices // whole)
 
 
-def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def lay_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Sections merged field by field; a value or a list replaces the other's."""
     result = dict(base)
     for key, value in own.items():
         under = base.get(key)
         if isinstance(under, Mapping) and isinstance(value, Mapping):
-            value = _laid_over(under, value)
+            value = lay_over(under, value)
         result[key] = value
     return result
 

@@ -48,12 +48,26 @@ class ClusterChoice(Strict):
     )
     nvls: bool | None = Field(default=None, description="reduce in the scale-up switch (default: from the profile)")
     sharp: bool | None = Field(default=None, description="reduce in the network's switches (default: from the profile)")
+    scale_out: dict[str, Any] | None = Field(
+        default=None, description="fields of the network between nodes (scale_out of a profile), in place of its own"
+    )
     price_per_device_hour: UsdPerHour | None = Field(
         default=None, description="what a device costs an hour (default: from the profile)"
     )
 
     def load(self) -> Cluster:
-        """The cluster as its profile describes it, without the other fields. Raises UserError."""
+        """The cluster as its profile and ``scale_out`` describe it, without the other fields. Raises UserError."""
+        cluster = self._of_profile()
+        if not self.scale_out:
+            return cluster
+        from simpar.hardware.cluster import make_cluster
+        from simpar.hardware.network import with_fields
+
+        if cluster.is_mixed:
+            raise UserError(f"cluster.scale_out: {cluster.profile.name} has several kinds of nodes; allowed: one kind")
+        return make_cluster(with_fields(cluster.profile, self.scale_out), cluster.nodes)
+
+    def _of_profile(self) -> Cluster:
         from simpar.hardware.catalogue import load_cluster, make_mixed
 
         if isinstance(self.hardware, MixedProfile):

@@ -12,11 +12,8 @@ from simpar.hardware.network import split_network, with_network
 from simpar.hardware.part import part_of_node
 from simpar.hardware.price import set_price
 from simpar.hardware.profile import ClusterProfile, MixedProfile
-from simpar.profiles import LIKE, as_written, load_profile
+from simpar.profiles import EXACT, LIKE, as_written, load_profile
 from simpar.units import format_rate
-
-EXACT = 15
-"""Digits of quantities that are written out: all that a byte count of a host's memory has."""
 
 
 def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None, devices: int | None = None) -> Cluster:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.profile import ClusterProfile, Jobs, ScaleOut
+from simpar.profiles import EXACT, as_written, lay_over
 from simpar.units import US, parse_quantity
 
 OVER = " over "
@@ -61,6 +64,29 @@ def with_network(profile: ClusterProfile, words: str) -> ClusterProfile:
         for key in ("nodes_per_leaf", "oversubscription", "groups", "rail_only", "sharp"):
             kept.pop(key)
     return profile.model_copy(update={**update, "scale_out": ScaleOut.model_validate({**kept, **changed})})
+
+
+def with_fields(profile: ClusterProfile, given: Mapping[str, Any]) -> ClusterProfile:
+    """The profile with some fields of its network between nodes, and of its groups of leaves, as given.
+
+    Another kind of network is that of :func:`with_network`, where it knows the kind. Raises UserError.
+    """
+    kind = KINDS.get(str(given.get("kind")))
+    if kind and profile.scale_out is not None and kind != profile.scale_out.kind:
+        profile = with_network(profile, kind)
+    kept = {} if profile.scale_out is None else as_written(profile.scale_out, EXACT)
+    out = files.parse(ScaleOut, lay_over(kept, given), source="cluster.scale_out")
+    said = ", ".join(f"{key} {value}" for key, value in _flat(given))
+    return profile.model_copy(update={"name": f"{profile.name}, {said}", "scale_out": out})
+
+
+def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values by dotted key."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", each) for inner, each in _flat(value))
+        else:
+            yield key, value
 
 
 def _parsed(words: str) -> tuple[int, float | None, str | None]:

@@ -18,7 +18,6 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import reset_dependents
@@ -26,7 +25,7 @@ from simpar.plain import printable
 from simpar.plan.choices import choice, made_for
 from simpar.plan.plan import Plan
 from simpar.posttraining.trained import TrainingSide
-from simpar.profiles import as_written
+from simpar.profiles import EXACT, as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, to_cluster_section
 from simpar.settings import with_value
 from simpar.stacks.stack import Stack, load_stack

@@ -4,7 +4,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.hardware.network import LATENCY_US, OF_NETWORK
+from simpar.hardware.network import LATENCY_US, OF_NETWORK, with_fields, with_network
 from simpar.units import GB, US
 
 GBIT = GB / 8
@@ -65,3 +65,32 @@ def test_words_that_are_none_are_refused_in_one_line(name: str, message: str) ->
     with pytest.raises(UserError, match=message) as told:
         load_cluster(name)
     assert "\n" not in str(told.value)
+
+
+def test_fields_of_a_network_are_laid_over_those_of_the_profile() -> None:
+    """What is not given stays, in groups too; another kind of network is the one that words give."""
+    profile = load_cluster("dgx-h100").profile
+    out = profile.scale_out
+    assert out is not None
+    rails = with_fields(profile, {"rail_only": True})
+    assert rails.scale_out == out.model_copy(update={"rail_only": True})
+    assert rails.name == "dgx-h100, rail_only True"
+    tree = with_fields(profile, {"groups": {"nodes": 4 * out.nodes_per_leaf, "oversubscription": 3}})
+    flies = with_fields(tree, {"groups": {"kind": "dragonfly"}})
+    assert flies.scale_out.groups == tree.scale_out.groups.model_copy(update={"kind": "dragonfly"})
+    roce, said = with_fields(profile, {"kind": "roce", "nics_per_node": 4}), with_network(profile, "roce")
+    assert roce.scale_out == said.scale_out.model_copy(update={"nics_per_node": 4})
+    assert roce.collectives == said.collectives
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rail_onyl": True}, "rail_only"), ({"kind": "carrier pigeon"}, "kind"), ({"nic_bandwidth": 100}, "unit"),
+        ({"groups": {"nodes": 7}}, "multiples"), ({"rails": False, "rail_only": True}, "rail_only"),
+    ],
+)  # fmt: skip
+def test_fields_that_no_network_has_are_refused(given: dict[str, object], words: str) -> None:
+    """By key, with what is allowed."""
+    with pytest.raises(UserError, match=f"cluster.scale_out.*{words}"):
+        with_fields(load_cluster("dgx-h100").profile, given)
