@@ -142,6 +142,7 @@ def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operato
     inner: Size = ((rank, ()),) * len(columns)
     each = ("experts",) if op.kind == "grouped_matmul" else ()
     kind, region = "expert" if each else "matrix", op.region
+    kept = tuple(name for name in op.inputs[:1] if name in op.saves)  # what another tower makes is kept there
     down = tuple((times * rank * len(columns), (*each, *names)) for times, names in op.contraction)
     outputs: Size = tuple(term for size in columns for term in size)
     up = tuple((times * rank, (*each, *names)) for times, names in outputs)
@@ -149,7 +150,7 @@ def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operato
     return [
         Operator(
             first, op.kind, op.rows, inner, region, contraction=op.contraction, weights=(Weight(first, down, kind),),
-            inputs=op.inputs, saves=op.inputs[:1],
+            inputs=op.inputs, saves=kept,
         ),
         Operator(
             second, op.kind, op.rows, outputs, region, contraction=((rank, ()),), weights=(Weight(second, up, kind),),

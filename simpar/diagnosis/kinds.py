@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simpar.diagnosis.memory_samples import RECORDS
-from simpar.diagnosis.metrics import FOLDER_LOGS, is_metrics
+from simpar.diagnosis.metrics import EVENTS, FOLDER_LOGS, is_metrics
 from simpar.diagnosis.run_report import is_run_report, report_of
 from simpar.errors import UserError
 from simpar.files import GZIP
@@ -49,6 +49,8 @@ def files_of(path: str | Path) -> list[str | Path]:
             names = ", ".join(each.name for each in runs.values())
             raise UserError(f"{path}: has logs in {len(runs)} folders; allowed: one of them: {names}")
         first = _logs_in(next(iter(runs))) if runs else []
+    if len(first) > 1 and first[0].match(EVENTS):
+        return [str(first[0].parent)]  # of a run that was started again, or that was evaluated at its end
     if len(first) > 1:
         raise UserError(f"{path}: has {len(first)} logs, {first[0].name} and {first[1].name} among them; name one")
     if not first:
@@ -75,6 +77,8 @@ def _traces_in(folder: str | Path) -> list[Path]:
 
 def kind_of(path: str | Path) -> str:
     """Which kind a file is of; its reader checks the content. Raises UserError if it cannot be read."""
+    if Path(path).is_dir():
+        return METRICS
     head = _head(path)
     if head[:2] == GZIP:
         return TRACE  # its reader reports what is wrong

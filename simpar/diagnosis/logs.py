@@ -51,7 +51,7 @@ from simpar.diagnosis.log_run import (
     LogRun,
     make_run,
 )
-from simpar.diagnosis.memory_samples import MONITORS, read_samples
+from simpar.diagnosis.memory_samples import MONITORS, begins_samples, read_samples
 from simpar.errors import UserError
 from simpar.files import GZIP
 from simpar.units import GIB, KIB, MIB, MS
@@ -142,6 +142,8 @@ HINTS = tuple(dict.fromkeys([*(hint for each in _PATTERNS for hint in each.hints
 
 def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError if it has no line of a known framework."""
+    if begins_samples(next(read_lines(path), "")) and (samples := _samples(path)) is not None:
+        return samples
     values: dict[str, LoggedSteps] = defaultdict(LoggedSteps)
     bars: Bars = defaultdict(LoggedSteps)
     whole: dict[str, float] = {}
@@ -189,10 +191,8 @@ def read_log(path: str | Path) -> LogRun:
                 of.put(len(of) + 1, {STEP_TIME: sum(map(_value, timers.groups())) * MS})
     values = values or longest(bars, job.get(STEPS, 0), RESUMED in job, notes) or _ended(whole, job)
     summary = {key: whole[key] for key in (SAMPLES, ALLOCATED, RESERVED, USED) if whole.get(key)}
-    if not values:
-        notes = []  # of the same lines once more
-        if (samples := read_samples(path, read_lines(path, notes), MOST_BEFORE)) is not None:
-            return replace(samples, notes=(*samples.notes, *notes))
+    if not values and (samples := _samples(path)) is not None:
+        return samples
     if not values and unread:
         raise UserError(f"{path}: a log of {unread}, whose steps are rollouts, rewards and updates: it is not read")
     if not values and untimed:
@@ -221,6 +221,13 @@ def read_log(path: str | Path) -> LogRun:
     of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
     job |= {GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}
     return replace(run, job=job, notes=tuple(notes))
+
+
+def _samples(path: str | Path) -> LogRun | None:
+    """The samples of memory in a file; None if it has none. Raises UserError."""
+    notes: list[str] = []
+    samples = read_samples(path, read_lines(path, notes), MOST_BEFORE)
+    return None if samples is None else replace(samples, notes=(*samples.notes, *notes))
 
 
 def _without_cut_number(line: str, notes: list[str]) -> str:

@@ -9,11 +9,11 @@ bytes.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
-from simpar.diagnosis.log_run import CUT, USED, LogRun, make_run
+from simpar.diagnosis.log_run import CUT, USED, WARM_UP, LogRun
 from simpar.errors import UserError
 from simpar.units import MIB
 
@@ -40,6 +40,10 @@ _OF_LINE = (
     (GPUSTAT, re.compile(r'"memory\.used": (\d+)'), MIB),
 )
 """Lines that say the memory of devices, and the unit."""
+_TITLES, _OTHERS = ("#", "ID"), ("|", "[", "{", "VRAM", "DCGM", "memory.used")
+"""How lines of titles begin, and what only other lines than rows of a table have."""
+BATCH = 20_000
+"""Rows that are read at once, where nothing else is among them."""
 _UNTITLED = re.compile(r"[^,]+(?:, [^,]+)*, \d+ MiB(?:, [^,]+)*")
 
 
@@ -49,6 +53,9 @@ class _Table:
     def __init__(self, name: str, column: int, separator: str | None) -> None:
         self.name, self.column, self.separator = name, column, separator
         self.unit = 1 if name == ROCM else MIB
+        cell, before = (r"[^,\n]*+,", "") if separator else (r"\S++[ \t]++", r"[ \t]*+")
+        number = r"[ \t]*(\d+(?:\.\d+)?)(?: MiB)?[ \t]*"
+        self._rows = re.compile(rf"(?m)^{before}(?:{cell}){{{column}}}{number}{'(?=,|$)' if separator else '(?= |$)'}")
 
     def used_bytes(self, line: str) -> float | None:
         """The memory of a row; None if it says none."""
@@ -56,6 +63,20 @@ class _Table:
         text = cells[self.column] if len(cells) > self.column else ""
         value = re.fullmatch(r"\s*(\d+(?:\.\d+)?)(?: MiB)?\s*", text)
         return float(value[1]) * self.unit if value else None
+
+    def add_rows(self, rows: Iterator[str], samples: "_Most") -> tuple[int, Iterator[str]]:
+        """Add the samples of rows as long as all of many say one; returns how many rows, and those that are left."""
+        count = 0
+        while batch := list(islice(rows, BATCH)):
+            of_devices = [line for line in batch if not line.startswith(_TITLES)]
+            text = "".join(of_devices)
+            is_other = any(each in text for each in _OTHERS) or not text.endswith("\n")
+            values = [] if is_other else self._rows.findall(text)
+            if not values or len(values) != len(of_devices):
+                return count, chain(batch, rows)
+            samples.add(*(float(each) * self.unit for each in set(values)), count=len(values))
+            count += len(batch)
+        return count, rows
 
 
 def _table_of(line: str) -> _Table | None:
@@ -73,47 +94,76 @@ def _table_of(line: str) -> _Table | None:
     return _Table(SMI, words.index("fb"), None) if "fb" in words else None
 
 
+def begins_samples(line: str) -> bool:
+    """Whether a line is one of titles, below which a table has the memory of devices."""
+    return _table_of(line) is not None
+
+
+class _Most:
+    """How many samples there are, and the most of them, in bytes."""
+
+    def __init__(self) -> None:
+        self.count, self.most_bytes = 0, 0.0
+
+    def add(self, *used_bytes: float, count: int | None = None) -> None:
+        """Further samples; ``count``, where only those that differ are handed in."""
+        self.count += len(used_bytes) if count is None else count
+        self.most_bytes = max(self.most_bytes, *used_bytes)
+
+    def run(self, path: str, name: str, notes: tuple[str, ...]) -> LogRun:
+        """The run of the samples, as of a log with one at every step."""
+        warm = max(1, round(WARM_UP * self.count))
+        before = warm if warm < self.count else 0
+        figures = {USED: self.most_bytes} if self.most_bytes else {}
+        return LogRun(path, name, (before + 1, self.count), self.count - before, 0.0, figures, notes=notes)
+
+
 def read_samples(path: str | Path, lines: Iterable[str], most: int) -> LogRun | None:
     """The most memory of any device in a file of samples; None if its first ``most`` lines have none.
 
     Raises UserError for a damaged line, and for samples without titles.
     """
-    samples: list[float] = []
-    table: _Table | None = None
+    samples, table, number, slow = _Most(), None, 0, 0
     name, section, untitled, notes = "", "", 0, tuple[str, ...]()
-    for number, line in enumerate(lines, start=1):
-        if number > most and not samples:
+    rows = iter(lines)
+    while (line := next(rows, None)) is not None:
+        number += 1
+        if number > most and not samples.count:
             return None
         if table is None and not section and not any(hint in line for hint in HINTS):
             continue
         of_line = [(of, float(each) * unit) for of, pattern, unit in _OF_LINE for each in pattern.findall(line)]
         if of_line:
             name = of_line[0][0]
-            samples.extend(used for _, used in of_line)
+            samples.add(*(used for _, used in of_line))
             continue
         if section or line.strip() in _SECTIONS:
             section = section or line.strip()
             name, pattern = _SECTIONS[section]
             if value := pattern.match(line):
                 section = ""
-                samples.append(float(value[1]) * MIB)
+                samples.add(float(value[1]) * MIB)
             continue
         if begun := _table_of(line):
             table, name = begun, begun.name
         elif table is None:
             untitled = untitled or number * bool(_UNTITLED.fullmatch(line.strip()))
-        elif line.strip() and not line.startswith(("#", "ID")):
+        elif line.strip() and not line.startswith(_TITLES):
             used = table.used_bytes(line)
             if used is not None:
-                samples.append(used)
-            elif samples and not line.endswith("\n"):
+                samples.add(used)
+            elif samples.count and not line.endswith("\n"):
                 notes = (CUT.format("a line"),)
             elif table.separator and "N/A" not in line:
                 raise UserError(f"{path}:{number}: not a sample of {name}: memory in use wants a number of MiB")
-    if not samples and untitled:
+            if slow:  # what is left of a batch with other lines
+                slow -= 1
+                continue
+            count, rows = table.add_rows(rows, samples)
+            number, slow = number + count, BATCH - 1
+    if not samples.count and untitled:
         raise UserError(
             f"{path}:{untitled}: samples of nvidia-smi without titles: which number is memory.used is not said; "
             "without noheader the first line says it"
         )
-    steps = {at: {USED: each} for at, each in enumerate(samples, start=1)}
-    return replace(make_run(str(path), name, steps, {}, {}), notes=notes) if steps else None
+    return samples.run(str(path), name, notes) if samples.count else None

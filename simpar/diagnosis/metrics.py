@@ -120,9 +120,11 @@ STEP_NAMES = (
     "steps[global_step/max_steps]", "iteration", "_step", "Step",
 )  # fmt: skip
 CLOCKS = ("_timestamp", "_runtime", "elapsed_time")
+EVENTS = "*tfevents*"
+OF_FOLDER = "{} files of events are read as one run, in the order of their names, as TensorBoard reads a folder."
 FOLDER_LOGS = (
     "files/wandb-history.jsonl", "wandb-history.jsonl", "*.wandb", "logging.jsonl", "trainer_log.jsonl",
-    "trainer_state.json", "*tfevents*", "metrics.csv", "files/output.log", "output.log", "files/wandb-summary.json",
+    "trainer_state.json", EVENTS, "metrics.csv", "files/output.log", "output.log", "files/wandb-summary.json",
     "wandb-summary.json", ROWS,
 )  # fmt: skip
 """What a folder of a run may hold, the most telling file first."""
@@ -148,17 +150,12 @@ def is_metrics(head: bytes, text: str) -> bool:
 
 
 def read_metrics(path: str | Path) -> LogRun:
-    """The run of a file of records. Raises UserError for a damaged file and for one without known metrics."""
+    """The run of a file of records, or of the event files in a folder.
+
+    Raises UserError for a damaged file and for one without known metrics.
+    """
     notes: list[str] = []
-    data = _bytes(path, notes)
-    if data.startswith(WANDB_START):
-        source, records = "Weights & Biases", _wandb(data, str(path), notes)
-    elif EVENTS_START in data[:100]:
-        source, records = "TensorBoard", _events(data, str(path), notes)
-    elif _has_columns(text := data.decode(errors="replace").lstrip("\ufeff")):
-        source, records = "CSV", _csv_records(text, str(path), notes)
-    else:
-        source, records = "JSON lines", _json_records(text, str(path), notes)
+    source, records = _events_in(Path(path), notes) if Path(path).is_dir() else _records_of(path, notes)
     steps = LoggedSteps()
     run: dict[str, float] = {}
     known, names, throughput = Counter[str](), set[str](), dict[int, float]()
@@ -205,6 +202,25 @@ def read_metrics(path: str | Path) -> LogRun:
     if result is None or not result.figures:
         raise UserError(f"{path}: {source} without a metric that is known, such as iteration-time or train_runtime")
     return replace(result, notes=(*notes, *steps.notes(), *([BATCHES] if framework == LIGHTNING else [])))
+
+
+def _records_of(path: str | Path, notes: list[str]) -> tuple[str, Iterator[Record]]:
+    """What wrote a file, and its records. Raises UserError."""
+    data = _bytes(path, notes)
+    if data.startswith(WANDB_START):
+        return "Weights & Biases", _wandb(data, str(path), notes)
+    if EVENTS_START in data[:100]:
+        return "TensorBoard", _events(data, str(path), notes)
+    if _has_columns(text := data.decode(errors="replace").lstrip("\ufeff")):
+        return "CSV", _csv_records(text, str(path), notes)
+    return "JSON lines", _json_records(text, str(path), notes)
+
+
+def _events_in(folder: Path, notes: list[str]) -> tuple[str, Iterator[Record]]:
+    """The events of a folder's files, one after another."""
+    files = sorted(each for each in folder.glob(EVENTS) if each.is_file())
+    notes.append(OF_FOLDER.format(len(files)))
+    return "TensorBoard", (record for each in files for record in _events(_bytes(each, notes), str(each), notes))
 
 
 def _bytes(path: str | Path, notes: list[str]) -> bytes:

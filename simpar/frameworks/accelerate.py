@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from simpar.frameworks import hugging_face, rules
 from simpar.frameworks.launch import IN_POD, LOCAL_HEAD, SLURM_HEAD, job, scripts
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Options, Target
+from simpar.frameworks.target import CHECKPOINTING, Options, Target
 from simpar.frameworks.yaml_text import yaml_file
 from simpar.plan.choices.execution import split_parts
 
@@ -178,4 +178,5 @@ ACCELERATE = Target(
     files=files,
     notes=notes,
     features=("offload", "fused_kernels", "optimizer_kernels"),
+    in_code={**CHECKPOINTING, "micro_batch": "DataLoader(batch_size={value})"},
 )

@@ -8,7 +8,7 @@ from simpar.frameworks.deepspeed_read import PARTS
 from simpar.frameworks.launch import launchers
 from simpar.frameworks.recipes import nest_names
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import OF_TORCH, Options, Target
+from simpar.frameworks.target import CHECKPOINTING, OF_TORCH, Options, Target
 from simpar.units import DTYPE_BYTES
 
 CONFIG = "ds_config.json"
@@ -194,4 +194,5 @@ DEEPSPEED = Target(
     files=files,
     notes=notes,
     features=("offload", "expandable_segments", "optimizer_kernels"),
+    in_code=CHECKPOINTING,
 )

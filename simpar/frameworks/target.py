@@ -32,6 +32,11 @@ OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
 
 
 PYTHON, LAUNCHER = "python", "launcher"
+CHECKPOINTING = {
+    "memory.recompute=full": "model.gradient_checkpointing_enable()",
+    "memory.recompute=none": "model.gradient_checkpointing_disable()",
+}
+"""What scripts with models of transformers call to recompute, or not to."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,15 @@ class Sized:
     """What a plan has by the number of devices that start.
 
     ``stack_of_one`` is the stack where one device is started, if it is another one. ``shard_ranks`` are the
-    data-parallel ranks that share a copy of the states, if there are as many copies as the others make. ``alone`` is
-    what starts one process and no more: :data:`PYTHON`, or the :data:`LAUNCHER` whatever its flags say; "" for nothing.
+    data-parallel ranks that share a copy of the states, if there are as many copies as the others make; ``of_nodes``:
+    those of a node share one. ``alone`` is what starts one process and no more: :data:`PYTHON`, or the
+    :data:`LAUNCHER` whatever its flags say; "" for nothing.
     """
 
     stack_of_one: str = ""
     shard_ranks: int | None = None
     alone: str = ""
+    of_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,10 @@ class Imported:
     def _replicas(self, world_size: int) -> int:
         return world_size // int(self.plan.mesh.sizes.replica_ranks)
 
-    def in_copies(self, plan: Plan, world_size: int) -> Plan:
-        """The plan with as many copies of its states as ``world_size`` devices make. Raises UserError."""
+    def in_copies(self, plan: Plan, world_size: int, nodes: int | None = None) -> Plan:
+        """The plan with as many copies of its states as ``world_size`` devices on ``nodes`` make. Raises UserError."""
+        if self.sized.of_nodes and nodes:
+            return plan.with_values(hsdp=nodes)
         if not self.sized.shard_ranks:
             return plan
         copies, rest = divmod(self._replicas(world_size), self.sized.shard_ranks)
@@ -169,7 +178,8 @@ class Target:
     ``stacks`` are software stacks: first the target's own, whose habits it has, then others that it starts; plans made
     for these keep their habits. ``losses`` yields what it cannot express, ``options`` returns its options by their own
     names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user should know,
-    ``how`` what to do before starting it. ``features`` are those of :data:`FEATURES`.
+    ``how`` what to do before starting it. ``features`` are those of :data:`FEATURES`. ``in_code`` maps choices that are
+    no options of it, by their names or with a value behind (``memory.recompute=full``), to what scripts call for them.
     """
 
     name: str
@@ -183,6 +193,7 @@ class Target:
     how: str = ""
     features: tuple[str, ...] = ()
     numerics: TargetNumerics = TargetNumerics()
+    in_code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stack(self) -> str:

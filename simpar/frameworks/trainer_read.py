@@ -23,6 +23,7 @@ from simpar.frameworks.trainer_adapters import (
     TARGETS,
     USUAL_DROPOUT,
     USUAL_TARGETS,
+    WIDE,
     WORD,
     adapts_experts,
     assume_qlora,
@@ -34,7 +35,7 @@ from simpar.frameworks.trainer_adapters import (
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments, TrainerCommand, words_of
 from simpar.frameworks.trainer_shape import BATCH, MICRO_BATCH, length_of, micro_batch_of, shape_of
-from simpar.frameworks.trainer_sharding import SHARD_RANKS, Filled, Sharding, context_of, sharding_of
+from simpar.frameworks.trainer_sharding import OF_NODES, SHARD_RANKS, Filled, Sharding, context_of, sharding_of
 from simpar.frameworks.trainer_words import WORDS
 from simpar.frameworks.trainers import ADAM, ATTENTION, FLASH_ATTN, LIGER, OPTIMIZERS
 from simpar.frameworks.words import MODEL, Assumed, ReadWords
@@ -152,6 +153,8 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if values["precision"] != "fp32":
         given.on("tf32")  # of products in fp32
     narrows = sharding.is_deepspeed or sharding.shards_parameters  # and gathers in the precision of products
+    kept_wide = values.get("frozen_dtype") == "fp32" and sharding.shards_parameters and not sharding.is_deepspeed
+    of_states = {WIDE: True} if kept_wide and values["precision"] != "fp32" else {}
     if values.get("frozen_dtype") == "fp32" and (narrows or values["precision"] == "fp32"):
         values["frozen_dtype"] = "bf16"
     if _is_started_alone(command) and values.get("stack") in (None, "huggingface"):
@@ -165,15 +168,16 @@ def plan_of(given: TrainerArguments, habits: Habits, command: TrainerCommand | N
     if values["precision"] == "bf16" and not (_says_precision(given) or "precision" in sharding.values):
         values["precision"] = None  # which 16 bits is left to the device
     note, shard_ranks = "" if model else _no_model(named), values.pop(SHARD_RANKS, None)
+    of_nodes = bool(values.pop(OF_NODES, False))
     return Imported(
         plan_said(values),
-        given.words() + sharding.words + ReadWords((), {WORD: True} if of_experts else {}),
+        given.words() + sharding.words + ReadWords((), of_states | ({WORD: True} if of_experts else {})),
         tuple(filter(None, (note, *sharding.notes, *_notes(given, habits, command)))),
         per_replica=None if training and "global_batch" in training else micro * accumulation,
         asks={"model": note} if note else {},
         assumed=assumed,
         expert_balance="loss" if given.told("stage") == "pt" else "tuned",
-        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks, _alone(command, sharding)),
+        sized=Sized("huggingface" if stack == "ddp" else "", shard_ranks, _alone(command, sharding), of_nodes),
     )
 
 
@@ -275,9 +279,12 @@ def _kernels(given: TrainerArguments, model: str | None) -> dict[str, Any]:
         given.leave("plugins")
     if "CutCrossEntropyPlugin" in plugins and given.on("cut_cross_entropy") is not False:
         result["loss_chunks"] = BLOCKS
+    is_liger = given.on("use_liger_kernel", "enable_liger_kernel", "use_liger")
     if given.on("torch_compile"):
         result["fused_kernels"] = "compiled"
-    elif given.on("use_liger_kernel", "enable_liger_kernel", "use_liger"):
+        if is_liger:
+            result["loss_chunks"] = _liger(given, model)["loss_chunks"]
+    elif is_liger:
         result |= _liger(given, model)
     elif axolotl := {ours for ours, keys in _AXOLOTL_LIGER.items() if given.on(*keys)}:
         result["fused_kernels"] = "+".join(name for name in LIGER if name in axolotl)

@@ -43,8 +43,9 @@ NAMED, NAMED_CONFIG = "accelerate_config", "trl/accelerate_configs/{}.yaml"
 OF_TRAINER = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "gradient_clipping")
 """Arguments of the Trainer that begin as flags of ``accelerate launch`` do."""
 OF_AXES = "parallelism_config"
-SHARD_RANKS = "shard_ranks"
-"""The ranks that share a copy of the states among values of a plan, which has the number of copies instead."""
+SHARD_RANKS, OF_NODES = "shard_ranks", "of_nodes"
+"""The ranks that share a copy of the states among values of a plan, which has the number of copies instead: their
+number, or those of a node."""
 OF_CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
 RINGS: Mapping[str, Mapping[str, str]] = {
     "varlen_llama3": {"cp_method": "all_gather", "cp_balance": "contiguous"},
@@ -387,7 +388,8 @@ def _of_fsdp(given: TrainerArguments, command: TrainerCommand | None) -> Shardin
         values["recompute"] = "full"
     replicas, shards = (_above_one(given, axis) for axis in ("dp_replicate_size", "dp_shard_size"))  # Axolotl's
     if (strategy or "").startswith("hybrid"):
-        values["hsdp"] = nodes_of(command)
+        nodes = nodes_of(command)
+        values |= {"hsdp": nodes} if nodes > 1 else {OF_NODES: True}
     elif replicas:
         values |= {"hsdp": replicas, "dp": replicas * shards if shards else None}
     elif shards:  # what is left of the ranks has copies (``utils/distributed.py``)

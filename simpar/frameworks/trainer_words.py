@@ -1,7 +1,7 @@
 """Words of trainers on Hugging Face's that their readers do not use: idle ones, and what deciding ones could change."""
 
 from simpar.frameworks.accelerate_read import WORDS as ACCELERATE
-from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WORD
+from simpar.frameworks.trainer_adapters import PARAMETERS, WHAT, WHAT_IS_WIDE, WIDE, WORD
 from simpar.frameworks.words import WordTable
 
 FAST = "kernels and fused operators: time and memory"
@@ -105,6 +105,7 @@ WORDS = ACCELERATE | WordTable(
         "lora_target": "adapters of other matrices than a layer's projections: memory",
         **dict.fromkeys(PARAMETERS, "adapters of other matrices than a layer's projections: memory"),
         WORD: WHAT,
+        WIDE: WHAT_IS_WIDE,
         "lora_*_kernel": FAST,
         "use_unsloth": FAST,
         "use_kernels": FAST,

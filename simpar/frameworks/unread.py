@@ -75,12 +75,8 @@ UNREAD = (
     Unread("NeMo Framework Launcher", argument=r"launcher_scripts_path=.*|stages=\[?\w+\]?"),
     Unread("InternEvo", text=_imports("internlm|internevo") + r"|^parallel = dict\("),
     Unread("nanochat's stages behind base_train", r"(.*/)?scripts[./](mid_train|chat_sft|chat_rl)(\.py)?"),
-    Unread("Oumi", r"oumi", config=lambda data: _in("training", "trainer_type")(data) and "model" in data),
-    Unread("VeOmni", r"tasks/(omni/)?train_\w+\.py|veomni\..*", config=lambda data: (
-        _in("model", "model_path", "config_path")(data) and _in("train", "micro_batch_size", "accelerator")(data))),
+    Unread("VeOmni's tasks beside those on texts", r"tasks/(\w+/)?train_(?!text\.|torch\.)\w+\.py|veomni\..*"),
     Unread("XTuner", r"(.*/)?xtuner([./].*)?", text=_imports("xtuner|mmengine")),
-    Unread("ArcticTraining", r"arctic_training", config=lambda data: (
-        _in("model", "name_or_path")(data) and _in("data", "sources")(data))),
     Unread("draft models of NeMo Automodel", config=lambda data: {"recipe", "recipe_args"} <= set(data)),
     Unread("AWS's example of FSDP (train.py)", argument=r"--max_context_width(=.*)?"),
     Unread("ms-swift's Ray", config=lambda data: "rlhf_type" in data and isinstance(data.get("train"), Mapping)),

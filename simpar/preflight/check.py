@@ -147,7 +147,9 @@ class Checked:
         return tuple(
             one
             for one in self.neighbours
-            if (one.change.edits or one.change.unsaid) and (not self.fits_surely or one.result.step_time_s < step_s)
+            if one.change.is_offered
+            and (one.change.edits or one.change.unsaid)
+            and (not self.fits_surely or one.result.step_time_s < step_s)
         )
 
     @property
@@ -185,7 +187,7 @@ class Checked:
                 {**_figures(one.result), "edits": [str(edit) for edit in one.change.edits],
                  "unsaid": list(one.change.unsaid),
                  "patched": one.change.text, "plan": one.result.setup.plan}
-                for one in self.neighbours
+                for one in self.neighbours if one.change.is_offered
             ],
             "looked_at": self.looked_at,
             "least_s": self.least_s,
@@ -244,7 +246,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
         notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
     graph = as_model(model, training.seq_len)  # that of the problem has its adapters
     with _in_text(given):
-        plan = given.found.in_copies(plan, cluster.world_size)
+        plan = given.found.in_copies(plan, cluster.world_size, cluster.nodes)
         problem = make_problem(
             graph, cluster, training, stack=plan.stack, base=plan,
             constraints=Constraints(fit_probability=facts.fits_with),
@@ -481,6 +483,10 @@ def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: li
             notes.append(f"The global batch is {rule}.")
         else:
             notes.append(f"The global batch is {batch} sequences; the text as it is would train {rule}.")
+    if given.found.per_replica and not batch and seq_len:
+        needed = int(given.found.plan.mesh.sizes.replica_ranks)
+        what = f"{needed} devices share a sequence or its layers, and the job has {world_size}"
+        raise UserError(f"{given.where}: {what}; allowed: a multiple of {needed} (--nodes, --gpus)")
     missing = [
         flag for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch)) if not value
     ]

@@ -10,7 +10,8 @@ from simpar.frameworks.target import LAUNCHER
 from simpar.hardware.catalogue import fabric_words, load_cluster
 from simpar.hardware.instances import instance_named
 from simpar.preflight.environment import hardware_as_told
-from simpar.preflight.launcher import OF_MACHINE, untold_size
+from simpar.preflight.launcher import untold_size
+from simpar.preflight.launchers import OF_MACHINE
 from simpar.preflight.visible import left_out
 
 if TYPE_CHECKING:

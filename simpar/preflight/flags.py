@@ -22,6 +22,7 @@ from simpar.layout.decide import complete_plan, decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit, is_switched
+from simpar.preflight.spelling import spellings
 
 if TYPE_CHECKING:
     from simpar.planner.problem import Problem
@@ -67,13 +68,15 @@ class Patched:
     """The changes of a text: edits in the order of the target's options, and the edited text.
 
     ``text`` is None if the text has no certain place for the edits; then only the edits are known. ``unsaid`` are
-    choices of the plan (``memory.recompute = full``) that the edited text does not express, because the framework has
-    them in its code or not at all.
+    choices that the edited text does not express, because they are the script's: what is called for them there
+    (``model.gradient_checkpointing_enable()``). ``is_offered`` is false where the framework has no word for one of
+    them.
     """
 
     edits: tuple[Edit, ...]
     text: str | None
     unsaid: tuple[str, ...] = ()
+    is_offered: bool = True
 
 
 def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched:
@@ -100,11 +103,15 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
         except UserError:
             return None
 
-    text = applied(edits)
-    if text is None:
-        whole = [*edits, *_batch_edits(given, problem, after, options[1])]
-        text = applied(whole)
-        edits = edits if text is None else whole
+    whole = [*edits, *_batch_edits(given, problem, after, options[1])]
+    further = [*edits, *_of_others(given, problem, after, edits, wanted)]
+    for tried in (edits, whole, further):
+        for spelt in spellings(tried, given.text, given.syntax, given.written_as):
+            if (text := applied(spelt)) is not None:
+                edits = spelt
+                break
+        if text is not None:
+            break
     if text is None:
         possible = [edit for edit in edits if _is_possible(given, edit)]
         unsaid = tuple(_unsaid(given, possible, wanted, problem))
@@ -112,12 +119,37 @@ def make_patch(given: Text, problem: Problem, before: Plan, after: Plan) -> Patc
             fewer = [each for each in possible if each is not edit]
             if unsaid and tuple(_unsaid(given, fewer, wanted, problem)) == unsaid:
                 possible = fewer
-        return Patched(tuple(possible), None, unsaid)
+        called = [_call(given.written_as, each) for each in unsaid]
+        told = tuple(call or choice for call, choice in zip(called, unsaid, strict=True))
+        return Patched(tuple(possible), None, told, is_offered=None not in called)
     for edit in list(edits):
         fewer = [each for each in edits if each is not edit]
         if (shorter := applied(fewer)) is not None:
             edits, text = fewer, shorter
     return Patched(tuple(edits), text)
+
+
+def _call(target: str, choice: str) -> str | None:
+    """What a script of a framework calls for a choice, NAME = VALUE; None if nothing is known."""
+    calls, (name, _, value) = load_target(target).in_code, choice.partition(" = ")
+    call = calls.get(f"{name}={json.loads(value)}") or calls.get(name)
+    return call and call.format(value=value)
+
+
+def _of_others(
+    given: Text, problem: Problem, after: Plan, edits: Sequence[Edit], wanted: Mapping[str, Any]
+) -> Iterator[Edit]:
+    """Options for what the edited text says otherwise than the plan, though the two plans' options agree on it.
+
+    Such are flags that the text has and that had no effect before (``--sequence-parallel`` without tensor parallelism).
+    """
+    said = dict(_otherwise(given, edits, wanted, problem))
+    try:
+        other = after.with_values(**{name.rpartition(".")[2]: now for name, (now, _) in said.items()})
+        edited = _edits(given, _options(given.written_as, problem, other), _options(given.written_as, problem, after))
+        yield from (edit for edit in edited if edit.name not in {each.name for each in edits})
+    except (UserError, ValueError):
+        return
 
 
 def _is_named(given: Text, edit: Edit) -> bool:
@@ -132,6 +164,14 @@ def _is_possible(given: Text, edit: Edit) -> bool:
 
 def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], problem: Problem) -> Iterator[str]:
     """Choices that an edited text does not express as wanted."""
+    told = _otherwise(given, edits, wanted, problem)
+    yield from (f"{name} = {json.dumps(should)}" for name, (_, should) in told)
+
+
+def _otherwise(
+    given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], problem: Problem
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """What an edited text does not express as wanted: by name what it says, and what it should."""
     try:
         text = _applied(given, edits)
         said = {} if text is None else _meaning(given.read(text).plan, problem)
@@ -141,7 +181,7 @@ def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], probl
         parts = [(section, value, wanted[section])]
         if isinstance(value, dict):
             parts = [(f"{section}.{key}", now, wanted[section][key]) for key, now in value.items()]
-        yield from (f"{name} = {json.dumps(should)}" for name, now, should in parts if now != should)
+        yield from ((name, (now, should)) for name, now, should in parts if now != should)
 
 
 def _applied(given: Text, edits: Sequence[Edit]) -> str | None:

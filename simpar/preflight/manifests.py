@@ -1,7 +1,7 @@
 """Files of YAML that start a command on a cluster, as shell text: tasks of SkyPilot and dstack, jobs of Kubernetes.
 
-Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay, Volcano. Azure ML's commands
-and MosaicML's runs, too.
+Of Kubernetes these are pods and jobs, and those of operators: Kubeflow, KubeRay, Volcano. Azure ML's commands,
+MosaicML's runs and the services of Docker Compose, too.
 """
 
 import json
@@ -21,7 +21,7 @@ OF_MOSAIC, PARAMETERS = 8, "/mnt/config/parameters.yaml"
 """Devices of a node of MosaicML, and where a run finds its parameters."""
 ALONE = ("Pod", "Job", "Deployment", "StatefulSet", "ReplicaSet", "JobSet")
 """Kinds that have one pod unless they say how many."""
-STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command)[\"']?\s*:|^\{")
+STARTS = re.compile(r"(?m)^[\"']?(run|apiVersion|commands|command|services)[\"']?\s*:|^\{")
 """Keys of which a file of a cluster has one, at the left or in a mapping of one line."""
 
 
@@ -210,6 +210,39 @@ def _of_mosaic(data: Mapping[str, Any]) -> StartedCommand | None:
     return StartedCommand(_with(_plain(data.get("env_variables")), text), *sizes)
 
 
+def _of_compose(data: Mapping[str, Any]) -> StartedCommand | None:
+    """A service of Docker Compose: the first that is given devices, else the first, of those that have a command.
+
+    Compose puts in variables itself, and takes $$ for a dollar (docs.docker.com/reference/compose-file).
+    """
+    services = data.get("services")
+    listed = services.values() if isinstance(services, Mapping) else ()
+    own = [each for each in listed if isinstance(each, Mapping) and (each.get("command") or each.get("entrypoint"))]
+    if not own:
+        return None
+    service = next((each for each in own if _asked_of_compose(each)), own[0])
+    parts = (service.get(key) or [] for key in ("entrypoint", "command"))
+    words = [part if isinstance(part, str) else shlex.join(map(str, part)) for part in parts if part]
+    mounts = (str(each).split(":") for each in service.get("volumes") or [] if isinstance(each, str))
+    paths = {pair[1]: pair[0] for pair in mounts if len(pair) > 1 and pair[0].startswith((".", "/"))}
+    text = _with_local_paths(" ".join(words).replace("$$", "$"), paths)
+    counts = [each for each in _asked_of_compose(service) if each]
+    return StartedCommand(_with(_plain(service.get("environment")), text), 1, sum(counts) or None)
+
+
+def _asked_of_compose(service: Mapping[str, Any]) -> list[int | None]:
+    """The devices that a service is given, by each of its requests; None for all of a kind."""
+    node: Any = service.get("deploy")
+    for key in ("resources", "reservations", "devices"):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    gpus = service.get("gpus")
+    asked = [*(node if isinstance(node, list) else []), *(gpus if isinstance(gpus, list) else [])]
+    result = [_count(each.get("count")) or len(each.get("device_ids") or []) or None for each in asked
+              if isinstance(each, Mapping)]  # fmt: skip
+    is_given = bool(gpus) and not isinstance(gpus, list)
+    return [*result, *([_count(gpus)] if is_given or service.get("runtime") == "nvidia" else [])]
+
+
 def _devices_of(container: Mapping[str, Any]) -> int:
     """The devices that a container may use; those of a TPU host may be shared out among its containers."""
     limits = (container.get("resources") or {}).get("limits") or {}
@@ -276,5 +309,5 @@ def _with(variables: Mapping[str, Any], text: str) -> str:
     return "\n".join([*lines, text, ""])
 
 
-KINDS = (_of_task, _of_trainer, _of_ray, _of_dstack, _of_azure, _of_mosaic, _of_pods)
+KINDS = (_of_task, _of_trainer, _of_ray, _of_dstack, _of_azure, _of_mosaic, _of_compose, _of_pods)
 """What is asked in turn whether a file starts a command."""

@@ -16,6 +16,10 @@ SWITCH = None
 """The value of a flag without a value."""
 NO_NEW_LINE = "\\ No newline at end of file"
 """What a patch has below a last line that does not end."""
+LAUNCHED = re.compile(r"\baccelerate\s+launch\b")
+"""Behind which the flags of Accelerate's launcher stand."""
+OF_LAUNCHER = ("--fsdp_", "--parallelism_config_")
+"""How those of its flags begin that say how states are shared out."""
 _WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"'();|&\\]+)"""
 
 
@@ -92,6 +96,10 @@ def _without(text: str, match: re.Match[str]) -> str:
 
 def _behind_its_like(text: str, edit: Edit) -> str | None:
     """Insert a new flag after the one whose name begins most like it, on the same line."""
+    if edit.name.startswith(OF_LAUNCHER):
+        launched = [match for match in LAUNCHED.finditer(text) if not _in_comment(text, match.start())]
+        at = launched[0].end() if len(launched) == 1 else None
+        return None if at is None else f"{text[:at]} {edit}{text[at:]}"
     known = [
         match
         for match in re.finditer(rf"(?<![\w-])--[A-Za-z][\w.-]*(?:(?:=|[ \t]+)(?!-){_WORD})?", text)
@@ -177,6 +185,34 @@ def tree(text: str, edit: Edit) -> str | None:
             return _taken_out(text, node, key, inner) if edit.is_gone else _replaced(text, inner, edit)
         node = inner
     return None
+
+
+def keys_of(text: str) -> Iterator[str]:
+    """The dotted names of all values of YAML or JSON, in their order."""
+    from ruamel.yaml import YAML
+
+    yield from _paths(YAML(typ="safe", pure=True).compose(text), ())
+
+
+def _paths(node: Any, before: tuple[str, ...]) -> Iterator[str]:
+    for key, inner in node.value if _is_mapping(node) else ():
+        own = (*before, str(key.value))
+        yield from _paths(inner, own) if _is_mapping(inner) else (".".join(own),)
+
+
+def value_of(text: str, name: str, syntax: str | None) -> str | None:
+    """The value of a flag, or of a key by its dotted name, as it is written; None if there is none."""
+    if syntax == "shell":
+        places = (match for match in _flags(text, name) if not _in_comment(text, match.start()))
+        return next((match.group("value") for match in places if match.group("value")), None)
+    if syntax not in ("yaml", "json"):
+        return None
+    from ruamel.yaml import YAML
+
+    node: Any = YAML(typ="safe", pure=True).compose(text)
+    for part in name.split("."):
+        node = next((inner for key, inner in node.value if key.value == part), None) if _is_mapping(node) else None
+    return node.value if node is not None and isinstance(node.value, str) else None
 
 
 def _is_mapping(node: Any) -> bool:

@@ -167,5 +167,5 @@ def _of_neighbours(checked: Checked) -> Iterator[str]:
 def _said(one: Neighbour) -> str:
     """The changes of a neighbour as flags."""
     edits = ", ".join(map(str, one.change.edits))
-    unsaid = f"{', '.join(one.change.unsaid)} (not in the text)" if one.change.unsaid else ""
+    unsaid = f"{', '.join(one.change.unsaid)} (in the script's code)" if one.change.unsaid else ""
     return " and ".join(filter(None, (edits, unsaid))) or "nothing in the text"

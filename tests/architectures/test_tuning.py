@@ -3,7 +3,9 @@
 import pytest
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.architectures.flops import model_flop_per_token
+from simpar.architectures.graph import saved_tensors
 from simpar.architectures.hf_config import read
 from simpar.architectures.tuning import NF4_BYTES, add_adapters
 from simpar.cost.optimizers import state_bytes
@@ -267,3 +269,12 @@ def test_what_is_not_modelled_says_so(model, plan, words):
     """One line with what is allowed."""
     with pytest.raises(UserError, match=words):
         step(model=model, **plan)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-11b-vision", "t5-small", "whisper-tiny", "wan2.1-t2v-14b"])
+def test_adapters_beside_attention_to_another_tower(name):
+    """What the tower makes is kept there: the adapter of its keys and values keeps only its own product."""
+    graph = add_adapters(load_model(name), rank=8, targets=("q_proj", "v_proj"), frozen_layers=0, frozen_dtype="bf16")
+    kept = {key for block in graph.blocks.values() for key, _, _ in saved_tensors(block)}
+    assert "memory" not in kept
+    assert {"cross_q.lora_a", "cross_kv.lora_a"} <= kept

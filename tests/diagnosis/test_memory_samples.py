@@ -6,6 +6,7 @@ import pytest
 
 from simpar.diagnosis.answer import explain
 from simpar.diagnosis.logs import read_log
+from simpar.diagnosis.memory_samples import BATCH
 from simpar.errors import UserError
 from simpar.units import MIB
 from tests.diagnosis.test_logs import MEGATRON, log
@@ -136,4 +137,21 @@ def test_a_row_that_was_cut_is_left_out(tmp_path):
     assert note.startswith("The file ends in the middle of its last compressed block")
     path.write_text(f"{rows}\n")
     with pytest.raises(UserError, match=r"memory\.csv:3: not a sample of nvidia-smi"):
+        read_log(path)
+
+
+def test_many_rows_are_read_at_once(tmp_path):
+    """As one by one: titles of another kind among them, a device that says nothing, a damaged row far behind."""
+    rows = [f"2026/01/01 00:00:01.000, {at % 8}, {1000 + at % 7} MiB, 5 %\n" for at in range(3 * BATCH)]
+    rows[BATCH + 5] = "2026/01/01 00:00:01.000, 0, [N/A], 5 %\n"
+    rows[2 * BATCH + 5] = "2026/01/01 00:00:01.000, 0, 77000 MiB, 5 %\n"
+    path = tmp_path / "memory.csv"
+    path.write_text(CSV.splitlines(keepends=True)[0] + "".join(rows))
+    found = read_log(path)
+    assert found.figures == {"used_bytes": 77000 * MIB}
+    count = len(rows) - 1
+    assert (found.steps, found.count) == ((round(0.1 * count) + 1, count), count - round(0.1 * count))
+    rows[2 * BATCH + 9] = "2026/01/01 00:00:01.000, 0, many MiB, 5 %\n"
+    path.write_text(CSV.splitlines(keepends=True)[0] + "".join(rows))
+    with pytest.raises(UserError, match=rf"memory\.csv:{2 * BATCH + 11}: not a sample of nvidia-smi"):
         read_log(path)

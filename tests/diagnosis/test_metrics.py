@@ -160,17 +160,25 @@ def test_records_of_two_runs(tmp_path):
 
 
 def test_a_folder_of_an_offline_run(tmp_path, capsys):
-    """Its datastore before its output; a folder with two event files asks for one."""
+    """Its datastore before its output."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "output.log").write_text("nothing")
     (tmp_path / "run-a.wandb").write_bytes(wandb(history(6, peak_memory_alloc=1.0)))
     assert cli.run(["explain", str(tmp_path)]) == 0
     assert "torchtune log: 5 logged, steps 4 to 12" in capsys.readouterr().out
     (tmp_path / "run-a.wandb").unlink()
-    for name in "ab":
-        (tmp_path / f"events.out.tfevents.{name}").write_bytes(events(1, tflops=1.0))
-    with pytest.raises(UserError, match=r"has 2 logs, events\.out\.tfevents\.a and"):
-        explain(tmp_path)
+
+
+def test_event_files_of_a_folder_are_one_run(tmp_path):
+    """As TensorBoard shows them: a run that was killed and started again, and what its evaluation wrote beside it."""
+    (tmp_path / "events.out.tfevents.1.a").write_bytes(events(8, **{"iteration-time": 2.0})[:-5])
+    (tmp_path / "events.out.tfevents.2.a").write_bytes(events(12, **{"iteration-time": 3.0}))
+    (tmp_path / "events.out.tfevents.3.a.1").write_bytes(events(1, eval_loss=2.0))
+    found = explain(tmp_path).log
+    assert found.figures == {"step_time_s": 3.0}
+    assert (found.framework, found.steps[1]) == ("Megatron", 12 * (found.steps[1] // 12))
+    assert [note.partition(" ")[0] for note in found.notes] == ["3", "The", "Steps"]
+    assert "3 files of events are read as one run" in found.notes[0]
 
 
 def test_steps_are_not_told_by_what_counts_sequences_or_evaluations(tmp_path):

@@ -35,7 +35,8 @@ TARGETS = {
     "gpt-neox": ("gpt-neox", "20B.yml"), "llm-foundry": ("llm-foundry", "mpt.yaml"),
     "lingua": ("lingua", "llama.yaml"), "autotrain": ("autotrain", "config.yml"),
     "picotron": ("picotron", "config.json"), "olmo": ("olmo", "OLMo.yaml"),
-    "nemo-rl": ("nemo-rl", "grpo.yaml"),
+    "nemo-rl": ("nemo-rl", "grpo.yaml"), "oumi": ("oumi", "train.yaml"), "veomni": ("veomni", "train.yaml"),
+    "arctic-training": ("arctic-training", "run.yml"),
     **{name: (name, "train.sh") for name in ("megatron-deepspeed", "mindspeed", "pai-megatron-patch")},
 }  # fmt: skip
 
@@ -160,7 +161,8 @@ WRITERS = {
     "openrlhf": started("deepspeed --module openrlhf.cli.train_sft"),
     "maxtext": maxtext,
     **dict.fromkeys(
-        ("nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry", "lingua", "olmo", "autotrain", "picotron"),
+        ("oumi", "veomni", "arctic-training",
+         "nemo-1", "nemo-rl", "automodel", "gpt-neox", "llm-foundry", "lingua", "olmo", "autotrain", "picotron"),
         lambda facts: json.dumps(nest_names(facts)),
     ),
     "shell": shell, "megatron-yaml": lambda facts: json.dumps({"ARGS": facts}), "toml": toml, "torchtitan": torchtitan,

@@ -39,10 +39,8 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         ("torchrun --standalone --nproc_per_node=8 train_gpt.py", "modded-nanogpt"),
         ("torchrun --standalone --nproc_per_node=8 modded-nanogpt/train_gpt2.py --depth 2", "modded-nanogpt"),
         ("python -u train_lm.py --config_path config/llama.yaml", "Levanter"),
-        ("oumi distributed torchrun -m oumi train -c configs/train.yaml", "Oumi"),
         (f"bash -c 'torchrun -m xtuner.v1.train.cli.sft --config a.py {SIZES}'", "XTuner"),
-        ("torchrun --nproc-per-node 8 tasks/train_text.py configs/text/qwen3.yaml", "VeOmni"),
-        ("arctic_training run.yml", "ArcticTraining"),
+        ("torchrun --nproc-per-node 8 tasks/train_vlm.py configs/qwen3.yaml", "VeOmni's tasks beside those on texts"),
         ("torchrun open_instruct/olmo_core_finetune.py --model_name_or_path a --max_seq_length 8", "OLMo-core"),
         ("torchrun train.py --max_context_width=8 --gradient_checkpointing=True", "AWS's example of FSDP (train.py)"),
         (
@@ -89,18 +87,6 @@ def test_a_command_is_refused_by_name(command, name):
         ({"model": {"type": "llama"}, "trainer": {"num_train_steps": 10}}, "Levanter"),
         ({"run": {"model_type": "llm_finetuning_aws"}, "trainer": {"devices": 8}}, "SageMaker HyperPod"),
         ({"trainer": {"devices": 8}, "model": {"peft": {}, "backward_fetch_policy": "pre"}}, "SageMaker HyperPod"),
-        ({"model": {"model_name": "a"}, "training": {"trainer_type": "TRL_SFT", "bf16": True}}, "Oumi"),
-        ({"model": {"model_path": "a"}, "train": {"micro_batch_size": 1, "global_batch_size": 8}}, "VeOmni"),
-        (
-            {
-                "type": "sft",
-                "micro_batch_size": 1,
-                "deepspeed": {"zero_optimization": {"stage": 3}},
-                "model": {"type": "liger", "name_or_path": "a"},
-                "data": {"sources": ["b"], "max_length": 4096},
-            },
-            "ArcticTraining",
-        ),
         ({"per_device_batch_size": 1, "diffusion_scheduler_config": {}, "remat_policy": "FULL"}, "MaxDiffusion"),
         ({"experiment_name": "a", "trial_name": "b", "model": {"path": "c"}}, "AReaL before its configs of one actor"),
         (

@@ -285,3 +285,52 @@ def test_a_run_of_mosaic(tmp_path, gpus, world_size, devices):
     assert (plan.model, plan.micro_batch, plan.memory.recompute) == ("mpt-7b", 2, "full")
     assert plan.training == {"seq_len": 2048, "global_batch": 128}
     assert manifest_of(MOSAIC.replace("image:", "picture:") % gpus, "run.yaml") is None
+
+
+DEVICES = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
+COMPOSE = f"""
+services:
+  database: {{image: postgres, command: postgres}}
+  train:
+    image: a
+    environment: {{MODEL: Qwen/Qwen3-8B}}
+    command: ["bash", "-c", "torchrun --nproc_per_node $$RANKS {TRAIN.replace("$MODEL", "$$MODEL")}"]
+    %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices"),
+    [
+        (DEVICES % "count: 4", 4),
+        (DEVICES % 'device_ids: ["0", "3"]', 2),
+        (DEVICES % "count: all", None),
+        ("gpus: all", None),
+        ("gpus: [{count: 2}]", 2),
+        ("runtime: nvidia", None),
+    ],
+)
+def test_a_service_of_compose_is_read(asked: str, devices: int | None, tmp_path: Path) -> None:
+    """That which is given devices, by every way of asking; $$ is a dollar of its shell."""
+    path = tmp_path / "compose.yaml"
+    path.write_text(COMPOSE % asked)
+    started = manifest_of(path.read_text(), "compose.yaml")
+    assert started is not None
+    assert (started.nodes, started.devices) == (1, devices)
+    assert "--nproc_per_node $RANKS" in started.text
+    path.write_text((COMPOSE % asked).replace("$$RANKS", "2"))
+    result = given_words([str(path)])
+    assert (result.found.plan.model, result.launch.world_size, result.text.syntax) == ("qwen3-8b", 2, None)
+
+
+def test_a_service_in_words_of_one_line(tmp_path: Path) -> None:
+    """Its entry point before its command, files where volumes have them, one process where Python starts."""
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.yaml").write_text("base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 3\n")
+    path = tmp_path / "docker-compose.yml"
+    path.write_text(
+        "services:\n  a:\n    entrypoint: axolotl train\n    command: /w/a.yaml\n    volumes: ['./configs:/w']\n"
+        "    environment: [CUDA_VISIBLE_DEVICES=0]\n"
+    )
+    result = given_words([str(path)])
+    assert (result.text.target, result.found.plan.micro_batch, result.launch.world_size) == ("axolotl", 3, 1)
