@@ -75,7 +75,7 @@ class Outline:
         """
         actions: dict[int, ClassActions] = {}
         emitter = Emitter(_stream_names(maker), maker.network, **limit)
-        short = with_middle(maker, apart=apart)
+        short = with_middle(replace(maker, apart=apart), apart=apart)
         for classes in short.alike:
             made = short.actions(classes)
             emitter.add(classes, made)

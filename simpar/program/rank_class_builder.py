@@ -33,6 +33,7 @@ from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
 from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
 from simpar.program.structure.templates import REDUCE, Template, TemplateNode, append_messages, prepend_gathers
+from simpar.program.structure.undisturbed import select_undisturbed
 from simpar.units import Ints
 
 
@@ -92,14 +93,14 @@ class _Family:
     """Templates shared by classes whose collectives take equally long, priced for the first such class.
 
     ``long``: templates are written step by step, because others may disturb their collectives. ``made`` has, by
-    pipeline rank and by whether it is the first device of a single process, the templates and which of them each action
-    uses.
+    pipeline rank, by whether it is the first device of a single process, and by keys, the templates and which of them
+    each action uses.
     """
 
     builder: ActionBuilder
     pricing: SegmentPrices
     long: bool
-    made: dict[tuple[int, bool], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
+    made: dict[tuple[int, bool, tuple[Key, ...]], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
     _passes: dict[Key, Template] = field(default_factory=dict)
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
@@ -123,7 +124,8 @@ class RankClassBuilder:
 
     ``builders`` has one for every pipeline rank: the same for all in a uniform plan; else those of stages with meshes
     of their own, which ``boundaries`` join. ``middle_count`` microbatches behind the first are one op
-    (:mod:`simpar.program.emission.microbatches`). The private fields are caches: families of templates by builder,
+    (:mod:`simpar.program.emission.microbatches`). Unless they are wanted ``apart``, passes that nothing disturbs are
+    single ops although others of their class are not. The private fields are caches: families of templates by builder,
     slowdown and ``long``; builders by shared builder, context and expert coordinate, and device.
     """
 
@@ -135,10 +137,10 @@ class RankClassBuilder:
     boundaries: Boundaries | None = None
     collapse: bool = True
     middle_count: int = 0
+    apart: bool = True
     _families: dict[tuple[int, float, bool], list[_Family]] = field(init=False, default_factory=dict)
     _builders: dict[tuple[int, int, int, int], ActionBuilder] = field(init=False, default_factory=dict)
-    _orders: dict[int, _Order] = field(init=False, default_factory=dict)
-    _known: dict[tuple[int, ...], Any] = field(init=False, default_factory=dict)
+    _known: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict)
 
     def passes(self, class_id: int) -> Mapping[tuple[str, bool], Template]:
         """Templates of the first stage by letter and whether it is the boundary microbatch, blocks as single ops."""
@@ -197,6 +199,8 @@ class RankClassBuilder:
             columns.append(mesh.expert_coordinate(ranks))
         for group in quotient.group_class.values():
             columns += [np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)]
+        sharers = [self._sharers(each) for each in range(len(ranks))]
+        columns.append(np.array([sharers.index(each) for each in sharers]))
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
         row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
         kind = by_appearance(row.ravel()).class_of
@@ -226,7 +230,7 @@ class RankClassBuilder:
         Forwards wait for the forward of the stage before, backwards for the gradient of the stage behind; a backward of
         the last stage waits for its own forward.
         """
-        if rank not in self._orders:
+        if ("order", rank) not in self._known:
             columns, num = self.schedule.ranks[rank], self.schedule.num_stages
             stage, microbatch = (np.append(each, -1).astype(np.int64) for each in self.schedule.arrays(rank)[1:])
             code, here = columns.code.astype(np.int64), stage[:-1]
@@ -245,26 +249,60 @@ class RankClassBuilder:
             layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
             first_layer = np.append(layers[here], 0)
             pairs = np.stack([stage, source, microbatch], axis=1)[ways.representative].tolist()
-            self._orders[rank] = _Order(keys, key, stage, microbatch, first_layer, awaited, pairs, ways.class_of)
-        return self._orders[rank]
+            columns_of_actions = stage, microbatch, first_layer, awaited
+            self._known["order", rank] = _Order(keys, key, *columns_of_actions, pairs, ways.class_of)
+        known_order: _Order = self._known["order", rank]
+        return known_order
 
     def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
         """Templates, and the index of every action's template (those of slices apart); the tail's is the last."""
-        makers, tail = self._slice_makers or (self,), self._tail(class_id)
-        slices = order.microbatch[:-1] % len(makers)
-        mine = [_distinct(order.key[slices == each])[0] for each in range(len(makers))]
+        tail = self._tail(class_id)
+        makers, which = self._variants(class_id, order, tail)
+        mine = [_distinct(order.key[which == each])[0] for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
-        result = [maker._templates(class_id, each) for maker, each in zip(makers, keys, strict=True)]
-        known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in result)))
+        result = [maker._templates(class_id, each, long=long) for (maker, long), each in zip(makers, keys, strict=True)]
+        known = (*(id(each) for each in (order, tail, *(templates for templates, _ in result))), which.tobytes())
         if known not in self._known:  # classes that run the same share these objects
             starts = np.cumsum([0, *(len(templates) for templates, _ in result)]).tolist()
             table = np.zeros((len(makers), len(order.keys)), dtype=np.int64)
             for number, (_, index) in enumerate(result):
                 table[number, mine[number]] = [starts[number] + index[key] for key in keys[number]]
             every = (*(template for templates, _ in result for template in templates), tail)
-            self._known[known] = every, np.append(table[slices, order.key], starts[-1])
+            self._known[known] = every, np.append(table[which, order.key], starts[-1])
         found_order: tuple[tuple[Template, ...], Ints] = self._known[known]
         return found_order
+
+    def _variants(
+        self, class_id: int, order: _Order, tail: Template
+    ) -> tuple[Sequence[tuple[RankClassBuilder, bool]], Ints]:
+        """Makers of the templates of a class, and whether of long ones; and which of them makes that of every action.
+
+        Slices of sequences have makers of their own; passes that nothing disturbs are short although others are long.
+        """
+        long, slices = self._is_long(class_id), self._slice_makers
+        if slices:
+            return [(each, long) for each in slices], order.microbatch[:-1] % len(slices)
+        kinds = self._sharers(class_id)
+        if kinds is None:
+            return [(self, long)], np.zeros(len(order.key), dtype=np.int64)
+        templates, index = self._templates(class_id, order.keys, long=False)
+        at = np.array([index[key] for key in order.keys], dtype=np.int64)[order.key]
+        undisturbed = select_undisturbed((*templates, tail), np.append(at, len(templates)), kinds)
+        return [(self, True), (self, False)], undisturbed[:-1].astype(np.int64)
+
+    def _sharers(self, class_id: int) -> frozenset[str] | None:
+        """Kinds of groups beside which passes of a class are long, where others of its passes may be short.
+
+        None where all are alike: they are wanted step by step, or stand for what has no such passes. Jitter is drawn
+        for long passes step by step.
+        """
+        if self.apart or not self.collapse or self.perturbation.jitter_sigma > 0 or not self._is_long(class_id):
+            return None
+        overlaps = self.schedule.ranks[int(self.stage_of_class[class_id])].overlap.any()
+        cores, one_process = are_shared(self.network.cluster), self.builders[0].sync.single_process
+        if overlaps or cores or one_process or self.job.layout.stages or self._slice_makers:
+            return None
+        return self.network.sharers(class_id)
 
     @cached_property
     def _slice_makers(self) -> tuple[RankClassBuilder, ...]:
@@ -293,8 +331,7 @@ class RankClassBuilder:
                 template = self._builder(class_id).pair(*key, pricing)
                 known[key] = alone + len(templates) if template else -1
                 if template:
-                    long = not (self.collapse and self.collapsible(class_id))
-                    both = flatten(template) if long else template, HANDOVER
+                    both = flatten(template) if self._is_long(class_id) else template, HANDOVER
                     templates += [
                         append_messages(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)
                     ]
@@ -304,15 +341,16 @@ class RankClassBuilder:
                     column[..., at, -1], column[..., at + 1, 0] = column[..., at + 1, 0], -1
         return templates
 
-    def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
+    def _templates(self, class_id: int, keys: Sequence[Key], *, long: bool) -> tuple[list[Template], dict[Key, int]]:
         """Templates of the actions, and the index of each key's; shared by classes whose collectives take equally long.
 
-        Under a single process, templates of the first device, through which everything passes, differ from others.
+        They are ``long`` or short. Under a single process, those of the first device, through which everything passes,
+        differ from others.
         """
-        family, builder = self._family(class_id, keys), self.builders[0]
+        family, builder = self._family(class_id, keys, long=long), self.builders[0]
         one_process, alike = builder.sync.single_process, family.builder.alike
         root = one_process and bool(self.network.quotient.class_of_rank[0] == class_id)
-        known = int(self.stage_of_class[class_id]), root
+        known = int(self.stage_of_class[class_id]), root, tuple(keys)
         if known not in family.made:
             kinds = {
                 (letter, stage, flags): (
@@ -330,11 +368,10 @@ class RankClassBuilder:
             family.made[known] = templates, {key: place[kind] for key, kind in kinds.items()}
         return family.made[known]
 
-    def _family(self, class_id: int, keys: Sequence[Key]) -> _Family:
+    def _family(self, class_id: int, keys: Sequence[Key], *, long: bool) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
         needed = dict.fromkeys((letter, builder.alike[stage], flags % FLAGS) for letter, stage, flags in keys)
-        long = not (self.collapse and self.collapsible(class_id))
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:
             family.prepare(needed)
@@ -353,6 +390,10 @@ class RankClassBuilder:
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
             comm_slowdown=self.job.stack.overlap.compute_slowdown_while_comm,
         )
+
+    def _is_long(self, class_id: int) -> bool:
+        """Whether the passes of a class are written step by step."""
+        return not (self.collapse and self.collapsible(class_id))
 
     def waits_for_host(self, class_id: int) -> bool:
         """Whether a layer takes the host of a class clearly longer than its device."""

@@ -11,12 +11,15 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
 from simpar.layout.action_table import schedule_of
 from simpar.plan.plan import Plan
+from simpar.plan.schedules.actions import Schedule
 from simpar.program.ir.program import Timing
-from simpar.program.lower import Lowered, lower
+from simpar.program.job import TrainingJob
+from simpar.program.lower import Lowered, lower, outline
 from simpar.program.perturbation import Perturbation
-from simpar.simulation import make_job
+from simpar.simulation import make_job, simulate
 from tests.gate import some
 from tests.rules import verify
 
@@ -67,7 +70,7 @@ GATE = (
 """Every axis, and every kind of data parallelism, schedule, context parallelism and recomputation."""
 
 
-def lowered(plan: dict[str, object], **options: object) -> Lowered:
+def asked(plan: dict[str, object]) -> tuple[TrainingJob, Cluster, Schedule]:
     """A small Llama, or a small mixture where the plan speaks of experts, on two DGX H100: of few microbatches each."""
     cluster = load_cluster("dgx-h100", 2)
     pp = int(plan.get("pp", 1))
@@ -75,7 +78,12 @@ def lowered(plan: dict[str, object], **options: object) -> Lowered:
     training = Training(seq_len=512, global_batch=min(32, dp * max(4, 2 * pp)))
     model = "small-mixture" if plan in MIXTURES else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
-    return lower(job, cluster, schedule_of(job.layout, training), **options)
+    return job, cluster, schedule_of(job.layout, training)
+
+
+def lowered(plan: dict[str, object], **options: object) -> Lowered:
+    """One of the plans, lowered."""
+    return lower(*asked(plan), **options)
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,50 @@ def test_collapsed_equals_flat(case: Case) -> None:
     assert len(short.program) <= len(long.program)
     ends = _action_ends(short, case.timing), _action_ends(long, reference.run(long.program))
     assert (ends[0] == ends[1]).all()
+
+
+@pytest.mark.parametrize("name", some([name for name, plan in PLANS.items() if "pp" in plan], ("pp-tp", "experts-cp")))
+def test_passes_that_nothing_disturbs_end_as_step_by_step(name: str) -> None:
+    """As single ops where pictures are not wanted, every action ends when it does with one op per kernel."""
+    job, cluster, schedule = asked(PLANS[name])
+    short = outline(job, cluster, schedule, apart=False).lowered()
+    long = lower(job, cluster, schedule, collapse=False)
+    verify(short.program)
+    ends = _action_ends(short, reference.run(short.program)), _action_ends(long, reference.run(long.program))
+    assert (ends[0] == ends[1]).all()
+    assert reference.run(short.program).makespan_ns == reference.run(long.program).makespan_ns
+
+
+def test_only_passes_beside_data_parallelism_are_step_by_step() -> None:
+    """Tensor- and data-parallel groups share a node's links: only passes that gather or reduce are long."""
+    job, cluster, schedule = asked(PLANS["pp-tp"])
+    short = outline(job, cluster, schedule, apart=False).lowered()
+    assert not any(short.maker.collapsible(each) for each in range(short.quotient.num_classes))
+    first = short.slots.of_class(0)
+    slots = np.bincount(short.slots.action[first])
+    assert (slots > 2).tolist() == [True, *[False] * 6, True, False]  # F0 gathers, the last backward reduces
+
+
+JOBS = {
+    "dense": ("llama-3-8b", {"tp": 2, "pp": 2, "vpp": 2, "zero": 1}, 8192),
+    "context": ("llama-3-8b", {"tp": 2, "cp": 2, "pp": 2, "zero": 1, "recompute": "full"}, 16384),
+    "mixture": ("mixtral-8x7b", {"tp": 2, "ep": 4, "pp": 2, "zero": 1}, 4096),
+}
+"""Jobs on nodes of eight, whose kernels outlast their launches: model, plan and tokens of a sequence."""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_figures_are_the_same_without_pictures(name: str) -> None:
+    """Time, its parts, what is sent and memory do not depend on whether passes are written step by step."""
+    model, plan, seq_len = JOBS[name]
+    cluster, training = load_cluster("dgx-h100", 2), Training(seq_len=seq_len, global_batch=32)
+    with_it, without = (simulate(model, cluster, Plan(**plan), training, with_timeline=each) for each in (True, False))
+    assert with_it.setup.engine["ops"] > 2 * without.setup.engine["ops"]
+    one, other = with_it.to_dict(), without.to_dict()
+    for key in ("step_time_s", "communication", "peak_memory_bytes", "peak_reserved_bytes", "mfu", "hfu"):
+        assert one[key] == other[key]
+    assert one["time_breakdown_s"] == pytest.approx(other["time_breakdown_s"], rel=1e-6, abs=1e-8)
+    assert one["bubble_fraction"] == pytest.approx(other["bubble_fraction"], rel=1e-6)
 
 
 def _action_ends(entry: Lowered, timing: Timing) -> np.ndarray:

@@ -19,6 +19,7 @@ from simpar.program.blocks.phases import BLOCK_STREAMS
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.structure.pass_memory import MemoryChange
 from simpar.program.structure.templates import PassNode, Template, TemplateNode
+from simpar.program.structure.undisturbed import predecessors, reached
 
 if TYPE_CHECKING:
     from simpar.program.rank_class_builder import RankClassBuilder
@@ -125,15 +126,4 @@ def _at_peak(passes: Sequence[TemplateNode]) -> dict[str, int] | None:
 
 def _ends_joined(template: Template) -> bool:
     """Whether every node of a template has ended when its exit ends."""
-    reached, waiting = set[int](), [template.exit]
-    before: dict[int, list[int]] = {}
-    last: dict[str, int] = {}
-    for at, node in enumerate(template.nodes):
-        before[at] = [*node.after, *(last[stream] for stream in node.streams if stream in last)]
-        last |= dict.fromkeys(node.streams, at)
-    while waiting:
-        at = waiting.pop()
-        if at not in reached:
-            reached.add(at)
-            waiting += before[at]
-    return len(reached) == len(template.nodes)
+    return len(reached(predecessors(template), (template.exit,))) == len(template.nodes)

@@ -270,6 +270,21 @@ class QuotientNetwork:
         private = np.bincount(links.owners(), self._shared[links.item], len(links)) == 0
         return np.asarray(private & [len(group.members) == 1 for group in self.quotient.groups])
 
+    def sharers(self, class_id: int) -> frozenset[str] | None:
+        """Kinds of groups that share links with the collectives of a class's blocks, if this class alone uses these.
+
+        None where other classes use them too, or blocks themselves from several streams.
+        """
+        groups, links = self.quotient.groups, self.quotient.links_of_groups
+        mine = [at for at in (self.group_of(class_id, kind) for kind in self.block_kinds) if at >= 0]
+        touched = unique(np.concatenate([links.row(at) for at in mine])) if mine else np.zeros(0, dtype=np.int64)
+        users = links.owners()[np.isin(links.item, touched[self._shared[touched]])]
+        others = [groups[at] for at in dict.fromkeys([*users.tolist(), *mine])]
+        streams = set[str]().union(*(self.streams_of_kind[groups[at].kind] for at in mine))
+        if len(streams) > 1 or any(each.members != (class_id,) for each in others):
+            return None
+        return frozenset(each.kind for each in others if _family(each.kind) != "block")
+
     @cached_property
     def alike(self) -> Ints:
         """For every group class, the first one whose collectives take equally long, each on its own links.
