@@ -26,8 +26,7 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     family = DECLARED[str(config["model_type"])]
     fields = Config(config, name)
     graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
-    if left_out:
-        graph = graph.assuming(*left_out)
+    graph = graph.leaving_out(*left_out)
     graph = replace(graph, details=details(fields, graph, family))
     return clipped(graph) if graph.details.caps.projections else graph
 

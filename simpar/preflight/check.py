@@ -264,7 +264,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
-    account = _account(given, reader.words, cluster) + _of_positions(given, problem)
+    account = _account(given, reader.words, cluster) + _of_positions(given, problem) + _of_parts(problem)
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:
@@ -322,6 +322,12 @@ def _of_positions(given: ParsedLaunch, problem: Problem) -> Account:
         return Account()
     what = f"{told:,} tokens, {problem.graph.name} has {longest:,} positions: the script fails or cuts texts there, "
     return Account(deciding={"sequence length": f"{what}answered as if the table were longer"})
+
+
+def _of_parts(problem: Problem) -> Account:
+    """Towers and the like that the checkpoint has, and that are answered as if it had none."""
+    left_out = problem.graph.left_out
+    return Account(deciding={f"model {problem.graph.name}": "; ".join(left_out)}) if left_out else Account()
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

@@ -39,14 +39,17 @@ def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len
     """
     captured = capture(name, seq_len, partial(make_module, config, class_name, why))
     origin = f" of {LIBRARY} {installed()[1]}"
-    towers = tuple(tower for tower in TOWERS if config.get(tower))
+    towers, left_out = tuple(tower for tower in TOWERS if config.get(tower)), list[str]()
     if towers and (unread := _unread(captured)):
         kept = {each: sizes for each, sizes in captured.parameters.items() if each not in unread}
-        origin += f" without {sum(unread.values()):,} parameters of {' and '.join(towers)}"
+        words = f"{sum(unread.values()):,} parameters of {' and '.join(towers)}"
+        origin += f" without {words}"
+        left_out.append(f"text only: {words} are left out")
         captured = replace(captured, parameters=kept)
     if parts := parts_left_out(config, captured.module):
         origin += f" (text only: it has no {' and no '.join(parts)})"
-    return _traced(name, captured, origin)
+        left_out.append(f"text only: {' and '.join(parts)} left out")
+    return _traced(name, captured, origin).leaving_out(*left_out)
 
 
 def _traced(name: str, captured: Capture, origin: str) -> ModelGraph:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from linecache import getline
 from typing import Any
 
 from simpar.architectures.hf_config import TEXT_CONFIGS
@@ -125,13 +127,43 @@ def make_module(config: Mapping[str, Any], class_name: str, why: str) -> tuple[A
         near = "" if "did you mean" in why else suggest(kind, transformers.CONFIG_MAPPING)
         raise UserError(f"{why}{near}; transformers {transformers.__version__} has no class for it either: {UPGRADE}")
     library_config = transformers.CONFIG_MAPPING[kind].from_dict(_fields(config))
-    module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
+    try:
+        module = _module(library_config, class_name, tuple(config.get("architectures") or ()), why)
+    except (AttributeError, TypeError) as error:
+        raise _without_fields(error, kind) from error
     for each in module.modules():  # some look for padding among the tokens, to warn of it
         if hasattr(each, WARNS):
             setattr(each, WARNS, lambda *_arguments, **_named: None)
     return module, _inputs(module, why)
 
 
+def _without_fields(error: Exception, kind: str) -> Exception:
+    """What to raise where a class fails: it reads fields of its config that are null, where that is so."""
+    place, missing, reader = error.__traceback__, list[str](), ""
+    while place is not None:
+        frame, line, place = place.tb_frame, place.tb_lineno, place.tb_next
+        config = frame.f_locals.get("config")
+        if config is None or not frame.f_globals.get("__name__", "").startswith(f"{LIBRARY}.models."):
+            continue
+        for text in (getline(frame.f_code.co_filename, line), inspect.getsource(frame.f_code)):
+            if named := [name for name in _read_in(text) if getattr(config, name, 0) is None]:
+                missing, reader = named, frame.f_code.co_qualname.split(".")[0]
+                break
+    if not missing:
+        return error
+    return UserError(
+        f"model = {kind}: config field{'s' * (len(missing) > 1)} {', '.join(missing)} null, without which {reader} of "
+        f"{LIBRARY} {installed()[1]} cannot be built ({type(error).__name__}); allowed: a config that says what its "
+        "class reads, as those of checkpoints do"
+    )
+
+
+def _read_in(text: str) -> list[str]:
+    """Fields of a config that some code reads, in order."""
+    return list(dict.fromkeys(one or other for one, other in _READS.findall(text)))
+
+
+_READS = re.compile(r"\bconfig\.(\w+)|getattr\(\s*config,\s*\"(\w+)\"")
 WARNS = "warn_if_padding_and_no_attention_mask"
 """A method of the library's modules that looks at the values of tokens, to warn alone."""
 
@@ -225,6 +257,9 @@ def _inputs(module: Any, why: str) -> dict[str, Any] | None:
         result[main] = _example(main, channels, length)
     elif main != "input_ids" and main in taken:
         raise UserError(f"{why}; {type(module).__name__} reads {main}, of which no size is known: {EXAMPLE}")
+    for name in NEEDED.findall(inspect.getsource(inspect.getmodule(type(module)) or type(module))):
+        if name in taken and "input_ids" in taken:
+            result |= {each: torch.zeros(1, LENGTH, dtype=torch.int64) for each in ("input_ids", name)}
     if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
         names = ("decoder_input_ids",) if result else ("input_ids", "decoder_input_ids")
         result |= {name: torch.zeros(1, LENGTH, dtype=torch.int64) for name in names}
@@ -238,6 +273,8 @@ def _example(main: str, channels: int, length: int) -> Any:
     return torch.zeros(1, channels, length, length) if main == "pixel_values" else torch.zeros(1, channels, 2 * length)
 
 
+NEEDED = re.compile(r"`(\w+)` is required as a model input when training")
+"""What classes say where they refuse to train on tokens alone: a number for every token is missing."""
 SIZES = {"pixel_values": ("num_channels", "image_size"), "input_features": ("num_mel_bins", "max_source_positions")}
 """By the name of an input other than tokens: fields of configs with its channels and its length."""
 EXAMPLE = f"allowed: {CODE} that returns (module, example inputs)"

@@ -1,5 +1,6 @@
 """Launches of which a part is where nothing here can read it: files, scripts, hosts."""
 
+import json
 import shlex
 
 import pytest
@@ -83,3 +84,33 @@ def test_sequences_beyond_a_checkpoints_positions_decide(model, most, capsys):
     megatron = "torchrun --nproc-per-node 1 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 1 --bf16"
     own = ["--model", "gpt2", "--seq-len", "2048"]
     assert run(["check", "--hardware", "dgx-h100", *own, "--", *megatron.split()]) == 0
+
+
+TRAINER = "--per_device_train_batch_size 1 --bf16 --block_size 128 --model_name_or_path x"
+
+
+@pytest.mark.usefixtures("no_neighbours")
+def test_towers_that_are_left_out_decide(capsys, tmp_path):
+    """A checkpoint with a tower of no known family is answered as its language model, and not as sure."""
+    text = {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "intermediate_size": 128, "num_hidden_layers": 2,
+    }  # fmt: skip
+    trainer = [
+        "python",
+        "train.py",
+        "--per_device_train_batch_size",
+        "1",
+        "--bf16",
+        "--block_size",
+        "128",
+        "--model_name_or_path",
+        "x",
+    ]
+    for more, code in (({}, 0), ({"vision_config": {"model_type": "siglip", "hidden_size": 32}}, 3)):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**text, **more}))
+        assert run(["check", "--hardware", "dgx-h100", "--model", str(file), "--", *trainer]) == code
+        said = capsys.readouterr().out
+        left_out = "text only: vision_config is of no family that is known with it"
+        assert (left_out in said, "NOT SURE: words of the text decide" in said) == (code == 3,) * 2

@@ -83,3 +83,4 @@ def test_a_language_model_within_another_says_what_it_leaves_out():
     assert graph.num_parameters() == read({**TINY, "model_type": "llama"}).num_parameters()
     assert "LlamaForCausalLM of transformers" in graph.facts["notes"][0]
     assert "(text only: it has no audio_config)" in graph.facts["notes"][0]
+    assert graph.left_out == graph.assumed == ("text only: audio_config left out",)

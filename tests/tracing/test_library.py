@@ -90,3 +90,18 @@ def test_what_the_library_has_not_is_refused(torch, config, class_name, message)
     with pytest.raises(UserError, match=message) as raised:
         made(torch, config, class_name)
     assert str(raised.value).startswith(WHY)
+
+
+def test_null_fields_that_a_class_reads_are_named(torch):
+    """Those on the line that fails; the class and the kind of error behind them."""
+    config = {**LLAMA, "model_type": "chameleon"}
+    with pytest.raises(UserError, match="config field vocabulary_map null, without which ChameleonModel of transform"):
+        made(torch, config)
+
+
+def test_what_a_class_needs_when_training_is_given(torch):
+    """Beside tokens, where it says so."""
+    text = {**LLAMA, "model_type": "molmo2_text", "head_dim": 8, "num_key_value_heads": 4}
+    name, inputs = made(torch, {"model_type": "molmo2", "text_config": text})
+    assert name == "Molmo2ForConditionalGeneration"
+    assert inputs.keys() == {"input_ids", "mm_token_type_ids"}
