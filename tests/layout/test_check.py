@@ -78,7 +78,7 @@ def test_what_cannot_be_says_why(target, values, said):
         (
             {"tp": 2, "sequence_parallel": True},
             {"seq_len": 4095},
-            "does not divide the seq_len (sequence parallel) 4095",
+            "does not divide the seq_len (sequence parallel) 4095; allowed: 1, or plan.sequence_parallel = false",
         ),
         (
             {"cp": 2, "cp_balance": "zigzag"},

@@ -110,6 +110,9 @@ OTHERS = {
 """Dims that only some layers have, and what they are."""
 
 
+ROWS = "seq_len (sequence parallel)"
+
+
 def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_parallel: bool | Flags) -> Refusals:
     """The rules on one tower's dims, with ``seq_len`` where sequences are sharded, too."""
     sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
@@ -119,7 +122,7 @@ def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_pa
         if dim in dims:
             sizes[said] = dims[dim]
     shared = np.where(sequence_parallel, seq_len, 0)  # every number of ranks divides 0
-    for name, size in (*sizes.items(), ("seq_len (sequence parallel)", shared)):
+    for name, size in (*sizes.items(), (ROWS, shared)):
         yield np.asarray(size % np.asarray(tp) != 0), partial(_undivided, tp, name, size, (*sizes.values(), shared))
     kv_heads = dims["kv_heads"]
     yield (
@@ -129,7 +132,10 @@ def _divided_dims(tp: Counts, dims: Mapping[str, int], seq_len: int, sequence_pa
 
 
 def _undivided(tp: Counts, name: str, size: Any, sizes: tuple[Any, ...]) -> str:
-    return f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {format_divisors(gcd(*sizes))}"
+    allowed = format_divisors(gcd(*sizes))
+    if name == ROWS and gcd(*sizes[:-1]) % tp == 0:
+        allowed += ", or plan.sequence_parallel = false"
+    return f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {allowed}"
 
 
 def tensor_degrees(problem: Question) -> list[int]:
