@@ -446,15 +446,6 @@ class ModelGraph:
         return replace(self, facts={**self.facts, "assumed": (*self.assumed, *said)})
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """Parts of the config that the graph has not, though whoever trains it may, in words."""
-        return tuple(self.facts.get("left_out", ()))
-
-    def leaving_out(self, *said: str) -> "ModelGraph":
-        """The graph of which these parts are left out, which is assumed."""
-        return replace(self, facts={**self.facts, "left_out": said}).assuming(*said) if said else self
-
-    @property
     def said(self) -> str:
         """One line about what is assumed, and fields of the config that are not understood; empty without either."""
         assumed = [f"Assumed of the model: {each}." for each in self.assumed]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.architectures.config import Config
+from simpar.architectures.encoders import leave_out
 from simpar.architectures.families import DECLARED
 from simpar.architectures.families.unmodelled import OF_OTHER_CODE, UNCAPTURED, UNMODELLED, UNSEEN
 from simpar.architectures.graph import ModelGraph
@@ -26,7 +27,7 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     family = DECLARED[str(config["model_type"])]
     fields = Config(config, name)
     graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
-    graph = graph.leaving_out(*left_out)
+    graph = leave_out(graph, left_out)
     graph = replace(graph, details=details(fields, graph, family))
     return clipped(graph) if graph.details.caps.projections else graph
 

@@ -28,6 +28,7 @@ from simpar.layout.deciders import state_choices
 from simpar.plan.plan import Plan
 from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
+from simpar.preflight.checkpoint import account_of_checkpoint
 from simpar.preflight.devices import cluster_of, contradicted
 from simpar.preflight.environment import account_of, account_of_words
 from simpar.preflight.flags import Patched, make_patch
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 OF_ANY_STACK = frozenset(("micro_batch", "recompute"))
 """Choices that the arguments of a trainer say whatever shards its states."""
-TRAINERS = frozenset(("transformers", "trl", "llama-factory", "axolotl", "unsloth", "swift"))
-"""Readers of launches that load checkpoints, whose tables of positions are as long as they are."""
 WORTH = 0.999
 """A neighbour whose step takes more than this part of the launch's gains nothing."""
 
@@ -264,7 +263,7 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     reader = load_reader(given.text.target)
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
-    account = _account(given, reader.words, cluster) + _of_positions(given, problem) + _of_parts(problem)
+    account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:
@@ -313,21 +312,6 @@ def _account(given: ParsedLaunch, table: WordTable, cluster: Cluster) -> Account
     return account_of_words(
         words, table, gaps, account_of(launch.environment, cluster, is_alone=given.found.sized.alone == PYTHON)
     )
-
-
-def _of_positions(given: ParsedLaunch, problem: Problem) -> Account:
-    """Sequences that a checkpoint has no positions for: its table ends before them."""
-    longest, told = problem.graph.longest, problem.training.seq_len
-    if longest is None or told <= longest or given.text.target not in TRAINERS:
-        return Account()
-    what = f"{told:,} tokens, {problem.graph.name} has {longest:,} positions: the script fails or cuts texts there, "
-    return Account(deciding={"sequence length": f"{what}answered as if the table were longer"})
-
-
-def _of_parts(problem: Problem) -> Account:
-    """Towers and the like that the checkpoint has, and that are answered as if it had none."""
-    left_out = problem.graph.left_out
-    return Account(deciding={f"model {problem.graph.name}": "; ".join(left_out)}) if left_out else Account()
 
 
 def _at_others(problem: Problem, graph: ModelGraph, plan: Plan, assumed: Assumed) -> Iterator[tuple[Any, Result]]:

@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
+from simpar.architectures.encoders import leave_out
 from simpar.architectures.graph import ModelGraph, evaluate
 from simpar.architectures.hf_config import TOWERS
 from simpar.dataclass import dataclass
@@ -49,7 +50,7 @@ def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len
     if parts := parts_left_out(config, captured.module):
         origin += f" (text only: it has no {' and no '.join(parts)})"
         left_out.append(f"text only: {' and '.join(parts)} left out")
-    return _traced(name, captured, origin).leaving_out(*left_out)
+    return leave_out(_traced(name, captured, origin), left_out)
 
 
 def _traced(name: str, captured: Capture, origin: str) -> ModelGraph:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simpar.architectures.encoders import left_out_of
 from simpar.architectures.families import DECLARED
 from simpar.architectures.families.family import TINY
 from simpar.architectures.graph import Operator, term
@@ -83,4 +84,4 @@ def test_a_language_model_within_another_says_what_it_leaves_out():
     assert graph.num_parameters() == read({**TINY, "model_type": "llama"}).num_parameters()
     assert "LlamaForCausalLM of transformers" in graph.facts["notes"][0]
     assert "(text only: it has no audio_config)" in graph.facts["notes"][0]
-    assert graph.left_out == graph.assumed == ("text only: audio_config left out",)
+    assert left_out_of(graph) == graph.assumed == ("text only: audio_config left out",)
