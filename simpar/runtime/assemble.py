@@ -86,6 +86,14 @@ def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[
     return partial(dist.all_reduce, group=ranks.embedding_group)
 
 
+def outermost_units(model: nn.Module) -> list[nn.Module]:
+    """Members of a model's module lists, but of those within a member: they are shared and recomputed with it."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    units = [unit for module in lists for unit in module]
+    inner = {id(each) for unit in units for each in unit.modules() if each is not unit}
+    return [unit for unit in units if id(unit) not in inner]
+
+
 def make_own_engine(
     model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks
 ) -> TrainingEngine:
@@ -93,7 +101,7 @@ def make_own_engine(
     plan, dtypes = blueprint.plan, blueprint.dtypes
     # fully_shard itself moves what lives on the host
     model = model.to(device=ranks.device, dtype=dtypes.storage)
-    units = [unit for module in model.modules() if isinstance(module, nn.ModuleList) for unit in module]
+    units = outermost_units(model)
     if plan.memory.recompute != "none":
         for unit in units:
             unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)

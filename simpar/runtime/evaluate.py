@@ -10,6 +10,7 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.runtime.data import Loader, SampleSource, open_source
 from simpar.runtime.job import RunJob
+from simpar.runtime.masked import as_trained
 from simpar.runtime.tokenize import VALIDATION
 
 SEED_APART = 1 << 31  # beyond all seeds of runs
@@ -30,7 +31,8 @@ class Evaluation:
         wanted = job.measuring
         if wanted.evaluate_every is None:
             return None
-        loader = Loader(held_out(job, vocab), job.training.global_batch, rank, ranks, job.learning.seed)
+        source = as_trained(held_out(job, vocab), job, vocab)
+        loader = Loader(source, job.training.global_batch, rank, ranks, job.learning.seed)
         return Evaluation(wanted.evaluate_every, wanted.evaluate_batches, job.steps, loader)
 
     def is_due(self, done: int) -> bool:

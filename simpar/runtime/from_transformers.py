@@ -6,6 +6,7 @@ comes with a model is executed: the class is that of the installed package, and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from simpar.errors import UserError
+from simpar.runtime.objective import CHOSEN
 from simpar.tracing.library import make_module
+
+MULTIPLIER, PLACE, MODULUS = 7919, 104_729, 65_521
+"""Primes of a hash that says which tokens are masked."""
 
 
 class LibraryModel(nn.Module):
@@ -27,14 +32,29 @@ class LibraryModel(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.inner, inputs = make_module(config, "", "model")
-        if inputs is not None:
-            raise UserError("model: has two towers; the runtime trains decoders, or a module:function")
+        names = {*(inputs or {"input_ids": None})}
+        if not names <= {"input_ids", "decoder_input_ids"}:
+            raise UserError(f"model: its class reads {', '.join(sorted(names))}; allowed: tokens alone")
+        self.is_pair = "decoder_input_ids" in names
+        self.is_causal = self.is_pair or "use_cache" in inspect.signature(self.inner.forward).parameters
         self.vocab_size = int(self.inner.get_input_embeddings().num_embeddings)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens int64[batch, seq] in, logits float[batch, seq, vocab] out."""
-        logits: Tensor = self.inner(input_ids=tokens, use_cache=False).logits
+        """Tokens int64[batch, seq] in, logits float[batch, seq, vocab] out; an encoder reads them with some masked."""
+        named: dict[str, Any] = {"use_cache": False} if self.is_causal else {}
+        if self.is_pair:
+            named |= {"decoder_input_ids": tokens}
+        shown = masked(tokens, self.vocab_size - 1) if self.is_pair else tokens
+        logits: Tensor = self.inner(input_ids=shown, **named).logits
         return logits
+
+
+def masked(tokens: Tensor, mask: int) -> Tensor:
+    """Tokens int64[batch, seq] of which a share is ``mask``: those whose hash, with what is before them, is low."""
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    seen = (tokens * places).cumsum(1)
+    hashed = (seen * MULTIPLIER + places * PLACE) % MODULUS
+    return torch.where(hashed < round(CHOSEN * MODULUS), mask, tokens)
 
 
 def make_library_model(config: Mapping[str, Any]) -> LibraryModel:

@@ -13,6 +13,7 @@ from simpar.architectures.training import Training
 from simpar.calls import Strict
 from simpar.plan.optimizers import MOMENTUM
 from simpar.plan.plan import Plan
+from simpar.runtime.objective import ENCODER, PAIR, objective_of
 from simpar.tracing.code import is_code
 from simpar.tracing.library import has_class, pictured_class
 from simpar.tracing.load import load_config, load_model
@@ -95,7 +96,8 @@ class Data(Strict):
 
     Documents are packed one behind the other, ``apart`` from each other or as one text, or ``pack`` is false: each has
     a sequence of its own. ``validation`` is
-    the share of a text's documents that are held out; the ``loss_on`` completions leaves prompts out.
+    the share of a text's documents that are held out; the ``loss_on`` completions leaves prompts out;
+    ``skip_empty`` leaves documents out that have nothing to train on, which are refused without it.
     """
 
     kind: Literal["synthetic", "tokens", "text"] = "synthetic"
@@ -106,6 +108,7 @@ class Data(Strict):
     apart: bool = False
     validation: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False)
     loss_on: Literal["completions", "all"] = "completions"
+    skip_empty: bool = False
 
 
 class CheckpointSettings(Strict):
@@ -196,6 +199,8 @@ class RunJob(RunInputs):
         kind = str(config_of(self.model).get("model_type"))
         if sees(graph):
             return (PICTURES, *graph.details.unbuilt) if pictured_class(kind) else ()
+        if (objective := objective_of(graph)) != "next":
+            return (ENCODER if objective == "masked" else PAIR,) if has_class(kind, objective) else ()
         captured = ("a family that is not declared",) if "notes" in graph.facts else ()
         parts = graph.details.unbuilt or captured
         return parts if parts and has_class(kind) else ()
@@ -203,7 +208,7 @@ class RunJob(RunInputs):
     def cut_graph(self) -> ModelGraph | None:
         """The graph of a class of transformers of which a pipeline's stages are cut; None where nothing is."""
         parts = self.library_parts if (self.plan.mesh.pp or 1) > 1 else ()
-        return self.graph() if parts and PICTURES not in parts else None
+        return None if not parts or {PICTURES, ENCODER, PAIR} & {*parts} else self.graph()
 
     def built_graph(self) -> ModelGraph | None:
         """The graph that the runtime's decoder builds; None where the model is a module of its own."""

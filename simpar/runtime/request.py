@@ -21,6 +21,7 @@ from simpar.runtime.hf_weights import rules, weights_of
 from simpar.runtime.job import PICTURES, RunJob
 from simpar.runtime.lengths import measure_lengths
 from simpar.runtime.metrics import check_installed
+from simpar.runtime.objective import PAIR
 from simpar.runtime.pictures import Pictures
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
@@ -136,8 +137,9 @@ def make_ready(
     if job.machine.compile:
         _check_compiled(prepared)
     _check_weights(job, graph)
-    if graph is not None and (given := job.data.tokenizer) not in (None, BYTES):
-        check_vocabulary(given, TokenizerFiles.of(given).ids(), graph.dims["vocab"])
+    whole = job.graph()
+    if whole is not None and (given := job.data.tokenizer) not in (None, BYTES):
+        check_vocabulary(given, TokenizerFiles.of(given).ids(), whole.dims["vocab"])
     if job.data.kind == "text" and nodes > 1:
         raise UserError(
             f"--text with --nnodes {nodes}: every node would encode it; allowed: simpar tokenize, then --tokens FOLDER"
@@ -147,10 +149,10 @@ def make_ready(
     _check_idle(job)
     job = tokenised(job)
     _check_tokenizer(job)
-    if graph is not None:
-        source = open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
+    if whole is not None:
+        source = open_source(job.data, job.training, whole.dims["vocab"], job.learning.seed)
         if job.measuring.evaluate_every is not None:
-            held_out(job, graph.dims["vocab"])
+            held_out(job, whole.dims["vocab"])
         if source.masked and prepared.strategy.reduction == "stages":
             raise UserError("tokens outside the loss: stages of their own count all; allowed: --pack --loss-on all")
     return Ready(job, _as_predicted(job), prepared, world_size, cluster, request.perturbation.of_ranks())
@@ -227,10 +229,15 @@ def _check_compiled(prepared: Prepared) -> None:
 
 
 def _check_pictures(job: RunJob) -> None:
-    """Raise UserError where a class of transformers reads images in a way that a run cannot give it."""
-    whole = job.graph() if PICTURES in job.library_parts else None
-    if whole is not None:
+    """Raise UserError where a class of transformers reads images or pairs in a way that a run cannot give it."""
+    parts, whole = job.library_parts, job.graph()
+    if whole is not None and PICTURES in parts:
         Pictures.of(config_of(job.model), whole, job.training.seq_len)
+    if whole is not None and PAIR in parts and (own := whole.dims.get("decoder.seq")) is not None:
+        raise UserError(
+            f"decoder_seq_len = {own}: a run gives encoder and decoder the same tokens; allowed: none, which predicts "
+            "as many"
+        )
 
 
 def _check_weights(job: RunJob, graph: ModelGraph | None) -> None:
@@ -272,6 +279,7 @@ def _check_idle(job: RunJob) -> None:
     for part, name, flag, needed, with_it in (
         (data, "validation", "--validation", data.kind == "text", "--text; simpar tokenize holds out of --tokens"),
         (data, "loss_on", "--loss-on", data.kind == "text", "--text; simpar tokenize says it of --tokens"),
+        (data, "skip_empty", "--skip-empty", data.kind == "text", "--text; simpar tokenize has its own"),
         (data, "dtype", "--token-dtype", data.kind == "tokens", "--tokens FILE"),
         (measuring, "evaluate_batches", "--eval-batches", measuring.evaluate_every is not None, "--eval-every N"),
         (learning, "decay_steps", "--lr-decay", learning.schedule == "wsd", "--lr-schedule wsd"),

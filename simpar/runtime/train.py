@@ -24,6 +24,7 @@ from simpar.runtime.engine import TrainingEngine, average_loss
 from simpar.runtime.evaluate import Evaluation
 from simpar.runtime.from_transformers import make_library_model
 from simpar.runtime.job import KINETO, LOG, PICTURES, SNAPSHOT, RunJob, read_log
+from simpar.runtime.masked import as_trained
 from simpar.runtime.measure import Clock, Memory, recording_memory, tracing
 from simpar.runtime.metrics import Sink, figures, open_sinks
 from simpar.runtime.model import Blueprint, Dtypes, place_of
@@ -192,7 +193,7 @@ def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
         vocab = graph.dims["vocab"]
     engine.measure(clock)
     engine.follow_documents()
-    source = open_source(job.data, job.training, vocab, seed)
+    source = as_trained(open_source(job.data, job.training, vocab, seed), job, vocab)
     shares = ranks.data_rank, plan.mesh.replicas
     loader = Loader(source, job.training.global_batch, *shares, seed)
     return Session(job, prepared, ranks, engine, loader, clock, layers_of(graph), Evaluation.of(job, vocab, *shares))

@@ -44,12 +44,19 @@ def require_library(why: str) -> None:
         raise UserError(f"{why}; {' and '.join(missing)} would capture it: {INSTALL}")
 
 
-def has_class(model_type: str) -> bool:
-    """Whether the installed library, if any, has a causal language model for a ``model_type``."""
+def has_class(model_type: str, objective: str = "next") -> bool:
+    """Whether the installed library, if any, has a language model for a ``model_type``.
+
+    It is causal, or predicts "masked" tokens, or is a "pair" of encoder and decoder.
+    """
     if not all(installed()):
         return False
     from transformers.models.auto import modeling_auto as tables
 
+    if objective == "masked":
+        return model_type in tables.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if objective == "pair":
+        return model_type in tables.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     # Mistral 4 stands among models of pictures alone, with a class that reads tokens.
     seen = tables.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type, "")
     return model_type in tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or str(seen).endswith("ForCausalLM")

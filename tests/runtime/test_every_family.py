@@ -25,6 +25,8 @@ LIBRARY = (
     "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
 """Trained with transformers' own class: no operator of the decoder stands for some of their parts."""
+NOT_CAUSAL = ("bert", "roberta", "xlm-roberta", "t5", "mt5", "umt5")
+"""So are encoders, on masked tokens, and encoders with a decoder (``test_from_transformers.py``)."""
 TOWERS = "has two towers, or layers that are not causal; the runtime trains decoders"
 PICTURES = (
     "gemma3", "internvl", "llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
@@ -46,10 +48,9 @@ OTHER_PICTURES = (
 )
 """Whose class reads images in a form that no run makes: text alone is what is left."""
 NO_DECODERS = (
-    "bert", "roberta", "xlm-roberta", "vit", "dit", "t5", "mt5", "umt5", "whisper", "FluxTransformer2DModel",
-    "PixArtTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel",
-    "mllama", "voxtral", "qwen2_audio", "audioflamingo3", "musicflamingo", "glmasr", "qwen3_asr", "qwen2_5_omni",
-    "qwen3_omni_moe",
+    "vit", "dit", "whisper", "FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel",
+    "QwenImageTransformer2DModel", "WanTransformer3DModel", "mllama", "voxtral", "qwen2_audio", "audioflamingo3",
+    "musicflamingo", "glmasr", "qwen3_asr", "qwen2_5_omni", "qwen3_omni_moe",
 )  # fmt: skip
 REFUSED = {
     **dict.fromkeys(("internvl_chat", "kimi_vl", "dots_ocr", "ernie4_5_moe_vl", *NO_DECODERS), TOWERS),
@@ -103,8 +104,8 @@ def test_a_family_runs_or_says_why_not(kind, tmp_path, monkeypatch):
         return
     ready(kind, tmp_path, monkeypatch)
     job = RunJob(folder="x", plan={}, model=config_of(kind), training={"seq_len": 16, "global_batch": 2}, steps=1)
-    assert bool(job.library_parts) is (kind in (*LIBRARY, *PICTURES))
-    assert kind in (*LIBRARY, *PICTURES) or kind in MODELS or kind in WITHOUT_CLASS
+    assert bool(job.library_parts) is (kind in (*LIBRARY, *NOT_CAUSAL, *PICTURES))
+    assert kind in (*LIBRARY, *NOT_CAUSAL, *PICTURES) or kind in MODELS or kind in WITHOUT_CLASS
 
 
 @pytest.mark.slow

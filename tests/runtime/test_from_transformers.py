@@ -36,6 +36,8 @@ def config_of(kind):
     if kind == "diffllama":
         return UNDECLARED
     config = {**DECLARED[kind].tiny, "model_type": kind}
+    if kind in ("bert", "roberta"):
+        return {**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if kind not in SEEING:
         return config
     config = {**config, "image_token_id": 7, "image_token_index": 7}
@@ -50,9 +52,13 @@ def write(folder, kind, **more):
     (folder / "model.json").write_text(json.dumps({**config_of(kind), **more}))
 
 
+NOT_CAUSAL = ("bert", "roberta", "t5", "umt5")
+"""Encoders, and encoders with a decoder."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32", "diffllama", *SEEING])
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32", "diffllama", *SEEING, *NOT_CAUSAL])
 def test_shared_states_train_as_one_process_does(forked, tmp_path, kind, zero):
     """DDP and FSDP over two ranks give the losses of one, and the run says whose class it is."""
     write(tmp_path, kind)
@@ -143,3 +149,63 @@ def test_a_model_that_the_decoder_builds_stays_its_own():
     job = RunJob(folder="x", plan={}, model="tiny-llama", training={"seq_len": 16, "global_batch": 4}, steps=1)
     assert job.library_parts == ()
     assert job.built_graph() == job.graph()
+
+
+def loss_by_hand(kind, job, steps):
+    """Losses of transformers' class in a plain loop of AdamW, on the samples of a job whose batch is one rank's."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    from simpar.runtime.data import Loader, open_source
+    from simpar.runtime.from_transformers import masked
+    from simpar.runtime.masked import as_trained
+    from simpar.runtime.update import BETAS, EPS
+
+    named = {name: value for name, value in config_of(kind).items() if name != "model_type"}
+    config = transformers.AutoConfig.for_model(kind, **named)
+    pair = config.is_encoder_decoder
+    torch.manual_seed(job.learning.seed)
+    model = (transformers.AutoModelForSeq2SeqLM if pair else transformers.AutoModelForMaskedLM).from_config(config)
+    how = {"lr": job.learning.learning_rate, "betas": BETAS, "eps": EPS, "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(model.parameters(), **how)
+    source = as_trained(open_source(job.data, job.training, 96, job.learning.seed), job, 96)
+    loader, losses = Loader(source, job.training.global_batch, 0, 1, job.learning.seed), []
+    for step in range(steps):
+        tokens, wanted = torch.from_numpy(loader.batch(step))[:, :-1], torch.from_numpy(loader.targets(step)[0])[:, 1:]
+        inputs = {"input_ids": masked(tokens, 95), "decoder_input_ids": tokens} if pair else {"input_ids": tokens}
+        logits = model(**inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", NOT_CAUSAL)
+def test_models_that_are_no_decoders_train_as_transformers_does(forked, tmp_path, kind):
+    """Masked tokens of an encoder, a text from its rest: the losses of a plain loop, over two ranks that shard all."""
+    write(tmp_path, kind)
+    layout = ["--nproc", 2, "--zero", 3, "--learning-rate", "1e-2", "--json", "out.json", "-o", "run"]
+    exact = ["--precision", "fp32", "--optimizer", "adamw"]
+    done = forked("run", "gpt2-laptop", "--model", "model.json", *FLAGS, *layout, *exact, "--steps", 4)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["measured"]["losses"]
+    job = RunJob.load(tmp_path / "run/job.json").model_copy(update={"model": config_of(kind)})
+    assert found == pytest.approx(loss_by_hand(kind, job, 4), abs=1e-5)
+    assert found[-1] < found[0] or kind in ("bert", "roberta")  # a few masked tokens a step tell little
+
+
+def test_lengths_of_a_decoder_apart_are_refused(tmp_path, monkeypatch):
+    """A run gives both towers the same tokens; nor is a pair cut into stages."""
+    monkeypatch.chdir(tmp_path)
+    flags = {"model": "model.json", "training.seq_len": 16, "training.global_batch": 4}
+    write(tmp_path, "t5", decoder_seq_len=8)
+    with pytest.raises(UserError, match="decoder_seq_len = 8: a run gives encoder and decoder the same tokens"):
+        make_ready(load_request("gpt2-laptop", flags, ["cluster=null"]), 2, 1, {"steps": 1, "folder": "here"})
+    write(tmp_path, "t5")
+    cut = load_request("gpt2-laptop", {**flags, "plan.pp": 2, "plan.dp": 1}, ["cluster=null"])
+    with pytest.raises(UserError, match=r"plan\.pp = 2: a module of your own, or of transformers, is only data"):
+        make_ready(cut, 2, 1, {"steps": 1, "folder": "here"})
