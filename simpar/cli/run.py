@@ -83,6 +83,12 @@ RUN_FLAGS = (
         bool,
     ),
     ScenarioFlag("--loss-on", "completions alone, or all tokens, where texts have prompts", "data.loss_on"),
+    ScenarioFlag(
+        "--skip-empty/--no-skip-empty",
+        "Leave out documents of --text that are empty or have no token in the loss (default: refused)",
+        "data.skip_empty",
+        bool,
+    ),
     ScenarioFlag("--tokenizer", "Folder of a tokenizer, a tokenizer.json, or bytes", "data.tokenizer"),
     ScenarioFlag("--device", "cpu or cuda (default: cuda if there are enough devices)", "machine.device"),
     ScenarioFlag(
@@ -176,7 +182,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     if graph is not None and graph.said:
         sys.stderr.write(f"{graph.said}\n")
     _say_documents(request, ready)
-    _say_left_out(values["text"])
+    _say_left_out(values["text"], ready.job.data)
     try:
         with _progress(steps) as advance:
             again = partial(replanner.after, say=_say) if replanner and nodes.count == 1 else None
@@ -202,12 +208,17 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _say_left_out(text: str | None) -> None:
-    """Say on standard error what of a folder of texts is not trained on."""
-    from simpar.runtime.documents import left_out
+def _say_left_out(text: str | None, data: Any) -> None:
+    """Say on standard error what of a text is not trained on."""
+    from simpar.runtime.documents import count_unread
+    from simpar.runtime.rows import tell_counts
+    from simpar.runtime.tokenize import TokenManifest
 
-    if text is not None and (skipped := left_out([text])):
-        _say(f"--text {text}: not read: {skipped}")
+    if text is None:
+        return
+    left_out = TokenManifest.load(Path(data.path)).left_out if data.kind == "tokens" else count_unread([text])
+    if left_out:
+        _say(f"--text {text}: left out: {tell_counts(left_out)}")
 
 
 def _say_documents(request: Any, ready: Any) -> None:

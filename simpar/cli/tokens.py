@@ -10,6 +10,9 @@ from simpar.cli.app import JSON_HELP, app, console, json_out
 Sources = Annotated[
     list[str], typer.Argument(help="Files, or folders of text, JSON lines, parquet, or a dataset", metavar="TEXT")
 ]
+SkipEmpty = Annotated[
+    bool, typer.Option("--skip-empty", help="Leave out and count documents that are empty or have no token in the loss")
+]
 Tokenizer = Annotated[str, typer.Option("--tokenizer", help="Folder of a tokenizer, a tokenizer.json, or bytes")]
 
 
@@ -20,22 +23,25 @@ def tokenize(
     output: Annotated[str, typer.Option("--output", "-o", help="Folder for the tokens, as --tokens of run takes it")],
     validation: Annotated[float, typer.Option("--validation", help="Share of the documents to hold out")] = 0.0,
     loss_on: Annotated[str, typer.Option("--loss-on", help="completions alone, or all tokens")] = "completions",
+    skip_empty: SkipEmpty = False,
 ) -> int:
     """Write the tokens of texts, once for all runs."""
     from simpar.errors import UserError
-    from simpar.runtime.documents import left_out
+    from simpar.runtime.documents import count_unread
+    from simpar.runtime.rows import tell_counts
     from simpar.runtime.tokenize import VALIDATION, TokenizeOptions, TokenManifest, tokenize
 
     if loss_on not in (allowed := ("completions", "all")):
         raise UserError(f"--loss-on {loss_on}: allowed: {', '.join(allowed)}")
-    options = TokenizeOptions(validation, all_counted=loss_on == "all")
+    options = TokenizeOptions(validation, all_counted=loss_on == "all", skips=skip_empty)
     done = tokenize(text, tokenizer, Path(output), options)
     console().print(f"{_said(done)}; wrote {output}", soft_wrap=True)
     if validation:
         held_out = TokenManifest.load(Path(output) / VALIDATION)
         console().print(f"held out: {_said(held_out)}", soft_wrap=True)
-    if skipped := left_out(text):
-        console().print(f"not read: {skipped} (files and splits are read if they are named)", soft_wrap=True)
+    if done.left_out:
+        named = " (files and splits are read if they are named)" if count_unread(text) else ""
+        console().print(f"left out: {tell_counts(done.left_out)}{named}", soft_wrap=True)
     return 0
 
 
@@ -57,12 +63,17 @@ def data(
         int | None, typer.Option("--seq-len", help="Tokens per sequence: what is cut and padded", min=1)
     ] = None,
     pack: Annotated[bool, typer.Option("--pack/--no-pack", help="As in simpar run")] = True,
+    skip_empty: SkipEmpty = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> int:
-    """Print how long documents are, as a scenario states it."""
+    """Print how long documents are, as a scenario states it, and what is left out."""
+    from simpar.errors import UserError
     from simpar.runtime.lengths import measure_lengths
 
-    result: dict[str, Any] = measure_lengths(Path(source), seq_len, packed=pack, tokenizer=tokenizer)
+    if skip_empty and tokenizer is None:
+        raise UserError("--skip-empty: nothing reads it; allowed: with --tokenizer, of text")
+    options = {"packed": pack, "tokenizer": tokenizer, "skips": skip_empty}
+    result: dict[str, Any] = measure_lengths(Path(source), seq_len, **options)
     if not json_out(result, json_):
         for line in result["histogram"]:
             console().print(f"# {line}", soft_wrap=True, highlight=False)

@@ -19,7 +19,7 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
-from simpar.runtime.rows import Chat, Message, Spans
+from simpar.runtime.rows import UNCOUNTED, Chat, Message, Spans, Unusable
 from simpar.runtime.tokenizer import TokenizerFiles, name_of
 
 TEMPLATE, SPEAKER = "chat_template.jinja", "assistant"
@@ -62,7 +62,8 @@ class ChatTemplate:
             return whole, marked
         said = [at for at, message in enumerate(chat.messages) if message["role"] == SPEAKER]
         if not said:
-            raise UserError(f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on")
+            said = f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on"
+            raise Unusable(said, UNCOUNTED)
         return whole, tuple(self._added(chat, (at, at + 1), whole, place) for at in said)
 
     def _readable(self, chat: Chat, place: str) -> Chat:

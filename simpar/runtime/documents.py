@@ -16,7 +16,7 @@ from typing import Any
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
-from simpar.runtime.rows import ALLOWED, COLUMNS, Render, TextDocument, document_of
+from simpar.runtime.rows import ALLOWED, BLANK, COLUMNS, EMPTY, Render, TextDocument, Unusable, document_of
 from simpar.units import KIB, MIB
 
 LINES, ROWS, PARQUET = (".jsonl", ".ndjson"), ".json", ".parquet"
@@ -111,49 +111,75 @@ def _is_folder_of_files(path: Path) -> bool:
     return path.is_dir() and not any((path / mark).is_file() for mark in DATASET)
 
 
-def left_out(names: Sequence[str]) -> str:
-    """What lies in named folders and is not read, by the endings of its names, and other splits; "" for nothing."""
+def count_unread(names: Sequence[str]) -> dict[str, int]:
+    """How much of what lies in named folders is not read: files by the endings of their names, and other splits."""
     folders = [Path(name) for name in names if _is_folder_of_files(Path(name))]
     files = (each for folder in folders for each in folder.rglob("*") if each.is_file() and each.suffix not in KNOWN)
-    counts = Counter(each.suffix or "without ending" for each in files if not each.name.startswith("."))
+    endings = (each.suffix or "without an ending" for each in files if not each.name.startswith("."))
+    counts = Counter(f"files {ending}" for ending in endings)
     for folder in folders:
-        counts.update(f"of {split}" for split in _of_other_splits(folder, _texts(folder)).values())
-    parts = [f"{count} {ending}" for ending, count in sorted(counts.items())]
-    return ", ".join([*parts, *(f"split {split} of {name}" for name in names for split in _other_parts(Path(name)))])
+        counts.update(f"files of {split}" for split in _of_other_splits(folder, _texts(folder)).values())
+    for name in names:
+        counts.update(_other_parts(Path(name)))
+    return dict(sorted(counts.items()))
 
 
-def _other_parts(path: Path) -> list[str]:
-    """Parts of a saved dataset that are not for training."""
+def _other_parts(path: Path) -> dict[str, int]:
+    """Rows of the parts of a saved dataset that are not for training."""
     try:
         parts = json.loads((path / DATASET[1]).read_text(encoding="utf-8"))["splits"]
+        others = [str(part) for part in parts if part != SPLIT]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # no dataset with parts, or one that cannot be read, which is said where it is
-    return [str(part) for part in parts if part != SPLIT] if isinstance(parts, list) else []
+        return {}  # no dataset with parts, or one that cannot be read, which is said where it is
+    return {f"rows of {part}": len(_loaded(path)[part]) for part in others}
 
 
-def read(source: SourceFile, render: Render, after: int = 0) -> Iterator[tuple[int, TextDocument]]:
+def read(
+    source: SourceFile, render: Render, after: int = 0, *, skips: bool = False
+) -> Iterator[tuple[int, TextDocument]]:
     """Documents of a source behind position ``after``, each with the position behind it. Raises UserError.
 
-    Positions are bytes of a text, numbers of rows of everything else.
+    Positions are bytes of a text, numbers of rows of everything else. Blank lines, and with ``skips`` documents with
+    nothing to train on, are documents that are ``left_out``; without it these are refused.
     """
-    path = source.path
+    path, document = source.path, partial(_skipped if skips else _wanted, render)
     if path.is_dir():
-        yield from _rows(_dataset(path), path, render, after)
+        yield from _rows(_dataset(path), path, document, after)
     elif path.suffix == ROWS and _begins_with(path, b"["):
-        yield from _rows(_json_list(path), path, render, after)
+        yield from _rows(_json_list(path), path, document, after)
     elif path.suffix in (*LINES, ROWS):
-        yield from _json_lines(path, render, after)
+        yield from _json_lines(path, document, after)
     elif path.suffix == PARQUET:
-        yield from _rows(_parquet(path), path, render, after)
+        yield from _rows(_parquet(path), path, document, after)
     else:
-        yield from _text(path, after)
+        yield from _text(path, after, skips=skips)
 
 
-def _text(path: Path, after: int) -> Iterator[tuple[int, TextDocument]]:
+Made = Callable[[Any, str], TextDocument]
+"""From a row and its place to a document."""
+SKIPS = "or --skip-empty, which leaves such documents out"
+
+
+def _wanted(render: Render, row: Any, place: str) -> TextDocument:
+    try:
+        return document_of(row, place, render)
+    except Unusable as fault:
+        raise UserError(f"{fault}, {SKIPS}") from None
+
+
+def _skipped(render: Render, row: Any, place: str) -> TextDocument:
+    try:
+        return document_of(row, place, render)
+    except Unusable as fault:
+        return TextDocument("", place, left_out=fault.what)
+
+
+def _text(path: Path, after: int, *, skips: bool = False) -> Iterator[tuple[int, TextDocument]]:
     """A whole file is one document, in pieces that end where a line does and the next begins with a word."""
     size = path.stat().st_size
     if size == 0:
-        raise UserError(f"{path}:1: the document is empty; allowed: some text")
+        yield 0, _empty(path, skips=skips)
+        return
     with path.open("rb") as stream:
         stream.seek(after)
         left = b""
@@ -169,9 +195,15 @@ def _text(path: Path, after: int) -> Iterator[tuple[int, TextDocument]]:
                 if text.strip() or at < size:
                     yield at, TextDocument(text, str(path), special=at == end, goes_on=at < size)
                 elif after == 0 and at == end:
-                    raise UserError(f"{path}:1: the document is empty; allowed: some text")
+                    yield at, _empty(path, skips=skips)
             if not more:
                 return
+
+
+def _empty(path: Path, *, skips: bool) -> TextDocument:
+    if not skips:
+        raise UserError(f"{path}:1: the document is empty; allowed: some text, {SKIPS}")
+    return TextDocument("", f"{path}:1", left_out=EMPTY)
 
 
 def _cut(data: bytes) -> int:
@@ -209,14 +241,17 @@ def _decoded(data: bytes, path: Path, first: Callable[[], int]) -> str:
         ) from None
 
 
-def _json_lines(path: Path, render: Render, after: int) -> Iterator[tuple[int, TextDocument]]:
+def _json_lines(path: Path, document: Made, after: int) -> Iterator[tuple[int, TextDocument]]:
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
-            if number <= after or not line.strip():
+            if number <= after:
                 continue
             place = f"{path}:{number}"
+            if not line.strip():
+                yield number, TextDocument("", place, left_out=BLANK)
+                continue
             text = _decoded(line, path, partial(int, number)).removeprefix(MARK)
-            yield number, document_of(_parsed(text, place, "one object a line"), place, render)
+            yield number, document(_parsed(text, place, "one object a line"), place)
 
 
 def _begins_with(path: Path, mark: bytes) -> bool:
@@ -244,10 +279,10 @@ def _json_list(path: Path) -> Iterator[Any]:
     yield from _parsed(text, str(path), "a list of objects, or one object a line")
 
 
-def _rows(rows: Iterator[Any], path: Path, render: Render, after: int) -> Iterator[tuple[int, TextDocument]]:
+def _rows(rows: Iterator[Any], path: Path, document: Made, after: int) -> Iterator[tuple[int, TextDocument]]:
     for number, row in enumerate(rows, start=1):
         if number > after:
-            yield number, document_of(row, f"{path}:{number}", render)
+            yield number, document(row, f"{path}:{number}")
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -271,17 +306,22 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 def _dataset(path: Path) -> Iterator[Any]:
     """Rows of a saved dataset: its training split, if it has several. Raises UserError."""
-    try:
-        from datasets import load_from_disk
-    except ImportError:
-        raise UserError(f"{path}: datasets reads it and is not installed: pip install datasets") from None
-    try:
-        loaded = load_from_disk(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises what its parts do
-        said = printable(str(error)).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: is not a saved dataset ({said[:160]})") from None
+    loaded = _loaded(path)
     if isinstance(loaded, Mapping):
         if SPLIT not in loaded:
             raise UserError(f"{path}: has {', '.join(loaded)}; allowed: one named {SPLIT}, or the folder of one split")
         loaded = loaded[SPLIT]
     yield from loaded
+
+
+def _loaded(path: Path) -> Any:
+    """A saved dataset, or its parts by name. Raises UserError."""
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise UserError(f"{path}: datasets reads it and is not installed: pip install datasets") from None
+    try:
+        return load_from_disk(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises what its parts do
+        said = printable(str(error)).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: is not a saved dataset ({said[:160]})") from None

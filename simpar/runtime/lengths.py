@@ -1,13 +1,27 @@
 """How long documents of a folder of tokens, or of text, are, as scenarios state it. No torch here."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.runtime.documents import list_sources, read
-from simpar.runtime.tokenize import ENDS, MANIFEST, PROGRESS, Encoder, TokenManifest, batches
+from simpar.runtime.documents import count_unread, list_sources, read
+from simpar.runtime.rows import tell_counts
+from simpar.runtime.tokenize import (
+    COUNTED,
+    ENDS,
+    MANIFEST,
+    PROGRESS,
+    VALIDATION,
+    Encoder,
+    Flags,
+    TokenManifest,
+    batches,
+    encode_batch,
+)
 from simpar.units import Ints, number_of
 
 STATED = 64
@@ -15,15 +29,32 @@ STATED = 64
 BAR = 40
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Tokens of each document: int64[n], how many of them have no target, and what was left out, by what it is.
+
+    Without a target is a document none of whose tokens behind the first counts in the loss, or none within a sequence.
+    """
+
+    lengths: Ints
+    untargeted: int
+    left_out: dict[str, int]
+    held_out: int = 0
+
+
 def measure_lengths(
-    folder: Path, seq_len: int | None, *, packed: bool = True, tokenizer: str | None = None
+    folder: Path, seq_len: int | None, *, packed: bool = True, tokenizer: str | None = None, skips: bool = False
 ) -> dict[str, Any]:
     """Documents as a scenario states them, a histogram in lines of text, and figures in tokens. Raises UserError.
 
-    With a ``tokenizer``, ``folder`` is a file or folder of text instead of tokens. With ``seq_len``, also the share of
-    the documents that are longer, and, unless ``packed``, of the tokens that pad.
+    With a ``tokenizer``, ``folder`` is a file or folder of text instead of tokens, of which ``skips`` leaves out
+    documents with nothing to train on. With ``seq_len``, also the share of the documents that are longer, and what a
+    run leaves out: tokens at the end that fill no sequence if ``packed``, else those that are cut, and documents
+    without a target in their sequence. Those of one folder's ``held_out`` part are counted apart.
     """
-    lengths = _of_tokens(folder) if tokenizer is None else _of_texts(str(folder), tokenizer)
+    within = None if packed else seq_len
+    found = _of_tokens(folder, within) if tokenizer is None else _of_texts(str(folder), tokenizer, within, skips=skips)
+    lengths = found.lengths
     result: dict[str, Any] = {
         "documents": {"lengths": representatives(lengths), "packing": "pack" if packed else "pad"},
         "count": len(lengths),
@@ -31,42 +62,83 @@ def measure_lengths(
         "mean": float(lengths.mean()),
         "median": float(np.median(lengths)),
         "longest": int(lengths.max()),
+        "left_out": found.left_out,
+        "held_out": found.held_out,
         "histogram": _lines(lengths),
     }
+    said = result["histogram"]
+    if found.left_out:
+        said.append(f"left out: {tell_counts(found.left_out)}")
+    if found.held_out:
+        said.append(f"held out beside these: {number_of(found.held_out, 'document')}")
     if seq_len is not None:
         result["longer_share"] = float((lengths > seq_len + 1).mean())
-        result["histogram"].append(f"longer than {seq_len}: {result['longer_share']:.1%} of the documents")
-        if not packed:
-            padded = 1 - float(np.minimum(lengths, seq_len + 1).mean()) / (seq_len + 1)
-            result["padding_share"] = padded
-            result["histogram"].append(f"padding: {padded:.1%} of the tokens of sequences of {seq_len}")
+        said.append(f"longer than {seq_len}: {result['longer_share']:.1%} of the documents")
+        if packed:
+            result["tail_tokens"] = tail = (result["tokens"] - 1) % seq_len
+            said.append(f"the last {number_of(tail, 'token')} fill no sequence of {seq_len}")
+        else:
+            kept = np.minimum(lengths, seq_len + 1)
+            result["padding_share"] = padded = 1 - float(kept.mean()) / (seq_len + 1)
+            result["cut_share"] = cut = 1 - float(kept.sum() / lengths.sum())
+            said.append(f"padding: {padded:.1%} of the tokens of sequences of {seq_len}")
+            said.append(f"cut: {cut:.1%} of the tokens of documents")
+    if not packed:
+        result["untargeted"] = found.untargeted
+        where = f" within {seq_len} tokens" if seq_len else ""
+        said += [f"nothing to predict{where}: {number_of(found.untargeted, 'document')}"] * (found.untargeted > 0)
     return result
 
 
-def _of_tokens(folder: Path) -> Ints:
+def _of_tokens(folder: Path, within: int | None) -> Documents:
+    """Documents of a folder of tokens; ``within``: targets at most so far into each count. Raises UserError."""
     if not any((folder / name).is_file() for name in (MANIFEST, PROGRESS)):
         raise UserError(f"{folder}: has no {MANIFEST}; allowed: a folder of simpar tokenize, or text with --tokenizer")
-    TokenManifest.load(folder)
+    manifest = TokenManifest.load(folder)
     ends: Ints = np.fromfile(folder / ENDS, dtype=np.int64)
-    lengths: Ints = ends - np.concatenate([[0], ends[:-1]])
-    return lengths
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths: Ints = ends - starts
+    last = lengths if within is None else np.minimum(lengths, within + 1)
+    targets = last > 1
+    if manifest.counted:
+        flags = np.memmap(folder / COUNTED, dtype=np.uint8, mode="r")
+        targets[targets] = _any_counted(flags, starts[targets] + 1, (starts + last)[targets])
+    beside = folder / VALIDATION
+    held_out = TokenManifest.load(beside).documents if (beside / MANIFEST).is_file() else 0
+    return Documents(lengths, int((~targets).sum()), manifest.left_out, held_out)
 
 
-def _of_texts(name: str, tokenizer: str) -> Ints:
-    """Tokens of each document of a file or folder of text, with its end. Raises UserError."""
+def _any_counted(flags: Flags, first: Ints, end: Ints) -> Any:
+    """Whether any of the flags from ``first`` to before ``end`` is set, of ranges one behind the other: bool[n]."""
+    if not len(first):
+        return np.zeros(0, dtype=bool)
+    bounds = np.stack([first, np.minimum(end, len(flags) - 1)], axis=1).ravel()  # reduceat wants indices within
+    result = np.maximum.reduceat(flags, bounds)[::2].astype(bool)
+    result[-1] |= bool(flags[first[-1] : end[-1]].any())
+    return result
+
+
+def _of_texts(name: str, tokenizer: str, within: int | None, *, skips: bool) -> Documents:
+    """Documents of a file or folder of text, each with its end. Raises UserError."""
     if (Path(name) / MANIFEST).is_file():
         raise UserError(f"--tokenizer {tokenizer}: {name} has tokens already; allowed: text, or no --tokenizer")
-    encoder, lengths, length = Encoder.open(tokenizer), [], 0
+    encoder, left_out = Encoder.open(tokenizer), Counter[str]()
+    lengths, length, untargeted, has_target = list[int](), 0, 0, False
     for source in list_sources([name]):
-        for _, batch in batches(read(source, encoder.render)):
-            for document, (ids, _) in zip(batch, encoder.encode(batch), strict=True):
+        for _, batch in batches(read(source, encoder.render, skips=skips)):
+            for document, ids, counts in encode_batch(batch, encoder, left_out, skips=skips):
+                until = None if within is None else max(within + 1 - length, 0)
+                has_target = has_target or bool(counts[max(1 - length, 0) : until].any())
                 length += len(ids)
                 if not document.goes_on:
                     lengths.append(length)
-                    length = 0
+                    untargeted += not has_target
+                    length, has_target = 0, False
     if not lengths:
         raise UserError(f"{name}: no documents; allowed: a text with some")
-    return np.array(lengths, dtype=np.int64)
+    return Documents(
+        np.array(lengths, dtype=np.int64), untargeted, count_unread([name]) | dict(sorted(left_out.items()))
+    )
 
 
 def representatives(lengths: Ints) -> list[int]:

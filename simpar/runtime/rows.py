@@ -23,8 +23,23 @@ COLUMNS = (*KEYS, "completion", *TEMPLATE_TAKES)
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """From who speaks in ``conversations`` to the roles of messages."""
 ALLOWED = "text, or messages, or prompt and completion"
+EMPTY, UNCOUNTED, BLANK = "empty documents", "documents without a token in the loss", "blank lines"
+"""What is left out of training data, by what it is."""
 Message = Mapping[str, Any]
 Spans = tuple[tuple[int, int], ...]
+
+
+def tell_counts(left_out: Mapping[str, int]) -> str:
+    """What was left out, in words: ``empty documents: 3, blank lines: 1``."""
+    return ", ".join(f"{what}: {count:,}" for what, count in left_out.items())
+
+
+class Unusable(UserError):
+    """A document with nothing to train on; ``what`` of the above it is."""
+
+    def __init__(self, message: str, what: str = EMPTY) -> None:
+        super().__init__(message)
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class TextDocument:
     """A ``text`` from a place (file:line); ``counted`` are the spans of characters in the loss (None: all).
 
     ``special``: the tokenizer's own tokens at the beginning and the end belong to it, which a template writes itself.
-    ``goes_on``: the next one is more of the same document.
+    ``goes_on``: the next one is more of the same document. ``left_out``: why nothing of it is trained on.
     """
 
     text: str
@@ -40,6 +55,12 @@ class TextDocument:
     counted: Spans | None = None
     special: bool = True
     goes_on: bool = False
+    left_out: str = ""
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is a part of a plain text."""
+        return self.goes_on or (self.counted is None and not self.special)
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,8 @@ def _document_of(row: Any, place: str, render: Render) -> TextDocument:
     kind = next((key for key in KEYS if row.get(key) is not None), None)
     if kind is None or (kind == "prompt" and row.get("completion") is None):
         said = ", ".join(f"{key} (null)" if value is None else str(key) for key, value in row.items()) or "nothing"
-        raise UserError(f"{place}: has {printable(said)[:160]}; allowed: {ALLOWED}")
+        fault = Unusable if any(key in row and row[key] is None for key in (*KEYS, "completion")) else UserError
+        raise fault(f"{place}: has {printable(said)[:160]}; allowed: {ALLOWED}")
     if kind == "text":
         return TextDocument(_filled(row[kind], kind, place), place)
     if kind == "prompt" and not isinstance(row[kind], list):
@@ -116,13 +138,15 @@ def _string(value: Any, key: str, place: str) -> str:
 
 def _filled(value: Any, key: str, place: str) -> str:
     if not _string(value, key, place).strip():
-        raise UserError(f"{place}: {key} is empty; allowed: some text")
+        raise Unusable(f"{place}: {key} is empty; allowed: some text")
     return str(value)
 
 
 def _list(value: Any, key: str, place: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{place}: {key} is {'empty' if value == [] else type(value).__name__}; allowed: a list")
+    if not isinstance(value, list):
+        raise UserError(f"{place}: {key} is {type(value).__name__}; allowed: a list")
+    if not value:
+        raise Unusable(f"{place}: {key} is empty; allowed: a list")
     return value
 
 

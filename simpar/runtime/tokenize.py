@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from simpar import files
 from simpar.calls import Strict
@@ -27,9 +29,9 @@ from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plain import printable
 from simpar.runtime.chat import ChatTemplate
-from simpar.runtime.documents import SourceFile, check_text, is_plain, list_sources, read
+from simpar.runtime.documents import SKIPS, SourceFile, check_text, count_unread, is_plain, list_sources, read
 from simpar.runtime.job import RunJob
-from simpar.runtime.rows import TextDocument
+from simpar.runtime.rows import UNCOUNTED, TextDocument
 from simpar.runtime.tokenizer import BYTES, TokenizerFiles, digest_of
 from simpar.units import MIB, Ints
 
@@ -52,6 +54,7 @@ class TokenManifest(Strict):
 
     ``end`` is the token behind every document (None: none); ``counted``: only some tokens count in the loss.
     ``made_of`` is a digest of tokenizer, sources and options, ``tokenizer`` of the numbers of tokens (None: not kept).
+    ``left_out`` says how much of the text has no tokens, by what it is.
     """
 
     SOURCE: ClassVar[str] = MANIFEST
@@ -64,6 +67,7 @@ class TokenManifest(Strict):
     counted: bool
     made_of: str
     tokenizer: str | None = None
+    left_out: dict[str, int] = Field(default_factory=dict)
 
     @staticmethod
     def load(folder: Path) -> TokenManifest:
@@ -205,13 +209,13 @@ class Writer:
         for stream in self._open:
             stream.close()
 
-    def finish(self, encoder: Encoder, made_of: str) -> TokenManifest:
-        """Write what the closed files are."""
+    def finish(self, encoder: Encoder, made_of: str, left_out: dict[str, int]) -> TokenManifest:
+        """Write what the closed files are, and what was left out of them."""
         if not self.counted:
             (self.folder / COUNTED).unlink()
         result = TokenManifest(
             dtype=self.dtype, vocabulary=encoder.size, tokens=self.tokens, documents=self.documents, end=encoder.end,
-            counted=self.counted, made_of=made_of, tokenizer=encoder.numbers,
+            counted=self.counted, made_of=made_of, tokenizer=encoder.numbers, left_out=left_out,
         )  # fmt: skip
         files.write_atomic(self.folder / MANIFEST, result.model_dump_json(indent=2) + "\n")
         return result
@@ -221,11 +225,13 @@ class Writer:
 class TokenizeOptions:
     """What beside text and tokenizer decides which tokens are written.
 
-    ``validation`` is the share of documents that are held out; ``all_counted``: prompts count in the loss, too.
+    ``validation`` is the share of documents that are held out; ``all_counted``: prompts count in the loss, too;
+    ``skips`` documents with nothing to train on, which are refused without it.
     """
 
     validation: float = 0.0
     all_counted: bool = False
+    skips: bool = False
 
 
 def tokenize(names: Sequence[str], tokenizer: str, folder: Path, options: TokenizeOptions) -> TokenManifest:
@@ -253,20 +259,24 @@ def _tokenized(
     writers += [Writer(folder / VALIDATION, dtype)] if options.validation else []
     for writer, state in zip(writers, progress.get("writers") or [{}] * len(writers), strict=True):
         writer.resume(state)
+    left_out = Counter(progress.get("left_out", {}))
     first, kept = (progress.get("source", 0), progress.get("position", 0)), time.monotonic()
-    _keep(folder, made_of, first, writers)
+    _keep(folder, made_of, first, writers, left_out)
     try:
         for number, source in enumerate(sources[first[0] :], start=first[0]):
             after = first[1] if number == first[0] else 0
-            for position, batch in batches(read(source, encoder.render, after)):
-                _write(batch, encoder, writers, options)
+            for position, batch in batches(read(source, encoder.render, after, skips=options.skips)):
+                for document, ids, counts in encode_batch(batch, encoder, left_out, skips=options.skips):
+                    _write(document, ids, counts, writers, options)
                 if time.monotonic() - kept > KEPT_EVERY_S:
-                    _keep(folder, made_of, (number, position), writers)
+                    _keep(folder, made_of, (number, position), writers, left_out)
                     kept = time.monotonic()
     finally:
         for writer in writers:
             writer.close()
-    *held_out, done = [writer.finish(encoder, made_of) for writer in reversed(writers)]
+    said = [{}] * (len(writers) - 1) + [count_unread(names) | dict(sorted(left_out.items()))]
+    finished = zip(reversed(writers), said, strict=True)
+    *held_out, done = [writer.finish(encoder, made_of, left) for writer, left in finished]
     if fault := _without_documents(names, done, held_out, options):
         for each in (folder, folder / VALIDATION):
             (each / MANIFEST).unlink(missing_ok=True)
@@ -289,7 +299,8 @@ def _without_documents(
 
 def _digest(sources: Sequence[SourceFile], encoder: Encoder, options: TokenizeOptions) -> str:
     parts = [[str(each.path.resolve()), each.size, each.changed_ns] for each in sources]
-    said = json.dumps([VERSION, parts, encoder.digest, asdict(options)])
+    stated = {key: value for key, value in asdict(options).items() if key != "skips" or value}
+    said = json.dumps([VERSION, parts, encoder.digest, stated])
     return hashlib.sha256(said.encode()).hexdigest()
 
 
@@ -330,10 +341,12 @@ def _progress(folder: Path, made_of: str) -> dict[str, Any]:
     return {}
 
 
-def _keep(folder: Path, made_of: str, until: tuple[int, int], writers: Sequence[Writer]) -> None:
+def _keep(
+    folder: Path, made_of: str, until: tuple[int, int], writers: Sequence[Writer], left_out: Counter[str]
+) -> None:
     """Note how far a call has come: the number of the source, and the position behind its last document."""
     states = [writer.state() for writer in writers]
-    said = {"made_of": made_of, "source": until[0], "position": until[1], "writers": states}
+    said = {"made_of": made_of, "source": until[0], "position": until[1], "writers": states, "left_out": left_out}
     files.write_atomic(folder / PROGRESS, json.dumps(said) + "\n")
 
 
@@ -351,14 +364,30 @@ def batches(documents: Iterator[tuple[int, TextDocument]]) -> Iterator[tuple[int
         yield position, batch
 
 
+def encode_batch(
+    batch: Sequence[TextDocument], encoder: Encoder, left_out: Counter[str], *, skips: bool
+) -> Iterator[tuple[TextDocument, Ints, Flags]]:
+    """Documents with their tokens, and which of these count; what is left out is added to ``left_out``.
+
+    Raises UserError for a document without a token in the loss, unless ``skips``.
+    """
+    left_out.update(each.left_out for each in batch if each.left_out)
+    wanted = [each for each in batch if not each.left_out]
+    for document, (ids, counts) in zip(wanted, encoder.encode(wanted), strict=True):
+        if counts.any():
+            yield document, ids, counts
+        elif skips and not document.is_piece:
+            left_out[UNCOUNTED] += 1
+        else:
+            allowed = f"a completion of at least one token, {SKIPS}"
+            raise UserError(f"{document.place}: has no token in the loss; allowed: {allowed}")
+
+
 def _write(
-    batch: Sequence[TextDocument], encoder: Encoder, writers: Sequence[Writer], options: TokenizeOptions
+    document: TextDocument, ids: Ints, counts: Flags, writers: Sequence[Writer], options: TokenizeOptions
 ) -> None:
-    for document, (ids, counts) in zip(batch, encoder.encode(batch), strict=True):
-        if not counts.any():
-            raise UserError(f"{document.place}: has no token in the loss; allowed: a completion of at least one token")
-        writer = writers[-1 if _held_out(sum(each.documents for each in writers), options.validation) else 0]
-        writer.add(ids, np.ones_like(counts) if options.all_counted else counts, goes_on=document.goes_on)
+    writer = writers[-1 if _held_out(sum(each.documents for each in writers), options.validation) else 0]
+    writer.add(ids, np.ones_like(counts) if options.all_counted else counts, goes_on=document.goes_on)
 
 
 def _held_out(number: int, share: float) -> bool:
@@ -380,7 +409,7 @@ def tokenised(job: RunJob) -> RunJob:
         for path in filter(None, (data.path, job.measuring.held_out)):
             check_text(Path(path))
         return job
-    made = {"kind": "tokens", "path": str(_within(job, data.path, data.validation))}
+    made: dict[str, Any] = {"kind": "tokens", "path": str(_within(job, data.path, data.validation))}
     measuring, held_out = job.measuring, job.measuring.held_out
     if held_out is not None:
         measuring = measuring.model_copy(update={"held_out": str(_within(job, held_out, 0.0))})
@@ -389,7 +418,7 @@ def tokenised(job: RunJob) -> RunJob:
 
 def _within(job: RunJob, path: str, validation: float) -> Path:
     """The folder of a text's tokens within the folder of a job, made if it is not there."""
-    options = TokenizeOptions(validation, all_counted=job.data.loss_on == "all")
+    options = TokenizeOptions(validation, all_counted=job.data.loss_on == "all", skips=job.data.skip_empty)
     tokenizer = job.data.tokenizer or BYTES
     digest = _digest(list_sources([path]), Encoder.open(tokenizer), options)
     folder = Path(job.folder) / f"tokens-{digest[:DIGITS]}"

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -10,6 +11,7 @@ tokenizers = pytest.importorskip("tokenizers")
 from simpar import cli  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.runtime import documents, rows, tokenize  # noqa: E402
+from simpar.runtime.lengths import measure_lengths  # noqa: E402
 from simpar.runtime.rows import Chat  # noqa: E402
 from simpar.runtime.tokenize import TokenizeOptions  # noqa: E402
 from tests.runtime.test_served import END  # noqa: E402
@@ -89,7 +91,8 @@ def test_json_files_are_lists_or_lines(tmp_path, words, content):
     assert decoded(words, ids) == f"the cat{END}sat{END}"
     with pytest.raises(UserError, match=r"has no files of text; allowed: \.jsonl, "):
         documents.list_sources([str(tmp_path / "out")])
-    assert documents.left_out([str(tmp_path / "out"), str(tmp_path / "in.json")]) == "2 .bin, 1 .json"
+    unread = documents.count_unread([str(tmp_path / "out"), str(tmp_path / "in.json")])
+    assert unread == {"files .bin": 2, "files .json": 1}
     (tmp_path / "cut.json").write_text(content[:-1] + ",")
     with pytest.raises(UserError, match=r"cut.json(:2)?: is not JSON .*; allowed: (a list of objects, or )?one object"):
         tokenize.tokenize([str(tmp_path / "cut.json")], str(words), tmp_path / "other", PLAIN)
@@ -123,7 +126,8 @@ def test_only_the_training_split_of_a_folder_is_read(tmp_path, words):
     (tmp_path / "hub/README.md").write_text("About these.\n")
     sources = documents.list_sources([str(tmp_path / "hub")])
     assert [each.path.name for each in sources] == ["train-00000-of-00001.jsonl"]
-    assert documents.left_out([str(tmp_path / "hub")]) == "1 of no split, 1 of test, 1 of validation"
+    unread = documents.count_unread([str(tmp_path / "hub")])
+    assert unread == {"files of no split": 1, "files of test": 1, "files of validation": 1}
     assert documents.list_sources([str(tmp_path / "hub/validation")])
     (tmp_path / "hub/data/train-00000-of-00001.jsonl").rename(tmp_path / "hub/latest-results.jsonl")
     assert len(documents.list_sources([str(tmp_path / "hub")])) == 4
@@ -238,3 +242,63 @@ def test_a_tokenizer_without_template_reads_no_chats(tmp_path, words):
     rows_file(tmp_path / "in.jsonl", {"text": "a"}, {"messages": TURNS})
     with pytest.raises(UserError, match=r"in.jsonl:2: messages: tokenizer .* has no chat template; allowed: one with"):
         tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", PLAIN)
+
+
+@pytest.mark.parametrize("name", ["words", "bytes"])
+def test_what_is_left_out_is_counted(tmp_path, words, name, monkeypatch, capsys):
+    """Empty documents, those without a token in the loss, blank lines, other files and splits, wherever it is said."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = str(words) if name == "words" else name
+    (tmp_path / "in/test").mkdir(parents=True)
+    chat = [{"messages": []}, {"messages": TURNS[:1]}, {"messages": TURNS}] if name == "words" else []
+    empty = [{"text": " \n"}, {"prompt": "the", "completion": ""}, {"text": None}]
+    rows_file(
+        tmp_path / "in/train-0.jsonl", {"text": "the cat"}, *empty, *chat, {"prompt": "the ", "completion": "dog"}
+    )
+    with (tmp_path / "in/train-0.jsonl").open("a") as stream:
+        stream.write("\n\n")
+    rows_file(tmp_path / "in/test/a.jsonl", {"text": "the cat"})
+    (tmp_path / "in/train.txt").write_text("")
+    (tmp_path / "in/a.pdf").write_text("x")
+    left_out = {"files .pdf": 1, "files of test": 1, "blank lines": 2}
+    left_out |= {"documents without a token in the loss": 1} if chat else {}
+    left_out |= {"empty documents": 4 + bool(chat)}
+    for command in (["tokenize", "in", "-o", "refused"], ["data", "in"]):
+        assert cli.run([*command, "--tokenizer", tokenizer]) == 2
+        said = capsys.readouterr().err
+        assert (
+            "train-0.jsonl:2: text is empty; allowed: some text, or --skip-empty, which leaves such documents" in said
+        )
+    assert cli.run(["tokenize", "in", "--tokenizer", tokenizer, "-o", "out", "--skip-empty"]) == 0
+    assert f"left out: {rows.tell_counts(left_out)} (files and splits" in capsys.readouterr().out
+    manifest = tokenize.TokenManifest.load(tmp_path / "out")
+    assert (manifest.left_out, manifest.documents) == (dict(sorted(left_out.items())) | left_out, 2 + bool(chat))
+    for given in (["out"], ["in", "--tokenizer", tokenizer, "--skip-empty"]):
+        assert cli.run(["data", *given, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["left_out"] == left_out
+
+
+def test_data_tells_what_a_run_leaves_out(tmp_path, words, capsys):
+    """Tokens that fill no sequence or are cut, documents whose prompts fill theirs, and what is held out."""
+    made = [{"prompt": "the cat " * n, "completion": "sat"} for n in range(1, 31)]
+    rows_file(tmp_path / "in.jsonl", *made)
+    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "out", TokenizeOptions(validation=0.3))
+    ids, ends, counted = tokens_of(tmp_path / "out")
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    found = measure_lengths(tmp_path / "out", 16)
+    assert found["tail_tokens"] == len(ids) - 1 - 16 * ((len(ids) - 1) // 16) > 0
+    assert found["held_out"] == 30 - len(ends) > 0
+    assert "untargeted" not in found
+    alone = [not counted[first + 1 : min(end, first + 17)].any() for first, end in zip(starts, ends, strict=True)]
+    assert 0 < sum(alone) < len(ends)
+    found = measure_lengths(tmp_path / "out", 16, packed=False)
+    assert found["untargeted"] == sum(alone)
+    assert found["cut_share"] == pytest.approx(1 - np.minimum(lengths, 17).sum() / lengths.sum())
+    texts = measure_lengths(tmp_path / "in.jsonl", 16, packed=False, tokenizer=str(words))
+    tokenize.tokenize([str(tmp_path / "in.jsonl")], str(words), tmp_path / "all", PLAIN)
+    assert measure_lengths(tmp_path / "all", 16, packed=False) == texts
+    assert cli.run(["data", str(tmp_path / "out"), "--seq-len", "16", "--no-pack"]) == 0
+    said = capsys.readouterr().out
+    assert f"# nothing to predict within 16 tokens: {sum(alone)} documents\n" in said
+    assert f"# held out beside these: {30 - len(ends)} documents\n" in said

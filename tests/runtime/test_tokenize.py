@@ -77,10 +77,11 @@ def test_an_interrupted_call_goes_on_to_the_same_bytes(tmp_path, words, monkeypa
     """Stopped behind any batch, then called again: every file is that of an undisturbed call."""
     monkeypatch.setattr(tokenize, "AT_ONCE", 3)
     monkeypatch.setattr(tokenize, "KEPT_EVERY_S", -1.0)
-    rows = [{"prompt": f"the cat {n} ", "completion": "sat on the mat " * (1 + n % 4)} for n in range(11)]
+    rows = [{"prompt": f"the cat {n} ", "completion": "sat on the mat " * (n % 4)} for n in range(14)]
     names = [str(rows_file(tmp_path / "a.jsonl", *rows)), str(rows_file(tmp_path / "b.jsonl", *rows[::-1]))]
-    options = TokenizeOptions(validation=0.3)
-    tokenize.tokenize(names, str(words), tmp_path / "whole", options)
+    options = TokenizeOptions(validation=0.3, skips=True)
+    done = tokenize.tokenize(names, str(words), tmp_path / "whole", options)
+    assert done.left_out == {"empty documents": 8}
     files = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file()}
     assert len(files) == 8
     kept = tokenize._keep
@@ -121,11 +122,11 @@ def test_two_calls_do_not_write_one_folder(tmp_path, words, monkeypatch):
     path = rows_file(tmp_path / "a.jsonl", {"text": "the cat"})
     read, refused = tokenize.read, []
 
-    def meanwhile(*arguments):
+    def meanwhile(*arguments, **named):
         with pytest.raises(UserError) as raised:
             tokenize.tokenize([str(path)], str(words), tmp_path / "out", PLAIN)
         refused.append(str(raised.value))
-        return read(*arguments)
+        return read(*arguments, **named)
 
     monkeypatch.setattr(tokenize, "read", meanwhile)
     assert tokenize.tokenize([str(path)], str(words), tmp_path / "out", PLAIN).documents == 1
