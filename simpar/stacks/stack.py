@@ -67,9 +67,9 @@ class Fusion(FusedProducts):
 
 
 Captured = Literal["attention", "mamba", "mlp", "router", "step"]
-DTENSOR_BACKWARD = 1.1
-"""Host seconds of a tensor-parallel module as DTensors in its backward, over those of its forward
-[measured: benchmarks/fit_dtensors.py]."""
+DTENSOR_BACKWARD, DTENSOR_BACKWARD_FROZEN = 1.6, 1.3
+"""Host seconds of a tensor-parallel module as DTensors in its backward, over those of its forward: with gradients of
+input and weights, and of the input alone [measured: benchmarks/fit_dtensors.py]."""
 
 
 class HostTimes(Strict):
@@ -82,8 +82,8 @@ class HostTimes(Strict):
     has it that wraps nothing else. ``host_time_per_array_s`` to clip, update and
     zero one array of parameters. ``host_time_per_dtensor_s`` for the inputs, product and outputs of a tensor-parallel
     module as DTensors in a forward, which nothing compiles; its backward takes :data:`DTENSOR_BACKWARD` times as
-    long. ``document_loops``: Python loops over the documents of packed sequences
-    (:mod:`simpar.program.blocks.documents`).
+    long, with frozen weights :data:`DTENSOR_BACKWARD_FROZEN` times. ``document_loops``: Python loops over the documents
+    of packed sequences (:mod:`simpar.program.blocks.documents`).
     """
 
     host_time_per_kernel_s: Seconds = 0.0

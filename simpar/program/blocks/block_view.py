@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.cost.operators import operator_times
-from simpar.cost.products import OperatorTime
+from simpar.cost.products import OperatorTime, is_frozen
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.placement import States
@@ -22,6 +22,7 @@ from simpar.program.blocks.graphs import launches
 from simpar.program.blocks.phases import TENSOR, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.job import TrainingJob
+from simpar.stacks.stack import DTENSOR_BACKWARD, DTENSOR_BACKWARD_FROZEN
 from simpar.units import DTYPE_BYTES, Numbers, floats, scalar_truth
 
 LOSS_SUMS = 3
@@ -72,13 +73,15 @@ class BlockView(ABC):
         each_s = launch.host_time_per_collective_s + self.late_s
         return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s
 
-    def dtensors_s(self, pairs: Iterable[tuple[Operator, OperatorTime]], share: float = 1.0) -> Numbers:
-        """Seconds of the host for tensor-parallel modules as DTensors, in a forward or ``share`` of one; 0 without."""
+    def dtensors_s(self, pairs: Iterable[tuple[Operator, OperatorTime]], *, backward: bool = False) -> Numbers:
+        """Seconds of the host for tensor-parallel modules as DTensors, in a forward or ``backward``; 0 without."""
         launch = self.job.stack.launch
         if not launch.host_time_per_dtensor_s or not self._is_split or "step" in launch.graphs:
             return 0.0
-        modules = sum(time.modules for op, time in pairs if op.kind == "matmul")
-        return modules * share * launch.host_time_per_dtensor_s
+        split = [(op, time.modules) for op, time in pairs if op.kind == "matmul"]
+        if backward:
+            split = [(op, number * _of_backward(op)) for op, number in split]
+        return sum(number for _, number in split) * launch.host_time_per_dtensor_s
 
     @property
     def _is_split(self) -> bool:
@@ -120,6 +123,11 @@ class BlockView(ABC):
     def exchange(self, _kind: str) -> TokenExchange:
         """How tokens travel to experts. Raises UserError where they do not."""
         raise UserError(f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models")
+
+
+def _of_backward(op: Operator) -> float:
+    """Host seconds of a module as DTensors in a backward, over those in a forward."""
+    return DTENSOR_BACKWARD_FROZEN if is_frozen(op) else DTENSOR_BACKWARD
 
 
 def loss_sums(group: str, rows: Numbers) -> CollectiveUse:

@@ -22,7 +22,6 @@ from simpar.program.blocks import documents, experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, StepList
-from simpar.stacks.stack import DTENSOR_BACKWARD
 from simpar.units import Numbers, scalar_truth
 
 NOTHING = Phase(())
@@ -173,7 +172,7 @@ class _Walk:
             for op, time in pairs
         )
         hooks_s = share * self.view.hooks_s(sum(time.modules for time in self.view.times), 1.0)
-        hooks_s = hooks_s + self.view.dtensors_s(pairs, share * DTENSOR_BACKWARD)
+        hooks_s = hooks_s + share * self.view.dtensors_s(pairs, backward=True)
         return self._phase(sequence, block, kernels, hooks_s)
 
     def _phase(self, sequence: StepList, block: Block, kernels: Iterable[Numbers], hooks_s: Numbers) -> Phase:

@@ -208,7 +208,10 @@ def test_hooks_run_for_every_module_in_every_pass() -> None:
 
 
 def test_products_of_tensor_parallel_layers_are_dtensors() -> None:
-    """Four of a layer forward and, a tenth longer, backward; none on one rank, in graphs, or of compiled layers."""
+    """Four of a layer, backward 1.6 times as long as forward; none on one rank, in graphs, or of compiled layers.
+
+    Frozen ones take 1.3 times as long, and adapters beside q and v are six modules more.
+    """
     changes = {"launch.host_time_per_dtensor_s": 1e-3, "fusion.projections": True}
     changes |= {f"launch.host_time_per_{name}_s": 0.0 for name in ("kernel", "collective", "module", "unit")}
 
@@ -216,8 +219,8 @@ def test_products_of_tensor_parallel_layers_are_dtensors() -> None:
         steps = layer_steps_of(layer_job("llama-3-8b", change_stack("fsdp", changes), **plan), recompute)
         return float(steps.forward.issue_s), float(steps.backward.issue_s)
 
-    assert issued_s(tp=8) == pytest.approx((4e-3, 4.4e-3))
-    assert issued_s("full", tp=8) == pytest.approx((4e-3, 8.4e-3))
+    assert issued_s(tp=8) == pytest.approx((4e-3, 6.4e-3))
+    assert issued_s("full", tp=8) == pytest.approx((4e-3, 10.4e-3))
     for alike in ({"dp": 8}, {"tp": 8, "fused_kernels": "compiled"}, {"tp": 8, "graphs": "step"}):
         assert issued_s(**alike) == (0.0, 0.0), alike
 
