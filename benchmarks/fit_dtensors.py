@@ -62,10 +62,10 @@ def main() -> None:
         typical = float(np.sqrt(np.square(errors[value]).mean()))
         print(f"{len(cases)} runs of {STACK} at {value:.2f} ms: root mean square of errors {typical:.3f}")
     for trains, what in ((True, "trained"), (False, "frozen")):
-        found = {form: ratios(form) for form in forms(trains=trains)}
-        for form, (forward_s, ratio) in found.items():
+        ratio_of = {form: ratios(form) for form in forms(trains=trains)}
+        for form, (forward_s, ratio) in ratio_of.items():
             print(f"{what}: {form}: {forward_s / US:.0f} us forward, {ratio:.2f} times that backward")
-        least, middle, most = np.quantile([ratio for _, ratio in found.values()], (0.0, 0.5, 1.0))
+        least, middle, most = np.quantile([ratio for _, ratio in ratio_of.values()], (0.0, 0.5, 1.0))
         print(f"torch on this CPU, {what} weights: backward over forward {middle:.2f} ({least:.2f} to {most:.2f})")
     print(f"where a loop of {LOOP:,} additions takes {loop_s():.2f} s")
 

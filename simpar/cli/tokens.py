@@ -72,8 +72,7 @@ def data(
 
     if skip_empty and tokenizer is None:
         raise UserError("--skip-empty: nothing reads it; allowed: with --tokenizer, of text")
-    options = {"packed": pack, "tokenizer": tokenizer, "skips": skip_empty}
-    result: dict[str, Any] = measure_lengths(Path(source), seq_len, **options)
+    result = measure_lengths(Path(source), seq_len, packed=pack, tokenizer=tokenizer, skips=skip_empty)
     if not json_out(result, json_):
         for line in result["histogram"]:
             console().print(f"# {line}", soft_wrap=True, highlight=False)

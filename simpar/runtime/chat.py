@@ -62,8 +62,8 @@ class ChatTemplate:
             return whole, marked
         said = [at for at, message in enumerate(chat.messages) if message["role"] == SPEAKER]
         if not said:
-            said = f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on"
-            raise Unusable(said, UNCOUNTED)
+            fault = f"{place}: messages: none is of role {SPEAKER}; allowed: at least one, which is trained on"
+            raise Unusable(fault, UNCOUNTED)
         return whole, tuple(self._added(chat, (at, at + 1), whole, place) for at in said)
 
     def _readable(self, chat: Chat, place: str) -> Chat:

@@ -30,7 +30,7 @@ BAR = 40
 
 
 @dataclass(frozen=True)
-class Documents:
+class MeasuredDocuments:
     """Tokens of each document: int64[n], how many of them have no target, and what was left out, by what it is.
 
     Without a target is a document none of whose tokens behind the first counts in the loss, or none within a sequence.
@@ -53,8 +53,10 @@ def measure_lengths(
     without a target in their sequence. Those of one folder's ``held_out`` part are counted apart.
     """
     within = None if packed else seq_len
-    found = _of_tokens(folder, within) if tokenizer is None else _of_texts(str(folder), tokenizer, within, skips=skips)
-    lengths = found.lengths
+    measured = (
+        _of_tokens(folder, within) if tokenizer is None else _of_texts(str(folder), tokenizer, within, skips=skips)
+    )
+    lengths = measured.lengths
     result: dict[str, Any] = {
         "documents": {"lengths": representatives(lengths), "packing": "pack" if packed else "pad"},
         "count": len(lengths),
@@ -62,15 +64,15 @@ def measure_lengths(
         "mean": float(lengths.mean()),
         "median": float(np.median(lengths)),
         "longest": int(lengths.max()),
-        "left_out": found.left_out,
-        "held_out": found.held_out,
+        "left_out": measured.left_out,
+        "held_out": measured.held_out,
         "histogram": _lines(lengths),
     }
     said = result["histogram"]
-    if found.left_out:
-        said.append(f"left out: {tell_counts(found.left_out)}")
-    if found.held_out:
-        said.append(f"held out beside these: {number_of(found.held_out, 'document')}")
+    if measured.left_out:
+        said.append(f"left out: {tell_counts(measured.left_out)}")
+    if measured.held_out:
+        said.append(f"held out beside these: {number_of(measured.held_out, 'document')}")
     if seq_len is not None:
         result["longer_share"] = float((lengths > seq_len + 1).mean())
         said.append(f"longer than {seq_len}: {result['longer_share']:.1%} of the documents")
@@ -84,13 +86,13 @@ def measure_lengths(
             said.append(f"padding: {padded:.1%} of the tokens of sequences of {seq_len}")
             said.append(f"cut: {cut:.1%} of the tokens of documents")
     if not packed:
-        result["untargeted"] = found.untargeted
+        result["untargeted"] = measured.untargeted
         where = f" within {seq_len} tokens" if seq_len else ""
-        said += [f"nothing to predict{where}: {number_of(found.untargeted, 'document')}"] * (found.untargeted > 0)
+        said += [f"nothing to predict{where}: {number_of(measured.untargeted, 'document')}"] * (measured.untargeted > 0)
     return result
 
 
-def _of_tokens(folder: Path, within: int | None) -> Documents:
+def _of_tokens(folder: Path, within: int | None) -> MeasuredDocuments:
     """Documents of a folder of tokens; ``within``: targets at most so far into each count. Raises UserError."""
     if not any((folder / name).is_file() for name in (MANIFEST, PROGRESS)):
         raise UserError(f"{folder}: has no {MANIFEST}; allowed: a folder of simpar tokenize, or text with --tokenizer")
@@ -105,7 +107,7 @@ def _of_tokens(folder: Path, within: int | None) -> Documents:
         targets[targets] = _any_counted(flags, starts[targets] + 1, (starts + last)[targets])
     beside = folder / VALIDATION
     held_out = TokenManifest.load(beside).documents if (beside / MANIFEST).is_file() else 0
-    return Documents(lengths, int((~targets).sum()), manifest.left_out, held_out)
+    return MeasuredDocuments(lengths, int((~targets).sum()), manifest.left_out, held_out)
 
 
 def _any_counted(flags: Flags, first: Ints, end: Ints) -> Any:
@@ -118,7 +120,7 @@ def _any_counted(flags: Flags, first: Ints, end: Ints) -> Any:
     return result
 
 
-def _of_texts(name: str, tokenizer: str, within: int | None, *, skips: bool) -> Documents:
+def _of_texts(name: str, tokenizer: str, within: int | None, *, skips: bool) -> MeasuredDocuments:
     """Documents of a file or folder of text, each with its end. Raises UserError."""
     if (Path(name) / MANIFEST).is_file():
         raise UserError(f"--tokenizer {tokenizer}: {name} has tokens already; allowed: text, or no --tokenizer")
@@ -136,7 +138,7 @@ def _of_texts(name: str, tokenizer: str, within: int | None, *, skips: bool) -> 
                     length, has_target = 0, False
     if not lengths:
         raise UserError(f"{name}: no documents; allowed: a text with some")
-    return Documents(
+    return MeasuredDocuments(
         np.array(lengths, dtype=np.int64), untargeted, count_unread([name]) | dict(sorted(left_out.items()))
     )
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -245,15 +245,16 @@ def tokenize(names: Sequence[str], tokenizer: str, folder: Path, options: Tokeni
         if done.made_of != made_of:
             raise UserError(f"{folder}: has tokens of other text, tokenizer or options; allowed: a new folder")
         return done
+    strict = _digest(sources, encoder, replace(options, skips=False))
     with _alone_in(folder):
-        return _tokenized(names, sources, encoder, folder, options, made_of)
+        return _tokenized(names, sources, encoder, folder, options, made_of, begun_by=(made_of, strict))
 
 
 def _tokenized(
     names: Sequence[str], sources: Sequence[SourceFile], encoder: Encoder, folder: Path, options: TokenizeOptions,
-    made_of: str,
+    made_of: str, *, begun_by: tuple[str, str],
 ) -> TokenManifest:  # fmt: skip
-    progress = _progress(folder, made_of)
+    progress = _progress(folder, begun_by)
     dtype = "uint16" if encoder.size <= TO_16_BITS else "uint32"
     writers = [Writer(folder, dtype)]
     writers += [Writer(folder / VALIDATION, dtype)] if options.validation else []
@@ -274,9 +275,8 @@ def _tokenized(
     finally:
         for writer in writers:
             writer.close()
-    said = [{}] * (len(writers) - 1) + [count_unread(names) | dict(sorted(left_out.items()))]
-    finished = zip(reversed(writers), said, strict=True)
-    *held_out, done = [writer.finish(encoder, made_of, left) for writer, left in finished]
+    held_out = [writer.finish(encoder, made_of, {}) for writer in writers[1:]]
+    done = writers[0].finish(encoder, made_of, count_unread(names) | dict(sorted(left_out.items())))
     if fault := _without_documents(names, done, held_out, options):
         for each in (folder, folder / VALIDATION):
             (each / MANIFEST).unlink(missing_ok=True)
@@ -322,15 +322,16 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _progress(folder: Path, made_of: str) -> dict[str, Any]:
-    """How far an interrupted call came; {} if there was none, or if it kept nothing.
+def _progress(folder: Path, begun_by: tuple[str, ...]) -> dict[str, Any]:
+    """How far an interrupted call came, one of any of these digests; {} if there was none, or if it kept nothing.
 
-    Raises UserError for anything else in the folder.
+    A call that refused what the next one skips left nothing out until then. Raises UserError for anything else in the
+    folder.
     """
     path = folder / PROGRESS
     if path.is_file():
         loaded = files.load(path).data
-        if isinstance(loaded, dict) and loaded.get("made_of") == made_of:
+        if isinstance(loaded, dict) and loaded.get("made_of") in begun_by:
             return loaded
         if isinstance(loaded, dict) and (loaded.get("source"), loaded.get("position")) == (0, 0):
             shutil.rmtree(folder / VALIDATION, ignore_errors=True)

@@ -117,6 +117,26 @@ def test_a_text_that_is_mended_is_read_anew(tmp_path, words):
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["ends.bin", "tokens.bin", "tokens.json"]
 
 
+def test_a_refused_call_goes_on_with_what_it_refused_skipped(tmp_path, words, monkeypatch):
+    """From what it kept, to the bytes of a call that skips from the beginning; not the other way round."""
+    monkeypatch.setattr(tokenize, "AT_ONCE", 2)
+    monkeypatch.setattr(tokenize, "KEPT_EVERY_S", -1.0)
+    texts = ["the cat", "sat on", "the mat", "", "the dog", "sat"]
+    path = str(rows_file(tmp_path / "a.jsonl", *({"text": each} for each in texts)))
+    with pytest.raises(UserError, match=r"a\.jsonl:4: text is empty"):
+        tokenize.tokenize([path], str(words), tmp_path / "out", PLAIN)
+    assert json.loads((tmp_path / "out/progress.json").read_text())["position"] == 2
+    skips = TokenizeOptions(skips=True)
+    done = tokenize.tokenize([path], str(words), tmp_path / "out", skips)
+    assert done == tokenize.tokenize([path], str(words), tmp_path / "whole", skips)
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(tokens_of(tmp_path / "out")[:2], tokens_of(tmp_path / "whole")[:2], strict=True)
+    )
+    with pytest.raises(UserError, match="has tokens of other text, tokenizer or options; allowed: a new folder"):
+        tokenize.tokenize([path], str(words), tmp_path / "out", PLAIN)
+
+
 def test_two_calls_do_not_write_one_folder(tmp_path, words, monkeypatch):
     """The second is refused in one line, and the first ends as if it had been alone."""
     path = rows_file(tmp_path / "a.jsonl", {"text": "the cat"})
