@@ -22,24 +22,47 @@ class HostMemory:
         return self.optimizer_bytes + self.gradients_bytes + self.parameters_bytes + self.activations_bytes
 
 
-def host_memory(layout: Layout, stack: Stack, share: float, frozen: float, activations_bytes: float) -> HostMemory:
+def host_memory(
+    layout: Layout, stack: Stack, share: float, frozen: float, activations_bytes: float, *, accumulates: bool = False
+) -> HostMemory:
     """What a rank keeps on the host; ``share`` is the number of parameters that it updates.
 
     ``frozen`` are its frozen weights, in elements of the compute dtype. Widths are those of
-    :func:`simpar.cost.memory.widths.host_widths`. The buffers through which drives read and write are not counted, nor
-    what allocators of pinned memory round up.
+    :func:`simpar.cost.memory.widths.host_widths`. :func:`host_notes` says what is not counted.
     """
-    widths = host_widths(layout, stack)
+    widths = host_widths(layout, stack, accumulates=accumulates)
     away = layout.host_share * share
     states = away * widths.states
     parameters = share * widths.parameter + frozen * parameter_widths(layout, stack).compute
     return HostMemory(
         optimizer_bytes=states * (layout.offload_optimizer == "cpu"),
         gradients_bytes=away * (widths.gradient + widths.received),
-        parameters_bytes=parameters * (layout.offload_parameters == "cpu"),
+        parameters_bytes=parameters * (layout.offload_parameters == "cpu") + away * widths.sent,
         activations_bytes=activations_bytes,
         nvme_bytes=states * (layout.offload_optimizer == "nvme") + parameters * (layout.offload_parameters == "nvme"),
     )
+
+
+PINNED = "host memory without what torch's allocator adds where it is pinned: it rounds arrays up to powers of two"
+FLAT = "host memory without what torch's allocator adds where it is pinned: up to as much again, for flat arrays"
+DRIVES = "buffers in host memory through which drives read and write are not modelled"
+SUMS = "DeepSpeed adds gradients of further microbatches on the device, from and to the host; timed is a sum there"
+
+
+def host_notes(layout: Layout, stack: Stack, *, accumulates: bool) -> list[str]:
+    """What of offloading is not modelled, in words: of the host's memory, and of its copies.
+
+    [torch, ATen/core/CachingHostAllocator.h, roundSize; DeepSpeed, runtime/zero/stage_1_and_2.py,
+    async_accumulate_grad_in_cpu_via_gpu, and stage3.py, partition_grads]
+    """
+    flat, away = stack.numerics.update.flat, layout.offload_optimizer == "cpu"
+    pinned = away or layout.offload_parameters == "cpu" or layout.offload_activations > 0
+    said = {
+        FLAT if flat else PINNED: pinned,
+        DRIVES: "nvme" in (layout.offload_optimizer, layout.offload_parameters),
+        SUMS: flat and away and accumulates and bool(layout.offload_gradients),
+    }
+    return [words for words, holds in said.items() if holds]
 
 
 def update_bytes(layout: Layout, stack: Stack) -> float:

@@ -237,7 +237,11 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
             float(builder.sync.share(each))
             for each in (builder.parameters_of_rank(stage), builder.frozen_of_rank(stage))
         )
-        held[stage] = astuple(host_memory(own.layout, own.stack, share, still, _activations(lowered, stage)))
+        accumulates = own.layout.num_microbatches(own.training.global_batch) > 1
+        kept = host_memory(
+            own.layout, own.stack, share, still, _activations(lowered, stage), accumulates=bool(accumulates)
+        )
+        held[stage] = astuple(kept)
     by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])
     by_rank = by_class[lowered.quotient.class_of_rank]
     nodes = by_rank.reshape(cluster.nodes, -1, by_class.shape[1]).sum(axis=1)

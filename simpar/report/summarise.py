@@ -11,6 +11,7 @@ from simpar.architectures.documents import packing_of, with_documents
 from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
+from simpar.cost.offload import host_notes
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
@@ -386,7 +387,8 @@ def _model_facts(job: TrainingJob, of_plan: str) -> dict[str, Any]:
     assumed = [*graph.assumed, *(words for words, holds in said.items() if holds)]
     fields = ", ".join(graph.details.unread)
     unread = [f"fields of the model's config that are not understood and play no part: {fields}"] if fields else []
-    notes = [*graph.facts.get("notes", ()), *unread]
+    several = bool(job.layout.num_microbatches(job.training.global_batch) > 1)
+    notes = [*graph.facts.get("notes", ()), *unread, *host_notes(job.layout, job.stack, accumulates=several)]
     return {
         "name": graph.name,
         "parameters": graph.num_parameters(),

@@ -16,7 +16,7 @@ from simpar.cost.memory.bound import Flight
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import PASSES, HeldBlocks, ParameterGroup, Term, cast_term, held_memory, parameter_terms
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
-from simpar.cost.offload import host_memory, update_bytes
+from simpar.cost.offload import DRIVES, FLAT, PINNED, SUMS, host_memory, host_notes, update_bytes
 from simpar.cost.optimizers import moment_bytes
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
@@ -175,6 +175,24 @@ def test_the_host_keeps_the_dtypes_of_the_plan(
     each = (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes)
     assert each == (1000.0 * states, 1000.0 * gradients, 1000.0 * parameters)
     assert update_bytes(layout, of) == update
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_the_host_keeps_buffers_of_deepspeed(zero: int) -> None:
+    """A cast copy of what was updated is sent, 2 bytes; between microbatches sums of bf16 gradients wait, 2 more.
+
+    fp32 copy and moments, 12, the gradient of the update, 4: 18 and 20 bytes. What it does not count is said.
+    """
+    of = stack(data_parallel="ddp", numerics={"grad_dtype": "bf16", "update": {"flat": True}})
+    layout = layout_of(of, dp=2, zero=zero, offload_gradients=zero == 2, offload_optimizer="cpu")
+    for several, bytes_each in ((False, 18.0), (True, 20.0)):
+        held = host_memory(layout, of, 1000.0, 0.0, 0.0, accumulates=several)
+        assert (held.parameters_bytes, held.memory_bytes) == (2000.0, 1000.0 * bytes_each)
+        notes = host_notes(layout, of, accumulates=several)
+        assert notes == [FLAT, *([SUMS] if several and zero == 2 else [])]
+    sharded = layout_of(stack(), dp=2, zero=3, offload_optimizer="nvme", offload_parameters="cpu")
+    assert host_notes(sharded, stack(), accumulates=True) == [PINNED, DRIVES]
+    assert host_notes(layout_of(stack(), dp=2), stack(), accumulates=True) == []
 
 
 def test_outputs_that_a_stream_still_holds() -> None:

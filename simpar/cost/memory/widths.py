@@ -57,7 +57,8 @@ class HostWidths:
 
     ``updated`` is the parameter as the update changes it, and ``copy`` what the host keeps of that for itself: nothing
     where it changes the offloaded parameter in place. ``received`` is a buffer of gradients as the device makes them,
-    beside those that the update reads. ``parameter`` is what devices fetch or are sent.
+    beside those that the update reads. ``parameter`` is what devices fetch or are sent, and ``sent`` a buffer of these
+    where they live on the device.
     """
 
     updated: float
@@ -65,6 +66,7 @@ class HostWidths:
     received: float
     moments: float
     parameter: float
+    sent: float = 0.0
 
     @property
     def gradient(self) -> float:
@@ -77,27 +79,33 @@ class HostWidths:
         return self.moments + self.copy
 
 
-def host_widths(layout: Layout, stack: Stack) -> HostWidths:
+def host_widths(layout: Layout, stack: Stack, *, accumulates: bool = False) -> HostWidths:
     """Bytes per parameter on the host under a resolved plan, from the dtypes that it has on the device.
+
+    ``accumulates``: a step has several microbatches.
 
     An optimizer works on gradients of its parameters' dtype: fp32 beside master weights, else as parameters are stored.
     FSDP's shard on the host is the one that torch's optimizer changes, with its gradient in the same dtype [torch,
     fsdp/_fully_shard/_fsdp_param.py and ``foreach_reduce``, CPUOffloadPolicy]. Others have a copy for the update
     [torchao, CPUOffloadOptimizer; NVIDIA Megatron-LM, HybridDeviceOptimizer; DeepSpeed, fp32_partitioned_groups_flat].
     Flat states have one, too; under ZeRO-3 partitions of gradients as they arrive lie beside those of the update
-    [DeepSpeed, runtime/zero/stage3.py, grad_partitions_flat_buffer].
+    [DeepSpeed, runtime/zero/stage3.py, grad_partitions_flat_buffer]. Under ZeRO-1 and 2 updated parameters are cast
+    into a buffer there, and with several microbatches sums of gradients wait in another one between them
+    [DeepSpeed, runtime/zero/stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups, accumulated_grads_in_cpu].
     """
     widths = parameter_widths(layout, stack)
     updated = max(widths.stored, DTYPE_BYTES["fp32"] * layout.master_weights)
     flat, away = stack.numerics.update.flat, layout.offload_parameters != "none"
     in_place = layout.kind == "fsdp" and away and not flat and updated == widths.stored
-    arrives = flat and layout.zero == 3 and layout.offload_gradients
+    whole = flat and not away and layout.zero < 3
+    arrives = (flat and layout.zero == 3 and layout.offload_gradients) or (whole and accumulates)
     return HostWidths(
         updated=updated,
         copy=0.0 if in_place else updated,
         received=widths.gradient if arrives else 0.0,
         moments=widths.moments,
         parameter=widths.stored,
+        sent=widths.compute if whole else 0.0,
     )
 
 
