@@ -11,7 +11,7 @@ Pipeline stages work on parts of the sequences in turn, so that an iteration of 
 stages, and what the last stage has more than the others once for each part but one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -341,17 +341,37 @@ class ServingEngine:
 
     def rows_s(self, tokens: Ints, sequences: Ints) -> Floats:
         """Seconds of a whole pass of ``tokens``, of which ``sequences`` reach the output; core attention left out."""
-        stages, graph = self.rollout.stages, self.graph
-        view = self._rows_view(np.maximum(-(-tokens // stages), 1))
-        ending = np.maximum(-(-sequences // stages), 1)
-        head = self._block_s(graph.head, self._rows_view(ending)) + self._sampled_s(ending)
-        layers = sum(count * self._block_s(graph.blocks[name], view) for name, count in self.layers.items())
-        total = self._block_s(graph.embedding, view) + layers + stages * head
+        stages = self.rollout.stages
+        inside = self._once(self._inside_s, np.maximum(-(-tokens // stages), 1))
+        total = inside + stages * self._once(self._end_s, np.maximum(-(-sequences // stages), 1))
         if stages > 1:
             rows = np.ceil(np.ceil(tokens / stages) / self.rollout.attention_ranks)
             moved = rows * float(self.dims.tensor["hidden"]) * self.kernels.activation_bytes
             total = total + stages * self._price(TENSOR, "send").time_ns(moved) / NS_PER_S
         return np.asarray(total, dtype=np.float64)
+
+    def _inside_s(self, tokens: Ints) -> Floats:
+        """Seconds of the embedding and of all layers for tokens."""
+        view, graph = self._rows_view(tokens), self.graph
+        layers = sum(count * self._block_s(graph.blocks[name], view) for name, count in self.layers.items())
+        return np.asarray(self._block_s(graph.embedding, view) + layers, dtype=np.float64)
+
+    def _end_s(self, sequences: Ints) -> Floats:
+        """Seconds of the head and of sampling for sequences."""
+        return self._block_s(self.graph.head, self._rows_view(sequences)) + self._sampled_s(sequences)
+
+    @cached_property
+    def _known_s(self) -> dict[tuple[str, int], Floats]:
+        return {}
+
+    def _once(self, cost: Callable[[Ints], Floats], size: Ints) -> Floats:
+        """What something costs; that of a single size is kept."""
+        if size.size != 1:
+            return cost(size)
+        key = cost.__name__, int(size.item())
+        if key not in self._known_s:
+            self._known_s[key] = cost(size)
+        return self._known_s[key]
 
     def key_s(self, layer: CachedLayer) -> float:
         """Seconds of a device to read one cached key of one layer: its bytes, or its FLOP if they take longer."""

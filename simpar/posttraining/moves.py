@@ -1,10 +1,10 @@
 """How weights get from the training layout to that of generation, and states to the host and back.
 
 Layers are rows and tensor-parallel parts are columns of a grid (experts have a grid of their own, whose columns are
-experts). A device of either side holds a rectangle of it; under ZeRO-3 a rank holds an equal share of its rectangle. So
-for every rollout device the bytes that it needs and does not have, those of them that its place has, and those that
-come from other places are sums over cells, and hold for any two layouts. A place is what its devices reach each other
-in without a network: a node, or all nodes of an NVLink domain.
+experts); layers that lie on the same stage of both sides are one row. A device of either side holds a rectangle of it;
+under ZeRO-3 a rank holds an equal share of its rectangle. So for every rollout device the bytes that it needs and does
+not have, those of them that its place has, and those that come from other places are sums over cells, and hold for any
+two layouts. A place is what its devices reach each other in without a network: a node, or all of an NVLink domain.
 
 Over which links they go, and how long that takes, is :mod:`simpar.posttraining.weight_flows`.
 """
@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.architectures.graph import Block, evaluate
+from simpar.architectures.graph import Block, Dims, evaluate
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
@@ -119,26 +119,53 @@ class Resharding:
     is_same_node: bool = False
 
     @cached_property
-    def rows(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Block, ...]:
         """Blocks in the order of the model: embedding, layers, head."""
         graph = self.engine.graph
         layers = (graph.blocks[name] for name in graph.layers if name not in graph.auxiliary)
         return (graph.embedding, *layers, graph.head)
 
     @cached_property
-    def row_bytes(self) -> Floats:
-        """Bytes sent of every row, float64[2, rows]: outside experts, of experts; a tied table counts once."""
-        graph = self.engine.graph
-        result = np.zeros((2, len(self.rows)))
-        for at, block in enumerate(self.rows):
-            for op in block.operators:
-                for weight in op.weights:
-                    grid = EXPERT if weight.kind == "expert" else DENSE
-                    if weight.kind != "shared":
-                        result[grid, at] += float(evaluate(weight.size, block.view(graph.dims))) * SENT
+    def block_bytes(self) -> Floats:
+        """Bytes sent of every block, float64[2, blocks]: outside experts, of experts; a tied table counts once."""
+        graph, known = self.engine.graph, dict[int, Floats]()
+        for block in self.blocks:
+            if id(block) not in known:
+                known[id(block)] = _bytes_of(block, graph.dims)
+        result = np.stack([known[id(block)] for block in self.blocks], axis=1)
         if graph.tied_embeddings:
             table = float(graph.dims["vocab"]) * float(graph.dims["hidden"]) * SENT
             result[DENSE, -1] = max(0.0, result[DENSE, -1] - table)
+        return result
+
+    @cached_property
+    def rows(self) -> tuple[Ints, Ints]:
+        """Rows of the grids, and the row of each block.
+
+        int64[rows, 3]: the stage that trains it, the stage that serves it, and 1 where tensor parallelism does not
+        divide it.
+        """
+        layout, stages = self.layout, self.engine.rollout.stages
+        counts, ranks = layout.stage_layers(len(self.engine.graph.layers)), int(getattr(layout, PIPELINE))
+        inside = self.blocks[1:-1]
+        trained = np.repeat(np.arange(len(counts)) % ranks, counts)[: len(inside)]
+        towers = sum(block.scope in TOWERS for block in inside)  # on the first stage
+        bound = max(1, -(-(len(inside) - towers) // stages))
+        served = np.maximum(0, np.arange(len(inside)) - towers) // bound
+        owners = np.zeros((len(self.blocks), 3), dtype=np.int64)
+        owners[1:-1, 0], owners[1:-1, 1] = trained, served
+        owners[-1, :2] = (len(counts) - 1) % ranks, stages - 1
+        owners[:, 2] = [block.scope in self.engine.graph.whole_scopes for block in self.blocks]
+        kinds, row = np.unique(owners, axis=0, return_inverse=True)
+        return kinds, row.ravel()
+
+    @cached_property
+    def row_bytes(self) -> Floats:
+        """Bytes sent of every row, float64[2, rows]."""
+        kinds, row = self.rows
+        result = np.zeros((2, len(kinds)))
+        for grid in (DENSE, EXPERT):
+            np.add.at(result[grid], row, self.block_bytes[grid])
         return result
 
     @cached_property
@@ -153,11 +180,7 @@ class Resharding:
         """What training devices hold."""
         layout, world = self.layout, self.sources.world_size
         at = layout.mesh.coordinates(np.arange(world))
-        counts = layout.stage_layers(len(self.engine.graph.layers))
-        ranks = int(getattr(layout, PIPELINE))
-        owner = np.repeat(np.arange(len(counts)) % ranks, counts)[: len(self.rows) - 2]
-        owners = np.concatenate([[0], owner, [(len(counts) - 1) % ranks]])
-        mine = (at[PIPELINE][:, None] == owners[None, :]).astype(np.float64)
+        mine = (at[PIPELINE][:, None] == self.rows[0][None, :, 0]).astype(np.float64)
         sharded = int(layout.zero) == 3
         shards = int(layout.shards) if sharded else 1
         dense = self._of_rows(_columns(at["tp"], int(layout.tp), self.columns[0])) / shards
@@ -170,8 +193,8 @@ class Resharding:
 
     def _of_rows(self, columns: Floats) -> Floats:
         """Columns by row, float64[devices, rows, columns]: of towers that tensor parallelism does not divide, all."""
-        whole = np.array([row.scope in self.engine.graph.whole_scopes for row in self.rows])
-        return np.asarray(np.where(whole[None, :, None], 1.0, columns[:, None, :]), dtype=np.float64)
+        whole = self.rows[0][None, :, 2, None] == 1
+        return np.asarray(np.where(whole, 1.0, columns[:, None, :]), dtype=np.float64)
 
     @cached_property
     def served(self) -> Holding:
@@ -180,11 +203,7 @@ class Resharding:
         ranks = np.arange(world) % rollout.devices
         inner = rollout.tp * rollout.attention_ranks
         stage = ranks // inner
-        towers = sum(row.scope in TOWERS for row in self.rows)  # on the first stage
-        layers = len(self.rows) - 2 - towers
-        bound = -(-layers // rollout.stages)
-        owners = np.concatenate([np.zeros(1 + towers), np.arange(layers) // bound, [rollout.stages - 1]])
-        mine = (stage[:, None] == owners[None, :]).astype(np.float64)
+        mine = (stage[:, None] == self.rows[0][None, :, 1]).astype(np.float64)
         dense = self._of_rows(_columns(ranks % rollout.tp, rollout.tp, self.columns[0]))
         parts = rollout.ep if rollout.ep > 1 else rollout.tp
         experts = _columns((ranks % inner) % parts, parts, self.columns[1])
@@ -297,6 +316,14 @@ class Resharding:
         """Seconds of copies in a device's memory: what arrives is read and written, and what is kept once more."""
         received = self.received
         return (2.0 * received.from_node + 2.0 * received.needed) / self.engine.kernels.bandwidth
+
+
+def _bytes_of(block: Block, dims: Dims) -> Floats:
+    """Bytes sent of a block, float64[2]: outside experts, of experts."""
+    result, own = np.zeros(2), block.view(dims)
+    for weight in (weight for op in block.operators for weight in op.weights if weight.kind != "shared"):
+        result[EXPERT if weight.kind == "expert" else DENSE] += float(evaluate(weight.size, own)) * SENT
+    return result
 
 
 def _columns(part: Ints, parts: int, columns: int) -> Floats:

@@ -14,6 +14,7 @@ dependencies only (:mod:`simpar.posttraining.program`): engines give it the same
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
+from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -132,6 +133,8 @@ class Pools:
         self.open: dict[int, Group] = {}
         self.done: list[Group] = []
         self.ahead: dict[int, Ahead] = {}
+        self.ends: list[tuple[int, int]] = []
+        self.changed = set(range(len(replicas)))
         self.intervals: list[Interval] = []
         self.busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.cuts: dict[int, set[int]] = defaultdict(set)
@@ -181,6 +184,7 @@ class Pools:
 
     def rewind(self, at: int, now_ns: int) -> None:
         """A replica as it is at the end of the first iteration that ends at ``now_ns`` or later."""
+        self.changed.add(at)
         ahead = self.ahead.pop(at, None)
         if ahead is not None:
             self.replicas[at] = ahead.before
@@ -204,13 +208,22 @@ class Pools:
 
     def next_end(self) -> tuple[int, int] | None:
         """(Time, replica) of the next end of sequences anywhere; None if nothing is under way."""
-        for at, replica in enumerate(self.replicas):
-            if not replica.is_idle:
+        for at in self.changed:
+            if not self.replicas[at].is_idle:
                 self.look_ahead(at)
-        return min(((self.replicas[at].now_ns, at) for at in self.ahead), default=None)
+                heappush(self.ends, (self.replicas[at].now_ns, at))
+        self.changed.clear()
+        while self.ends and not self._is_ahead(*self.ends[0]):
+            heappop(self.ends)
+        return self.ends[0] if self.ends else None
+
+    def _is_ahead(self, time_ns: int, at: int) -> bool:
+        """Whether a replica has still run on to a time."""
+        return at in self.ahead and self.replicas[at].now_ns == time_ns
 
     def take_end(self, at: int) -> None:
         """The next end of sequences of a replica happens."""
+        self.changed.add(at)
         ahead = self.ahead.pop(at)
         self._note(at, ahead.before.now_ns, ahead.finished)
 
@@ -351,6 +364,7 @@ class Pools:
             self.cuts[at].add(replica.now_ns)
             replica.now_ns = end_ns
             replica.is_held = False
+            self.changed.add(at)
         self.release(end_ns)
         return end_ns
 
