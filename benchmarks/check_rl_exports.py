@@ -49,6 +49,7 @@ SECTIONS = {
     "padded": ("lengths.padding=context", "passes.micro_batch=4", "epochs=2"),
     "longest": ("lengths.padding=longest", "passes.micro_batch=2"),
     "packed passes": ("passes.micro_batch=4", "algorithm=ppo"),
+    "states": ("rollout.states.dtype=fp32",),
     "wide": ("rollout.tp=4", "rollout.engine.graphs=false", "rollout.engine.prefix_sharing=false"),
 }
 REFUSALS = (AssertionError, AttributeError, KeyError, TypeError, ValueError)

@@ -75,6 +75,7 @@ READERS = {
     "openrlhf": "openrlhf_read:READER",
     "nemo-rl": "nemo_rl_read:READER",
     "areal": "areal_read:READER",
+    "roll": "roll_read:READER",
     "trl-online": "trl_online_read:READER",
     "megatron-swift": "swift_read:READER",
     "swift": "swift_trainer:READER",

@@ -91,7 +91,7 @@ def trains_on_preferences(script: str) -> bool:
 
 GENERATES = frozenset(("grpo", "ppo", "rloo", "rlhf"))
 """Those of them whose steps generate."""
-WHOLE_STEPS = "launches of verl, NeMo-RL, OpenRLHF, slime, AReaL, TRL (grpo, rloo) and ms-swift (grpo)"
+WHOLE_STEPS = "launches of verl, NeMo-RL, OpenRLHF, slime, AReaL, ROLL (rlvr), TRL (grpo, rloo) and ms-swift (grpo)"
 """Those of reinforcement learning that are read."""
 NOT_READ = f"its reinforcement learning is not read, only {WHOLE_STEPS}; a step is a section, too (post_training)"
 

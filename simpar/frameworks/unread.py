@@ -109,7 +109,9 @@ UNREAD = (
     Unread("DistillKit", r"distillkit", config=lambda data: _in("teacher", "kind")(data) and "loss_functions" in data),
     Unread("Model Optimizer's launcher", config=lambda data: (
         "job_name" in data and _in("pipeline", "task_0")(data))),
-    Unread("ROLL", r".*/start_(rlvr|agentic|dpo|sft)_pipeline\.py"),
+    Unread("ROLL's agentic pipelines, distillation, DPO and SFT",
+           r".*/start_(agentic|dpo|sft|distill|onpolicy)\w*_pipeline\.py",
+           config=lambda data: "train_env_manager" in data or _all("student_train", "teacher")(data)),
     Unread("trainers of embeddings (FlagEmbedding, Tevatron, E5)", r"(FlagEmbedding|tevatron)\..*",
            argument=r"--?(train_group_size|train_n_passages|(query|passage|q|p)_max_len|sentence_pooling_method)(=.*)?",
            config=lambda data: bool({"train_group_size", "train_n_passages", "passage_max_len"} & set(data))),

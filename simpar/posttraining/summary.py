@@ -82,6 +82,11 @@ def _within(intervals: Iterator[Interval] | tuple[Interval, ...], window: tuple[
     return sum(max(0, min(each.finish_ns, end) - max(each.start_ns, begin)) for each in intervals) / NS_PER_S
 
 
+def _rest(seconds: float) -> float:
+    """What is left of a time; below a nanosecond it is the rounding of a sum."""
+    return seconds if seconds * NS_PER_S >= 1.0 else 0.0
+
+
 def _speed(setting: PostTrainingSetting, history: History, window: tuple[int, int]) -> StepSpeed:
     section, trained = setting.section, setting.trained
     took = (window[1] - window[0]) / NS_PER_S
@@ -120,7 +125,7 @@ def _parts(setting: PostTrainingSetting, history: History, window: tuple[int, in
     whole = sum(update.passes_s.values())
     total = (window[1] - window[0]) / NS_PER_S / steps
     return TrainingParts(
-        waiting=max(0.0, total - elsewhere - sum(by_kind.values())),
+        waiting=_rest(total - elsewhere - sum(by_kind.values())),
         elsewhere=elsewhere,
         switch=by_kind["switch"],
         passes={name: by_kind["score"] * each / whole for name, each in update.passes_s.items()} if whole else {},
@@ -148,7 +153,7 @@ def _models_apart(setting: PostTrainingSetting, history: History, window: tuple[
         passes, training = (
             _within(tuple(each for each in mine if each.kind == kind), window) / steps for kind in ("score", "train")
         )
-        waiting, memory = max(0.0, total - passes - training), held[setting.beside[at]]
+        waiting, memory = _rest(total - passes - training), held[setting.beside[at]]
         yield ModelDevices(
             models=models, devices=devices, passes=passes, training=training, waiting=waiting, memory=memory
         )
@@ -167,7 +172,7 @@ def _generation(setting: PostTrainingSetting, history: History, window: tuple[in
     total = (window[1] - window[0]) / NS_PER_S / steps
     any_s = _union_s(spans, window) / steps
     busy = max(1, sum(each.busy_ns for each in counts))
-    waiting = max(0.0, total - generating - weights - away)
+    waiting = _rest(total - generating - weights - away)
     return GenerationReport(
         replicas=replicas,
         devices_per_replica=section.rollout.devices,
@@ -175,7 +180,7 @@ def _generation(setting: PostTrainingSetting, history: History, window: tuple[in
         waiting=waiting,
         weights=weights,
         away=away,
-        tail=min(waiting, max(0.0, any_s - generating)),
+        tail=min(waiting, _rest(any_s - generating)),
         tokens_per_s=sum(each.generated for each in counts) / busy * NS_PER_S * replicas,
         inside=IterationsReport(
             iterations=sum(each.iterations for each in counts) / replicas / len(history.steps),

@@ -29,7 +29,10 @@ SIZES = "--batch_size 8 --micro_batch_size 8 --hidden-size 4096 --num-attention-
         (f"ray job submit -- python3 -m relax.entrypoints.train --global-batch-size 16 {SIZES}", "Relax"),
         ("torchrun --nproc_per_node=8 -m RL2.trainer.ppo actor.model_name=a actor.sp_size=2", "RL2"),
         ("uv run rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml", "prime-rl"),
-        ("python examples/start_rlvr_pipeline.py --config_path a", "ROLL"),
+        (
+            "python examples/start_agentic_pipeline.py --config_path a",
+            "ROLL's agentic pipelines, distillation, DPO and SFT",
+        ),
         ("torchrun train_fsdp2.py a.yaml --optimization.use_flash_attn True", "MindSpeed's FSDP2 back end"),
         ("python3 main.py training=gpt3/126m stages=[training] launcher_scripts_path=/x", "NeMo Framework Launcher"),
         (
