@@ -19,6 +19,9 @@ from simpar.frameworks.rollout_side import (
 from simpar.frameworks.words import is_off
 
 GENERATION = "policy.generation."
+EIGHT_BITS = ("fp8_blockwise", "mxfp8")
+"""Precisions of replicas in 8 bits: scales of 128 x 128 weights, or of blocks of 32 (``vllm_cfg.is_mx``)."""
+ENDS = ("num_first_layers_in_bf16", "num_last_layers_in_bf16")
 ENGINE, KWARGS = f"{GENERATION}vllm_cfg.", f"{GENERATION}vllm_kwargs."
 
 
@@ -37,6 +40,11 @@ def rollout(given: Options, longest: int) -> RolloutSide:
     ]
     if (given.whole("grpo.max_rollout_turns") or 1) > 1:
         notes.append("turns with an environment are not modelled: a response is generated at a stretch")
+    notes += [
+        f"{ENGINE}{key} = {given.get(f'{ENGINE}{key}')}: these layers of replicas are timed in 8 bits, too"
+        for key in ENDS
+        if given.whole(f"{ENGINE}{key}", 0)
+    ]
     penalty = given.get("loss_fn.reference_policy_kl_penalty", 0.01)
     is_skipped = not is_off(given.get("grpo.skip_reference_policy_logprobs_calculation"))
     packs = not all(is_off(given.get(f"policy.{each}.enabled")) for each in ("sequence_packing", "dynamic_batching"))
@@ -75,7 +83,7 @@ def _replica(given: Options) -> dict[str, Any]:
         "tp": given.whole(f"{ENGINE}tensor_parallel_size") or 1,
         "pp": given.whole(f"{ENGINE}pipeline_parallel_size") or 1,
         "ep": given.whole(f"{ENGINE}expert_parallel_size") or 1,
-        "precision": "fp8_blockwise" if told == "fp8" else None,
+        "precision": (EIGHT_BITS[bool(given.get(f"{ENGINE}is_mx"))]) if told == "fp8" else None,
         "states": states_of(given.get(f"{KWARGS}mamba_ssm_cache_dtype")),
         "engine": {
             "memory_fraction": number_in(fraction, f"{ENGINE}gpu_memory_utilization", given.source),

@@ -1,4 +1,6 @@
-"""ms-swift's rollout: what ``swift rlhf --rlhf_type grpo`` does beside the update, with vLLM on the devices that train.
+"""ms-swift's rollout: what ``swift rlhf --rlhf_type grpo`` does beside the update.
+
+vLLM is on the devices that train, or started by ``swift rollout`` on others.
 
 Defaults are those of ``swift/rlhf_trainers/args_mixin.py`` and ``rollout_mixin.py`` at modelscope/ms-swift 3602360.
 """
@@ -18,7 +20,7 @@ from simpar.frameworks.rollout_side import (
     without_nothing,
 )
 from simpar.frameworks.trainer_arguments import TrainerArguments
-from simpar.frameworks.trl_rollout import OnlineTrainer, steps_of
+from simpar.frameworks.trl_rollout import OnlineTrainer, served_by, server_of, steps_of
 from simpar.frameworks.words import is_off
 
 MODE, ENGINE = "vllm_mode", "vllm_"
@@ -32,15 +34,25 @@ IDLE = ("vllm_limit_mm_per_prompt", "vllm_server_pass_dataset", "vllm_disable_cu
 """Words of the engine and of the loss without effect on a step."""
 
 
-def rollout(given: TrainerArguments, micro: int, longest: tuple[int, int] | None) -> RolloutSide:
+def server_of_script(text: str, source: str) -> TrainerArguments | None:
+    """The arguments of ``swift rollout`` in a script, by vLLM's names; None without one."""
+    return server_of(text, source, ("swift", "rollout"), ENGINE)
+
+
+def rollout(
+    given: TrainerArguments, micro: int, longest: tuple[int, int] | None, server: TrainerArguments | None = None
+) -> RolloutSide:
     """Generation and passes of GRPO. Raises UserError for what no section says."""
     if not given.on("use_vllm"):
         raise UserError(
             f"{given.source}: no use_vllm: allowed: use_vllm true; generation by transformers is not modelled"
         )
     mode = given.one(MODE)
-    if mode != "colocate":
-        raise UserError(f"{given.source}: {MODE} = {mode}: allowed: colocate; devices of swift rollout are not read")
+    if mode == "server" and server is None:
+        raise UserError(f"{given.source}: {MODE} = server, and no command says its devices: allowed: a script with "
+                        "swift rollout beside it, or colocate")  # fmt: skip
+    if mode not in ("colocate", "server"):
+        raise UserError(f"{given.source}: {MODE} = {mode}: allowed: colocate, server")
     if longest is None:
         raise UserError(f"{given.source}: no max_length: allowed: it, the longest prompt in tokens")
     for key in IDLE:
@@ -66,7 +78,13 @@ def rollout(given: TrainerArguments, micro: int, longest: tuple[int, int] | None
         },
         "passes": {"reference": GRPO.penalty(given) != 0, "reward": reward_of(str(model), notes) if model else None},
     }
-    return RolloutSide(without_nothing(section), longest, None, KEPT, tuple(notes), updates=steps // rounds)
+    apart = None
+    if mode == "server" and server is not None:
+        apart, section["rollout"] = served_by(server, notes)
+        section |= {"placement": "split", "weights": {"senders": "rank", "offload": False}}
+        if given.on("async_generate"):
+            section["synchrony"] = {"steps_off": 1}
+    return RolloutSide(without_nothing(section), longest, apart, KEPT, tuple(notes), updates=steps // rounds)
 
 
 def _engine(given: TrainerArguments, at_once: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from simpar.frameworks.reader import Reader, value_of
 from simpar.frameworks.rollout_side import side_of
 from simpar.frameworks.shell_shared import script_of
 from simpar.frameworks.shipped_configs import BY_WIDTH, of_deepspeed
-from simpar.frameworks.swift_rollout import rollout
+from simpar.frameworks.swift_rollout import rollout, server_of_script
 from simpar.frameworks.target import Imported, ImportedStep
 from simpar.frameworks.trainer_arguments import CONFIGS, TrainerArguments, TrainerCommand, split_command, words_of
 from simpar.frameworks.trainer_read import Adapters, Habits, plan_of
@@ -132,10 +132,12 @@ def read(text: str, name: str) -> Imported:
         raise UserError(
             f"{name}: ms-swift's {', '.join(OTHERS)} train nothing; allowed: swift sft, swift pt, swift rlhf"
         )
-    return _of_command(command, environment, name)
+    return _of_command(command, environment, name, server_of_script(text, name))
 
 
-def _of_command(command: TrainerCommand, environment: Mapping[str, str], name: str) -> Imported:
+def _of_command(
+    command: TrainerCommand, environment: Mapping[str, str], name: str, server: TrainerArguments | None
+) -> Imported:
     values: dict[str, Any] = {}
     for config in command.configs:
         values |= flat_options(load_beside(config, name))
@@ -143,7 +145,8 @@ def _of_command(command: TrainerCommand, environment: Mapping[str, str], name: s
     given.variables = command.environment
     ranks = environment.get("NPROC_PER_NODE") or values.get("ENV.NPROC_PER_NODE")
     _refuse_spread(command, {**environment, "NPROC_PER_NODE": ranks or ""}, name)
-    return _plan(given, _kind(command), command, _world(command, {**environment, "NPROC_PER_NODE": ranks or ""}))
+    world = _world(command, {**environment, "NPROC_PER_NODE": ranks or ""})
+    return _plan(given, _kind(command), command, world, server)
 
 
 def _refuse_spread(command: TrainerCommand, environment: Mapping[str, str], name: str) -> None:
@@ -175,7 +178,13 @@ def _world(command: TrainerCommand, environment: Mapping[str, str]) -> int | Non
     return int(sizes[0]) * int(sizes[1]) if all(each.isdigit() for each in sizes) else None
 
 
-def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, world: Any) -> Imported:
+def _plan(
+    given: TrainerArguments,
+    kind: str,
+    command: TrainerCommand | None,
+    world: Any,
+    server: TrainerArguments | None = None,
+) -> Imported:
     _rename(given)
     micro = given.number("per_device_train_batch_size") or SWIFT.micro_batch
     notes = list(_accumulate(given, micro, world if isinstance(world, int) else None))
@@ -204,7 +213,7 @@ def _plan(given: TrainerArguments, kind: str, command: TrainerCommand | None, wo
     if kind != "rlhf" or given.get("rlhf_type") != "grpo":
         return result
     texts = (shape["seq_len"], answer or USUAL_ANSWER) if shape and "seq_len" in shape else None
-    return ImportedStep.of(result, side_of(lambda: rollout(given, micro, texts), given.used))
+    return ImportedStep.of(result, side_of(lambda: rollout(given, micro, texts, server), given.used))
 
 
 def _rename(given: TrainerArguments) -> None:

@@ -157,6 +157,11 @@ def _pool(
     if server is None:
         raise UserError(f"{given.source}: vllm_mode = server, and no command says its devices: allowed: a script with "
                         "trl vllm-serve beside it, or vllm_mode: colocate")  # fmt: skip
+    return served_by(server, notes)
+
+
+def served_by(server: TrainerArguments, notes: list[str]) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Devices and layout of the engine that a command starts, with vLLM's arguments by their names."""
     tp, replicas = (server.number(f"{axis}_parallel_size") or 1 for axis in ("tensor", "data"))
     fraction = server.one("gpu_memory_utilization")
     engine = {
@@ -174,14 +179,20 @@ def _pool(
     return (devices, min(8, devices)), {"tp": tp, "engine": engine}
 
 
-def server_of(text: str, source: str) -> TrainerArguments | None:
-    """The arguments of the engine that a script starts (``trl vllm-serve``, ``vllm serve``); None without one."""
+def server_of(
+    text: str, source: str, starts: tuple[str, str] = ("vllm", "serve"), prefix: str = ""
+) -> TrainerArguments | None:
+    """The arguments of the engine that a script starts (``trl vllm-serve``, ``vllm serve``); None without one.
+
+    A front end ``starts`` it by words of its own, and may have vLLM's arguments behind a ``prefix``.
+    """
     for words in script_of(text, source).commands:
         names = [PurePath(word).name for word in words]
         for at, name in enumerate(names):
-            serves = name in (*SERVES, "trl.scripts.vllm_serve") or names[at : at + 2] == ["vllm", "serve"]
+            serves = name in (*SERVES, "trl.scripts.vllm_serve") or tuple(names[at : at + 2]) == starts
             if serves and names[0] not in PRINTING and (told := split_command(["trl", "serve", *words[at + 1 :]])):
-                return TrainerArguments(told.flags, source, told.written)
+                flags = {key.removeprefix(prefix): value for key, value in told.flags.items()}
+                return TrainerArguments(flags, source, told.written)
     return None
 
 

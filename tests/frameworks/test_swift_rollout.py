@@ -54,6 +54,22 @@ def test_words_of_the_rollout(words, finds):
     assert {key: section[key] for key in finds} == finds
 
 
+def test_a_server_has_devices_of_its_own():
+    """Two replicas of two devices, by the arguments of swift rollout; one rank sends, a step ahead if asked."""
+    server = (
+        "CUDA_VISIBLE_DEVICES=4,5,6,7 swift rollout --model Qwen/Qwen2.5-0.5B-Instruct --vllm_tensor_parallel_size 2 "
+        "--vllm_data_parallel_size 2 --vllm_gpu_memory_utilization 0.8 --vllm_enforce_eager true &\n"
+    )
+    launch = GRPO.replace("--vllm_mode colocate", "--vllm_mode server --async_generate true")
+    found = read(f"#!/bin/bash\n{server}{launch}\n", "run.sh", "swift").rollout
+    assert (found.refused, found.apart) == ("", (4, 4))
+    assert found.section["rollout"]["tp"] == 2
+    engine = found.section["rollout"]["engine"]
+    assert (engine["memory_fraction"], engine["graphs"]) == (0.8, False)
+    assert found.section["weights"] == {"senders": "rank", "offload": False}
+    assert (found.section["placement"], found.section["synchrony"]) == ("split", {"steps_off": 1})
+
+
 def test_the_whole_step_answers_for_every_word():
     """However they are spelt; the update alone is another loss than the next token's, as before."""
     for words in (GRPO, GRPO.replace("--vllm_mode", "--vllm-mode").replace("--sleep_level", "--sleep-level")):
@@ -68,7 +84,8 @@ def test_the_whole_step_answers_for_every_word():
     ("words", "said"),
     [
         ("--use_vllm false", "no use_vllm: allowed: use_vllm true; generation by transformers is not modelled"),
-        ("--vllm_mode server", "vllm_mode = server: allowed: colocate; devices of swift rollout are not read"),
+        ("--vllm_mode server", "vllm_mode = server, and no command says its devices: allowed: a script with swift"),
+        ("--vllm_mode both", "vllm_mode = both: allowed: colocate, server"),
         (
             "--steps_per_generation 6",
             "--steps_per_generation = 6: allowed: a multiple of gradient_accumulation_steps, 4",

@@ -131,6 +131,14 @@ def test_what_nemo_rl_says():
     assert not isinstance(read(alone, "train.sh", "nemo-rl"), ImportedStep)
 
 
+def test_replicas_of_nemo_rl_in_8_bits():
+    """Scales of blocks of 128 x 128 weights, or of 32 with ``is_mx``; layers that stay in 16 bits are said."""
+    words = "policy.generation.vllm_cfg.is_mx=true policy.generation.vllm_cfg.num_last_layers_in_bf16=2"
+    found = side(f"{NEMO} {words}", "nemo-rl")
+    assert found.section["rollout"]["precision"] == "mxfp8"
+    assert any("num_last_layers_in_bf16 = 2: these layers" in note for note in found.notes)
+
+
 def test_what_openrlhf_says():
     """Engines have devices of their own unless all models share them."""
     found = side(RLHF, "openrlhf")
