@@ -20,7 +20,7 @@ from simpar.program.blocks.rank_view import ANY
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.emission.traffic import EMBEDDING_GROUP, QuotientNetwork, embedding_sum
+from simpar.program.emission.traffic import EMBEDDING_GROUP, Disturbances, QuotientNetwork, embedding_sum
 from simpar.program.fold.refinement import by_appearance
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries
@@ -35,6 +35,11 @@ from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, SegmentPr
 from simpar.program.structure.templates import REDUCE, Template, TemplateNode, append_messages, prepend_gathers
 from simpar.program.structure.undisturbed import select_undisturbed
 from simpar.units import Ints
+
+Form = frozenset[str] | None
+"""How passes are written: the kinds of groups whose collectives others may disturb, between which runs of steps are
+single ops (without any, blocks are); STEP_BY_STEP: every step is an op."""
+NONE, STEP_BY_STEP = frozenset[str](), None
 
 
 def pipeline_ranks(layout: Layout, ranks: Ints) -> Ints:
@@ -92,14 +97,14 @@ class _Order:
 class _Family:
     """Templates shared by classes whose collectives take equally long, priced for the first such class.
 
-    ``long``: templates are written step by step, because others may disturb their collectives. ``made`` has, by
+    Templates are written in one ``form``. ``made`` has, by
     pipeline rank, by whether it is the first device of a single process, and by keys, the templates and which of them
     each action uses.
     """
 
     builder: ActionBuilder
     pricing: SegmentPrices
-    long: bool
+    form: Form
     made: dict[tuple[int, bool, tuple[Key, ...]], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
     _passes: dict[Key, Template] = field(default_factory=dict)
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
@@ -113,7 +118,7 @@ class _Family:
     def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[TemplateNode, ...]) -> Template:
         """The action's template, with gathers in front and messages behind its exit; equal ones are made once."""
         if (key, gathers, messages) not in self._joined:
-            template = flatten(self._passes[key]) if self.long else self._passes[key]
+            template = self._passes[key] if self.form == NONE else flatten(self._passes[key], self.form)
             self._joined[key, gathers, messages] = append_messages(prepend_gathers(template, gathers), messages)
         return self._joined[key, gathers, messages]
 
@@ -126,7 +131,7 @@ class RankClassBuilder:
     of their own, which ``boundaries`` join. ``middle_count`` microbatches behind the first are one op
     (:mod:`simpar.program.emission.microbatches`). Unless they are wanted ``apart``, passes that nothing disturbs are
     single ops although others of their class are not. The private fields are caches: families of templates by builder,
-    slowdown and ``long``; builders by shared builder, context and expert coordinate, and device.
+    slowdown and form; builders by shared builder, context and expert coordinate, and device.
     """
 
     job: TrainingJob
@@ -138,7 +143,7 @@ class RankClassBuilder:
     collapse: bool = True
     middle_count: int = 0
     apart: bool = True
-    _families: dict[tuple[int, float, bool], list[_Family]] = field(init=False, default_factory=dict)
+    _families: dict[tuple[int, float, Form], list[_Family]] = field(init=False, default_factory=dict)
     _builders: dict[tuple[int, int, int, int], ActionBuilder] = field(init=False, default_factory=dict)
     _known: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict)
 
@@ -199,8 +204,8 @@ class RankClassBuilder:
             columns.append(mesh.expert_coordinate(ranks))
         for group in quotient.group_class.values():
             columns += [np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)]
-        sharers = [self._sharers(each) for each in range(len(ranks))]
-        columns.append(np.array([sharers.index(each) for each in sharers]))
+        disturbances = [self._disturbances(each) for each in range(len(ranks))]
+        columns.append(np.array([disturbances.index(each) for each in disturbances]))
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
         row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
         kind = by_appearance(row.ravel()).class_of
@@ -260,7 +265,7 @@ class RankClassBuilder:
         makers, which = self._variants(class_id, order, tail)
         mine = [_distinct(order.key[which == each])[0] for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
-        result = [maker._templates(class_id, each, long=long) for (maker, long), each in zip(makers, keys, strict=True)]
+        result = [maker._templates(class_id, each, form) for (maker, form), each in zip(makers, keys, strict=True)]
         known = (*(id(each) for each in (order, tail, *(templates for templates, _ in result))), which.tobytes())
         if known not in self._known:  # classes that run the same share these objects
             starts = np.cumsum([0, *(len(templates) for templates, _ in result)]).tolist()
@@ -274,35 +279,38 @@ class RankClassBuilder:
 
     def _variants(
         self, class_id: int, order: _Order, tail: Template
-    ) -> tuple[Sequence[tuple[RankClassBuilder, bool]], Ints]:
-        """Makers of the templates of a class, and whether of long ones; and which of them makes that of every action.
+    ) -> tuple[Sequence[tuple[RankClassBuilder, Form]], Ints]:
+        """Makers of the templates of a class and their form; and which of them makes that of every action.
 
-        Slices of sequences have makers of their own; passes that nothing disturbs are short although others are long.
+        Slices of sequences have makers of their own; passes beside which nothing else uses their links are shorter.
         """
-        long, slices = self._is_long(class_id), self._slice_makers
+        slices, disturbances = self._slice_makers, self._disturbances(class_id)
+        form = NONE if self.collapse and self.collapsible(class_id) else STEP_BY_STEP
         if slices:
-            return [(each, long) for each in slices], order.microbatch[:-1] % len(slices)
-        kinds = self._sharers(class_id)
-        if kinds is None:
-            return [(self, long)], np.zeros(len(order.key), dtype=np.int64)
-        templates, index = self._templates(class_id, order.keys, long=False)
+            return [(each, form) for each in slices], order.microbatch[:-1] % len(slices)
+        if disturbances is None:
+            return [(self, form)], np.zeros(len(order.key), dtype=np.int64)
+        always, beside = disturbances.always, disturbances.beside
+        if not beside:
+            return [(self, always)], np.zeros(len(order.key), dtype=np.int64)
+        templates, index = self._templates(class_id, order.keys, NONE)
         at = np.array([index[key] for key in order.keys], dtype=np.int64)[order.key]
-        undisturbed = select_undisturbed((*templates, tail), np.append(at, len(templates)), kinds)
-        return [(self, True), (self, False)], undisturbed[:-1].astype(np.int64)
+        alone = select_undisturbed((*templates, tail), np.append(at, len(templates)), disturbances.sharers)
+        return [(self, always | beside), (self, always)], alone[:-1].astype(np.int64)
 
-    def _sharers(self, class_id: int) -> frozenset[str] | None:
-        """Kinds of groups beside which passes of a class are long, where others of its passes may be short.
+    def _disturbances(self, class_id: int) -> Disturbances | None:
+        """What others may disturb of a class that is not collapsible.
 
-        None where all are alike: they are wanted step by step, or stand for what has no such passes. Jitter is drawn
-        for long passes step by step.
+        None where that does not matter: passes are wanted step by step, or run together, or ranks share cores or one
+        process. Jitter is drawn for long passes step by step.
         """
-        if self.apart or not self.collapse or self.perturbation.jitter_sigma > 0 or not self._is_long(class_id):
+        if self.apart or not self.collapse or self.perturbation.jitter_sigma > 0 or self.collapsible(class_id):
             return None
         overlaps = self.schedule.ranks[int(self.stage_of_class[class_id])].overlap.any()
         cores, one_process = are_shared(self.network.cluster), self.builders[0].sync.single_process
         if overlaps or cores or one_process or self.job.layout.stages or self._slice_makers:
             return None
-        return self.network.sharers(class_id)
+        return self.network.disturbances(class_id)
 
     @cached_property
     def _slice_makers(self) -> tuple[RankClassBuilder, ...]:
@@ -331,7 +339,8 @@ class RankClassBuilder:
                 template = self._builder(class_id).pair(*key, pricing)
                 known[key] = alone + len(templates) if template else -1
                 if template:
-                    both = flatten(template) if self._is_long(class_id) else template, HANDOVER
+                    short = self.collapse and self.collapsible(class_id)
+                    both = template if short else flatten(template), HANDOVER
                     templates += [
                         append_messages(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)
                     ]
@@ -341,13 +350,12 @@ class RankClassBuilder:
                     column[..., at, -1], column[..., at + 1, 0] = column[..., at + 1, 0], -1
         return templates
 
-    def _templates(self, class_id: int, keys: Sequence[Key], *, long: bool) -> tuple[list[Template], dict[Key, int]]:
+    def _templates(self, class_id: int, keys: Sequence[Key], form: Form) -> tuple[list[Template], dict[Key, int]]:
         """Templates of the actions, and the index of each key's; shared by classes whose collectives take equally long.
 
-        They are ``long`` or short. Under a single process, those of the first device, through which everything passes,
-        differ from others.
+        Under a single process, templates of the first device, through which everything passes, differ from others.
         """
-        family, builder = self._family(class_id, keys, long=long), self.builders[0]
+        family, builder = self._family(class_id, keys, form), self.builders[0]
         one_process, alike = builder.sync.single_process, family.builder.alike
         root = one_process and bool(self.network.quotient.class_of_rank[0] == class_id)
         known = int(self.stage_of_class[class_id]), root, tuple(keys)
@@ -368,17 +376,17 @@ class RankClassBuilder:
             family.made[known] = templates, {key: place[kind] for key, kind in kinds.items()}
         return family.made[known]
 
-    def _family(self, class_id: int, keys: Sequence[Key], *, long: bool) -> _Family:
+    def _family(self, class_id: int, keys: Sequence[Key], form: Form) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
         needed = dict.fromkeys((letter, builder.alike[stage], flags % FLAGS) for letter, stage, flags in keys)
-        families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
+        families = self._families.setdefault((id(builder), pricing.slowdown, form), [])
         for family in families:
             family.prepare(needed)
             asked = family.pricing.asked.items()
             if all(self.network.solo_ns(class_id, use) == took for use, took in asked):
                 return family
-        families.append(_Family(builder, pricing, long))
+        families.append(_Family(builder, pricing, form))
         families[-1].prepare(needed)
         return families[-1]
 
@@ -390,10 +398,6 @@ class RankClassBuilder:
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
             comm_slowdown=self.job.stack.overlap.compute_slowdown_while_comm,
         )
-
-    def _is_long(self, class_id: int) -> bool:
-        """Whether the passes of a class are written step by step."""
-        return not (self.collapse and self.collapsible(class_id))
 
     def waits_for_host(self, class_id: int) -> bool:
         """Whether a layer takes the host of a class clearly longer than its device."""

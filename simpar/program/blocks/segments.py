@@ -65,6 +65,17 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     )
 
 
+def take_section(segment: Segment, section: Sequence[int]) -> Segment:
+    """Steps of a segment that follow one another, or run beside each other, as a segment of their own."""
+    place = {at: number for number, at in enumerate(section)}
+    some = [segment.steps[at] for at in section]
+    steps = tuple(step.behind(tuple(place[at] for at in step.after if at in place)) for step in some)
+    begin = segment.start_ns[[*section]].min()
+    starts, finishes = segment.start_ns[[*section]] - begin, segment.finish_ns[[*section]] - begin
+    duration = int(finishes.max())
+    return Segment(steps, starts, finishes, duration, _parts(steps, starts.tolist(), finishes.tolist(), duration))
+
+
 def schedule(steps: Sequence[BlockStep], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:
     """Starts and finishes of steps by rule 1 of the Program.
 

@@ -199,6 +199,18 @@ class _Priced:
     route_of: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Disturbances:
+    """Kinds of groups whose collectives others may disturb: ``always``, or only ``beside`` the rank's own in others.
+
+    The latter run in groups of the kinds ``sharers``, whose links only ranks of the same class use.
+    """
+
+    always: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
+    sharers: frozenset[str] = frozenset()
+
+
 @dataclass
 class QuotientNetwork:
     """Prices collectives on a quotient: private ones as fixed durations, contended ones as flows with a route.
@@ -270,20 +282,27 @@ class QuotientNetwork:
         private = np.bincount(links.owners(), self._shared[links.item], len(links)) == 0
         return np.asarray(private & [len(group.members) == 1 for group in self.quotient.groups])
 
-    def sharers(self, class_id: int) -> frozenset[str] | None:
-        """Kinds of groups that share links with the collectives of a class's blocks, if this class alone uses these.
-
-        None where other classes use them too, or blocks themselves from several streams.
-        """
+    def disturbances(self, class_id: int) -> Disturbances:
+        """Whose collectives others may disturb, of the groups in which a class's blocks communicate."""
         groups, links = self.quotient.groups, self.quotient.links_of_groups
-        mine = [at for at in (self.group_of(class_id, kind) for kind in self.block_kinds) if at >= 0]
-        touched = unique(np.concatenate([links.row(at) for at in mine])) if mine else np.zeros(0, dtype=np.int64)
-        users = links.owners()[np.isin(links.item, touched[self._shared[touched]])]
-        others = [groups[at] for at in dict.fromkeys([*users.tolist(), *mine])]
-        streams = set[str]().union(*(self.streams_of_kind[groups[at].kind] for at in mine))
-        if len(streams) > 1 or any(each.members != (class_id,) for each in others):
-            return None
-        return frozenset(each.kind for each in others if _family(each.kind) != "block")
+        owner = links.owners()
+        always, beside, sharers = set[str](), set[str](), set[str]()
+        for kind in self.block_kinds:
+            if (at := self.group_of(class_id, kind)) < 0:
+                continue
+            touched = links.row(at)
+            users = owner[np.isin(links.item, touched[self._shared[touched]])]
+            others = [groups[each] for each in dict.fromkeys([at, *users.tolist()])]
+            foreign = {each.kind for each in others if _family(each.kind) != "block"}
+            streams = set[str]().union(
+                *(self.streams_of_kind[each.kind] for each in others if each.kind not in foreign)
+            )
+            if any(each.members != (class_id,) for each in others) or (len(users) and len(streams) > 1):
+                always.add(kind)
+            elif foreign:
+                beside.add(kind)
+                sharers |= foreign
+        return Disturbances(frozenset(always), frozenset(beside), frozenset(sharers))
 
     @cached_property
     def alike(self) -> Ints:

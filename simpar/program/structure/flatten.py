@@ -1,10 +1,11 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
-from dataclasses import replace
+from dataclasses import field, replace
 
 from simpar.dataclass import dataclass
-from simpar.program.blocks.phases import terminals
-from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
+from simpar.program.blocks.phases import BLOCK_STREAMS, terminals
+from simpar.program.blocks.segments import LAUNCH, Segment, take_section, varying_ns, waits_for_host
+from simpar.program.structure.sections import split_into_sections
 from simpar.program.structure.templates import Await, PassNode, Template, TemplateNode, TemplateNodes, UnitsBegin
 
 
@@ -20,8 +21,31 @@ class Launches(TemplateNode):
         return self.compute_ns
 
 
-def flatten(template: Template) -> Template:
+@dataclass
+class _Pieces:
+    """Nodes of the long form of a template, where collectives in ``disturbed`` groups are; ``known`` by segment."""
+
+    nodes: TemplateNodes
+    disturbed: frozenset[str] | None
+    known: dict[int, tuple[Segment, list[tuple[list[int], Segment]]]] = field(default_factory=dict)
+
+    def sections_of(self, segment: Segment) -> list[tuple[list[int], Segment]]:
+        """The sections of a segment's steps, each as a segment; every step alone where the host holds them up."""
+        if id(segment) not in self.known:
+            if self.disturbed is None or waits_for_host(segment):
+                every = [[at] for at in range(len(segment.steps))]
+            else:
+                every = split_into_sections(segment.steps, self.disturbed)
+            parts = [take_section(segment, one) if len(one) > 1 else segment for one in every]
+            self.known[id(segment)] = segment, [*zip(every, parts, strict=True)]
+        return self.known[id(segment)][1]
+
+
+def flatten(template: Template, disturbed: frozenset[str] | None = None) -> Template:
     """The same template with every step of every segment as a node of its own (steps keep their streams).
+
+    Where the kinds of groups are given whose collectives alone may be ``disturbed``, sections between these are nodes
+    (:mod:`simpar.program.structure.sections`).
 
     The opening steps of a segment wait for all closing steps of the one before, which is what "starts with
     idle streams and ends joined" means; memory moves with the node's first and last step. Launches that outlast a
@@ -29,6 +53,7 @@ def flatten(template: Template) -> Template:
     other or for links.
     """
     nodes, ends = TemplateNodes(), list[int]()
+    pieces = _Pieces(nodes, disturbed)
     for node in template.nodes:
         last = tuple(ends[position] for position in node.after)
         if not node.segments:
@@ -41,7 +66,7 @@ def flatten(template: Template) -> Template:
                 begin = replace(node, kind="join", duration_ns=0, segments=(), memory=(), frees=(), layer=layer)
                 last = (nodes.add(replace(begin, after=last, arrival=arrival, awaits=awaits)),)
             at = len(nodes)
-            last = _append_steps(nodes, node, (number, layer, segment), last)
+            last = _append_steps(pieces, node, (number, layer, segment), last)
             if at < len(nodes):
                 entered = _enter(nodes, at if entered else first, node, (entered, number))
         ends.append(_close(nodes, node, first, last))
@@ -65,32 +90,42 @@ def _opening(node: TemplateNode, number: int) -> tuple[bool, tuple[Await, ...]]:
 
 
 def _append_steps(
-    nodes: TemplateNodes, node: TemplateNode, one: tuple[int, int, Segment], last: tuple[int, ...]
+    pieces: _Pieces, node: TemplateNode, one: tuple[int, int, Segment], last: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Append the steps of ``one`` segment of a node: its number, layer and the segment; only the first one arrives."""
     number, layer, segment = one
-    arrival, awaits = _opening(node, number)
+    nodes, (arrival, awaits) = pieces.nodes, _opening(node, number)
     host: tuple[int, ...] = ()
     if waits_for_host(segment):
         took, busy = segment.duration_ns, varying_ns(segment)
         beside = Launches("host", LAUNCH, (), took, after=last, layer=layer, compute_ns=busy)
         host = (nodes.add(beside),)
-    offset = len(nodes)
-    for step, took in zip(segment.steps, (segment.finish_ns - segment.start_ns).tolist(), strict=True):
-        nodes.append(
-            TemplateNode(
-                kind=node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
-                name=step.name,
-                streams=(step.stream,),
-                duration_ns=0 if step.name == LAUNCH else took,
-                collective=step.collective,
-                after=tuple([a + offset for a in step.after]) or last,
-                arrival=arrival and not step.after,
-                awaits=() if step.after else awaits,
-                layer=layer if step.layer is None else step.layer,
-            )
-        )
-    return (*(position + offset for position in terminals(segment.steps)), *host) or last
+    place = dict[int, int]()
+    for section, part in pieces.sections_of(segment):
+        opening = segment.steps[section[0]]
+        after = tuple(dict.fromkeys(place[at] for at in opening.after))
+        made = _node_of_step(node, segment, *section) if part is segment else _node_of_section(node, part)
+        place |= dict.fromkeys(section, len(nodes))
+        where = layer if opening.layer is None else opening.layer
+        waits = () if after else awaits
+        nodes.append(replace(made, after=after or last, arrival=arrival and not after, awaits=waits, layer=where))
+    return (*dict.fromkeys(place[at] for at in terminals(segment.steps)), *host) or last
+
+
+def _node_of_step(node: TemplateNode, segment: Segment, at: int) -> TemplateNode:
+    """One step of a segment."""
+    step, took = segment.steps[at], int(segment.finish_ns[at] - segment.start_ns[at])
+    kind = node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind
+    took = 0 if step.name == LAUNCH else took
+    return TemplateNode(kind, step.name, (step.stream,), duration_ns=took, collective=step.collective)
+
+
+def _node_of_section(node: TemplateNode, section: Segment) -> TemplateNode:
+    """Steps of a segment as one op."""
+    used = {step.stream for step in section.steps}
+    streams = tuple(stream for stream in BLOCK_STREAMS if stream in used)
+    inside = ((node.layer, section),)
+    return TemplateNode(node.kind, node.name, streams, duration_ns=section.duration_ns, segments=inside)
 
 
 def _close(nodes: TemplateNodes, node: TemplateNode, first: int, last: tuple[int, ...]) -> int:
