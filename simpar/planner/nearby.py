@@ -39,14 +39,14 @@ from simpar.uncertainty.memory import NORMAL
 from simpar.units import Flags, Ints
 
 MOST_CHANGES = 2
-MOST_SIMULATED, MOST_LOOKED_AT = 3, 8
-MOST_OPS = 16_000
-"""The most ops of all Programs that are simulated, about 0.15 s of a core.
+MOST_SIMULATED, MOST_LOOKED_AT, MOST_LARGE = 3, 8, 4
+MOST_OPS = 50_000
+"""The most ops of all Programs that are simulated, about 0.05 s of a core.
 
-A row whose Program would exceed it is left out; if all would, the one with the fewest ops is simulated.
+A row whose Program would exceed it is left out; if the first MOST_LARGE all would, the smallest of them is simulated.
 """
-MOST_ALONE = 100_000
-"""The most ops of a Program that is simulated although it exceeds MOST_OPS, about a second of a core."""
+MOST_ALONE = 300_000
+"""The most ops of a Program that is simulated although it exceeds MOST_OPS, about 0.25 s of a core."""
 _Looked = tuple[int, Plan, Outline]
 
 
@@ -105,8 +105,10 @@ class _Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether not even half the microbatches of the smallest Program seen would be allowed."""
-        return not self.allows(min(self.known.values(), default=0) // 2)
+        """Whether all Programs seen are large, or half the microbatches of the smallest are more than is left."""
+        fewest = min(self.known.values(), default=0)
+        are_large = not self.known or fewest > MOST_OPS
+        return not self.allows(fewest // 2) or (are_large and len(self.known) + len(self.beyond) >= MOST_LARGE)
 
 
 def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> Iterator[tuple[Plan, Result]]:
@@ -115,9 +117,8 @@ def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> I
     ``habit`` is what the target cannot express of the plan itself, which its text says all the same.
 
     Rows with many ops are left out, unless all have many: then the one with the fewest is simulated, if it does not
-    have more than MOST_ALONE. After a row that
-    did not fit, rows that need as much memory are skipped. Rows that were simulated, or that the framework refuses, are
-    no longer open.
+    have more than MOST_ALONE. After a row that did not fit, rows that need as much memory are skipped. Rows that were
+    simulated, or that the framework refuses, are no longer open.
     """
     problem, budget = frontier.rows.problem, _Budget()
     count, most_bytes = 0, np.inf
