@@ -40,7 +40,7 @@ def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len
     """
     captured = capture(name, seq_len, partial(make_module, config, class_name, why))
     origin = f" of {LIBRARY} {installed()[1]}"
-    towers, left_out = tuple(tower for tower in TOWERS if config.get(tower)), list[str]()
+    towers, left_out = _towers(config), list[str]()
     if towers and (unread := _unread(captured)):
         kept = {each: sizes for each, sizes in captured.parameters.items() if each not in unread}
         words = f"{sum(unread.values()):,} parameters of {' and '.join(towers)}"
@@ -51,6 +51,12 @@ def trace_library(config: Mapping[str, Any], class_name: str, name: str, seq_len
         origin += f" (text only: it has no {' and no '.join(parts)})"
         left_out.append(f"text only: {' and '.join(parts)} left out")
     return leave_out(_traced(name, captured, origin), left_out)
+
+
+def _towers(config: Mapping[str, Any]) -> list[str]:
+    """Fields of a config, or of a part of it (the encoder of a pair), that describe towers."""
+    parts = {f"{key}.": part for key, part in config.items() if isinstance(part, Mapping) and key not in TOWERS}
+    return [f"{where}{tower}" for where, part in {"": config, **parts}.items() for tower in TOWERS if part.get(tower)]
 
 
 def _traced(name: str, captured: Capture, origin: str) -> ModelGraph:

@@ -8,7 +8,7 @@ from simpar.architectures.families.family import TINY
 from simpar.architectures.graph import Operator, term
 from simpar.architectures.hf_config import read
 from simpar.tracing.blocks import Traced
-from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes, trace_library
+from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes, _towers, trace_library
 
 PRODUCT = Operator("p", "matmul", term("batch", "seq"), term("hidden"), "tensor", term("hidden"))
 
@@ -85,3 +85,10 @@ def test_a_language_model_within_another_says_what_it_leaves_out():
     assert "LlamaForCausalLM of transformers" in graph.facts["notes"][0]
     assert "(text only: it has no audio_config)" in graph.facts["notes"][0]
     assert left_out_of(graph) == graph.assumed == ("text only: audio_config left out",)
+
+
+def test_towers_of_parts_are_named_with_their_part():
+    """The encoder of a pair may have one of its own (T5Gemma 2)."""
+    assert _towers({"vision_config": {"hidden_size": 1}, "audio_config": None}) == ["vision_config"]
+    nested = {"encoder": {"text_config": {}, "vision_config": {"hidden_size": 1}}, "decoder": {"vocab_size": 2}}
+    assert _towers(nested) == ["encoder.vision_config"]
