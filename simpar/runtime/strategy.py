@@ -164,10 +164,18 @@ def check_cut(graph: ModelGraph, config: Mapping[str, Any]) -> None:
         raise UserError(f"plan.pp: {why}; allowed: 1")
 
 
-def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
-    numerics, mesh = plan.numerics, plan.mesh
+def _refuse_other_pipelines(plan: Plan) -> None:
     if Layout.of(plan).runs_slices:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
+    if plan.pipeline.encoder_in_bubbles:
+        raise UserError(
+            "plan.encoder_in_bubbles = true: torch's pipelines run a stage on one rank; allowed in a real run: false"
+        )
+
+
+def _refuse(plan: Plan, graph: ModelGraph | None, *, cut: bool = False) -> None:
+    numerics, mesh = plan.numerics, plan.mesh
+    _refuse_other_pipelines(plan)
     if plan.memory.recompute_early:
         raise UserError(
             "plan.recompute_early = true: torch recomputes inside the backward; allowed in a real run: false"

@@ -157,3 +157,6 @@ def test_models_without_an_encoder_in_front_are_refused() -> None:
         simpar.simulate("tiny-llama", CLUSTER, PLAN, TRAINING)
     with pytest.raises(UserError, match="searched with encoders in the first stages"):
         simpar.search(seeing(), CLUSTER, TRAINING, base=PLAN)
+    few = {"tp": 1, "pp": 2, "micro_batch": 1, "zero": 0, "schedule": "1f1b"}
+    found = simpar.search(seeing(), CLUSTER, TRAINING, constraints=few)
+    assert found.to_dict()["scope"]["held"]["encoder_in_bubbles"] is False

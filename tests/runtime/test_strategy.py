@@ -7,6 +7,7 @@ import pytest
 
 from simpar import cli
 from simpar.architectures.catalogue import load_model
+from simpar.architectures.hf_config import read
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.plan.megatron_roles import with_roles
@@ -89,6 +90,15 @@ def test_what_cannot_run_is_refused_with_the_reason(values, words):
     """One line says what, why, and what is allowed instead."""
     with pytest.raises(UserError, match=words):
         strategy(**values)
+
+
+def test_encoders_in_the_bubbles_are_refused():
+    """No pipeline of torch's has a stage whose rank depends on the microbatch."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tower, text = {**sizes, "image_size": 56, "patch_size": 14}, {**sizes, "model_type": "llama", "vocab_size": 96}
+    graph = read({"model_type": "llava", "vision_config": tower, "text_config": text}, "seeing")
+    with pytest.raises(UserError, match="a stage on one rank; allowed in a real run: false"):
+        prepare(Plan(pp=2, precision="fp32", encoder_in_bubbles=True), graph, TRAINING, 2)
 
 
 def test_dropout_of_attention_is_refused_in_parts_of_a_sequence(tmp_path):
