@@ -150,7 +150,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
     return kinds
 
 
-_AXES: Mapping[str, str | tuple[str, ...]] = {DENSE: ("dp", "cp"), EXPERTS: "edp", ENCODER: ("dp", "cp", "pp")}
+_AXES: Mapping[str, str | tuple[str, ...]] = {DENSE: ("dp", "cp"), EXPERTS: "edp", ENCODER: ("dp", "cp", PIPELINE)}
 """Axes along which ranks hold copies, by kind."""
 
 
