@@ -26,6 +26,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -335,8 +336,9 @@ def _figures(entry: LineFormat, line: str) -> Iterator[tuple[str, float]]:
 
 
 def _value(text: str) -> float:
-    """A number as logs print it: 1,234.5; 0 if it is none."""
+    """A number as logs print it: 1,234.5; 0 if it is none, or more than floats hold."""
     try:
-        return float(text.rstrip(".,").replace(",", ""))
+        value = float(text.rstrip(".,").replace(",", ""))
+        return value if isfinite(value) else 0.0
     except ValueError:
         return 0.0

@@ -29,6 +29,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import ROUTING_BY_BALANCE
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.checkpoint import account_of_checkpoint
+from simpar.preflight.copies import of_copies
 from simpar.preflight.devices import cluster_of, contradicted
 from simpar.preflight.environment import account_of, account_of_words
 from simpar.preflight.flags import Patched, make_patch
@@ -264,6 +265,8 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     target = given.text.written_as
     near = _nearby(problem, settled, target) if target else None
     account = _account(given, reader.words, cluster) + account_of_checkpoint(given, problem)
+    note, copies = of_copies(result, problem.stack.name, given.found.words.unread)
+    account, notes = account + copies, [*notes, *filter(None, (note,))]
     supposed = tuple(Supposed(each, dict(_at_others(problem, graph, plan, each))) for each in given.found.assumed)
     whole = None
     if facts.texts is not None:

@@ -97,6 +97,13 @@ def _items(text: str, file: str) -> list[Node]:
     items = data.get("items", [data]) if isinstance(data, dict) else None
     if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
         raise UserError(f"{file}: items: wants a list of nodes, as kubectl get nodes -o json writes it")
+    for at, node in enumerate(items):
+        for names in (("metadata",), ("metadata", "labels"), ("status",), ("status", "capacity")):
+            inner: Any = node
+            for name in names:
+                inner = inner.get(name) or {}
+            if not isinstance(inner, dict):
+                raise UserError(f"{file}: items.{at}.{'.'.join(names)}: wants a mapping, as kubectl writes it")
     return items
 
 

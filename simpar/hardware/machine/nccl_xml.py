@@ -39,6 +39,7 @@ SOCKETS = ("0", "65536")
 """Port and connections of cards that NCCL reaches over TCP (src/transport/net_socket.cc); RDMA has ports."""
 MOST_MBIT_PER_S = 3_200_000
 """More than any port carries: the fastest cards that are announced have 1.6 Tb/s."""
+MOST_DIGITS = 6  # of a clock in GT/s
 ENCODING = {2.5: 0.8, 5.0: 0.8}
 """Share of a PCIe lane's bits that are data: 8 of 10 up to the second generation, 128 of 130 since the third."""
 
@@ -213,6 +214,7 @@ def _highest(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
 def _rate_gb_per_s(pci: ElementTree.Element) -> float | None:
     """Rate of a link in GB/s from its clock and width; None where the file has neither."""
     clock = re.match(r"(\d+(?:\.\d+)?) GT/s", pci.get("link_speed", ""))
-    if clock is None or not pci.get("link_width", "0").isdigit():
+    width = pci.get("link_width", "0")
+    if clock is None or not re.fullmatch(r"\d{1,3}", width) or len(clock[1]) > MOST_DIGITS:
         return None
-    return float(clock[1]) * ENCODING.get(float(clock[1]), 128 / 130) * int(pci.get("link_width", "0")) / 8
+    return float(clock[1]) * ENCODING.get(float(clock[1]), 128 / 130) * int(width) / 8

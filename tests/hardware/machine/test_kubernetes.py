@@ -153,6 +153,11 @@ def test_nodes_as_yaml():
         (nodes(1, NVIDIA, gpus="many"), "node n0: 'many' GPUs: wants a whole number"),
         (json.dumps({"kind": "Node", "items": 5}), "items: wants a list of nodes"),
         (
+            nodes(1, NVIDIA).replace('"labels": {', '"labels": "a", "other": {'),
+            "items.0.metadata.labels: wants a mapping",
+        ),
+        (json.dumps({"kind": "Node", "metadata": "a"}), "items.0.metadata: wants a mapping, as kubectl writes it"),
+        (
             json.dumps({"items": [json.loads(each)["items"][0] for each in (nodes(1, NVIDIA), nodes(1, {}, gpus=4))]}),
             "several kinds of nodes: 1 nodes with 8 x NVIDIA-H100-80GB-HBM3, 1 nodes with 4 x gpu",
         ),

@@ -122,3 +122,11 @@ def test_sockets_are_told_from_rdma():
     tcp = text.replace('dev="9"', 'dev="9" port="0" maxconn="65536"')
     assert values(read_topology(tcp, "x"))["scale_out.kind"] == "ethernet"
     assert "scale_out.kind" not in values(read_topology(tcp.replace('port="0"', 'port="1"', 1), "x"))
+
+
+def test_a_link_of_a_width_without_end():
+    """Digits that no float holds say nothing of the link."""
+    told = topology(eth0=25000)
+    assert any("pcie_bandwidth" in line for line in read_topology(told, "x").unread)
+    wide = told.replace('link_width="16"', f'link_width="{"9" * 400}"')
+    assert not any("pcie_bandwidth" in line for line in read_topology(wide, "x").unread)
