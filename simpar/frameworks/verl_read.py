@@ -148,7 +148,7 @@ def _steps(given: Options, batch: int, prompts: int) -> Iterator[str]:
 
 def _sharded(given: Options, section: str, optim: str, sequence: int | None, ranks: int | None) -> Imported:
     """The layout of FSDP: ranks of a sequence (Ulysses), replicas of shards, dtypes, and the optimizer."""
-    cp = sequence or given.whole(f"{section}ulysses_sequence_parallel_size") or 1
+    cp = max(sequence or 1, given.whole(f"{section}ulysses_sequence_parallel_size") or 1)  # resolved, both are there
     size = given.get(f"{section}fsdp_size", -1)
     replicas = ranks // size if ranks and isinstance(size, int) and 0 < size < ranks and ranks % size == 0 else 1
     precision = choice(given, f"{section}mixed_precision.param_dtype", DTYPES,
@@ -213,6 +213,10 @@ def _weigh_others(given: Options, *, has_adapters: bool) -> None:
     gone = any(given.get(f"critic.{where}.optimizer_offload") for where in ("model.fsdp_config", "fsdp", "megatron"))
     if gone or not (estimator == "gae" if enabled is None else enabled):
         given.take("critic.model.path")
+    if not (estimator == "gae" if enabled is None else enabled):
+        given.take(*(key for key in given if key.startswith("critic.")))
+    if not has_adapters:
+        given.take(*(key for key in given if ".lora." in key))
     if given.get(f"{ROOT}rollout.free_cache_engine", True) is not False:
         given.take(f"{ROOT}rollout.gpu_memory_utilization")
 
@@ -274,7 +278,9 @@ _OVERRIDES = tuple(f"{each}.override_*_config" for each in _ENGINES)
 IDLE = (
     "defaults", "hydra.*", "data.*", "algorithm.*", "trainer.*", "critic.*", "reward*", "custom_reward_function*",
     "ray_*", "global_profiler.*", "transfer_queue.*", "env.*", "checkpoint.*", "profiler.*", "optim.*", "env_*",
-    "_target_", "*._target_", "model_engine", "engine", "optim", "rollout.*", "async_training.*", "*.use_shm",
+    "skip.*", "distillation.*", "*.turbo_config.*", "*.qat.*", f"{ACTOR}use_remove_padding", "*.pad_to_length_bucket",
+    "*.use_no_sync_for_gradient_accumulation", "*.tiled_mlp.num_shards", "_target_", "*._target_", "model_engine",
+    "engine", "optim", "rollout.*", "async_training.*", "*.use_shm",
     f"{ROOT}rollout.*", f"{ROOT}ref.*", f"{ROOT}hybrid_engine", f"{ROOT}nccl_timeout", f"{ACTOR}optim.*",
     f"{ACTOR}*kl_*", f"{ACTOR}clip_*", f"{ACTOR}entropy*", f"{ACTOR}loss_*", f"{ACTOR}policy_loss*",
     f"{ACTOR}grad_clip", f"{ACTOR}ppo_epochs", f"{ACTOR}shuffle", f"{ACTOR}checkpoint*", f"{ACTOR}profiler*",
@@ -313,6 +319,10 @@ READER = Reader(
             f"{ACTOR}calculate_entropy": "the entropy of every token's distribution: time and memory of logits",
             f"{ACTOR}freeze_vision_tower": "a tower of another kind: its time and memory",
             f"{ACTOR}use_prefix_grouper": "prompts that samples share are computed once: time and memory",
+            "distillation.enabled": "a teacher beside the policy: memory and time",
+            "skip.*.enable": "steps whose rollout is left out: time",
+            "*.qat.enable": "products in fewer bits: time",
+            "*.pad_to_length": "sequences padded to one length: time",
             "*.tiled_mlp.enabled": "the MLP in pieces: memory",
             "*.mtp.enable": "layers that predict further tokens: time and memory",
             "*.mtp.enable_train": "layers that predict further tokens: time and memory",

@@ -1,9 +1,12 @@
 """verl's actors and SFT trainers: options of a command, and what the phases beside the update keep."""
 
+import json
+
 import pytest
 
 from simpar.errors import UserError
 from simpar.frameworks import load_reader, read
+from simpar.frameworks.recipes import nest_names
 from simpar.preflight.given import given_words
 from simpar.preflight.launcher import launch_of
 
@@ -146,3 +149,27 @@ def test_the_micro_batch_of_all_ranks_decides():
         result = read(f"{command} {words}", "train.sh", "verl")
         account = load_reader("verl").words.sort(result.words.used, result.words.unread)
         assert (list(account.deciding), account.unknown) == (deciding, ())
+
+
+def test_a_config_that_verl_resolves_itself():
+    """All of its keys at their defaults (0.9.1): what nothing switches on decides nothing."""
+    told = {
+        "data.train_batch_size": 64, "actor_rollout_ref.model.path": "Qwen/Qwen3-8B", "trainer.nnodes": 1,
+        "actor_rollout_ref.actor.strategy": "fsdp", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4,
+        "actor_rollout_ref.model.lora.type": "lora", "critic.model.path": "a", "critic.model.lora.type": "lora",
+        "critic.model.enable_gradient_checkpointing": True, "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1, "skip.rollout.enable": False,
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 1, "distillation.enabled": False,
+        "actor_rollout_ref.actor.fsdp_config.qat.enable": False, "actor_rollout_ref.actor.qat.mode": "w4a16",
+        "actor_rollout_ref.actor.fsdp_config.turbo_config.distributed.tensor_parallel_size": 1,
+        "actor_rollout_ref.actor.pad_to_length": False, "skip.rollout.dump_dir": "a", "distillation.nnodes": 0,
+        "trainer.n_gpus_per_node": 8,
+    }  # fmt: skip
+    found = read(json.dumps(nest_names(told)), "answer of verl.yaml", "verl")
+    assert load_reader("verl").words.sort(found.words.used, found.words.unread).is_understood
+    switched = {**told, "skip.rollout.enable": True, "distillation.enabled": True, "algorithm.adv_estimator": "gae",
+                "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 2}  # fmt: skip
+    found = read(json.dumps(nest_names(switched)), "answer of verl.yaml", "verl")
+    account = load_reader("verl").words.sort(found.words.used, found.words.unread)
+    assert {"skip.rollout.enable", "distillation.enabled", "critic.model.path"} <= set(account.deciding)
+    assert found.plan.mesh.cp == 2
