@@ -212,10 +212,18 @@ def _with_predictions(imported: Imported, model: str, told: Any) -> tuple[Import
         return imported, {}
     changed = predictions_changed(model, asked) if isinstance(asked, int) else {}
     if not changed:
-        return imported, {PREDICTED: asked or "no layers"}
+        return _without_predictions(imported, model, asked), {PREDICTED: asked or "no layers"}
     plan = imported.plan.model_copy(update={"model": None})
     notes = (*imported.notes, f"{model} with {number_of(asked, 'layer')} that predict further tokens.")
     return replace(imported, plan=plan, config={**config_of(model), **changed}, notes=notes), {}
+
+
+def _without_predictions(imported: Imported, model: str, asked: Any) -> Imported:
+    """The plan without layers that predict further tokens at its end, which the shipped model does not have."""
+    stages = imported.plan.pipeline.layers
+    if not stages or not isinstance(asked, int) or sum(stages) != layers_in(model) + asked or stages[-1] < asked:
+        return imported
+    return replace(imported, plan=imported.plan.with_values(layers=(*stages[:-1], stages[-1] - asked)))
 
 
 def _tower(model: str) -> int:

@@ -350,3 +350,15 @@ def test_layers_that_predict_beside_a_named_model(hub, layers, model, predicts):
         assert not deciding
     else:
         assert list(deciding) == ([predicts] if predicts else [])
+
+
+def test_a_layout_with_layers_that_its_model_does_not_have():
+    """Those that predict stand in the layout; of a model without them the stages are those of its own layers."""
+    fields = {"size": 4, "layout": '"Et*12|t*12|t*12|t*12mL"'}
+    layout = "".join(f"    cfg.model.pipeline_model_parallel_{key} = {value}\n" for key, value in fields.items())
+    text = FURTHER.format(hub="Qwen/Qwen3-30B-A3B", layers=1).replace(
+        "    cfg.train.global", f"{layout}    cfg.train.global"
+    )
+    found = read(text, "a.py:recipe", "megatron-bridge")
+    assert found.plan.pipeline.layers == (12, 12, 12, 12)
+    assert "model.mtp_num_layers" in found.words.unread
