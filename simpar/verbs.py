@@ -42,6 +42,8 @@ SECTIONS = {
     "": ("model", "stack"),
 }
 """Short keys of a sweep by their section of a scenario; all others are those of a plan."""
+SPOKEN = {"gpus": "devices"}
+"""Short keys that are called as their flags are."""
 
 
 @refuses_unknown_keywords
@@ -106,8 +108,8 @@ def sweep(
     """One simulation for every combination of the values of some keys.
 
     ``scenario``, ``flags`` and ``settings`` are what :func:`simpar.load_scenario` takes. Keys of ``over`` are those of
-    a plan ("tp", "zero"), "seq_len", "global_batch", "hardware", "nodes", "model", "stack", or dotted keys of a
-    scenario. A schedule that cannot run the chunks of the scenario's runs its own number of them, unless flags,
+    a plan ("tp", "zero"), "seq_len", "global_batch", "hardware", "nodes", "gpus", "model", "stack", or dotted keys of
+    a scenario. A schedule that cannot run the chunks of the scenario's runs its own number of them, unless flags,
     settings or ``over`` state one. A combination that is refused keeps the reason; Ctrl-C keeps what is simulated.
     ``progress`` is called with every combination before it is simulated. Raises UserError for keys and values that no
     scenario has.
@@ -170,6 +172,7 @@ def scenario_key(key: str) -> str:
     """The dotted scenario key of a short key: keys of a plan may be given alone."""
     if "." in key:
         return key
+    key = SPOKEN.get(key, key)
     for section, names in SECTIONS.items():
         if key in names:
             return f"{section}.{key}".lstrip(".")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
-from simpar.report.run_rows import NO_FAILURES, amount, figure
+from simpar.report.run_rows import NO_FAILURES, amount, figure, price_words
 from simpar.report.table import Column, ReportTable, print_lines, text
 from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
@@ -23,7 +23,7 @@ CLOSE = 0.01
 
 def print_how_many(answer: HowMany, console: Console) -> None:
     """Print the answer to a rich console."""
-    print_lines(console, answer_lines(answer))
+    print_lines(console, (*answer_lines(answer), *_assumed(answer)))
     console.print()
     columns: list[Column | str] = [
         "", "nodes", Column("GPUs", spare=3), "days", Column("90 % interval", spare=4), "dollars",
@@ -58,6 +58,15 @@ def answer_lines(answer: HowMany) -> Iterator[str]:
             yield "no number of nodes keeps the limits in 95 of 100 cases"
         else:
             yield f"to keep to that in 95 of 100 cases: {sure.devices:,} GPUs ({sure.node_words})"
+
+
+def _assumed(answer: HowMany) -> Iterator[str]:
+    """What decides days and dollars: the software stack, and the price of a device."""
+    for row in answer.planned[:1]:
+        assert row.plan is not None, "planned rows have one"
+        assert row.run is not None, "and a run"
+        yield f"assumed: {row.plan.stack} stack (--stack sets another)"
+        yield f"price: {price_words(row.run)}"
 
 
 def _close(answer: HowMany, chosen: Row) -> list[Row]:

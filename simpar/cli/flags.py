@@ -143,6 +143,8 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
     unknown = re.match(r"No such option: (--[\w-]+)", message)
     if unknown and (name := known_as(unknown[1])):
         return f"No such option: {unknown[1]}; did you mean {name}?"
+    if bare := re.match(r"Option '(--over|--fix)' requires", message):
+        return f"{message[:-1]}; {bare[1]} help lists what it takes"
     if "valid integer" in message:
         flag = re.search(r"'(?:-\w, )?(--[\w-]+)'", message)
         for word, value in zip(arguments, [*arguments[1:], ""], strict=True):

@@ -53,6 +53,24 @@ def show(
         if not device and shown.name != document.data.get("name"):
             sys.stdout.write(f"# {profile} is {shown.name}, below: the whole node\n")
         sys.stdout.write(annotate_profile(document, "devices" if device else "clusters"))
+        if not device and document.data.get("price_per_device_hour") is None:
+            sys.stdout.write(_price_of_device(document, str(path)))
+
+
+def _price_of_device(document: Document, source: str) -> str:
+    """A comment with the price that holds where a profile has none of its own: that of its device, with its origin."""
+    from pathlib import Path
+
+    if document.data.get("device") is None:
+        return ""
+    device = _device(document, source)
+    price = device.data.get("price_per_hour")
+    if price is None:
+        return "# price: not known (price_per_device_hour here, or --price-per-gpu-hour, sets one)\n"
+    path, _, line = device.place(("price_per_hour",)).rpartition(":")
+    said = Path(path).read_text(encoding="utf-8").splitlines()[int(line) - 1].partition("#")[2] if path else ""
+    origin = f" ({said.strip()})" if said else ""
+    return f"# price: {price} of {device.data['name']}{origin}; price_per_device_hour here sets another\n"
 
 
 def _device(document: Document, source: str) -> Document:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
+from simpar.cli.axes import asks, is_searched, print_grid_axes, print_searched_axes
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import Infeasible, UserError
 
@@ -41,7 +42,7 @@ SEARCH_FLAGS = (
     ScenarioFlag(
         "--fix",
         "Hold an axis at a value, or search only some values: axis=value or axis=value,value; may be repeated. Some "
-        "axes are searched only if given here: optimizer, reduce_dtype, bucket_bytes, sync, ... "
+        "axes are searched only if given here: optimizer, reduce_dtype, bucket_bytes, sync, ...; help lists all "
         "(docs/search_axes.md). micro_batch counts sequences of one data-parallel rank; with --space alpa, those of "
         "all devices of a stage",
         kind=list[str],
@@ -61,7 +62,8 @@ SEARCH_FLAGS = (
     ScenarioFlag("--headroom", "Fraction of device memory to leave free, in addition", kind=float),
     ScenarioFlag(
         "--over",
-        "Run a search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
+        "Run a search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...; help "
+        "lists all",
         kind=list[str],
     ),
     ScenarioFlag(
@@ -129,6 +131,8 @@ def search(scenario: str | None, **values: Any) -> int:
     """
     from simpar.files import check_writable
 
+    if _asks_for_axes(values):
+        return 0
     if values["rl"]:
         from simpar.cli.post_training import run_post_training_search
 
@@ -179,6 +183,17 @@ def search(scenario: str | None, **values: Any) -> int:
             for at, line in enumerate(lines):
                 console().print(line, style=None if at else "bold", soft_wrap=True)
     return INTERRUPTED if progress.is_user_stop else 0
+
+
+def _asks_for_axes(values: Mapping[str, Any]) -> bool:
+    """Whether --over or --fix asks for the axes, which are printed then."""
+    if asks(values["over"]):
+        print_grid_axes(OVER, console())
+    elif asks(values["fix"]):
+        print_searched_axes(console())
+    else:
+        return False
+    return True
 
 
 def _is_of_run(values: Mapping[str, Any]) -> bool:
@@ -313,7 +328,9 @@ def _over(text: str) -> tuple[str, list[Any]]:
     axis, _, listed = text.partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
     if not items:
-        raise UserError(f"--over {text}: wants axis=value,value, such as nodes=1,2,4")
+        raise UserError(f"--over {text}: wants axis=value,value, such as nodes=1,2,4; --over help lists the axes")
+    if is_searched(axis.strip().replace("-", "_")):
+        raise UserError(f"--over {text}: is an axis of the search itself; allowed: --fix {text}, which restricts it")
     name = choose(axis.strip().replace("_", "-"), OVER, "axis of --over")
     if name in ("model", "hardware"):
         return name, items
@@ -328,7 +345,9 @@ def _over(text: str) -> tuple[str, list[Any]]:
 
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:
     """Axes that flags, settings and --fix hold."""
-    from simpar.planner.space.axes import AXIS_NAMES
+    from simpar.files import suggest
+    from simpar.plan.choices import name_of
+    from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES
     from simpar.settings import parse_setting
 
     given = {**flags, **dict(map(parse_setting, settings))}
@@ -337,8 +356,13 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
     for text in fixes:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise UserError(f"--fix {text}: wants axis=value, such as tp=8 or recompute=none,full")
-        fixed[name.strip()] = value
+            raise UserError(
+                f"--fix {text}: wants axis=value, such as tp=8 or recompute=none,full; --fix help lists all"
+            )
+        axis = name.strip().removeprefix("--").replace("-", "_")
+        if not is_searched(name_of(axis)):
+            raise UserError(f"--fix {text}: {axis} is no axis{suggest(axis, ALL_NAMES)}; --fix help lists all")
+        fixed[axis] = value
     return fixed
 
 

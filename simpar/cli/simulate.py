@@ -19,7 +19,8 @@ SIMULATE_FLAGS = (
     ScenarioFlag("--set", "Any scenario key: dotted.key=value; may be repeated", kind=list[str]),
     ScenarioFlag(
         "--over",
-        "Simulate every value of a scenario key: key=value,value; if repeated, every combination",
+        "Simulate every value of a key: key=value,value, with the keys of flags (tp, micro-batch, nodes, ...) and of "
+        "--set; if repeated, every combination; help lists the keys",
         kind=list[str],
     ),
     ScenarioFlag("--json", JSON_HELP),

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
+from simpar.cli.axes import asks, keys_of_sweeps, print_sweep_axes
+from simpar.cli.flags import NETWORK
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ def run_sweep(scenario: str | None, flags: Mapping[str, Any], values: Mapping[st
     from simpar.files import check_writable
     from simpar.report.sweep import choice_text
 
+    if asks(values["over"]):
+        print_sweep_axes(console())
+        return 0
     check_writable(*(values[name] for name in ("html", "csv", "json_")))
     for name in SINGLE_RUN_OPTIONS:
         if values.get(name):
@@ -67,9 +72,20 @@ def _write(result: Sweep, title: str, values: Mapping[str, Any]) -> None:
 
 def parse(text: str) -> tuple[str, Sequence[str]]:
     """Key and values of "key=value,value"; keys may be written as their flags are. Raises UserError."""
+    from simpar.files import suggest
+    from simpar.plan.choices import SYNONYMS
+
     key, _, listed = text.partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
-    if not key.strip() or not items:
-        raise UserError(f"--over {text}: wants key=value,value, such as bucket_bytes=25MB,100MB")
-    name = key.strip()
-    return name if "." in name else name.replace("-", "_"), items
+    name = key.strip().removeprefix("--")
+    if not name or not items:
+        example = f"{name}=VALUE,VALUE" if name in keys_of_sweeps() else "key=value,value, such as tp=1,2,4"
+        raise UserError(f"--over {text}: wants {example}; --over help lists the keys")
+    if "." in name:
+        return name, items
+    name = name.replace("-", "_")
+    if name == NETWORK:
+        raise UserError(f'--over {text}: is a part of a name; allowed: --over "hardware=NAME over {items[0]},..."')
+    if name not in (*keys_of_sweeps(), "devices", *SYNONYMS):
+        raise UserError(f"--over {text}: {name} is no key{suggest(name, keys_of_sweeps())}; --over help lists the keys")
+    return name, items

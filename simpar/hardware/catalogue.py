@@ -28,9 +28,9 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None,
     >>> cluster.world_size, cluster.device.name
     (16, 'h100-sxm-80gb')
     >>> load_cluster("dgx-h100", devices=4)
-    <Cluster 1 x 4 of dgx-h100: 4 h100-sxm-80gb>
+    <Cluster 4 of dgx-h100: 4 h100-sxm-80gb>
     >>> load_cluster("g5.xlarge")
-    <Cluster 1 x 1 of a10g-8: 1 a10g>
+    <Cluster 1 of a10g-8: 1 a10g>
     """
     said, network, instance = profile, "", None
     if isinstance(profile, str):

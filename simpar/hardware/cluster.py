@@ -15,6 +15,7 @@ from simpar.hardware.device import Device, load_device
 from simpar.hardware.fabric import Fabric
 from simpar.hardware.levels import Home
 from simpar.hardware.limits import check_links
+from simpar.hardware.part import nodes_words
 from simpar.hardware.profile import ClusterProfile
 from simpar.units import Ints
 
@@ -38,7 +39,7 @@ class Cluster(Fabric):
     def __repr__(self) -> str:
         devices = " + ".join(f"{part.world_size:,} {part.device.name}" for part in self.parts)
         degraded = f", {len(self.scaling)} links degraded" if self.scaling else ""
-        return f"<Cluster {self.nodes} x {self.profile.name}: {devices}{degraded}>"
+        return f"<Cluster {nodes_words(self.nodes, self.profile.name)}: {devices}{degraded}>"
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: copies in other processes start without caches."""

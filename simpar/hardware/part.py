@@ -7,6 +7,15 @@ from simpar.errors import UserError
 from simpar.hardware.profile import ClusterProfile, ScaleUp
 from simpar.profiles import share_of_nics, shared_switch
 
+OF = " of "
+"""Between the devices of a part of a node and the node's profile, in its name."""
+
+
+def nodes_words(nodes: int, name: str) -> str:
+    """Nodes and their profile: "2 x dgx-h100"; one part of a node needs no number of its own: "4 of dgx-h100"."""
+    is_part = nodes == 1 and name.partition(OF)[0].isdigit()
+    return name if is_part else f"{nodes} x {name}"
+
 
 def part_of_node(profile: ClusterProfile, devices: int) -> ClusterProfile:
     """Nodes of a profile of which a job has ``devices`` each, fewer than a whole node has.
@@ -22,7 +31,7 @@ def part_of_node(profile: ClusterProfile, devices: int) -> ClusterProfile:
         return profile
     out, host = profile.scale_out, profile.host
     changed: dict[str, Any] = {
-        "name": f"{devices} of {profile.name}",
+        "name": f"{devices}{OF}{profile.name}",
         "devices_per_node": devices,
         "scale_up": _scale_up(profile.scale_up, devices, whole),
         "host": host.model_copy(update={"devices_per_switch": shared_switch(devices, host.devices_per_switch)}),

@@ -18,6 +18,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.files import location_of, wording, write_atomic
 from simpar.plain import dotted, printable
 from simpar.plan.plan import Plan
+from simpar.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ class Counts:
     simulated: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Candidate:
     """A plan with its simulated figures (SI units); ``why`` says in words what it wins or loses by."""
 
@@ -53,6 +54,12 @@ class Candidate:
             "peak_memory_bytes": self.peak_memory_bytes,
         }  # fmt: skip
         return head | {"plan": self.plan.model_dump(mode="json"), "why": list(self.why)} | dict(self.figures)
+
+    def __repr__(self) -> str:
+        from simpar.report.words import layout
+
+        step = format_seconds(self.step_time_s)
+        return f"<Candidate {self.rank}: {layout(self.plan.model_dump(mode='json'))}; {step}, MFU {self.mfu:.1%}>"
 
 
 @dataclass(frozen=True, repr=False)

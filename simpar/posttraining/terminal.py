@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simpar.hardware.part import nodes_words
 from simpar.plan.post_training import Rollout
 from simpar.posttraining.answer import ModelDevices, PostTrainingFigures, PostTrainingResult, SideMemory
 from simpar.posttraining.words import replica_words
@@ -38,8 +39,9 @@ def headline(figures: PostTrainingFigures) -> str:
     off = section["synchrony"]["steps_off"]
     sync = f"{off} off policy" if off else "on policy"
     replica = replica_words(Rollout.model_validate(section["rollout"]))
+    where = nodes_words(cluster["nodes"], cluster["hardware"])
     return (
-        f"{setup['model']} on {cluster['nodes']} x {cluster['hardware']}{apart}: {section['algorithm'].upper()} "
+        f"{setup['model']} on {where}{apart}: {section['algorithm'].upper()} "
         f"{section['placement']}, {sync}; trains {layout(setup['plan'])}; "
         f"{number_of(figures.generation.replicas, 'replica')} of {replica}"
     )

@@ -39,8 +39,14 @@ def _dollars(run: WholeRun) -> str:
     """The rent, the price behind it, and how to give another one."""
     if run.cost_usd is None:
         return NO_PRICE
-    price = figure(run.cost_usd.value / run.device_hours.value)
-    return f"{amount(run.cost_usd)} at {price} USD per GPU-hour (--price-per-gpu-hour sets another)"
+    return f"{amount(run.cost_usd)} at {price_words(run)}"
+
+
+def price_words(run: WholeRun) -> str:
+    """The price behind the dollars of a run, and how to give another one."""
+    if run.cost_usd is None:
+        return NO_PRICE
+    return f"{figure(run.cost_usd.value / run.device_hours.value)} USD per GPU-hour (--price-per-gpu-hour sets another)"
 
 
 def _failures(run: WholeRun) -> str:

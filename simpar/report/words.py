@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from simpar.architectures.recompute import says_layers
+from simpar.hardware.part import nodes_words
 from simpar.plan.choices.mesh import LABELLED, PIPELINE
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, DEFAULT_FIT_PROBABILITY
@@ -36,8 +37,8 @@ def headline(result: Result) -> str:
     model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
     count = model.get("parameters")
     size = f" ({format_count(count)})" if count else ""
-    nodes, devices = cluster.get("nodes"), cluster.get("devices")
-    where = f"{nodes} x {cluster.get('hardware')}" + (
+    nodes, devices = cluster["nodes"], cluster.get("devices")
+    where = nodes_words(nodes, str(cluster.get("hardware"))) + (
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
     stack = setup.plan.get("stack")

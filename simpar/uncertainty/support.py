@@ -92,7 +92,7 @@ class Support:
             if self.shared[aspect] == 0 and not covered:
                 yield f"no measured run of {said}"
             elif self.shared[aspect] == 1 and aspect in ("stack", "device"):
-                yield f"one source and model family alone with {said}"
+                yield f"all measured runs of {said} are of one model family from one source"
         if 0 < self.runs < FEW_RUNS:
             yield f"only {number_of(self.runs, 'measured run')} of stack {traits.stack}"
 

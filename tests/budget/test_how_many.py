@@ -170,6 +170,8 @@ def test_the_command(capsys, tmp_path):
     assert "days_low" in head
     assert [row.split(",")[0] for row in rows] == ["1", "2"]
     assert "certified: on none of 1, 2 nodes" in said
+    assert "assumed: megatron stack (--stack sets another)" in said
+    assert "price: 2.90 USD per GPU-hour (--price-per-gpu-hour sets another)" in said
     assert simpar.Plan.load(plan).world_size == 8
     assert run([*SMALL, "--objective", "days", "--over", "nodes=1,2", "--budget", "1", "--json", "-"]) == 3
     found = json.loads(capsys.readouterr().out)

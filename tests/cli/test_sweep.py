@@ -53,7 +53,8 @@ def test_choices_that_cannot_be_say_why(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--over", "tp"], "wants key=value,value"),
+        (["--over", "tp"], "wants tp=VALUE,VALUE; --over help lists the keys"),
+        (["--over", "=1"], "wants key=value,value"),
         (["--over", "bucketbytes=1"], "did you mean 'bucket_bytes'?"),
         (["--over", "tp=1,2", "--trace", "t.json"], "--trace: shows one run"),
         (["--over", "tp=1,2", "--days", "3"], "--days: shows one run"),

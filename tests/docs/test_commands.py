@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -13,12 +14,15 @@ from typing import Any
 
 import pytest
 import typer
+from ruamel.yaml import YAML
 from typer.exceptions import TyperException
 from typer.main import get_command
 
 from simpar.cli import run
 from simpar.cli.app import INFEASIBLE, app
 from simpar.cli.flags import complete_commands
+from simpar.diagnosis.classes import load_classes
+from simpar.hardware.catalogue import load_cluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -118,3 +122,31 @@ def test_names_that_python_examples_import_exist(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "simpar":
                 module = import_module(str(node.module))
                 assert all(hasattr(module, each.name) for each in node.names), ast.unparse(node)
+
+
+def yaml_blocks(page: Path) -> list[str]:
+    """The YAML that a page shows, also inside lists."""
+    found = re.findall(r"(?m)^( *)```yaml\n(.*?)^\1```", page.read_text(), flags=re.DOTALL)
+    return [textwrap.dedent(block) for _, block in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_yaml_that_pages_show_can_be_read(page: Path) -> None:
+    """As its users paste it."""
+    for block in yaml_blocks(page):
+        assert YAML(typ="safe").load(block)
+
+
+def test_files_that_pages_show_are_read_as_what_they_are(tmp_path: Path) -> None:
+    """Classes of kernels, and profiles of clusters of which one names the other."""
+    (classes,) = yaml_blocks(ROOT / "docs" / "explain.md")
+    (tmp_path / "mine.yaml").write_text(classes)
+    assert load_classes(tmp_path / "mine.yaml").of(["gemm_2to4_tn"])[0].name == "sparse products"
+    ours, part = yaml_blocks(ROOT / "docs" / "own_cluster.md")
+    (mixture,) = yaml_blocks(ROOT / "docs" / "own_mixture.md")
+    (tmp_path / "ours.yaml").write_text(ours)
+    (tmp_path / "mixture.yaml").write_text(mixture)
+    (tmp_path / "part.yaml").write_text(f"name: part\nlike: ours.yaml\n{part}")
+    assert load_cluster(tmp_path / "ours.yaml").profile.price_per_device_hour == pytest.approx(2.10)
+    assert load_cluster(tmp_path / "part.yaml").device.memory_bytes == 94 * 2**30
+    assert len(load_cluster(tmp_path / "mixture.yaml").parts) == 2

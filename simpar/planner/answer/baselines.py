@@ -120,8 +120,10 @@ class AlternativesSearch:
 def naive_choices(beside: AlternativesSearch, best: Result) -> list[dict[str, object]]:
     """What layouts that people choose without a search lose to the best plan, or why they are impossible.
 
-    Each fixes the values of some axes; all other axes are at their best.
+    Each fixes the values of some axes; all other axes are at their best. On one device there is nothing to choose.
     """
+    if beside.field.problem.cluster.world_size == 1:
+        return []
     pure = {axis: (1,) for axis in MESH_AXES if axis != "dp"}
     node = (beside.field.problem.cluster.profile.devices_per_node,)
     layouts: dict[str, dict[str, tuple[int, ...]]] = {

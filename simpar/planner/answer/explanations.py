@@ -27,7 +27,7 @@ def explain_loser(result: Result, best: Result) -> tuple[str, ...]:
     """Sentences about another plan: how many seconds slower (or faster) it is than the best, and why."""
     lost = result.step_time_s - best.step_time_s
     if lost == 0:
-        return ("as fast as the best",)
+        return ("is the best itself" if result.setup.plan == best.setup.plan else "as fast as the best",)
     way, size = "slower" if lost > 0 else "predicted faster", abs(lost)
     return (f"{way} by {format_seconds(size)} ({size / best.step_time_s:.1%}): {_differences(result, best)}",)
 

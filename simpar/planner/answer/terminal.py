@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from simpar.hardware.part import nodes_words
 from simpar.plan import flat
 from simpar.plan.choices import OPTIONAL_AXES, SECTION_OF
 from simpar.plan.mesh import AXES
@@ -293,7 +294,7 @@ def headline(result: SearchResult) -> str:
     size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
     training, best = result.details["training"], TITLES.get(result.objective, result.objective)
     return (
-        f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
+        f"{model['name']}{size} on {nodes_words(cluster['nodes'], cluster['hardware'])} ({cluster['devices']:,} "
         f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens, "
         f"{result.details['stack']} stack: best {best}"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from simpar.dataclass import dataclass
+from simpar.hardware.part import nodes_words
 from simpar.plan.choices.mesh import COMMUNICATION_NAMES, PIPELINE
 from simpar.report.explain import WORDS
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR, tint
@@ -81,8 +82,9 @@ def _figure(name: str, value: str) -> dict[str, str]:
     if name in ("memory", "failures"):
         verdict, _, detail = value.partition(": ")
         return {"name": name, "value": verdict, "detail": detail}
-    first, _, detail = value.partition(" (")
-    return {"name": name, "value": first, "detail": detail.removesuffix(")")}
+    first, _, rest = value.partition(" (")
+    inner, _, behind = rest.partition(")")
+    return {"name": name, "value": first, "detail": inner + behind}
 
 
 def _published(result: Result) -> dict[str, Any] | None:
@@ -226,7 +228,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "model", f"{model.get('name')}, {format_count(float(model.get('parameters', 0)))} parameters"
     for each in assumptions(result):
         yield "assumed", each
-    yield "cluster", f"{cluster.get('nodes')} x {cluster.get('hardware')}, {cluster.get('devices'):,} devices"
+    yield "cluster", f"{nodes_words(cluster['nodes'], cluster['hardware'])}, {cluster.get('devices'):,} devices"
     yield "layout", whole_layout(setup.plan)
     batch, length = setup.training.get("global_batch"), setup.training.get("seq_len")
     yield "training", f"{batch:,} sequences of {length:,} tokens a step"

@@ -23,7 +23,7 @@ def test_a_plan_loses_by_what_it_spends_more(result):
         f"slower by 30 ms ({share:.1%}): 40 ms more exposed data-parallel communication, 10 ms less compute"
     ) or said.startswith(f"slower by 30.0 ms ({share:.1%}): 40.0 ms more ")
     assert said.index("more") < said.index("less compute")
-    assert explain_loser(result, result) == ("as fast as the best",)
+    assert explain_loser(result, result) == ("is the best itself",)
     assert explain_loser(slower(result, "compute", -0.02), result)[0].startswith("predicted faster by 20")
 
 

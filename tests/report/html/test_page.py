@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simpar.report.html import render, save_report
-from simpar.report.html.data import HATCHED, page_data
+from simpar.report.html.data import HATCHED, _figure, page_data
 from simpar.report.palette import tint
 from simpar.report.parts import Trial, Why
 from simpar.report.timeline import IDLE_CAUSES, IdleSpans
@@ -126,3 +126,16 @@ def with_idle(view):
     codes = np.array([IDLE_CAUSES.index("bubble"), IDLE_CAUSES.index("exposed")])
     idle = IdleSpans(np.array([0.0, 0.1]), np.array([0.05, 0.05]), codes)
     return replace(view, stages=tuple(replace(stage, idle=idle) for stage in view.stages))
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "detail"),
+    [
+        ("2.45 M (150 per device)", "2.45 M", "150 per device"),
+        ("85 M (73 M to 108 M) at 2.90 USD (--flag sets it)", "85 M", "73 M to 108 M at 2.90 USD (--flag sets it)"),
+        ("6.65 s", "6.65 s", ""),
+    ],
+)
+def test_brackets_of_a_figure_close(value, first, detail):
+    """What stands behind them is kept, with its own."""
+    assert _figure("dollars", value) == {"name": "dollars", "value": first, "detail": detail}
