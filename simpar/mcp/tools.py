@@ -6,6 +6,8 @@ Answers leave out what a reader of figures does not need (timelines); ``save`` w
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from pydantic import Field, WithJsonSchema
 from simpar.calls import Strict
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
-from simpar.files import parse
+from simpar.files import check_writable, parse
 from simpar.mcp.wording import in_fields
 from simpar.tracing.code import is_code
 
@@ -45,6 +47,8 @@ Brief = Annotated[
 Saved = Annotated[str | None, Field(description="file below the folder to write the whole answer to, as JSON")]
 WHOLE = ("model", "hardware", "slow_ranks", "degraded_links")
 """Keys of a scenario whose mappings are values, not sections."""
+WRITTEN = ("save", "save_profile", "suggest_to")
+"""Fields that name a file to write."""
 
 
 class SimulateInput(Strict):
@@ -209,9 +213,19 @@ def call(name: str, arguments: Mapping[str, Any], say: Say, time_limit_s: float)
 
     tool = TOOLS[choose(name, TOOLS, "tool")]
     try:
-        return tool.answer(parse(tool.takes, dict(arguments), source=SOURCE), say, time_limit_s)
+        asked = parse(tool.takes, dict(arguments), source=SOURCE)
+        _check_writable(asked)
+        return tool.answer(asked, say, time_limit_s)
     except UserError as error:
         raise type(error)(in_fields(str(error), tool.takes.model_fields)) from None
+
+
+def _check_writable(asked: Strict) -> None:
+    """Raises UserError for a file that cannot be written, before the work whose answer it is for."""
+    for field in WRITTEN:
+        if path := getattr(asked, field, None):
+            sys.audit("open", path, "w", os.O_WRONLY)  # workers refuse what is not below their folder
+            check_writable(path)
 
 
 def _simulate(asked: SimulateInput, say: Say, _: float) -> dict[str, Any]:

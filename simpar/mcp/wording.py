@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 
+from simpar.files import COMMAND_LINE
 from simpar.plan.choices import CHOICES
 
 KEYS = {
@@ -23,13 +24,16 @@ _ASKED_FOR = re.compile(rf"`[^`]*`|(?:^|(?<=\bgive )|(?<=\bor )){FLAG}")
 
 
 def in_fields(text: str, fields: Collection[str]) -> str:
-    """A refusal for a tool with these ``fields``; commands in backticks, and flags that no tool has, stay."""
+    """A refusal for a tool with these ``fields``; commands in backticks, and flags that no tool has, stay.
+
+    There is no command line that a mistake could be on.
+    """
 
     def said(match: re.Match[str]) -> str:
         flag, value = match.groups()
         return match.group() if flag is None else _said(flag, value, fields) or match.group()
 
-    return (_ASKED_FOR if "launch" in fields else _ANYWHERE).sub(said, text)
+    return (_ASKED_FOR if "launch" in fields else _ANYWHERE).sub(said, text.removeprefix(f"{COMMAND_LINE}: "))
 
 
 def _said(flag: str, value: str | None, fields: Collection[str]) -> str | None:

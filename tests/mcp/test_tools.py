@@ -91,6 +91,20 @@ def test_saved_answers_can_be_compared(tmp_path, monkeypatch):
     }
 
 
+def test_a_file_elsewhere_is_refused_before_the_work(monkeypatch):
+    """By the name that was given: workers refuse it when it is named, not when the answer is written."""
+    asked = []
+
+    def hook(event, name, *_):
+        asked.append(name)
+        raise UserError(f"{name}: refused")
+
+    monkeypatch.setattr("simpar.mcp.tools.sys.audit", hook)
+    with pytest.raises(UserError, match=r"^\.\./found\.json: refused$"):
+        call("search", {"scenario": JOB, "save": "../found.json"}, lambda _: pytest.fail("works"), 60)
+    assert asked == ["../found.json"]
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
     [
@@ -105,6 +119,7 @@ def test_saved_answers_can_be_compared(tmp_path, monkeypatch):
         ("search", {"scenario": JOB, "suggest_to": "runs.csv"}, "suggest_to = runs.csv: needs suggest"),
         ("search", {"scenario": JOB, "suggest": 1, "suggest_to": "runs.txt"}, r"runs.txt: allowed: .* in \.csv"),
         ("search", {"scenario": JOB, "suggest": 1, "objective": "energy"}, "not energy"),
+        ("search", {"scenario": JOB, "save": "nowhere/found.json"}, "^nowhere/found.json: cannot be written"),
         ("catalogue", {"kind": "modles"}, "did you mean 'models'"),
         ("check", {"launch": ""}, "launch"),
         ("learn", {"runs": ["x.csv"], "save_profile": "x.txt"}, r"ends in \.yaml"),

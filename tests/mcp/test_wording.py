@@ -53,6 +53,7 @@ def test_flags_are_said_as_fields(fields, said, wanted):
         ("search", {"scenario": JOB, "fixed": {"tpp": 2}}, "^fixed tpp: no axis; did you mean"),
         ("search", {"scenario": JOB, "fixed": {"zero": 5}}, 'fixed {"zero": 5}'),
         ("search", {"scenario": JOB, "suggest": 1, "objective": "energy"}, "^suggest: .* objective = regret"),
+        ("simulate", {"scenario": {**JOB, "plan": {"zero": 7}}}, "^plan.zero = 7: allowed: 0, 1, 2 or 3"),
         ("check", {"launch": LAUNCH}, "^hardware is missing"),
     ],
 )
