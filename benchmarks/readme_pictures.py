@@ -20,6 +20,7 @@ from simpar.simulation import simulate
 
 SCENARIO = "gpt3-175b-64-a100"
 FEWER_MICROBATCHES = "training.global_batch=8"  # so that each pass is wide enough to see
+KINDS = ("timeline", "memory", "breakdown")
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -28,12 +29,17 @@ def main() -> None:
     """Write one PNG per picture to docs/images."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     FOLDER.mkdir(exist_ok=True)
-    result = simulate(**load_scenario(SCENARIO, settings=[FEWER_MICROBATCHES]).inputs())
-    for kind in ("timeline", "memory", "breakdown"):
+    result = drawn()
+    for kind in KINDS:
         save_plot(result, kind, FOLDER / f"{kind}.png")
         print(f"docs/images/{kind}.png")
     inputs = load_scenario(SCENARIO, settings=["training.global_batch=32"]).inputs()
     photograph(advise(simulate(**inputs), inputs), FOLDER / "page.png")
+
+
+def drawn() -> Result:
+    """The step whose pictures README.md shows."""
+    return simulate(**load_scenario(SCENARIO, settings=[FEWER_MICROBATCHES]).inputs())
 
 
 def photograph(result: Result, path: Path) -> None:

@@ -21,7 +21,7 @@ from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.plan.schedules.actions import B, F, I, Schedule, W, waits_for
 from simpar.plan.schedules.terapipe import slice_schedule
 from simpar.report.figures import new_figure, render_figure
-from simpar.report.palette import BACKWARD, FORWARD, INK, WEIGHT
+from simpar.report.palette import BACKWARD, FORWARD, INK, SERIES, WEIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ UNITS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0}
 COLOUR = {F: FORWARD, B: BACKWARD, I: BACKWARD, W: WEIGHT}
 COLUMNS = 3
 SLICES = {"terapipe": 4}
-MARKS = "os^Dv<>PXh*d"
+MARKS = "os^Dv<>PXh*dp8"
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,13 @@ def tradeoff() -> Figure:
     """Bubble against memory: down and left is better."""
     figure = new_figure(10.5, 5.2)
     axes = figure.subplots()
-    for mark, name in zip(cycle(MARKS), SCHEDULES, strict=False):
+    for mark, colour, name in zip(cycle(MARKS), cycle(SERIES), SCHEDULES, strict=False):
         if name == "naive":
             continue  # three quarters bubble would flatten the rest
         entry = run(name, *LARGE)
         copies = " (two copies of the weights)" if entry.schedule.num_mirrored else ""
         label = f"{titled(name)}{copies}: {entry.bubble:.1%} ({entry.own_bubble:.1%}), {entry.peak:.3g}"
-        axes.plot(entry.peak, 100 * entry.bubble, mark, ms=9, label=label, mec=INK, mew=0.5)
+        axes.plot(entry.peak, 100 * entry.bubble, mark, ms=9, label=label, color=colour, mec=INK, mew=0.5)
     ranks, microbatches = LARGE
     axes.set_xscale("log", base=2)
     axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])

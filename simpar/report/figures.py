@@ -80,10 +80,19 @@ def save_figure(make: Callable[[], Figure], path: str | Path, title: str, below:
 
 
 def render_figure(figure: Figure, suffix: str) -> bytes:
-    """The bytes of a figure as "png", "svg" or "pdf"; equal figures give equal bytes."""
+    """The bytes of a figure as "png", "svg" or "pdf"; equal figures give equal bytes. A PNG holds its texts as well."""
     import matplotlib as mpl
 
     buffer = io.BytesIO()
+    words = {"Description": written_in(figure)} if suffix == "png" else {}
     with mpl.rc_context({"svg.hashsalt": "simpar", "hatch.linewidth": 0.6}):
-        figure.savefig(buffer, format=suffix, metadata=UNDATED[suffix])
+        figure.savefig(buffer, format=suffix, metadata=UNDATED[suffix] | words)
     return buffer.getvalue()
+
+
+def written_in(figure: Figure) -> str:
+    """Titles, names of axes, labels and legends of a figure, a line each; not the numbers of its ticks."""
+    from matplotlib.text import Text
+
+    texts = (each.get_text().strip() for each in figure.findobj(Text) if each.get_visible())
+    return "\n".join(text for text in texts if text)

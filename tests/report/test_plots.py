@@ -197,3 +197,19 @@ def test_two_timelines_share_one_scale_of_time(result):
     ends = [axes.lines[-1].get_xdata()[0] for axes in (upper, lower)]
     assert ends == pytest.approx([upper.get_xlim()[1], upper.get_xlim()[1] / 2])
     assert [axes.get_title(loc="left")[:2] for axes in (upper, lower)] == ["A:", "B:"]
+
+
+def test_the_picture_of_memory_holds_what_the_curve_does(result):
+    """Layers from zero to the total at every time; what never changes is two points, so that vectors stay small."""
+    panel = plot(result, "memory").axes[0]
+    curve = result.overview.stages[0].memory
+    drawn = [each for each in panel.collections if hasattr(each, "get_paths") and len(each.get_paths()) == 1]
+    layers = {name: drawn[at].get_paths()[0].vertices for at, name in enumerate(curve.parts)}
+    top, flat = 0.0, True
+    for name, vertices in layers.items():
+        values = curve.parts[name] / GIB
+        flat = flat and not np.ptp(values)
+        assert vertices[:, 1].min() == pytest.approx(top if flat else vertices[:, 1].min())
+        assert (len(vertices) <= 9) == (flat or len(values) <= 3)
+        top += float(values.max())
+    assert max(vertices[:, 1].max() for vertices in layers.values()) == pytest.approx(curve.total_bytes.max() / GIB)
