@@ -153,6 +153,10 @@ sys.meta_path.append(MovedModules())
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'simpar' has no attribute {name!r}")
+    from simpar.beside import mixture
+
+    if refusal := mixture():
+        raise ImportError(refusal)
     module, _, attribute = _HOME[name].partition(":")
     return getattr(import_module(f"simpar.{module}"), attribute)
 

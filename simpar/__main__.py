@@ -5,6 +5,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from simpar.beside import mixture
 from simpar.interrupts import interrupt
 
 GC_THRESHOLDS = (200_000, 20, 50)
@@ -18,6 +19,9 @@ def main() -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM):  # what ends a job, of Slurm or in a container, is its Ctrl-C
             signal.signal(number, interrupt)
         gc.set_threshold(*GC_THRESHOLDS)
+        if refusal := mixture():
+            sys.stderr.write(f"{refusal}\n")
+            sys.exit(2)  # simpar.cli.app.BAD_INPUT
         from simpar.cli import main as run_command
 
         code = run_command()
