@@ -1,15 +1,17 @@
 """Searches on slow networks: how good the best plan is, and what gap is left, after some seconds of one core.
 
-Usage: python benchmarks/slow_networks.py [--seconds 30] [--only N ...]
+Usage: python benchmarks/slow_networks.py [--seconds 30] [--only N ...] [--jobs 2]
 
 13B and 8B on four nodes with one 10 Gb/s card each, and ten jobs like them: 1 to 100 Gb/s, 2 to 64 nodes, PCIe boxes,
 two islands that a thin link joins. Prints the table of docs/searching.md. Seconds are those of the process on its core,
-so a busy machine changes little; gaps are smaller on a faster one.
+so a busy machine changes little; gaps are smaller on a faster one. With more processes (as many as a search has by
+default), the seconds are those of the first one, which sees every row, and those of the others follow behind a plus.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ from simpar.planner import make_problem
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.progress import SearchProgress, TimeIsUp
 from simpar.planner.space.portable import of_its_framework
+from simpar.workers import SOON_ENOUGH_S, Workers
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,17 @@ class CpuLimit(SearchProgress):
             raise TimeIsUp
 
 
-def row(job: Job, seconds: float) -> str:
+def others_s() -> float:
+    """Processor seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def row(job: Job, seconds: float, workers: Workers) -> str:
     """The line of the table of one job."""
     training = simpar.Training(seq_len=job.seq_len, global_batch=job.sequences)
     problem = of_its_framework(make_problem(job.model, job.cluster(), training, stack=job.stack))
-    progress = CpuLimit(seconds_of_cpu=seconds)
+    before_s, progress = others_s(), CpuLimit(seconds_of_cpu=seconds, workers=workers)
     search = BranchAndBound([], progress)
     with progress.stoppable():
         search.fields = fields_of(problem, [job.nodes], search.hear)
@@ -95,7 +104,8 @@ def row(job: Job, seconds: float) -> str:
     took, gap, counts = time.process_time() - progress.began, search.gap(), search.counts()
     left = "certified" if not progress.interrupted and gap == 0.0 else f"{100 * gap:.1f} %"
     best, left = (f"{search.best:.2f}", left) if search.ranked() else ("none", "all")
-    return f"| {job.describe()} | {best} | {left} | {counts.simulated} | {took:.0f} |"
+    beside = f" + {others_s() - before_s:.0f}" if workers.jobs > 1 else ""
+    return f"| {job.describe()} | {best} | {left} | {counts.simulated} | {took:.0f}{beside} |"
 
 
 def main(given: Iterable[str] | None = None) -> int:
@@ -103,13 +113,15 @@ def main(given: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of jobs, from 0")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of each search")
     options = parser.parse_args(given)
+    workers = Workers(options.jobs, patience_s=SOON_ENOUGH_S)
     print(
         "| model, stack | nodes | step | best s | gap | simulated | CPU s |\n|---|---|---|---|---|---|---|", flush=True
     )
     for number, job in enumerate(JOBS):
         if options.only is None or number in options.only:
-            print(row(job, options.seconds), flush=True)
+            print(row(job, options.seconds, workers), flush=True)
     return 0
 
 

@@ -3,6 +3,8 @@
 import pytest
 from slow_networks import JOBS, row
 
+from simpar.workers import Workers
+
 
 def test_jobs_span_what_the_table_is_about():
     """Ten and two jobs, from 1 to 100 Gb/s and 2 to 64 nodes, each with fewer cards than devices or a thin uplink."""
@@ -17,7 +19,7 @@ def test_jobs_span_what_the_table_is_about():
 @pytest.mark.slow
 def test_a_line_says_what_is_certified():
     """ZeRO over one card is so slow that its bytes decide: certified at once."""
-    line = row(JOBS[2], 60.0)
+    line = row(JOBS[2], 60.0, Workers())
     assert line.startswith("| llama-3-8b, fsdp | 4 x dgx-a100-40gb, 1x 10 Gb/s ethernet | 256 x 4,096 |")
     assert "| certified |" in line
-    assert "| none |" in row(JOBS[0], 0.0)
+    assert "| none |" in row(JOBS[0], 0.0, Workers())

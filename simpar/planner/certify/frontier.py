@@ -205,7 +205,7 @@ class Frontier:
         """
         if not self.meets:
             return None
-        rows = self._active[self.level[self._active] >= TABLED]
+        rows = self.open_from(TABLED)
         at = int(np.argmin(expected := self.expected(rows))) if len(rows) else 0
         return int(rows[at]) if len(rows) and expected[at] < best else None
 
@@ -291,10 +291,9 @@ class Frontier:
             return
         {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[int(self.level[row])](row)
 
-    def nearest(self, level: int, most: int) -> list[int]:
-        """Active rows of a level that are expected to be worth least, least first."""
-        mine = self._active[self.level[self._active] == level]
-        return [int(row) for row in mine[np.argsort(self.expected(mine), kind="stable")[:most]]]
+    def open_from(self, level: int) -> Ints:
+        """Active rows of a level or a higher one."""
+        return self._active[self.level[self._active] >= level]
 
     def may_fit(self, row: int) -> bool:
         """Whether a row may fit with the table that it runs; it is dropped if not."""

@@ -139,6 +139,16 @@ class Openings:
                 among = among[rows.code[name][among] == rows.code[name][row]]
         return (each for each in among.tolist() if self._does_before(int(index[each])) == wanted)
 
+    def kind(self, row: int) -> Hashable:
+        """What a row has in common with those that open alike; the row itself where that is not compared."""
+        pipelines, index = self.bounds.pipelines, self.bounds.configurations.index
+        before = self._does_before(int(index[row]))
+        if not before:
+            return row
+        rows = pipelines.jobs.rows
+        codes = tuple(int(rows.code[name][row]) for name in rows.domain if name not in LOOSE)
+        return int(pipelines.index[row]), before, codes
+
     def _does_before(self, at: int) -> Hashable:
         """:func:`does_before` for a configuration, asked once."""
         if at not in self._before:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import field, replace
@@ -11,11 +11,13 @@ from itertools import islice
 from time import perf_counter
 from typing import TypeAlias
 
+import numpy as np
+
 from simpar.dataclass import dataclass
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import SimulatedPlan, measure
-from simpar.planner.certify.frontier import SWEPT, Frontier
+from simpar.planner.certify.frontier import SWEPT, TABLED, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
@@ -54,6 +56,7 @@ class SpeculativeWorkers:
     _alone_s: float = 0.0
     _found: dict[Place, Future[SimulatedPlan | None]] = field(default_factory=dict)
     _pool: Pool[Task, SimulatedPlan | None] | None = None
+    _refusals: dict[Place, bool] = field(default_factory=dict)
 
     def __enter__(self) -> SpeculativeWorkers:
         return self
@@ -117,16 +120,16 @@ class SpeculativeWorkers:
         return place, plan_of(self.frontiers[place].rows, row)
 
     def _likely(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> Iterator[Place]:
-        """Swept rows that promise most, are not simulated yet and would be, best first.
+        """Rows that are not simulated yet and probably will be, those first that are expected first.
 
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
         most = 2 * TASKS_PER_PROCESS * (pool.size + 1)
+        asked = [now, *self._found]
         places = [
-            (float(frontier.expected(row)), at, row)
+            (order, at, row)
             for at, frontier in enumerate(self.frontiers)
-            for row in frontier.nearest(SWEPT, most)
-            if (at, row) not in self._found and (at, row) != now
+            for order, row in islice(likely(frontier, self.best, [row for place, row in asked if place == at]), most)
         ]
         for _, at, row in sorted(places):
             rows = self.frontiers[at].rows
@@ -134,8 +137,39 @@ class SpeculativeWorkers:
                 self.frontiers[at].worth(row) < self.best
                 and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
             )
-            if room and not refusals(rows, row):
+            if room and not self._refused(at, row):
                 yield at, row
+
+    def _refused(self, at: int, row: int) -> bool:
+        """Whether the target refuses a row, asked once."""
+        if (at, row) not in self._refusals:
+            self._refusals[at, row] = bool(refusals(self.frontiers[at].rows, row))
+        return self._refusals[at, row]
+
+
+def likely(frontier: Frontier, best: float, asked: Sequence[int]) -> Iterator[tuple[tuple[bool, float], int]]:
+    """Rows beside those ``asked`` that may be simulated next, in their order, each with what decides it.
+
+    They are swept. Where messages meet on links, those of which tables are swept count as well: first those that are
+    expected to beat ``best``, then the others by their bounds, and one of all that open alike, because it tells what
+    the others take at least.
+    """
+    meets, openings = frontier.meets, frontier.openings
+    rows = frontier.open_from(TABLED if meets else SWEPT)
+    expected = frontier.expected(rows)
+    late = np.full(len(rows), meets) & (expected >= best)
+    value = np.where(late, frontier.worth(rows), expected)
+
+    def kind(row: int) -> Hashable:
+        return row if not meets or frontier.own[row] or openings.told[row] else openings.kind(row)
+
+    known = {*map(kind, asked)}
+    for at in np.lexsort((value, late)).tolist():
+        row = int(rows[at])
+        if row in asked or (alike := kind(row)) in known:
+            continue
+        known.add(alike)
+        yield (bool(late[at]), float(value[at])), row
 
 
 def _done(simulated: SimulatedPlan | None) -> Future[SimulatedPlan | None]:

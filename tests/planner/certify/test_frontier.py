@@ -32,7 +32,8 @@ def test_the_lowest_bound_is_next(frontier):
     row = frontier.next()
     assert frontier.worth(row) == frontier.worth(np.arange(frontier.rows.count)).min()
     frontier.prune(float(np.median(frontier.bound_s)))
-    left = frontier.nearest(KERNELS, frontier.rows.count)
+    left = frontier.open_from(KERNELS)
+    assert len(left)
     assert all(frontier.bound_s[each] < np.median(frontier.bound_s) for each in left)
     frontier.prune(0.0)
     assert frontier.next() is None

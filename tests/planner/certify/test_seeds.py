@@ -98,7 +98,7 @@ def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
         under_way.simulate(frontier, row)
     assert row not in frontier.simulated
     frontier.prune(float("inf"))
-    assert row in frontier.nearest(STEP, frontier.rows.count)
+    assert row in frontier.open_from(STEP)
 
 
 @pytest.mark.parametrize("inside_a_thread", [False, True])

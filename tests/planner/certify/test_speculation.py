@@ -5,10 +5,11 @@ import pytest
 
 from simpar.planner.certify import speculation
 from simpar.planner.certify.exact import measure
-from simpar.planner.certify.frontier import SWEPT
-from simpar.planner.certify.speculation import SpeculativeWorkers, measure_in_worker
+from simpar.planner.certify.frontier import SWEPT, TABLED
+from simpar.planner.certify.speculation import SpeculativeWorkers, likely, measure_in_worker
 from simpar.planner.space.jobs import plan_of
 from simpar.workers import Workers
+from tests.planner.certify.test_openings import long_pipelines, swept
 
 
 @pytest.fixture
@@ -40,13 +41,33 @@ def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
 def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
     """Lowest first, without the one whose turn it is; none that a target refuses or that is no better."""
     waiting, pool = SpeculativeWorkers([frontier], Workers(2)), Workers(2).pool(len)
-    swept = frontier.nearest(SWEPT, 99)
+    swept = [row for _, row in likely(frontier, np.inf, [])]
+    assert (frontier.level[swept] >= (TABLED if frontier.meets else SWEPT)).all()
+    assert (np.diff(frontier.worth(np.array(swept))) >= 0).all()
     assert len(swept) > 1
     assert [row for _, row in waiting._likely(pool, (0, swept[0]))] == swept[1:]
     waiting.best = float(frontier.worth(swept[-1]))
     assert swept[-1] not in [row for _, row in waiting._likely(pool, (0, swept[0]))]
     monkeypatch.setattr(speculation, "refusals", lambda *_: ["refused"])
-    assert list(waiting._likely(pool, (0, swept[0]))) == []
+    fresh = SpeculativeWorkers([frontier], Workers(2))
+    assert list(fresh._likely(pool, (0, swept[0]))) == []
+
+
+def test_where_messages_meet_one_of_those_that_open_alike_is_likely():
+    """Tables are enough for it; rows that are expected to beat the best come first, and one asked for stands for all."""
+    found, every = swept(long_pipelines(tp=2))
+    found._raise(every, found.bound_s[every], TABLED)
+    kinds = {found.openings.kind(row) for row in every.tolist()}
+    assert 1 < len(kinds) < len(every)
+    first = [row for _, row in likely(found, np.inf, [])]
+    assert {found.openings.kind(row) for row in first} == kinds
+    assert len(first) == len(kinds)
+    assert {row for _, row in likely(found, np.inf, [first[0]])} == {*first[1:]}
+    found._above[found._family[first]] = np.linspace(2.0, 1.0, len(first))
+    best = float(np.median(found.expected(np.array(first))))
+    late = [late for (late, _), _ in likely(found, best, [])]
+    assert late == sorted(late)
+    assert {*late} == {False, True}
 
 
 def test_alone_a_row_is_simulated_when_its_turn_comes(frontier):
