@@ -17,14 +17,15 @@ from typing import Any
 from simpar.architectures.recompute import OPTIMAL, chosen_layers
 from simpar.architectures.training import Training
 from simpar.dataclass import dataclass
+from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.frameworks.framework import StackFramework, framework_of
-from simpar.inputs import as_cluster, as_model, as_plan, as_training
+from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.decide import decide
 from simpar.layout.deciders import state_choices
 from simpar.layout.layout import stated_choices
-from simpar.layout.moves import reset_dependents, single_changes
+from simpar.layout.moves import forgone_savings, reset_dependents, single_changes
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.target import Workload
@@ -37,7 +38,7 @@ from simpar.report.waits import WORTH_A_HINT
 from simpar.report.words import probably
 from simpar.scenario import ClusterChoice, Scenario, to_cluster_section
 from simpar.settings import parse_setting
-from simpar.simulation import simulate, stack_for
+from simpar.simulation import lower_job, make_job, simulate, stack_for
 from simpar.stacks.stack import Stack
 from simpar.uncertainty.memory import DEFAULT_FIT_PROBABILITY
 from simpar.units import format_bytes, format_seconds
@@ -46,6 +47,8 @@ MAX_PAIRS = 6  # simulated in the second round
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
 MOST_HINTS = 3
+BY_MEETING = "gains only by how messages meet on shared links, which kernels of varying durations undo (--jitter)"
+"""What is said of layouts that :func:`gains_by_meeting` is true of."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], 
     tried_changes = _distinct([*first, *(run(change) for change in _pairs(result, first))])
     trials = tuple(sorted((tried.trial for tried in tried_changes), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
-    hints = (*result.why.hints, *_hints(advised)) if result.fits else (*_hints(advised), *result.why.hints)
+    told = tuple(_hints(advised, _met(result, tried_changes, inputs)))
+    hints = (*result.why.hints, *told) if result.fits else (*told, *result.why.hints)
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
 
 
@@ -126,12 +130,42 @@ def _distinct(result: Sequence[TriedChange]) -> list[TriedChange]:
     return [tried for at, tried in enumerate(result) if tried.plan is None or tried.plan not in plans[:at]]
 
 
-def _hints(result: Result) -> Iterator[str]:
+def _met(result: Result, tried: Iterable[TriedChange], inputs: Mapping[str, Any]) -> Callable[[Trial], bool]:
+    """Whether a trial gains by :func:`gains_by_meeting` alone."""
+    results = {one.flags: one.result for one in tried}
+
+    def met(trial: Trial) -> bool:
+        after = results.get(trial.change)
+        return result.fits and after is not None and gains_by_meeting(inputs, result, after)
+
+    return met
+
+
+def gains_by_meeting(inputs: Mapping[str, Any], before: Result, after: Result) -> bool:
+    """Whether a step that recomputes more than another is faster only by how messages meet on links that they share.
+
+    With every message and collective alone on its links it is not. Such a gain is a beat that kernels of varying
+    durations undo (docs/modeling.md, "More work, and faster"). ``inputs`` are the arguments of :func:`simpar.simulate`.
+    """
+    if after.step_time_s >= before.step_time_s or "recompute" not in forgone_savings(after.plan, before.plan):
+        return False
+    return _alone_s(inputs, after.plan) >= _alone_s(inputs, before.plan)
+
+
+def _alone_s(inputs: Mapping[str, Any], plan: Plan) -> float:
+    """Seconds of the step of a resolved plan with everything alone on its links."""
+    cluster, training = as_cluster(inputs["cluster"]), as_training(inputs["training"])
+    job = make_job(as_model(inputs["model"], training.seq_len), cluster, plan, training, inputs.get("stack"))
+    program = lower_job(job, cluster, as_perturbation(inputs.get("perturbation")), contention=False).program
+    return float(job.stack.step_s(choose_engine("auto", program)(program).makespan_ns))
+
+
+def _hints(result: Result, met: Callable[[Trial], bool]) -> Iterator[str]:
     """Hints: the fastest layouts that gain time (or fit, if this one does not) and fit with enough probability.
 
     Enough is the probability of this layout, or WANTED if that is less. If this layout fits with less than WANTED and
     no hint reaches that, the fastest layout that does comes last. Layouts that the framework of the stack cannot run
-    are no hints; if nothing else fits, that is said.
+    are no hints; if nothing else fits, that is said. Nor are those that have ``met``: the fastest of them is named.
     """
     sure = _sureness(result.certainty)
     wanted = min(sure, DEFAULT_FIT_PROBABILITY) if result.fits else DEFAULT_FIT_PROBABILITY
@@ -139,7 +173,11 @@ def _hints(result: Result) -> Iterator[str]:
     fitting = [trial for trial in result.why.trials if trial.fits]
     surely = _quickest(trial for trial in fitting if _sureness(trial) >= DEFAULT_FIT_PROBABILITY)
     as_surely = _quickest(trial for trial in fitting if _sureness(trial) >= wanted)
-    runnable = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
+    faster = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])
+    runnable, beats = list[Trial](), list[Trial]()
+    for trial in faster:
+        if len(runnable) < MOST_HINTS:
+            (beats if met(trial) else runnable).append(trial)
     if not result.fits:
         runnable = runnable or _runnable(_quickest(fitting))[:1]
         if fitting and not runnable:
@@ -151,17 +189,25 @@ def _hints(result: Result) -> Iterator[str]:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
         memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
-        if result.fits and step_s > result.step_time_s:
+        if result.fits and (step_s > result.step_time_s or trial in beats):
             odds = " instead of ".join(
                 probably(_sureness(each)).removesuffix(" sure") for each in (trial, result.certainty)
             )
             slower = f"{step_s / result.step_time_s - 1:.1%} slower ({format_seconds(step_s)})"
+            slower = f"but {_no_gain(trial, result)}" if trial in beats else slower
             yield f"{trial.change}: surer to fit, {odds}, {slower}"
         elif result.fits:
             gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
             yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
         else:
             yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}"
+    for trial in [one for one in beats if one not in runnable][:1]:
+        yield f"no gain to count on with {trial.change}: {_no_gain(trial, result)}"
+
+
+def _no_gain(trial: Trial, result: Result) -> str:
+    """What a trial gains by meeting alone, and that this does not last."""
+    return f"it {BY_MEETING.replace('gains', f'gains {1 - (trial.step_time_s or 0.0) / result.step_time_s:.1%}', 1)}"
 
 
 def _runnable(trials: Sequence[Trial]) -> list[Trial]:

@@ -21,7 +21,7 @@ from simpar.layout.layout import apply_execution_choices
 from simpar.layout.moves import single_changes
 from simpar.learning.fit import Learned, Observed, Quantity, learn
 from simpar.learning.parameters import names_of
-from simpar.neighbours import PlanChanger, target_of
+from simpar.neighbours import BY_MEETING, PlanChanger, gains_by_meeting, target_of
 from simpar.plan.choices.choice import Change
 from simpar.plan.plan import Plan
 from simpar.report.parts import TimeBreakdown
@@ -170,6 +170,8 @@ def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progres
     for tried in map(run, changes):
         if tried.result is None:
             gains.append(Gain(tried.flags, refused=tried.refused))
+        elif gains_by_meeting(inputs, base, tried.result):
+            remarks.append(f"no gain to count on with {tried.flags}: it {BY_MEETING}")
         else:
             gains.append(replace(gain_of(tried.flags, tried.result), not_with=tried.not_with))
     fitted = Fitted(_moved(learned), before.step_time_s, base.step_time_s)

@@ -35,6 +35,7 @@ from simpar.preflight.environment import account_of, account_of_words
 from simpar.preflight.flags import Patched, make_patch
 from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.launcher import without_launchers
+from simpar.preflight.meeting import without_beats
 from simpar.report.result import Result
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
@@ -278,8 +279,12 @@ def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
                       whole=whole)  # fmt: skip
     if near is None:
         return checked
+    told: tuple[str, ...] = ()
+    if checked.fits_surely:
+        near, told = without_beats(problem, result, near)
     better = tuple(_better(given, problem, plan, near, settled))
-    return replace(checked, neighbours=better, looked_at=near.count, least_s=near.least_s)
+    told = (*checked.notes, *told)
+    return replace(checked, notes=told, neighbours=better, looked_at=near.count, least_s=near.least_s)
 
 
 @contextmanager

@@ -244,15 +244,18 @@ def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Number
         for expert, states in enumerate(state_bytes(block, dims, layout)):
             part = 2 if block.name in held.shared else expert
             moments[part] = moments[part] + count * states
-        own: list[Numbers] = [0] * len(shards)
+        parts: list[list[Numbers]] = [[0] * len(shards) for _ in range(3)]
+        whole, own, most = parts
         for rows, size, is_expert in _weights(block, dims, layout.expert_shards):
             part = 2 if block.name in held.shared else is_expert
-            elements[part] = elements[part] + count * size
             each = -(-rows // shards[part]) * (size // np.maximum(rows, 1)) if fsdp else size
-            shard[part] = shard[part] + count * each
-            own[part] = own[part] + (np.asarray(count) > 0) * each
-            largest[part] = np.maximum(largest[part], (np.asarray(count) > 0) * each)
-        fullest = [np.maximum(most, size) for most, size in zip(fullest, own, strict=True)]
+            whole[part], own[part], most[part] = whole[part] + size, own[part] + each, np.maximum(most[part], each)
+        held_here = np.asarray(count) > 0
+        for part in range(len(shards)):
+            elements[part] = elements[part] + count * whole[part]
+            shard[part] = shard[part] + count * own[part]
+            largest[part] = np.maximum(largest[part], held_here * most[part])
+            fullest[part] = np.maximum(fullest[part], held_here * own[part])
     elements[0] = elements[0] - tied
     moments[0] = moments[0] - tied * moment_bytes(layout, other=True)
     if fsdp:

@@ -83,7 +83,7 @@ class Pipelines:
     def moved(self, rows: Ints) -> int:
         """Assigns some rows, alike except in overlap, to the pipeline of their new shape; returns that pipeline."""
         self.shapes.moved(rows)
-        for name in ("key", "shape"):
+        for name in ("key", "shape", "_strides", "_meshes"):
             self.__dict__.pop(name, None)
         self.row = np.append(self.row, rows[0])
         self.index[rows] = len(self.row) - 1
@@ -207,7 +207,7 @@ class Pipelines:
         """Stages that the slowest rank has in the pipelines that it is in, bool[n, stages]; None without one."""
         if self._slowest is None:
             return None
-        place = self._slowest[0] // self._strides[self.row[which]] % shape.num_ranks
+        place = self._slowest[0] // self._strides[which] % shape.num_ranks
         return np.asarray(place[:, None] == np.array(shape.rank_of_stage))
 
     def least_slow(self, kinds: Ints | Floats, letter: str, keys: Ints) -> Floats:
@@ -266,7 +266,7 @@ class Pipelines:
         senders, orders = self._senders_of(shape), self.jobs.rows.code["order"][self.row[pipes]]
         known = [(senders.number, *one) for one in zip(self.key[pipes].tolist(), orders.tolist(), strict=True)]
         new = pipes[[one not in self._hops for one in known]]
-        for alike in group_indices(self._meshes[self.row[new]]):
+        for alike in group_indices(self._meshes[new]):
             self._send(shape, senders, new[alike])
         return [self._hops[one] for one in known]
 
@@ -287,13 +287,13 @@ class Pipelines:
                 moved[:, first : first + stages - 1] = took[:, way, :, at::2]
                 for held in shape.stages_of.T:
                     drains[..., at::2] += moved[:, held]
-        drains[..., 2:] = self._sharing(int(self._strides[self.row[pipes[0]]]), shape.num_ranks) @ drains[..., 2:]
+        drains[..., 2:] = self._sharing(int(self._strides[pipes[0]]), shape.num_ranks) @ drains[..., 2:]
         known = ((senders.number, *one) for one in zip(keys.tolist(), orders.tolist(), strict=True))
         self._hops.update(zip(known, zip(times, drains, strict=True), strict=True))
 
     def shared_nics(self, shape: PipelineShape, which: Ints) -> SharedNics:
         """Which stages of pipelines of a shape share NICs; none, where what ranks put on them together is not known."""
-        strides = self._strides[self.row[which]]
+        strides = self._strides[which]
         if not self.blocks.lockstep.happens:
             return SharedNics(())
         pairs = ((strides == stride, self._sharing(stride, shape.num_ranks) > 0) for stride in unique(strides).tolist())
@@ -321,7 +321,7 @@ class Pipelines:
 
     def _priced(self, shape: PipelineShape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
-        ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
+        ranks = np.arange(shape.num_ranks) * self._strides[pipe]
         lockstep = self.blocks.lockstep
         mesh = lockstep.mesh_of(int(self.row[pipe])) if lockstep.happens else None
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist()), mesh and place_of(mesh)
@@ -343,10 +343,10 @@ class Pipelines:
 
     @cached_property
     def _strides(self) -> Ints:
-        """The distance between neighbouring ranks of a pipeline, int64[rows]."""
-        return stride(self.jobs.rows, PIPELINE)
+        """The distance between neighbouring ranks, int64[pipelines]."""
+        return stride(self.jobs.rows.subset(self.row), PIPELINE)
 
     @cached_property
     def _meshes(self) -> Ints:
-        """A number for the mesh of every row."""
-        return self.jobs.rows.number((*DEGREES, "etp", "order"))
+        """A number for the mesh of every pipeline."""
+        return self.jobs.rows.subset(self.row).number((*DEGREES, "etp", "order"))

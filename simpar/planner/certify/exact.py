@@ -99,7 +99,7 @@ class SimulatedPlan:
 
     @staticmethod
     def let_go(simulated: Iterable[SimulatedPlan], last: SimulatedPlan | None = None) -> None:
-        """Free all steps but the best few and ``last``; those of the best plans are reported first.
+        """Free all steps but ``last`` and the best few, which are not large; those of the best plans are reported first.
 
         A report takes a fraction of what running a large step again would, but where ranks are slow: then it runs the
         step without them, which few of the plans will need.
@@ -109,9 +109,11 @@ class SimulatedPlan:
             if not one.kept:
                 continue
             ops, held = ops + one.num_ops, held + 1
-            if held == 1 or one is last or (held <= MAX_KEPT_STEPS and ops <= MAX_KEPT_OPS):
+            slow = bool(one.problem.perturbation.slow_ranks)
+            best = held == 1 and (slow or one.num_ops <= MANY_OPS)
+            if best or one is last or (held <= MAX_KEPT_STEPS and ops <= MAX_KEPT_OPS):
                 continue
-            if place < REPORTED and one.fits and not one.problem.perturbation.slow_ranks:
+            if place < REPORTED and one.fits and not slow:
                 one.report()
             one.release()
 

@@ -137,8 +137,11 @@ class Frontier:
     def begun(self) -> NDArray[np.bool_]:
         """Rows that have been bounded by the beginning of their table, or skip that step."""
         begins = [name for name in map(str, self.rows.domain["schedule"]) if producer_of(name).beginnings]
-        held = self.rows.one_of("schedule", *begins) & self.rows.at("is_pipelined", ...)
-        return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
+        held = np.flatnonzero(self.rows.one_of("schedule", *begins))
+        held = held[self.rows.at("is_pipelined", held)]
+        result = np.ones(self.rows.count, dtype=bool)
+        result[held] = self.rows.at("microbatches", held) < MANY_MICROBATCHES
+        return result
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
@@ -146,6 +149,7 @@ class Frontier:
         problem, rows = rows.problem, with_slices(rows)
         pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
+        rows.forget()
         bound, least = pipelines.kernels_bound_ns()
         if (cut := unique(pipelines.index[select_sliced(rows)])).size:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)

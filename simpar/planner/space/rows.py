@@ -38,13 +38,13 @@ def enumerate_space(problem: Problem) -> Rows:
 
 def memory_rows(problem: Problem) -> Rows:
     """Rows over the axes that memory depends on. Raises as :func:`enumerate_space` does."""
-    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *list_offered(problem))))
+    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *list_offered(problem)))).forget()
 
 
 def with_late_axes(rows: Rows) -> Rows:
     """Rows joined with the axes that memory does not depend on; column ORIGIN is the row each comes from."""
     rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
-    return keep_expressible(join_axes(rows, LATE_AXES))
+    return keep_expressible(join_axes(rows, LATE_AXES)).forget()
 
 
 def late_count(rows: Rows) -> int:

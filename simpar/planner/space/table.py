@@ -85,6 +85,11 @@ class Rows:
             self._known[name] = values
         return self._known[name]
 
+    def forget(self) -> Rows:
+        """The same rows, without the columns of values that were asked for: of millions of rows they are large."""
+        self._known.clear()
+        return self
+
     def at(self, name: str, which: Any) -> Any:
         """Values of some rows, or of one, without computing and keeping the column of all rows."""
         row = Rows(self.problem)
