@@ -300,8 +300,8 @@ def flags_of(plan: Plan, base: Plan, target: Workload, stack: Stack) -> str:
 
     def decided(change: Change) -> dict[str, Any] | None:
         try:
-            flat = {name: value for name, value in change.items() if BY_NAME[name].key}
-            rest = {name: value for name, value in change.items() if name not in flat}
+            flat = {key: value for name, value in change.items() if (key := BY_NAME[name].key)}
+            rest = {name: value for name, value in change.items() if not BY_NAME[name].key}
             return stated_choices(decide(state_choices(base.with_values(**flat), rest), target, stack).to_plan())
         except UserError:
             return None
@@ -343,9 +343,10 @@ def from_flags(text: str) -> Change:
 def _typed(key: str, value: object) -> str:
     choice = BY_NAME.get(key)
     flag = choice.flag if choice else None
-    key = ".".join(choice.path) if choice and choice.key is None else key
+    key = choice.key or ".".join(choice.path) if choice else key
     if flag is None or value is None:
-        return f"--set plan.{key}={'null' if value is None else str(value).replace(' ', '')}"
+        several = f"[{','.join(map(str, value))}]" if isinstance(value, tuple | list) else str(value).replace(" ", "")
+        return f"--set plan.{key}={'null' if value is None else several}"
     if isinstance(value, bool):
         on, _, off = flag.spelling.partition("/")
         return on if value else off

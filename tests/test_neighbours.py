@@ -17,6 +17,7 @@ from simpar.neighbours import advise, as_flags, flags_of, from_flags, inputs_of
 from simpar.plan.choices import CHOICES
 from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
+from simpar.planner import make_problem
 from simpar.planner.answer.terminal import describe_baseline
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
@@ -380,3 +381,21 @@ def test_baselines_of_a_search_carry_their_plan(tmp_path):
         assert cli.run(["simulate", *job, *one["flags"].split(), "--json", str(tmp_path / "r.json")]) == 0
         assert Result.load(tmp_path / "r.json").step_time_s == pytest.approx(one["step_time_s"], rel=1e-9)
         assert f"{one['name']} ({one['flags']}): " in describe_baseline(one)
+
+
+@pytest.mark.parametrize(
+    ("plan", "flags"),
+    [({"tp": 2}, "--tp 2"), ({"tp": 2, "pp": 2, "rank_order": ("tp", "pp", "cp", "dp")}, None)],
+)
+def test_flags_are_few_where_the_base_alone_is_impossible(plan, flags):
+    """Four sequences do not divide over eight replicas: what is typed is what makes the plan possible, and no more."""
+    training = Training(seq_len=128, global_batch=4)
+    problem = make_problem("gpt2", "dgx-h100", training)
+    with pytest.raises(UserError, match="global_batch"):
+        simulate("gpt2", "dgx-h100", {}, training)
+    found = simulate("gpt2", "dgx-h100", plan, training, with_timeline=False).plan
+    typed = flags_of(found, problem.base, problem.workload, problem.stack)
+    assert flags is None or typed == flags
+    again = problem.base.with_values(**from_flags(typed))
+    assert simulate("gpt2", "dgx-h100", again, training, with_timeline=False).plan == found
+    assert len(typed.split()) <= 8
