@@ -384,8 +384,7 @@ def test_baselines_of_a_search_carry_their_plan(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "flags"),
-    [({"tp": 2}, "--tp 2"), ({"tp": 2, "pp": 2, "rank_order": ("tp", "pp", "cp", "dp")}, None)],
+    ("plan", "flags"), [({"tp": 2}, "--tp 2"), ({"tp": 2, "pp": 2, "rank_order": ("tp", "pp", "cp", "dp")}, None)]
 )
 def test_flags_are_few_where_the_base_alone_is_impossible(plan, flags):
     """Four sequences do not divide over eight replicas: what is typed is what makes the plan possible, and no more."""

@@ -61,7 +61,9 @@ class Field:
         feasible = with_late_axes(rows.subset(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
         hear("bounding", feasible.count)
-        return Field(problem, size + feasible.count, rows, need, Frontier.of(feasible, needed))
+        frontier = Frontier.of(feasible, needed)
+        feasible.forget()
+        return Field(problem, size + feasible.count, rows, need, frontier)
 
 
 @dataclass

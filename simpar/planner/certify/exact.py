@@ -99,7 +99,7 @@ class SimulatedPlan:
 
     @staticmethod
     def let_go(simulated: Iterable[SimulatedPlan], last: SimulatedPlan | None = None) -> None:
-        """Free all steps but ``last`` and the best few, which are not large; those of the best plans are reported first.
+        """Free all steps but ``last`` and the best few that are not large; the best plans are reported first.
 
         A report takes a fraction of what running a large step again would, but where ranks are slow: then it runs the
         step without them, which few of the plans will need.

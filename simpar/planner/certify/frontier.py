@@ -137,10 +137,9 @@ class Frontier:
     def begun(self) -> NDArray[np.bool_]:
         """Rows that have been bounded by the beginning of their table, or skip that step."""
         begins = [name for name in map(str, self.rows.domain["schedule"]) if producer_of(name).beginnings]
-        held = np.flatnonzero(self.rows.one_of("schedule", *begins))
-        held = held[self.rows.at("is_pipelined", held)]
-        result = np.ones(self.rows.count, dtype=bool)
-        result[held] = self.rows.at("microbatches", held) < MANY_MICROBATCHES
+        held, result = np.flatnonzero(self.rows.one_of("schedule", *begins)), np.ones(self.rows.count, dtype=bool)
+        few = self.rows.at("microbatches", held) < MANY_MICROBATCHES
+        result[held] = few | ~self.rows.at("is_pipelined", held)
         return result
 
     @staticmethod
@@ -149,15 +148,13 @@ class Frontier:
         problem, rows = rows.problem, with_slices(rows)
         pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
-        rows.forget()
         bound, least = pipelines.kernels_bound_ns()
         if (cut := unique(pipelines.index[select_sliced(rows)])).size:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := unique(pipelines.index[select_two_ended(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
         bound = np.maximum(bound, pipelines.slowness * least)
-        bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
-        level = np.full(rows.count, KERNELS, dtype=np.int8)
+        bound_s, level = np.asarray(problem.stack.step_s(bound))[pipelines.index], np.full(rows.count, KERNELS, np.int8)
         rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None
         if rates.asked_per_s:
             asked = pipelines.asked_bound_ns()

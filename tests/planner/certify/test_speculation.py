@@ -54,7 +54,7 @@ def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
 
 
 def test_where_messages_meet_one_of_those_that_open_alike_is_likely():
-    """Tables are enough for it; rows that are expected to beat the best come first, and one asked for stands for all."""
+    """Tables are enough; rows that are expected to beat the best come first, and one asked for stands for all."""
     found, every = swept(long_pipelines(tp=2))
     found._raise(every, found.bound_s[every], TABLED)
     kinds = {found.openings.kind(row) for row in every.tolist()}
