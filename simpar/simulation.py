@@ -110,7 +110,7 @@ def without_slow_ranks_ns(
     """The step if no rank were slow, in nanoseconds; None where none is."""
     if not perturbation.slow_ranks:
         return None
-    nominal = lower_job(job, cluster, perturbation.model_copy(update={"slow_ranks": {}})).program
+    nominal = lower_job(job, cluster, perturbation.model_copy(update={"slow_ranks": {}}), apart=False).program
     return choose_engine(engine, nominal)(nominal).makespan_ns
 
 
@@ -191,7 +191,7 @@ def job_of_layout(
 def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[int, tuple[float, float]]:
     """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
     decided = decide_by_cost(job, cluster, partial(_room, cluster, fit_probability))
-    lowered = lower_job(decided, cluster)
+    lowered = lower_job(decided, cluster, apart=False)
     timing = choose_engine("auto", lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {

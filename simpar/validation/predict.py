@@ -128,7 +128,7 @@ def time_ops(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNIN
     """The Program of a case and the times of its ops. Raises Unmodelled."""
     with _in_words():
         job = job_of(case, cluster, tuning)
-        lowered = lower_job(job, cluster, contention=cluster.profile.scale_up.kind in SHARED)
+        lowered = lower_job(job, cluster, contention=cluster.profile.scale_up.kind in SHARED, apart=False)
     engine = choose_engine("auto", lowered.program)
     return lowered, engine(lowered.program)
 

@@ -52,7 +52,7 @@ def job_of(problem: Problem, plan: Plan) -> TrainingJob:
 
 def sweep_ns(problem: Problem, plan: Plan) -> float:
     """A lower bound of a plan's step in nanoseconds: its Program swept without contention."""
-    lowered = lower_job(job_of(problem, plan), problem.cluster, contention=False)
+    lowered = lower_job(job_of(problem, plan), problem.cluster, contention=False, apart=False)
     return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
 
 
@@ -140,7 +140,7 @@ def measure(
     if problem.objective == "energy" or replicas_are_independent(plan):
         return _from_result(problem, plan)
     cluster = problem.cluster
-    outline = outline_job(job_of(problem, plan), cluster, problem.perturbation)
+    outline = outline_job(job_of(problem, plan), cluster, problem.perturbation, apart=False)
     key = None
     if known is not None and len(outline) > MANY_OPS and (digest := outline.digest()):
         usual = plan.mesh.model_copy(update={"order": AXES})
