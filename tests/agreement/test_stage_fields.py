@@ -40,6 +40,7 @@ CASES = {
         "actions": [{"actions": make_schedule("gpipe", ranks, 8).to_csv(), "schedule": None} for ranks in (2, 4)],
         "slices": [{"slices": (256, 256)}],
         "pass_costs": [{"pass_costs": (3.0, 1.0, 2.0)}],
+        "encoder_in_bubbles": [{"encoder_in_bubbles": True}],
         "stages": [],
     },
     "data_parallel": {
