@@ -9,8 +9,9 @@ from simpar.planner.answer.found import found_section
 from simpar.planner.answer.terminal import certificate, describe, describe_baseline, describe_whole_run, headline, ties
 from simpar.planner.result import SearchResult
 from simpar.report.html import environment, fill_template
+from simpar.report.run_rows import figure
 from simpar.report.words import interval_words, probably
-from simpar.units import format_bytes, format_energy, format_seconds, number_of
+from simpar.units import HOUR_S, format_bytes, format_energy, format_seconds, number_of
 
 FOLDER = Path(__file__).parent
 
@@ -70,7 +71,8 @@ def _chosen(result: SearchResult) -> Iterator[str]:
     yield f"a step of {step}{around}, {best.mfu:.1%} MFU"
     yield f"{format_bytes(figures['peak_reserved_bytes'])} of memory reserved on the fullest device"
     if (usd := figures.get("cost_usd_per_step")) is not None:
-        yield f"{usd:.3g} USD a step" + (
+        price = figure(usd * HOUR_S / best.step_time_s / best.plan.world_size)
+        yield f"{usd:.3g} USD a step, at {price} USD per GPU-hour (--price-per-gpu-hour sets another)" + (
             f", {format_energy(joule)}" if (joule := figures.get("energy_j_per_step")) is not None else ""
         )
     yield from describe_whole_run(best)

@@ -1,5 +1,7 @@
 """Why this plan, on one page to hand on."""
 
+import re
+
 import simpar
 from simpar import cli
 from simpar.planner.answer.found import found_section
@@ -28,6 +30,9 @@ def test_the_page_of_a_run_says_days_and_dollars(found):
     for name in ("days", "GPU-hours", "dollars", "MWh"):
         assert any(line.startswith(f"{name}: ") for line in chosen)
     assert chosen[0] == plan_words(found)
+    of_step = next(line for line in chosen if " USD a step, at " in line)
+    of_run = next(line for line in chosen if line.startswith("dollars: "))
+    assert re.findall(r"at ([\d.]+) USD per GPU-hour", of_step) == re.findall(r"at ([\d.]+) USD per GPU-hour", of_run)
 
 
 def test_readers_without_a_mouse_or_sight_find_everything(found, browser, faults_for_readers, tmp_path):
