@@ -1,6 +1,12 @@
 """The table of searches on slow networks: its jobs are what they say, and a line says what was certified."""
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
 from slow_networks import JOBS, row
 
 from simpar.workers import Workers
