@@ -66,7 +66,7 @@ def data(
     skip_empty: SkipEmpty = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> int:
-    """Print how long documents are, as a scenario states it, and what is left out."""
+    """Print how long documents are, and what is left out."""
     from simpar.errors import UserError
     from simpar.runtime.lengths import measure_lengths
 

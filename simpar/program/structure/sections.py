@@ -14,7 +14,7 @@ from simpar.program.blocks.phases import COMPUTE, BlockStep
 def split_into_sections(steps: Sequence[BlockStep], disturbed: frozenset[str]) -> list[list[int]]:
     """Positions of steps by section, in order; collectives in ``disturbed`` groups and steps beside these are alone."""
     open_steps = {at for at, step in enumerate(steps) if step.collective and step.collective.group in disturbed}
-    ends = [*_joints(steps), len(steps)]
+    ends = [*_joints(steps), len(steps)] if steps else []
     between = [[*range(begin, end)] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def kind(some: Sequence[int]) -> tuple[bool, int | None]:

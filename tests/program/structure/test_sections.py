@@ -72,6 +72,7 @@ def test_sections_end_at_joints() -> None:
     ]
     assert split_into_sections(steps, DISTURBED) == [[0, 1, 2, 3], [4], [5], [6, 7]]
     assert split_into_sections(steps, frozenset()) == [list(range(8))]
+    assert split_into_sections([], DISTURBED) == []
     assert split_into_sections(steps, frozenset(("tp",))) == [[0], [1], [2], [3, 4, 5, 6, 7]]
 
 
