@@ -5,6 +5,7 @@ import io
 import os
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.translate import Files
-from simpar.ui.state import SOURCE, Allowed, as_state, read_state
+from simpar.ui.state import SOURCE, Allowed, as_state, ask, read_state
 from simpar.units import format_seconds
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in an archive: equal files give equal bytes
@@ -58,6 +59,14 @@ def export_archive(scenario: Scenario, target: object, *, lossy: bool) -> dict[s
     return _download(str(target), made)
 
 
+def _model_of(data: object, shown: str) -> dict[str, Any] | None:
+    """The config of a model as a scenario states it, named by its file if by nothing else; None for other files."""
+    if not isinstance(data, Mapping) or "model" in data or "model_type" not in data:
+        return None
+    name = data.get("name") or data.get("_name_or_path") or Path(shown).stem
+    return {**data, "name": printable(str(name))}
+
+
 def _download(target: str, made: Exported | Files) -> dict[str, Any]:
     """Files as an archive, with what is lost and noted."""
     return {
@@ -80,8 +89,11 @@ def _archive(texts: Any) -> bytes:
     return stream.getvalue()
 
 
-def open_document(name: object, text: object, allowed: Allowed) -> dict[str, Any]:
-    """The state of a scenario, plan or result that a user opens. Raises UserError."""
+def open_document(name: object, text: object, allowed: Allowed, shown_state: object = None) -> dict[str, Any]:
+    """The state of a scenario, plan or result that a user opens; of a model's config.json, ``shown_state`` with it.
+
+    Raises UserError.
+    """
     if not isinstance(name, str) or not isinstance(text, str):
         raise UserError(f"{SOURCE}: a file is a name and a text")
     shown = printable(Path(name).name)[:100]
@@ -89,8 +101,10 @@ def open_document(name: object, text: object, allowed: Allowed) -> dict[str, Any
         path = Path(folder) / ("opened.json" if name.endswith(".json") else "opened.yaml")
         files.write_atomic(path, text)
         try:
-            state = as_state(load_scenario(path))
-            read_state(state, allowed)
+            model = _model_of(files.load(path).data, shown)
+            before = shown_state if isinstance(shown_state, Mapping) else {}
+            state = {**before, "model": model} if model else as_state(load_scenario(path))
+            ask(read_state(state, allowed))
         except UserError as error:
             words = str(error).replace(str(path), shown)
             raise UserError(words.replace(f"{folder}{os.sep}", "")) from None

@@ -155,7 +155,8 @@ def make_app(desk: AppState) -> Guard:
 
     async def take_in(request: Request) -> Response:
         body = await _body(request)
-        return JSONResponse({"state": open_document(body.get("name"), body.get("text"), desk.allowed)})
+        opened = open_document(body.get("name"), body.get("text"), desk.allowed, body.get("state"))
+        return JSONResponse({"state": opened})
 
     posts = {
         "answer": answer, "search": search, "stop": stop, "page": page, "yaml": yaml, "export": hand_out,

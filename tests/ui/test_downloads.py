@@ -2,11 +2,13 @@
 
 import base64
 import io
+import json
 import re
 import zipfile
 
 import pytest
 
+from simpar.architectures.catalogue import config_of
 from simpar.scenario import load_scenario
 
 CODE = "{model: 'os:getcwd', cluster: {hardware: dgx-h100}, training: {seq_len: 64, global_batch: 8}}"
@@ -63,6 +65,18 @@ def test_a_file_that_cannot_be_is_one_line(client, address, body, words):
     assert response.status_code == 400
     assert words in response.json()["error"]
     assert "/tmp" not in response.json()["error"]
+
+
+def test_the_config_of_a_model_is_opened(client, state):
+    """It takes the place of the model; all else stays as it is shown."""
+    config = {**config_of("llama-3-8b"), "num_hidden_layers": 16, "_name_or_path": "half"}
+    config.pop("name", None)
+    body = {"state": state, "name": "config.json", "text": json.dumps(config)}
+    opened = client.post("/api/open", json=body).json()["state"]
+    assert opened["model"]["name"] == "half"
+    assert {**opened, "model": None} == {**state, "model": None}
+    bad = {**body, "text": json.dumps({**config, "hidden_size": -1})}
+    assert "hidden_size" in client.post("/api/open", json=bad).json()["error"]
 
 
 def test_a_scenario_is_opened(client, state):

@@ -144,9 +144,9 @@ const escape = (event) => {
 const opened = async (input) => {
   const file = input.files[0];
   if (!file) return;
-  if (file.size > MOST_BYTES) say([`${file.name}: larger than ${MOST_BYTES / 2 ** 20} MiB; allowed: scenarios, plans and results below that`]);
+  if (file.size > MOST_BYTES) say([`${file.name}: larger than ${MOST_BYTES / 2 ** 20} MiB; allowed: scenarios, plans, results and models' config.json below that`]);
   else {
-    const found = await whole("api/open", { name: file.name, text: await file.text() });
+    const found = await whole("api/open", { state: page.state, name: file.name, text: await file.text() });
     say(found.error ? [found.error] : []);
     if (found.state) await take(found.state);
   }
