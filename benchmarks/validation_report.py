@@ -1,10 +1,10 @@
 """Write docs/validation.md and its pictures from the development tables.
 
-Usage: python benchmarks/validation_report.py [--rows FILE | --groups]
+Usage: python benchmarks/validation_report.py [--rows FILE | --keep-refits]
 
 Errors of left-out runs need every parameter moved once for every run (20 minutes on two cores); --rows FILE keeps
-these sensitivities for the next call, and takes the errors that calibrate_uncertainty.py left beside them. --groups
-writes the tables by device and by software stack alone and leaves the rest of the page as it is.
+these sensitivities for the next call, and takes the errors that calibrate_uncertainty.py left beside them. With
+--keep-refits these errors stay as the page has them, and all that predictions alone say is written anew (4 minutes).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,42 @@ RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
 """Limits of the lower panels: predicted over measured."""
 
 
+@dataclass(frozen=True)
+class KeptErrors:
+    """Errors of left-out runs as a page has them: its table, and by source the cells of KINDS[1:3]."""
+
+    lines: tuple[str, ...]
+    by_source: Mapping[str, Mapping[str, str]]
+
+    @staticmethod
+    def of(page: str) -> KeptErrors:
+        """Those of a page that was written with refits."""
+        sections = dict(section.partition("\n")[::2] for section in re.split(r"(?m)^## ", page)[1:])
+        lines = [line for line in sections["Runs that nothing was fitted to"].splitlines() if line.startswith("|")]
+        rows = (line.strip("| ").split(" |") for line in sections["By source"].splitlines() if line.startswith("|"))
+        cells = {row[0]: [cell.strip() for cell in row[-2:]] for row in rows if len(row) == len(COLUMNS) + 4}
+        return KeptErrors(tuple(lines), {name: dict(zip(KINDS[1:3], two, strict=True)) for name, two in cells.items()})
+
+    def table(self) -> tuple[str, ...]:
+        """Lines of the table of all groups."""
+        return self.lines
+
+    def medians(self, source: str) -> Mapping[str, str]:
+        """The cells of a source by kind; none where the page does not have it."""
+        return self.by_source.get(source, {})
+
+
 def main() -> None:
     """Predict every row of every table and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
-    parser.add_argument("--groups", action="store_true", help="write the tables by device and by stack alone")
+    parser.add_argument("--keep-refits", action="store_true", help="keep the page's errors of left-out runs")
     arguments = parser.parse_args()
     page = ROOT / "docs" / "validation.md"
-    if arguments.groups:
-        outcomes = [outcome for each in _predicted().values() for outcome in each]
-        page.write_text(with_groups(page.read_text(encoding="utf-8"), _groups(outcomes)))
-        return
-    left_out = LeftOut.of(kept_runs(arguments.rows), arguments.rows)
+    if arguments.keep_refits:
+        left_out: LeftOut | KeptErrors = KeptErrors.of(page.read_text(encoding="utf-8"))
+    else:
+        left_out = LeftOut.of(kept_runs(arguments.rows), arguments.rows)
     by_population = _predicted()
     outcomes = [outcome for each in by_population.values() for outcome in each]
     lines = [
@@ -178,14 +203,6 @@ def _groups(outcomes: Sequence[RowOutcome]) -> list[str]:
     return lines
 
 
-def with_groups(page: str, lines: Sequence[str]) -> str:
-    """A page with its sections by group replaced, or put in front of what follows the sections by source."""
-    first, *rest = re.split(r"(?m)^(?=## )", page)
-    sections = [section for section in rest if section.splitlines()[0].removeprefix("## ") not in GROUPS.values()]
-    at = next(number for number, section in enumerate(sections) if section.startswith("## By source")) + 1
-    return first + "".join([*sections[:at], "\n".join(lines) + "\n", *sections[at:]])
-
-
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a table."""
     lines = ("| " + " | ".join(cells) + " |" for cells in (header, *rows))
@@ -215,7 +232,7 @@ def _fits(by_population: Mapping[str, Sequence[RowOutcome]]) -> list[str]:
     return _markdown(["runs", "ran", "out of memory", *(title for _, title in FITS)], rows)
 
 
-def _table(outcomes: Sequence[RowOutcome], left_out: LeftOut) -> list[str]:
+def _table(outcomes: Sequence[RowOutcome], left_out: LeftOut | KeptErrors) -> list[str]:
     figures = summary(outcomes)
     rows = []
     for name, found in [("**all**", figures), *figures["by_source"].items()]:
