@@ -92,10 +92,12 @@ def nearby(problem: Problem, plan: Plan, target: str, axes: frozenset[str] = ALL
 class _Budget:
     """Ops that were simulated, and those of outlines by the axes that decide their number (OPS).
 
-    ``beyond`` are values of these axes whose outlines have more than MOST_ALONE.
+    ``beyond`` are values of these axes whose outlines have more than MOST_ALONE; rows that need more than
+    ``most_bytes`` will not fit.
     """
 
     spent: int = 0
+    most_bytes: float = np.inf
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
     beyond: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -121,15 +123,15 @@ def _simulated(frontier: Frontier, open_rows: Flags, habit: frozenset[str]) -> I
     simulated, or that the framework refuses, are no longer open.
     """
     problem, budget = frontier.rows.problem, _Budget()
-    count, most_bytes = 0, np.inf
+    count = 0
     for row, plan, run in _short(_outlined(frontier, open_rows, budget, habit)):
-        if frontier.needed_bytes[row] > most_bytes or not budget.allows(len(run)):
+        if not budget.allows(len(run)):
             continue
         open_rows[row] = False
         result = _result(run, problem, plan)
         budget.spent += len(run)
         if not is_allowed(problem, result, problem.constraints.fit_probability):
-            most_bytes = frontier.needed_bytes[row] - _lacking_bytes(problem, result)
+            budget.most_bytes = frontier.needed_bytes[row] - _lacking_bytes(problem, result)
             continue
         yield plan, result
         count += 1
@@ -164,6 +166,8 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget, habit: froz
         )
         if set(refusals(rows, row)) - habit or not frontier.may_fit(row):
             open_rows[row] = False
+        elif frontier.needed_bytes[row] > budget.most_bytes:
+            continue
         elif sizes not in budget.beyond and budget.allows(budget.known.get(sizes, 0)):
             plan, problem = plan_of(rows, row), rows.problem
             try:
