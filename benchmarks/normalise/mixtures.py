@@ -104,7 +104,7 @@ def most_ep(printed: int, ranks: int) -> int:
 def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
     """The plan's fields for a mixture: expert parallelism (``default`` if blank), capacity, overlap."""
     plan: dict[str, object] = {"ep": read_count(row, "ep", default)}
-    words = f"{text(row, 'notes')} {text(row, 'model_name')} {overlap_words(row)}".lower()
+    words = "; ".join((text(row, "notes"), text(row, "model_name"), overlap_words(row))).lower()
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:
         plan["etp"] = int(sliced.group(1))

@@ -10,7 +10,7 @@ _OVERLAP = re.compile(
     rf"\boverlap\w* (?:of|for) (?:the )?{_EXPERTS}|^(?:no |without )?overlap (?:ep|moe|experts?)\b(?! shared)"
 )
 _PLAIN = re.compile(r"(?:nccl )?(?:all-?to-?all|a2a)(?: dispatch(?:er)?)?")
-_OFF = re.compile(r"\b(?:off|no|not|non|none|without|w/o|disabled|false|0)\b")
+_OFF = re.compile(r"\b(?:off|no|not|non|none|without|w/o|disabled|false|0$)\b")
 _UNTOLD = re.compile(r"n/a|\bna\b|\bunknown\b|\?|\bnot (?:stated|said|given|known|published|specified)\b")
 
 

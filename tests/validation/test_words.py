@@ -118,6 +118,7 @@ def test_names_of_nothing_known_are_reasons() -> None:
         ("EP overlap off", False), ("1F1B all-to-all overlap on", True), ("no MoE all-to-all overlap", False),
         ("tp overlap; EP overlap", True), ("no overlap of experts", False),
         ("shared expert overlap", None), ("no overlap; all-to-all", None), ("moe_shared_expert_overlap", None),
+        ("overlap_moe_expert_parallel_comm=0", False), ("release 0.3.0 with EP overlap", True),
         ("--overlap-moe-expert-parallel-comm", True), ("overlap_moe_expert_parallel_comm: False", False),
         ("1F1B overlap of all-to-all: yes", True), ("EP communication not overlapped", False), ("EP a2a hidden", True),
         ("MoE all-to-all exposed", False), ("EP overlap N/A", None), ("w/o EP overlap", False),

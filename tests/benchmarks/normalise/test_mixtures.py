@@ -31,6 +31,13 @@ def test_names_lead_to_released_configs(name: str, sizes: dict[str, str], billio
     assert graph.num_parameters() / 10**9 == pytest.approx(billions, rel=0.01)
 
 
+def test_a_release_in_the_notes_is_no_word_of_overlap() -> None:
+    """What a row says of overlap stands apart from its notes, which may end with a version."""
+    row = {**ROW, "notes": "overlap matched from workload_base_configs.py@v0.3.0:PRETRAIN_CONFIG_V2"}
+    assert expert_plan({**row, "overlap_notes": "MoE all-to-all overlap"})["ep_overlap"] is True
+    assert "ep_overlap" not in expert_plan({**row, "overlap_notes": "no MoE all-to-all overlap"})
+
+
 def test_proxies_have_the_row_s_layers() -> None:
     """A proxy keeps the first, dense layer and drops the rest."""
     row = {**ROW, "model_name": "deepseekv2-l4", "n_layers": "4", "hidden": "5120", "n_experts": "160", "topk": "6"}
