@@ -227,9 +227,9 @@ def _in_eight_bits(weight: Weight, kernels: KernelModel) -> bool:
 
 
 def widen_time_s(op: Operator, sizes: Sizes) -> Numbers:
-    """Seconds to widen packed weights before a product."""
-    packed = [w for w in op.weights if w.stored_bytes and not _in_eight_bits(w, sizes.kernels)]
+    """Seconds to widen, or narrow, weights before a product that are not stored as it reads them."""
     width = sizes.kernels.activation_bytes
+    packed = [w for w in op.weights if w.stored_bytes not in (None, width) and not _in_eight_bits(w, sizes.kernels)]
     widened = (evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + width) for w in packed)
     return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
 

@@ -211,6 +211,8 @@ def test_frozen_weights_in_few_bits() -> None:
     widened = timed(packed)
     assert us(widened) == pytest.approx([2 + (FLOP + 2.5 * weights) * 1e-6] * 2 + [0.0], rel=1e-12)
     cast_and_turn = 1 + 3 * 1024 * 2048 * 1e-6 + 1 + 2 * weights * 1e-6
+    same, wide = (replace(PRODUCT, weights=(replace(MATRIX, trainable=False, stored_bytes=w),)) for w in (None, 4.0))
+    assert us(timed(wide, precision="fp32")) == us(timed(same, precision="fp32"))  # stored as it is read
     turned = timed(eight, precision="fp8")
     assert us(turned) == pytest.approx([1 + FLOP / 2e6, 1 + FLOP / 2e6 + cast_and_turn, 0.0], rel=1e-12)
     assert kernels(turned) == (1, 2)
