@@ -97,9 +97,8 @@ class _Order:
 class _Family:
     """Templates shared by classes whose collectives take equally long, priced for the first such class.
 
-    Templates are written in one ``form``. ``made`` has, by
-    pipeline rank, by whether it is the first device of a single process, and by keys, the templates and which of them
-    each action uses.
+    Templates are written in one ``form``. ``made`` has, by pipeline rank, by whether it is the first device of a single
+    process, and by keys, the templates and which of them each action uses.
     """
 
     builder: ActionBuilder
@@ -204,8 +203,7 @@ class RankClassBuilder:
             columns.append(mesh.expert_coordinate(ranks))
         for group in quotient.group_class.values():
             columns += [np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)]
-        disturbances = [self._disturbances(each) for each in range(len(ranks))]
-        columns.append(np.array([disturbances.index(each) for each in disturbances]))
+        columns.append(np.array([self._disturbances.index(each) for each in self._disturbances]))
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
         row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
         kind = by_appearance(row.ravel()).class_of
@@ -284,7 +282,7 @@ class RankClassBuilder:
 
         Slices of sequences have makers of their own; passes beside which nothing else uses their links are shorter.
         """
-        slices, disturbances = self._slice_makers, self._disturbances(class_id)
+        slices, disturbances = self._slice_makers, self._disturbances[class_id]
         form = NONE if self.collapse and self.collapsible(class_id) else STEP_BY_STEP
         if slices:
             return [(each, form) for each in slices], order.microbatch[:-1] % len(slices)
@@ -298,19 +296,21 @@ class RankClassBuilder:
         alone = select_undisturbed((*templates, tail), np.append(at, len(templates)), disturbances.sharers)
         return [(self, always | beside), (self, always)], alone[:-1].astype(np.int64)
 
-    def _disturbances(self, class_id: int) -> Disturbances | None:
-        """What others may disturb of a class that is not collapsible.
+    @cached_property
+    def _disturbances(self) -> tuple[Disturbances | None, ...]:
+        """What others may disturb of every class; None of one that is collapsible, or where it does not matter.
 
-        None where that does not matter: passes are wanted step by step, or run together, or ranks share cores or one
-        process. Jitter is drawn for long passes step by step.
+        It does not where passes are wanted step by step, or run together, or ranks share cores or one process. Jitter
+        is drawn for long passes step by step.
         """
-        if self.apart or not self.collapse or self.perturbation.jitter_sigma > 0 or self.collapsible(class_id):
-            return None
-        overlaps = self.schedule.ranks[int(self.stage_of_class[class_id])].overlap.any()
+        count, layout = self.network.quotient.num_classes, self.job.layout
+        if self.apart or not self.collapse or self.perturbation.jitter_sigma > 0:
+            return (None,) * count
         cores, one_process = are_shared(self.network.cluster), self.builders[0].sync.single_process
-        if overlaps or cores or one_process or self.job.layout.stages or self._slice_makers:
-            return None
-        return self.network.disturbances(class_id)
+        overlaps = any(rank.overlap.any() for rank in self.schedule.ranks)
+        if overlaps or cores or one_process or layout.stages or self._slice_makers:
+            return (None,) * count
+        return tuple(None if self.collapsible(each) else self.network.disturbances(each) for each in range(count))
 
     @cached_property
     def _slice_makers(self) -> tuple[RankClassBuilder, ...]:

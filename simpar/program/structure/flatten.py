@@ -1,6 +1,7 @@
 """The long form of a template: every step of every segment as a node of its own."""
 
 from dataclasses import field, replace
+from typing import Any
 
 from simpar.dataclass import dataclass
 from simpar.program.blocks.phases import BLOCK_STREAMS, terminals
@@ -104,28 +105,42 @@ def _append_steps(
     for section, part in pieces.sections_of(segment):
         opening = segment.steps[section[0]]
         after = tuple(dict.fromkeys(place[at] for at in opening.after))
-        made = _node_of_step(node, segment, *section) if part is segment else _node_of_section(node, part)
+        facts = _facts_of_step(node, segment, *section) if part is segment else _facts_of_section(node, part)
         place |= dict.fromkeys(section, len(nodes))
-        where = layer if opening.layer is None else opening.layer
-        waits = () if after else awaits
-        nodes.append(replace(made, after=after or last, arrival=arrival and not after, awaits=waits, layer=where))
+        nodes.append(
+            TemplateNode(
+                **facts,
+                after=after or last,
+                arrival=arrival and not after,
+                awaits=() if after else awaits,
+                layer=layer if opening.layer is None else opening.layer,
+            )
+        )
     return (*dict.fromkeys(place[at] for at in terminals(segment.steps)), *host) or last
 
 
-def _node_of_step(node: TemplateNode, segment: Segment, at: int) -> TemplateNode:
-    """One step of a segment."""
+def _facts_of_step(node: TemplateNode, segment: Segment, at: int) -> dict[str, Any]:
+    """What one step of a segment is, as fields of its node."""
     step, took = segment.steps[at], int(segment.finish_ns[at] - segment.start_ns[at])
-    kind = node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind
-    took = 0 if step.name == LAUNCH else took
-    return TemplateNode(kind, step.name, (step.stream,), duration_ns=took, collective=step.collective)
+    return {
+        "kind": node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
+        "name": step.name,
+        "streams": (step.stream,),
+        "duration_ns": 0 if step.name == LAUNCH else took,
+        "collective": step.collective,
+    }
 
 
-def _node_of_section(node: TemplateNode, section: Segment) -> TemplateNode:
-    """Steps of a segment as one op."""
+def _facts_of_section(node: TemplateNode, section: Segment) -> dict[str, Any]:
+    """What steps of a segment as one op are, as fields of its node."""
     used = {step.stream for step in section.steps}
-    streams = tuple(stream for stream in BLOCK_STREAMS if stream in used)
-    inside = ((node.layer, section),)
-    return TemplateNode(node.kind, node.name, streams, duration_ns=section.duration_ns, segments=inside)
+    return {
+        "kind": node.kind,
+        "name": node.name,
+        "streams": tuple(stream for stream in BLOCK_STREAMS if stream in used),
+        "duration_ns": section.duration_ns,
+        "segments": ((node.layer, section),),
+    }
 
 
 def _close(nodes: TemplateNodes, node: TemplateNode, first: int, last: tuple[int, ...]) -> int:
