@@ -31,6 +31,9 @@ from simpar.units import Flags, Floats, Ints, Numbers
 
 Kind = tuple[str, str]
 """Name of a block of layers, and how it is recomputed."""
+Place = int | float | str
+"""A pipeline rank: its number, at most the last one's; a share of the way to the last (1.0); or, by the name of a
+block, the first of the ranks that hold most layers of it."""
 SLACK = 2.0**-30
 """Relative; the Program rounds each size to whole bytes."""
 
@@ -93,20 +96,29 @@ def _in_flight(
     )
 
 
+def _rank_at(place: Place, pipe: tuple[str, int, int], layers: Sequence[str], bounds: Ints) -> int:
+    """The pipeline rank at a place of ``pipe`` (schedule, ranks, chunks), whose stages begin at layers ``bounds``."""
+    schedule, ranks, chunks = pipe
+    if not isinstance(place, str):
+        return min(place, ranks - 1) if isinstance(place, int) else round(place * (ranks - 1))
+    before = np.cumsum([0, *(name == place for name in layers)])
+    stages = np.array([stages_of(schedule, rank, ranks, chunks) for rank in range(ranks)])
+    return int(np.argmax((before[bounds[stages + 1]] - before[bounds[stages]]).sum(axis=1)))
+
+
 def flights(
     graph: ModelGraph,
     schedules: tuple[Sequence[str], Ints, Schedule | None],
     recompute: str,
     pipes: tuple[Ints, Ints, Ints],
     layers_of: Mapping[tuple[int, int], Sequence[int]],
-    places: Sequence[int | float],
+    places: Sequence[Place],
 ) -> Flight:
     """Flights of some ranks of every layout.
 
     ``schedules`` are the names, the index of each layout's name among them (int64[layouts]), and the action table of a
     single layout, else None. ``pipes`` are pipeline ranks, chunks per rank and microbatches, each int64[layouts];
-    ``layers_of`` gives the layers of every virtual stage by (ranks, chunks). ``places`` name pipeline ranks: an int
-    counts from the first one (at most to the last), a float is a share of the way to the last (1.0).
+    ``layers_of`` gives the layers of every virtual stage by (ranks, chunks).
     """
     num_ranks, num_chunks, microbatches = pipes
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
@@ -120,8 +132,8 @@ def flights(
     cuts = np.cumsum(np.bincount(which.ravel(), minlength=shapes.shape[1]))[:-1]
     for (name, ranks, chunks), mine in zip(shapes.T.tolist(), np.split(order, cuts), strict=True):
         bounds = np.cumsum([0, *layers_of[ranks, chunks]])
-        at = [min(p, ranks - 1) if isinstance(p, int) else round(p * (ranks - 1)) for p in places]
         pipe, layers = (names[name], ranks, chunks), (codes, before, bounds)
+        at = [_rank_at(place, pipe, graph.layers, bounds) for place in places]
         parts.extend(_in_flight(pipe, rank, microbatches[mine], layers, table) for rank in at)
     back, count = np.argsort(order), len(places)
     columns = (

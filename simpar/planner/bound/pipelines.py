@@ -266,12 +266,12 @@ class Pipelines:
         senders, orders = self._senders_of(shape), self.jobs.rows.code["order"][self.row[pipes]]
         known = [(senders.number, *one) for one in zip(self.key[pipes].tolist(), orders.tolist(), strict=True)]
         new = pipes[[one not in self._hops for one in known]]
-        for alike in group_indices(self._meshes[new]):
+        for alike in group_indices((self._meshes if self.blocks.lockstep.happens else self._strides)[new]):
             self._send(shape, senders, new[alike])
         return [self._hops[one] for one in known]
 
     def _send(self, shape: PipelineShape, senders: Senders, pipes: Ints) -> None:
-        """Price the messages of pipelines of one shape on one mesh."""
+        """Price the messages of pipelines of one shape and stride; where ranks share links, of one mesh."""
         prices, slopes, index = self._priced(shape, int(pipes[0]))
         keys, orders = self.key[pipes], self.jobs.rows.code["order"][self.row[pipes]]
         size = self.blocks.sent_bytes[keys[:, None], np.array(senders.kinds)]

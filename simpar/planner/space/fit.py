@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.graph import ModelGraph
 from simpar.architectures.recompute import FULL, NONE, OPTIMAL, by_layer, joint_mode
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
-from simpar.cost.memory.bound import ParameterBytes, flights, held_blocks, least_moving_bytes
+from simpar.cost.memory.bound import ParameterBytes, Place, flights, held_blocks, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
@@ -51,9 +52,9 @@ ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 ALIKE = ("recompute", *(axis.name for axis in OPTIONAL_AXES if MEMORY in axis.decides))
 """Axes that have a single value in one call of the bound, as does the kind of data parallelism."""
 FIRST, LAST = 0, 1.0
-PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
-"""Pipeline ranks that are checked: integers count from the first one; floats are shares of the way to the last."""
-PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
+PLACES: tuple[Place, ...] = (FIRST, 1, LAST)
+"""Pipeline ranks that are checked; where layers differ, :func:`_places` adds one."""
+PLACES_IF_UNLIKE: tuple[Place, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
 """PLACES if some layers are frozen and others are not, so that any rank may be the fullest."""
 ROUNDING_BYTES = 2.0 * MIB
 """Needs are rounded up to allocator segments, so more transient memory may lower a need with its risk by this much."""
@@ -143,8 +144,7 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
 
     float64[2, rows], with the requested probability and as predicted, and float64[rows].
     """
-    graph = rows.problem.graph
-    places = PLACES_IF_UNLIKE if any(graph.blocks[name].has_no_backward for name in graph.layers) else PLACES
+    places = _places(rows.problem.graph)
     most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
     for which in _alike(rows) if rows.count else ():
         least_held = Least(*_of_alike(rows, which, places))
@@ -154,14 +154,24 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
     return most, rank
 
 
+def _places(graph: ModelGraph) -> tuple[Place, ...]:
+    """The pipeline ranks that are checked; where layers differ, also that with most of those that make most of it."""
+    if any(graph.blocks[name].has_no_backward for name in graph.layers):
+        return PLACES_IF_UNLIKE
+    names = dict.fromkeys(graph.layers)
+    if len(names) == 1:
+        return PLACES
+    return (*PLACES, max(names, key=lambda name: graph.layers.count(name) * graph.blocks[name].parameters(graph.dims)))
+
+
 def find_fullest_rank(rows: Rows, row: int) -> dict[str, float]:
     """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
-    least_held = compute_least(rows.subset([row]), PLACES)
+    least_held = compute_least(rows.subset([row]), _places(rows.problem.graph))
     place = int(np.argmax(least_held.needed_bytes[:, 0]))
     return {name: float(getattr(least_held, name)[place, 0]) for name in Least.__annotations__}
 
 
-def compute_least(rows: Rows, places: Sequence[int | float]) -> Least:
+def compute_least(rows: Rows, places: Sequence[Place]) -> Least:
     """The least that pipeline ranks at ``places`` hold."""
     values = np.zeros((len(Least.__annotations__), len(places), rows.count))
     for which in _alike(rows) if rows.count else ():
@@ -170,9 +180,7 @@ def compute_least(rows: Rows, places: Sequence[int | float]) -> Least:
     return Least(*values)
 
 
-def _of_alike(
-    rows: Rows, which: Ints, places: Sequence[int | float], table: Schedule | None = None
-) -> tuple[Floats, ...]:
+def _of_alike(rows: Rows, which: Ints, places: Sequence[Place], table: Schedule | None = None) -> tuple[Floats, ...]:
     """The fields of :class:`Least` for pipeline ranks of rows that are alike.
 
     A single row may come with its ``table``; without it, the least over the tables of its schedule for any durations

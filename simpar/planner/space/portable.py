@@ -17,11 +17,12 @@ from simpar.errors import Infeasible
 from simpar.frameworks.framework import StackFramework, framework_of, losses_of
 from simpar.layout.moves import choice_of, leaders
 from simpar.plan.choices import ANY_DEGREE, name_of
+from simpar.plan.mesh import AXES as MESH_AXES
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.jobs import fill_dp, without_axes
-from simpar.planner.space.table import Rows, factorize
+from simpar.planner.space.table import Codes, Rows, factorize
 from simpar.units import Ints, unique
 
 if TYPE_CHECKING:
@@ -121,14 +122,15 @@ def keep_expressible(rows: Rows) -> Rows:
     return rows
 
 
-def _columns(rows: Rows) -> dict[str, Ints]:
-    """What distinguishes layouts for a target, 0 if an axis is not in use: int64[rows] per axis."""
+def _columns(rows: Rows) -> dict[str, Codes]:
+    """What distinguishes layouts for a target, 0 if an axis is not in use: a narrow column [rows] per axis."""
     columns = {
-        name: (rows[name] > 1).astype(np.int64) if name in ANY_DEGREE else rows.code[name].astype(np.int64)
-        for name in rows.domain
+        name: (np.array(values) > 1).astype(np.int8)[rows.code[name]] if name in ANY_DEGREE else rows.code[name]
+        for name, values in rows.domain.items()
         if name not in UNCHECKED_AXES
     }
-    return columns | {"dp": (rows["dp"] > 1).astype(np.int64)}
+    first, which = factorize(rows.number(MESH_AXES))  # dp, which is none of those joined, follows from the others
+    return columns | {"dp": (rows.at("dp", first) > 1).astype(np.int8)[which]}
 
 
 def _values(rows: Rows, name: str, value: int) -> tuple[Any, ...]:

@@ -140,11 +140,13 @@ def factorize(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     rows = len(columns[0])
     code, size = np.zeros(rows, dtype=np.int64), 1
     for column in columns if rows else ():
-        place, count = _dense(np.asarray(column, dtype=np.int64))
-        code, size = code * count + place, size * count
-        if size > SPARSE * rows:
+        place, count = _places(column)
+        if size * count > SPARSE * rows:
             code, size = _dense(code)
-    if len(columns) > 1 and rows:
+        code *= count
+        code += place
+        size *= count
+    if rows and (len(columns) > 1 or columns[0].dtype.itemsize == 1):
         code, size = _dense(code)
     first = np.zeros(size if rows else 0, dtype=np.int64)
     first[code[::-1]] = np.arange(rows)[::-1]  # the last write stays: the first row
@@ -169,6 +171,19 @@ def group_indices(number: Ints) -> Iterator[Ints]:
         if end > first:
             yield order[first:end]
         first = end
+
+
+def _places(column: Codes | Ints | Flags) -> tuple[Codes | Ints | Flags, int]:
+    """Numbers from 0 that keep the order of a column's values, and more than the largest of them.
+
+    Codes stay as they are, though they may skip numbers: of millions of rows, narrow columns cost little.
+    """
+    if column.dtype == np.bool_:
+        return column, 2
+    if column.dtype.itemsize == 1:
+        least = int(column.min())
+        return np.subtract(column, least, dtype=np.int16) if least else column, int(column.max()) - least + 1
+    return _dense(np.asarray(column, dtype=np.int64))
 
 
 def _dense(column: Ints) -> tuple[Ints, int]:

@@ -83,6 +83,21 @@ def test_never_above_the_program_and_little_below(seeds, of_mixtures):
     assert np.median(ratios) > 0.97
 
 
+def test_the_rank_with_most_experts_counts():
+    """DeepSeek-V3 begins with layers without experts: of 32 ranks the third is the first that holds none of these."""
+    fixed = {"tp": 2, "cp": 1, "pp": 32, "ep": 8, "micro_batch": 1, "zero": 1, "recompute": "none"}
+    problem = Problem(
+        load_model("deepseek-v3"), load_cluster("hgx-h800", 64), Training(seq_len=4096, global_batch=1024),
+        load_stack("megatron"), constraints=Constraints(fixed=fixed, schedules=("1f1b", "zb-v")),
+    )  # fmt: skip
+    rows = enumerate_space(problem)
+    least, need = compute_least(rows, range(32)).needed_bytes, needs(rows)
+    one = rows.one_of("schedule", "1f1b")
+    assert need.needed_bytes[one].tolist() == least.max(axis=0)[one].tolist()
+    assert set(need.stage[one]) == {2}
+    assert (need.needed_bytes <= least.max(axis=0)).all()
+
+
 MOVING = {
     "reduce_dtype": ("fp32", "bf16"), "gather_dtype": ("bf16", "fp8"), "ep_overlap": (False, True),
     "token_dispatch": ("per_expert", "per_rank"), "bucket_bytes": ("25 MB", "200 MB"), "zero": (0, 1, 3),

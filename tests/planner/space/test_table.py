@@ -8,11 +8,12 @@ import pytest
 from simpar.planner.space.table import factorize, group_indices
 
 
-@pytest.mark.parametrize("widths", [(3,), (40, 2), (10**9, 3, 2), (1, 1)])
-def test_rows_are_numbered_by_the_combinations_that_there_are(widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.bool_])
+@pytest.mark.parametrize("widths", [(3,), (40, 2), (10**9, 3, 2), (1, 1), (120, 120, 120)])
+def test_rows_are_numbered_by_the_combinations_that_there_are(widths: tuple[int, ...], kind: type) -> None:
     """As sorting all rows says, whether values are close together or far apart; the first row of each stands for it."""
     random = np.random.default_rng(len(widths))
-    columns = [random.integers(0, width, 50) for width in widths]
+    columns = [random.integers(0, width, 50).astype(kind) for width in widths]
     _, first, index = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
     found = factorize(*columns)
     assert found[0].tolist() == first.tolist()
